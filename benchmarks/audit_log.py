@@ -30,13 +30,13 @@ RUNS, EVENTS = 10, 20  # of the rows that are there already: different runs, dif
 
 
 def entry(number: int) -> Entry:
-    """A release as FedIOD's question makes it."""
+    """A release as FedIOD's query makes it."""
     return Entry(
         run=f"run-{number % RUNS}",
         payer="these data",
         node="clinic",
         number=number,
-        question="examine",
+        query="examine",
         part="answer",
         content=f"{number:032x}",
         after=f"{number + 1:032x}",

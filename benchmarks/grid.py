@@ -36,7 +36,7 @@ class Options:
     nodes: tuple[int, ...] = (3, 20)
     """K."""
     batch: tuple[int, ...] = (16, 64)
-    """Inputs in a question, and examples in a local step."""
+    """Inputs in a query, and examples in a local step."""
     rounds: int = 5
     """Timed rounds; in each, every way has its turn."""
     device: str = "cpu"

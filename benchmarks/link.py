@@ -1,10 +1,10 @@
-"""What reaching a node costs: seconds and bytes of a two-way question, by engine and by shape of the inputs.
+"""What reaching a node costs: seconds and bytes of a two-way query, by engine and by shape of the inputs.
 
     python benchmarks/link.py                       # all engines, three shapes, three nodes
-    python benchmarks/link.py --engines in-process flare-poc --nodes 3 --questions 20
+    python benchmarks/link.py --engines in-process flare-poc --nodes 3 --queries 20
     python benchmarks/link.py --engines flare-poc --nodes 3 5 --sums   # each without and with masks
 
-A question is FedIOD's: inputs down, logits and critic values up, their gradients down, the inputs' gradient
+A query is FedIOD's: inputs down, logits and critic values up, their gradients down, the inputs' gradient
 up, with equal small networks at every node. So all engines compute the same, and what differs is the link.
 """
 
@@ -47,11 +47,11 @@ def configuration(
     shape: tuple[int, ...],
     engine: str,
     nodes: int,
-    questions: int,
+    queries: int,
     forms: tuple[str, str],
     sums: bool,
 ) -> RunConfig:
-    """A run of as many questions, with next to no training around them."""
+    """A run of as many queries, with next to no training around them."""
     return from_dict(
         {
             "name": "link",
@@ -63,7 +63,7 @@ def configuration(
                 "name": "fediod",
                 # Under secure aggregation FedIOD adds one statistic of each response.
                 **({"ensemble": "logits", "gan": 0.0, "conf": 0.0, "unique": 0.0} if sums else {}),
-                "steps": questions,
+                "steps": queries,
                 "batch": shape[0],
                 "generator_width": 2,
                 "critic_width": 1,
@@ -79,21 +79,21 @@ def configuration(
 
 
 def measured(config: RunConfig, out: Path) -> dict[str, float]:
-    """Seconds and bytes of one question and what share of the run the link took."""
+    """Seconds and bytes of one query and what share of the run the link took."""
     start = time.perf_counter()
     result = run.run(config, out, command="benchmarks/link.py", progress=False)
     total = time.perf_counter() - start
-    questions = result["questions_by_name"]["examine"]
+    queries = result["queries_by_name"]["examine"]
     told = result.get("link")
-    seconds = result["seconds"]["distillation"] / questions
+    seconds = result["seconds"]["distillation"] / queries
     if told is None:
         size = float(result["bytes"]["up"] + result["bytes"]["down"])
-        return {"seconds": seconds, "bytes": size / questions, "link": 0.0, "share": 0.0, "run": total}
+        return {"seconds": seconds, "bytes": size / queries, "link": 0.0, "share": 0.0, "run": total}
     running = result["seconds"]["distillation"]
     return {
         "seconds": seconds,
-        "bytes": told["bytes_each"] * told["messages"] / questions,
-        "link": told["link"] / questions,
+        "bytes": told["bytes_each"] * told["messages"] / queries,
+        "link": told["link"] / queries,
         "share": told["link"] / running,
         "run": total,
     }
@@ -109,7 +109,7 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[3])
     parser.add_argument("--sums", action="store_true", help="each without and with link.sums")
-    parser.add_argument("--questions", type=int, default=20)
+    parser.add_argument("--queries", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--forms", nargs="+", default=["float32"], choices=[form for form, _ in FORMS])
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
@@ -121,7 +121,7 @@ def main() -> None:
     ):
         with tempfile.TemporaryDirectory() as folder:
             data = data_file(Path(folder), shape)
-            config = configuration(data, shape, engine, nodes, options.questions, (form, form), sums)
+            config = configuration(data, shape, engine, nodes, options.queries, (form, form), sums)
             each = []
             for repeat in range(options.repeats):
                 out = Path(folder) / f"run-{repeat}"
@@ -133,7 +133,7 @@ def main() -> None:
         )
         print(rows[-1], flush=True)
     about = {
-        "questions": options.questions,
+        "queries": options.queries,
         "repeats": options.repeats,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
         "date": date.today().isoformat(),
@@ -141,7 +141,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n", encoding="utf-8")
     print(f"\n{about}\n")
-    print("| inputs | engine | form | nodes | sums | ms a question | the link | kB | link's share |")
+    print("| inputs | engine | form | nodes | sums | ms a query | the link | kB | link's share |")
     print("|---|---|---|---:|---|---|---|---|---|")
     for row in rows:
         shape = "x".join(map(str, row["shape"][1:]))

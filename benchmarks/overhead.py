@@ -1,6 +1,6 @@
-"""What the library itself costs a question: what it calls, copies and writes, counted and timed.
+"""What the library itself costs a query: what it calls, copies and writes, counted and timed.
 
-The question is free to answer: a node slices its input. It goes down and its gradient comes back, through
+The query is free to answer: a node slices its input. It goes down and its gradient comes back, through
 federation, request handler, gate and audit log. Counts are the same on every machine, so that a test can
 hold them (tests/test_overhead.py); times are not.
 """
@@ -33,7 +33,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 
 CLASSES = 10
 COPIES = ("clone", "_to_copy", "copy_", "cat", "stack")  # of torch's operations
@@ -41,26 +41,26 @@ COPIES = ("clone", "_to_copy", "copy_", "cat", "stack")  # of torch's operations
 
 @dataclass(frozen=True)
 class Options:
-    """What a question costs that is free to answer."""
+    """What a query costs that is free to answer."""
 
     nodes: int = 20
     """How many are asked."""
     batch: int = 64
-    """Inputs of 1 x 28 x 28 in the question."""
+    """Inputs of 1 x 28 x 28 in the query."""
     rounds: int = 30
-    """Questions that are timed."""
+    """Queries that are timed."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What happens for one node and one question, there and back."""
+    """What happens for one node and one query, there and back."""
 
     calls: float
     """Python functions."""
     operations: float
     """Of torch."""
     copied: float
-    """Bytes that torch copies, over the bytes of the question."""
+    """Bytes that torch copies, over the bytes of the query."""
 
 
 class _Operations(TorchDispatchMode):
@@ -81,8 +81,8 @@ class _Operations(TorchDispatchMode):
 
 
 @contextmanager
-def free_question(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], torch.Tensor, AuditLog]]:
-    """Asks nodes a question that costs nothing to answer, and pulls a gradient back; the input; the log."""
+def free_query(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], torch.Tensor, AuditLog]]:
+    """Asks nodes a query that costs nothing to answer, and pulls a gradient back; the input; the log."""
     with tempfile.TemporaryDirectory() as folder:
         compute = Compute(EngineConfig("one-by-one", precision="float32"))
         audit = AuditLog(Path(folder) / "overhead.sqlite", durable=False)
@@ -95,8 +95,8 @@ def free_question(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], 
         def echo(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
             return {"logits": x.flatten(2)[:, :, :CLASSES] * 1.0}
 
-        question = Question("echo", echo, {"x": "inputs"}, {"logits": "logits"}, ("x",))
-        side = NodeSide({"echo": question})
+        query = Query("echo", echo, {"x": "inputs"}, {"logits": "logits"}, ("x",))
+        side = NodeSide({"echo": query})
         federation = InProcess(all_nodes, [[node] for node in all_nodes], side, compute)
         x = torch.zeros(batch, 1, 28, 28, requires_grad=True)
 
@@ -108,7 +108,7 @@ def free_question(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], 
 
 
 def count(nodes: int, batch: int = 8) -> Counts:
-    """Counts of one question to so many nodes."""
+    """Counts of one query to so many nodes."""
     calls = 0
 
     def called(frame: FrameType, event: str, argument: object) -> None:
@@ -118,12 +118,12 @@ def count(nodes: int, batch: int = 8) -> Counts:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # what is called in other threads would not be seen
     try:
-        with free_question(nodes, batch) as (ask, x, _):
+        with free_query(nodes, batch) as (ask, x, _):
             ask()  # what is made once is made
             with _Operations() as seen:
                 ask()
             collecting = gc.isenabled()
-            gc.disable()  # what it calls, callbacks of other packages too, is no part of a question
+            gc.disable()  # what it calls, callbacks of other packages too, is no part of a query
             sys.setprofile(called)
             try:
                 ask()
@@ -143,8 +143,8 @@ def counts_a_node(few: int = 4, many: int = 12) -> Counts:
 
 
 def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Microseconds a node, medians: of the question, of its parts, and of the same without a federation."""
-    with free_question(options.nodes, options.batch) as (ask, x, audit):
+    """Microseconds a node, medians: of the query, of its parts, and of the same without a federation."""
+    with free_query(options.nodes, options.batch) as (ask, x, audit):
 
         def by_hand() -> None:
             z = torch.stack([x.flatten(1)[:, :CLASSES] * 1.0 for _ in range(options.nodes)])
@@ -157,7 +157,7 @@ def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dic
                     audit.append(Entry(*about, down={"inputs": 1}, up={"logits": 1}))
 
         parts: dict[str, Callable[[], object]] = {
-            "question": ask,
+            "query": ask,
             "the same by hand": by_hand,
             "of it two entries of the log": write,
             "of it digest of x": lambda: digest("examine", {"x": x}),

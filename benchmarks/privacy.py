@@ -1,9 +1,9 @@
-"""What privacy costs: milliseconds of gate, noise and audit log a question, and DP-SGD's time over plain.
+"""What privacy costs: milliseconds of gate, noise and audit log a query, and DP-SGD's time over plain.
 
     python benchmarks/privacy.py                  # both, one thread
     python benchmarks/privacy.py --save
 
-A question is FedIOD's: logits and critic values up, then the inputs' gradient. Its tensors are made
+A query is FedIOD's: logits and critic values up, then the inputs' gradient. Its tensors are made
 beforehand, so that only the gate is timed: admit and two releases, charged to a log on this disk. A step
 of DP-SGD and a plain one alternate, on the same model and data.
 """
@@ -74,10 +74,10 @@ def make_node(shape: tuple[int, ...], model: str = "mlp:8") -> Node:
     return Node("node-0", data, network, Gate("node-0", PolicyConfig(), AuditLog()), 0)
 
 
-def question_seconds(
+def query_seconds(
     shape: tuple[int, ...], privacy: PrivacyConfig | None, times: int, folder: Path
 ) -> list[float]:
-    """Of so many questions, each: what the gate takes."""
+    """Of so many queries, each: what the gate takes."""
     compute, node = Compute(EngineConfig("one-by-one", threads=1)), make_node(shape)
     config = FedIOD(steps=times, batch=ROWS)
     setting = NodeSetting(Classification(CLASSES), LocalConfig(), compute)
@@ -86,11 +86,11 @@ def question_seconds(
     node.gate.audit.open(path / FILE)
     if privacy is not None:
         protect(node, privacy, side, config, setting, secret=1)
-    gate, examine = node.gate, side.questions["examine"]
+    gate, examine = node.gate, side.queries["examine"]
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(ROWS, *shape, generator=generator)
     answer = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
-    gate.objection(examine)  # is the whole run affordable? computed once, before the first question
+    gate.objection(examine)  # is the whole run affordable? computed once, before the first query
     seconds = []
     for number in range(times):
         asked = Asked(number, "examine", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes})
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--queries", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results/")
@@ -135,17 +135,17 @@ def main() -> None:
     told: dict[str, Any] = {
         "date": date.today().isoformat(),
         "machine": {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__},
-        "questions": [],
+        "queries": [],
         "steps": [],
     }
-    print(f"{'inputs':14} {'mechanism':22} {'ms a question':>13} {'p99':>6}")
+    print(f"{'inputs':14} {'mechanism':22} {'ms a query':>13} {'p99':>6}")
     for shape in SHAPES:
         for name, privacy in WAYS.items():
-            each = sorted(question_seconds(shape, privacy, given.questions, given.folder))
+            each = sorted(query_seconds(shape, privacy, given.queries, given.folder))
             middle, late = 1e3 * statistics.median(each), 1e3 * each[int(0.99 * (len(each) - 1))]
             form = f"{ROWS}x{'x'.join(map(str, shape))}"
             print(f"{form:14} {name:22} {middle:13.2f} {late:6.2f}", flush=True)
-            told["questions"].append({"inputs": form, "mechanism": name, "ms": middle, "p99_ms": late})
+            told["queries"].append({"inputs": form, "mechanism": name, "ms": middle, "p99_ms": late})
     print(f"\n{'model':11} {'inputs':8} {'batch':>5} {'plain ms':>9} {'DP-SGD ms':>10} {'ratio':>6}")
     for model, shape in MODELS:
         for batch in (32, 128):

@@ -35,7 +35,7 @@ class Options:
     nodes: int = 10
     """K."""
     batch: int = 64
-    """Inputs in a question."""
+    """Inputs in a query."""
     critic_batch: int = 32
     """Of them those that a critic learns on."""
     critic_width: int = 16

@@ -63,7 +63,7 @@ class Options:
     nodes: int = 20
     """K, all of one architecture."""
     batch: int = 64
-    """Inputs in a question, and examples in a step of local training."""
+    """Inputs in a query, and examples in a step of local training."""
     models: tuple[str, ...] = ("small-cnn", "resnet8:16")
     """Architectures, as in a run's config; nodes and student have the same."""
     precision: tuple[Precision, ...] = ("float32",)
@@ -222,7 +222,7 @@ class PlainDistillation:
             for k, (T, D, adam) in enumerate(
                 zip(self.teachers, self.critics, self.critic_adams, strict=True)
             ):
-                # Question 0 counts the labels, so that step t is question t + 1.
+                # Query 0 counts the labels, so that step t is query t + 1.
                 draw = torch_generator(self.seed, self.names[k], "critic", t + 1)
                 chosen = torch.randint(len(self.data[k]), (config.batch,), generator=draw).to(device)
                 D.requires_grad_(True)
@@ -570,7 +570,7 @@ def main(options: Options) -> int:
                 )
     costs = overhead.times(overhead.Options(options.nodes, options.batch), lambda: now(options))
     notes.append(
-        "A question that is free to answer, there and back, a node: "
+        "A query that is free to answer, there and back, a node: "
         + ", ".join(f"{name} {cost:.0f} us" for name, cost in costs.items())
         + "."
     )
@@ -581,7 +581,7 @@ def main(options: Options) -> int:
             "machine": where,
             "options": asdict(options),
             "results": results,
-            "question_microseconds_a_node": costs,
+            "query_microseconds_a_node": costs,
         }
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         print(f"\nSaved as benchmarks/results/{path.name}")

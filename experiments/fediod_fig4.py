@@ -150,7 +150,7 @@ def distilled(
     first = experiment.nodes[0].name
 
     def hear(release: HeardRelease) -> None:
-        if (release.node, release.question, release.part) == (first, "examine", "answer"):
+        if (release.node, release.query, release.part) == (first, "examine", "answer"):
             sent.append(release.sent["x"].float())
 
     experiment.listen(hear)

@@ -19,16 +19,16 @@ from fedstill.report.compare_entry import ComparedMethod
 from fedstill.report.compare_files import summarize
 from fedstill.report.compare_summary import ComparedSetting
 
-HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down", "questions")
+HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down", "queries")
 
 
 def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
     """A method's cells."""
     ensemble = "" if entry.central == "ensemble" else entry.shown(f"ensemble {metric}") or ""
-    costs = [entry.spread(name) for name in ("bytes up", "bytes down", "questions")]
-    up, down, questions = (round(each.mean) if each else 0 for each in costs)
+    costs = [entry.spread(name) for name in ("bytes up", "bytes down", "queries")]
+    up, down, queries = (round(each.mean) if each else 0 for each in costs)
     left = ", ".join(entry.leaves) or "nothing"
-    sent = (human_bytes(up), human_bytes(down), str(questions))
+    sent = (human_bytes(up), human_bytes(down), str(queries))
     return (entry.name, entry.shown(metric) or "", ensemble, left, *sent)
 
 

@@ -57,7 +57,7 @@ class Outcome:
     Args:
         student: the central model, the module that was given; None where the method has none, as those whose
             nodes keep a part of their model.
-        figures: accuracies in percent, bytes, questions, seconds: what ``result.json`` holds.
+        figures: accuracies in percent, bytes, queries, seconds: what ``result.json`` holds.
         folder: the run's files; None: none were kept.
     """
 

@@ -33,7 +33,7 @@ def write_onnx(path: Path, weights: np.ndarray[Any, Any], gives: str = "probabil
 
 @contextmanager
 def serving(answer: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
-    """An address of this machine that answers what a function makes of a question: bytes, or JSON."""
+    """An address of this machine that answers what a function makes of a query: bytes, or JSON."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

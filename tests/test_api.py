@@ -19,7 +19,7 @@ from torch import nn
 import fedstill
 from fedstill import api
 from fedstill.core import compute
-from fedstill.core.errors import ArgumentError, DataError, ModelError, QuestionRefused, RunFolderError
+from fedstill.core.errors import ArgumentError, DataError, ModelError, QueryRefused, RunFolderError
 from fedstill.core.run_writer import Records
 from fedstill.models import MLP, SmallCNN
 
@@ -108,7 +108,7 @@ def test_refuses_names_and_labels_that_are_no_classes(changes: dict[str, Any], l
 
 def figures(outcome: fedstill.Outcome) -> dict[str, Any]:
     """What two equal runs have in common: all but seconds and places."""
-    keys = ("student", "standalone", "ensemble", "bytes", "questions_by_name", "nodes")
+    keys = ("student", "standalone", "ensemble", "bytes", "queries_by_name", "nodes")
     return {key: outcome.figures[key] for key in keys}
 
 
@@ -219,10 +219,10 @@ def test_the_student_comes_back_as_it_will_be_used() -> None:
     assert not any(module.training for module in outcome.student.modules())
 
 
-def test_too_few_questions_are_found_before_anything_is_trained_or_written(tmp_path: Path) -> None:
-    given = few(policies=[fedstill.PolicyConfig(), fedstill.PolicyConfig(most_questions=6)])
+def test_too_few_queries_are_found_before_anything_is_trained_or_written(tmp_path: Path) -> None:
+    given = few(policies=[fedstill.PolicyConfig(), fedstill.PolicyConfig(most_queries=6)])
     before = copy.deepcopy([model.state_dict() for model in given["models"]])
-    with pytest.raises(QuestionRefused, match=r"'node-1' .* most_questions: 6, and the run asks 7"):
+    with pytest.raises(QueryRefused, match=r"'node-1' .* most_queries: 6, and the run asks 7"):
         fedstill.distil(**given, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for model, old in zip(given["models"], before, strict=True):

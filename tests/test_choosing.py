@@ -30,7 +30,7 @@ def rows() -> list[str]:
         if needs.maps or needs.rows:
             continue  # of another task
         public = "with labels" if needs.public_labels else "yes" if needs.public else ""
-        slopes = any(question.differentiable for question in side.questions.values())
+        slopes = any(query.differentiable for query in side.queries.values())
         cells = (
             f"`{name}`",
             public,

@@ -17,7 +17,7 @@ from fedstill.core.errors import (
     FedstillError,
     MethodRefused,
     ModelError,
-    QuestionRefused,
+    QueryRefused,
     RunFolderError,
     called_from,
 )
@@ -117,7 +117,7 @@ def normed() -> nn.Module:
 
 ONE: dict[str, tuple[str, dict[str, Any]]] = {
     "local": ("local.batch", {"local": fedstill.LocalConfig(epochs=1, batch=1)}),
-    "question": ("method.batch", {"method": fedstill.FedIOD(steps=2, batch=1)}),
+    "query": ("method.batch", {"method": fedstill.FedIOD(steps=2, batch=1)}),
     "student": ("method.student_batch", {"method": fedstill.FedIOD(steps=2, student_batch=1)}),
     "passes": ("method.batch", {"method": fedstill.FedKD(batch=1), "public": blobs(5, 5)[0]}),
     "digest": ("method.digest_batch", {"method": fedstill.FedMD(digest_batch=1), "public": blobs(5, 5)}),
@@ -175,7 +175,7 @@ def test_distil_gives_advice_in_its_own_arguments() -> None:
 
 
 def test_run_preset_gives_advice_in_options(tmp_path: Path) -> None:
-    with pytest.raises(QuestionRefused) as caught:
+    with pytest.raises(QueryRefused) as caught:
         fedstill.run_preset("demo", {"method.name": "fedavg"}, out=tmp_path / "run")
     assert '{"nodes.policy.outputs_only": False}' in str(caught.value)
     assert "--" not in str(caught.value)
@@ -184,7 +184,7 @@ def test_run_preset_gives_advice_in_options(tmp_path: Path) -> None:
 def test_terms_are_the_command_lines_again_after_a_call() -> None:
     with pytest.raises(MethodRefused):
         fedstill.distil(**few(method="fedkd"))
-    assert "--nodes.policy.outputs_only false" in str(QuestionRefused("a", "b", "outputs_only: none"))
+    assert "--nodes.policy.outputs_only false" in str(QueryRefused("a", "b", "outputs_only: none"))
     with called_from("distil"):
         assert ArgumentError("nodes.local.batch", 1, "2").name == "local.batch"
     assert ArgumentError("nodes.local.batch", 1, "2").name == "nodes.local.batch"

@@ -87,7 +87,7 @@ def test_three_hospitals_each_see_only_their_own_data_and_end_with_a_report(
 def test_the_first_snippet_in_python_shows_a_student_far_above_a_clinic_alone(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The one of docs/start.md, with a fifth of its questions."""
+    """The one of docs/start.md, with a fifth of its queries."""
     page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     code = page.partition("## From Python")[2].partition("```python\n")[2].partition("```")[0]
     assert "steps=300" in code

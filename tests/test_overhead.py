@@ -1,4 +1,4 @@
-"""What the library itself does for a question, counted: it must not grow unseen."""
+"""What the library itself does for a query, counted: it must not grow unseen."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def overhead(monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("overhead")
 
 
-def test_a_question_costs_no_more_than_it_did(overhead: Any) -> None:
+def test_a_query_costs_no_more_than_it_did(overhead: Any) -> None:
     """Counts of ``python benchmarks/overhead.py`` on 2026-11-29, and a tenth for other versions of Python."""
     counts = overhead.counts_a_node()
     assert counts.calls <= 1.1 * 606, "Python functions called for one node more"
     assert counts.operations <= 1.1 * 59, "operations of torch for one node more"
-    assert counts.copied <= 0.05, "of the question's bytes copied for one node more"
+    assert counts.copied <= 0.05, "of the query's bytes copied for one node more"
 
 
 def test_counting_sees_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_public_data_may_be_it_too(lab: Lab) -> None:
     assert (told["name"], told["examples"]) == ("plates", 50)
 
 
-def test_a_node_answers_questions_about_its_own(lab: Lab) -> None:
+def test_a_node_answers_queries_about_its_own(lab: Lab) -> None:
     pytest.importorskip("cryptography")
     node = lab.here / "north"
     lab("node", "init", str(node))
@@ -90,9 +90,9 @@ def test_a_node_answers_questions_about_its_own(lab: Lab) -> None:
     file = file.replace('\npath = "data.npz"\n', '\npath = "scans"\n').replace("epochs = 5.0", "epochs = 1.0")
     (node / "node.toml").write_text(file.replace('\nname = "small-cnn"\n', '\nname = "mlp:8"\n'))
     assert "200 examples, 1 x 8 x 8, from ours:Ours" in lab("node", "check", str(node), "small.toml")
-    lab("questions", "make", "small.toml")
-    lab("node", "answer", str(node), "questions.safetensors", "--server-key", "server.pub")
-    words = ["--questions", "questions.safetensors", "--out", "distilled", "--quiet"]
+    lab("queries", "make", "small.toml")
+    lab("node", "answer", str(node), "queries.safetensors", "--server-key", "server.pub")
+    words = ["--queries", "queries.safetensors", "--out", "distilled", "--quiet"]
     lab("distil", "answers-north.safetensors", *words)
     (told,) = lab.result("distilled")["nodes"]
     assert told["label_counts"] == np.bincount(load_digits().target[1:600:3], minlength=10).tolist()

@@ -170,8 +170,8 @@ def test_at_a_node_its_owner_names_it_and_no_server(lab: Lab) -> None:
     told = lab("node", "check", "clinic", "small.toml")
     assert "flip, secure randomness; for one training record of this node" in told
     assert "It can take part.\nIt would pay epsilon 19.9" in told
-    lab("questions", "make", "small.toml", "--out", "questions.safetensors")
-    lab("node", "answer", "clinic", "questions.safetensors")
+    lab("queries", "make", "small.toml", "--out", "queries.safetensors")
+    lab("node", "answer", "clinic", "queries.safetensors")
     assert f"{PUBLIC} x pure(" in lab("audit", "show", "clinic")
 
 

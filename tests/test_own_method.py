@@ -86,10 +86,10 @@ def test_outputs_only_lets_out_what_its_owner_names_and_nothing_else(lab: Lab) -
     line = lab.refused("--nodes.policy.kinds", "liar: logits")
     assert f"outputs_only: no {KIND}, unless its owner names it in policy.kinds" in line
     (lab.here / "liar.py").write_text(
-        "import dataclasses\nfrom fedstill.methods import payload_kinds, question\n"
+        "import dataclasses\nfrom fedstill.methods import payload_kinds, query\n"
         "from my_lab.feddistill import FedDistill\n\n"
         "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Liar(FedDistill):\n"
-        "    @question(sends={'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE},"
+        "    @query(sends={'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE},"
         " releases={'mean': payload_kinds.LOGITS}, reads=())\n"
         "    def learn(self, nodes, shared, round):\n        return super().learn(nodes, shared, round)\n"
     )
@@ -116,7 +116,7 @@ def test_killed_it_goes_on_to_the_same_figures(lab: Lab, unbroken: str) -> None:
     after = lab.text("killed/metrics.jsonl").splitlines()
     assert after[:5] == before, "with their seconds: nothing is done again"
     whole, again = lab.result(unbroken), lab.result("killed")
-    for name in ("local", "nodes", "bytes", "questions", "turns"):
+    for name in ("local", "nodes", "bytes", "queries", "turns"):
         assert again[name] == whole[name], name
     assert again["local"]["mae"]["mean"] > 0
     assert "Report" in lab("report", "killed")

@@ -70,14 +70,14 @@ def test_fedavg_and_fediod_run_it_beside_each_other(lab: Lab) -> None:
 
 
 def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
-    """Questions carried to a node with data of its own, and its answers back."""
+    """Queries carried to a node with data of its own, and its answers back."""
     digits = load_digits()
     pixels = np.minimum(digits.images * 16, 255).astype(np.uint8)
     toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[policy]\ntasks = []\n'
     node = lab.node("clinic", toml, pixels[:300], digits.target[:300])
     assert "policy.tasks does not name ordinal" in lab("node", "check", "clinic", "small.toml")
-    lab("questions", "make", "small.toml")
-    refused = lab("node", "answer", "clinic", "questions.safetensors", code=2)
+    lab("queries", "make", "small.toml")
+    refused = lab("node", "answer", "clinic", "queries.safetensors", code=2)
     assert "task.name is 'ordinal': allowed is one that policy.tasks of the node names" in refused
     assert not (node / "runs").exists()
 
@@ -85,8 +85,8 @@ def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
         (node / "node.toml").read_text().replace("tasks = []", 'tasks = ["ordinal"]')
     )
     assert "It can take part." in lab("node", "check", "clinic", "small.toml")
-    lab("node", "answer", "clinic", "questions.safetensors")
-    answers = ("answers-clinic.safetensors", "--questions", "questions.safetensors")
+    lab("node", "answer", "clinic", "queries.safetensors")
+    answers = ("answers-clinic.safetensors", "--queries", "queries.safetensors")
     lab("distil", *answers, "--out", "carried", "--quiet")
     assert 0 < lab.result("carried")["mae"] < 9
 

@@ -2,7 +2,7 @@
 A method of one's own
 =====================
 
-A method is one frozen dataclass. Its fields are its options, functions marked with ``@question`` run at the
+A method is one frozen dataclass. Its fields are its options, functions marked with ``@query`` run at the
 nodes, ``begin`` and ``turn`` at the server. This one is the simplest of distillation: ask all nodes once
 for their logits on public inputs, and let the student learn the mean of their softened answers. It runs
 under the same gates, budgets and audit logs as all others, on every engine.
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedstill
-from fedstill.methods import Group, Method, Needs, Server, payload_kinds, question, torch_generator
+from fedstill.methods import Group, Method, Needs, Server, payload_kinds, query, torch_generator
 from fedstill.models import SmallCNN
 
 
@@ -34,7 +34,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanTeacher(Method):
-    """One question, then epochs of distillation."""
+    """One query, then epochs of distillation."""
 
     title: ClassVar[str] = "Mean teacher"
     unit: ClassVar[str] = "epoch"
@@ -48,7 +48,7 @@ class MeanTeacher(Method):
         """Public inputs."""
         return Needs(public=True)
 
-    @question(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, at: len(at.public.inputs))
+    @query(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, at: len(at.public.inputs))
     def answer(self, nodes: Group) -> Mapping[str, torch.Tensor]:
         """At the nodes: z_k = T_k(x) of all public x, (G, N, C)."""
         x = nodes.at.public.inputs.expand(len(nodes.nodes), *nodes.at.public.inputs.shape)

@@ -32,7 +32,7 @@ else:
 
 HOSPITALS = ("north", "east", "west")
 MODELS = {"north": "small-cnn:16", "east": "lenet5", "west": "mlp:64"}
-STEPS = 120  # questions; more make a better student
+STEPS = 120  # queries; more make a better student
 PATIENCE = 60.0  # seconds for the processes to find each other
 
 

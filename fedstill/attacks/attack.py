@@ -40,7 +40,7 @@ class Target:
     Args:
         replay: what the run was made of; ``replay.experiment()`` is it once more, before its start.
         experiment: it, at its end.
-        heard: questions and answers, and label counts, as they crossed the wire.
+        heard: queries and answers, and label counts, as they crossed the wire.
         releases: those that the attack keeps, in order.
         seed: of every random draw of the attack.
     """
@@ -126,7 +126,7 @@ class Attack(Registered, ABC):
 
     @property
     def rows_heard(self) -> int:
-        """Of questions about inputs and their answers, how many rows it looks at, the last ones."""
+        """Of queries about inputs and their answers, how many rows it looks at, the last ones."""
         return 0
 
     def keeps(self, release: HeardRelease) -> bool:

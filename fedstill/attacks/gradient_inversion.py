@@ -100,7 +100,7 @@ def victims(again: RepeatedRun, seed: int, *, count: int, images: int, round: in
     one = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
     found = []
     for name, part in zip(names, parts, strict=True):
-        beside = "" if one else experiment.side.questions[heard[name].question].beside
+        beside = "" if one else experiment.side.queries[heard[name].query].beside
         found.append(_victim(copied(first), heard[name], schedule, part, beside))
     return found
 
@@ -258,7 +258,7 @@ class GradientInversion(Attack):
             return "gradient inversion needs one node's parameters, and the server sees their sum"
         if not shared:
             return "gradient inversion needs parameters, and none leave"
-        if not any(shared & {*q.releases.values()} & {*q.sends.values()} for q in side.questions.values()):
+        if not any(shared & {*q.releases.values()} & {*q.sends.values()} for q in side.queries.values()):
             return "gradient inversion needs the weights that nodes began with, and none are sent"
         return None
 

@@ -68,7 +68,7 @@ def steps(
 
 
 def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
-    """The steps that a critic takes on half of two records, one for each question.
+    """The steps that a critic takes on half of two records, one for each query.
 
     Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
     """

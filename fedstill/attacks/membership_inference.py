@@ -9,7 +9,7 @@ would tell if they were used.
 Membership of a run's private records: told by its central model, and by the answers that a node gave.
 
 The outsider has the central model, or what stands for it (:mod:`fedstill.attacks.membership_inference`). The curious
-server has questions and answers, and distils a copy of the node's model from them.
+server has queries and answers, and distils a copy of the node's model from them.
 
 Members are the records that the nodes learned from; of nodes of which the server heard nothing but how much
 they hold, nothing can have come to a student. Others are test data, which no model saw; where one node is
@@ -145,8 +145,8 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
     if experiment.method.central == "ensemble":
         experiment.reopen()
         server, parts = experiment.server, torch.split(inputs, local_training.at_once(inputs))
-        question, name = _scored(experiment)
-        asked = [server.ensemble(server.ask(question, **{name: part})) for part in parts]  # type: ignore[arg-type]
+        query, name = _scored(experiment)
+        asked = [server.ensemble(server.ask(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
         return torch.cat([each for each in asked if each is not None]).float().cpu()
     told = experiment.answers(inputs)
     if told is not None:
@@ -160,12 +160,12 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
 
 
 def _scored(experiment: Overheard) -> tuple[str, str]:
-    """The question that is answered with scores of any inputs, and what its inputs are called."""
+    """The query that is answered with scores of any inputs, and what its inputs are called."""
     return next(
-        (question.name, name)
-        for question in experiment.side.questions.values()
-        for name, kind in question.sends.items()
-        if kind == INPUTS and any(released.of == "scores" for released in question.releases.values())
+        (query.name, name)
+        for query in experiment.side.queries.values()
+        for name, kind in query.sends.items()
+        if kind == INPUTS and any(released.of == "scores" for released in query.releases.values())
     )
 
 
@@ -293,7 +293,7 @@ class MembershipInference(Attack):
         if answered is not None and self.answers and self.shadows:
             found.append(_answers(target, largest, answered, self, told))
             return AttackResult({"targets": found})
-        reason = "no answers left the nodes about inputs that go down with a question"
+        reason = "no answers left the nodes about inputs that go down with a query"
         if not self.answers or not self.shadows:
             reason = "membership.answers or membership.shadows is 0"
         return AttackResult({"targets": found}, skipped=[("membership through answers", reason)])
@@ -435,11 +435,11 @@ def _answers(
     said = torch.stack([_outputs(network, asked.all, compute) for network in copies])
     if told == SUM:
         of = f"sum of the nodes' answers, for records of {node.name}"
-        sees = f"{len(answers)} questions and the sums of all nodes' answers, from which a copy of one model"
+        sees = f"{len(answers)} queries and the sums of all nodes' answers, from which a copy of one model"
         sees += " is distilled as if it were this node's"
     else:
         of = f"answers of {node.name}"
-        sees = f"{len(answers)} questions to it and its answers, from which a copy of its model is distilled"
+        sees = f"{len(answers)} queries to it and its answers, from which a copy of its model is distilled"
     sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"
     return _told(of, sees, asked, said, inside, replace(how, trained="alone"))
 

@@ -9,7 +9,7 @@ Shadows come in pairs that share the pool between them, so that each record is i
 from as many. This project's own local training trains them, all at once (:func:`together`); that whole
 federations do is in :mod:`fedstill.attacks.membership_inference`.
 
-Whoever holds the pairs of questions and answers that left a node, and cannot ask more, distils a *proxy* of
+Whoever holds the pairs of queries and answers that left a node, and cannot ask more, distils a *proxy* of
 its model from them and attacks that (:func:`proxies`). Copying a model by its answers is the subject of
 Tramer, Zhang, Juels, Reiter, Ristenpart, "Stealing Machine Learning Models via Prediction APIs", USENIX
 Security 2016. What left the node is all that enters, and proxies of shadows are distilled from as many pairs.
@@ -243,7 +243,7 @@ def proxies(
         shadows: the attacker's own models.
 
     Raises:
-        ArgumentError: no questions, or answers of another number.
+        ArgumentError: no queries, or answers of another number.
     """
     if len(answers) != len(inputs) or not len(inputs):
         raise ArgumentError("answers", tuple(answers.shape), f"({len(inputs)}, classes)")

@@ -54,7 +54,7 @@ class World:
         privacy: what its owner says; without a budget, so that it never refuses.
         secret: keys its noise.
         model: its network; "linear" is one layer that starts at zero.
-        rows: inputs of a question.
+        rows: inputs of a query.
         critics: whether the node has a critic, that takes a step for each answer.
         precision: in which it learns and answers.
     """
@@ -93,10 +93,10 @@ class World:
         for group in alike(self.node.learners):
             local_training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
 
-    def ask(self, question: str, **tensors: torch.Tensor) -> Tensors:
-        """What leaves in answer to a question, under a new number."""
+    def ask(self, query: str, **tensors: torch.Tensor) -> Tensors:
+        """What leaves in answer to a query, under a new number."""
         self.asked += 1
-        (told,) = self.handler.answer(question, self.asked, tensors, bool(tensors))
+        (told,) = self.handler.answer(query, self.asked, tensors, bool(tensors))
         return told
 
     def pull_back(self, pull: torch.Tensor) -> Tensors:

@@ -43,19 +43,19 @@ from fedstill.runs.simulation import Simulation
 
 @dataclass(frozen=True, eq=False)
 class HeardRelease:
-    """One release, with the question that it answers.
+    """One release, with the query that it answers.
 
     Args:
         part: ``"answer"`` or ``"gradient"``.
         kinds: the kind of each tensor that left.
         sent: what had come down, by name.
-        asked: the kind of each tensor of the question; empty for what was pulled back.
+        asked: the kind of each tensor of the query; empty for what was pulled back.
         moved: whether it is about inputs that the node moved before it answered.
     """
 
     node: str
     number: int
-    question: str
+    query: str
     part: str
     kinds: Mapping[str, str]
     tensors: Tensors
@@ -72,7 +72,7 @@ class Heard:
     """What the server of a run saw, as far as attacks use it.
 
     Args:
-        most: rows of questions and answers that are kept, the last ones.
+        most: rows of queries and answers that are kept, the last ones.
         counts: label counts as each node told them first, ``(C,)``.
         taught: nodes of which something was heard beside how much they hold.
         made: whether the server made what it asked about, by itself.
@@ -82,7 +82,7 @@ class Heard:
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
     taught: set[str] = field(default_factory=set)
     made: bool = False
-    _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the question
+    _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the query
     _told: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
 
     def take(self, release: HeardRelease, public: Public | None) -> None:
@@ -104,7 +104,7 @@ class Heard:
         self._told.setdefault(release.node, {})[release.number] = logits
 
     def _forget(self) -> None:
-        """Keep as many questions as are needed for the rows that are wanted."""
+        """Keep as many queries as are needed for the rows that are wanted."""
         while len(self._asked) > 1 and sum(len(about) for _, about in self._asked[1:]) >= self.most:
             number, _ = self._asked.pop(0)
             for told in self._told.values():
@@ -150,37 +150,35 @@ class _Tapped(InProcess):
 
     def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         answers = super()._answer(asked, sent)
-        for node, told in self._seen(sent.question, answers, sent.call).items():
-            self._told(node, told, sent.question, sent.number, ANSWER, sent.tensors)
+        for node, told in self._seen(sent.query, answers, sent.call).items():
+            self._told(node, told, sent.query, sent.number, ANSWER, sent.tensors)
         return answers
 
     def _pull_back(
-        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None
     ) -> Mapping[str, Tensors]:
-        gradients = super()._pull_back(number, question, pulls, call)
-        for node, told in self._seen(question, gradients, call).items():
+        gradients = super()._pull_back(number, query, pulls, call)
+        for node, told in self._seen(query, gradients, call).items():
             sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
-            self._told(node, told, question, number, GRADIENT, sent)
+            self._told(node, told, query, number, GRADIENT, sent)
         return gradients
 
-    def _seen(
-        self, question: str, told: Mapping[str, Tensors], call: SumCall | None
-    ) -> Mapping[str, Tensors]:
+    def _seen(self, query: str, told: Mapping[str, Tensors], call: SumCall | None) -> Mapping[str, Tensors]:
         """What a server sees: each node's, or their sum alone."""
         if call is None:
             return told
-        return {SUM: read_sums(total(list(told.values())), self.questions[question].kinds())[0]}
+        return {SUM: read_sums(total(list(told.values())), self.queries[query].kinds())[0]}
 
-    def _told(self, node: str, told: Tensors, question: str, number: int, part: str, sent: Tensors) -> None:
-        kinds, moves = self.questions[question].kinds(), self.questions[question].moves
-        asked = self.questions[question].sends if part == ANSWER else {}
+    def _told(self, node: str, told: Tensors, query: str, number: int, part: str, sent: Tensors) -> None:
+        kinds, moves = self.queries[query].kinds(), self.queries[query].moves
+        asked = self.queries[query].sends if part == ANSWER else {}
         # Copies: a server goes on to change its tensors in place.
         tensors, down = (
             {name: tensor.detach().clone() for name, tensor in refine(each).items()} for each in (told, sent)
         )
         moved = moves in down and bool(down[moves].any())
         of = {name: kinds[name] for name in tensors}
-        self.hear(HeardRelease(node, number, question, part, of, tensors, down, asked, moved))
+        self.hear(HeardRelease(node, number, query, part, of, tensors, down, asked, moved))
 
 
 class Overheard(Simulation):
@@ -288,7 +286,7 @@ def hear(
     """Repeat a run to its end, with the student that it really came to; ``also`` is called with each release.
 
     Returns:
-        The experiment at its end, what its server saw (of questions and answers the last ``most`` rows), and
+        The experiment at its end, what its server saw (of queries and answers the last ``most`` rows), and
         why that is not the run of the folder, if it is not.
 
     Raises:

@@ -66,11 +66,11 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
 
 
 def _explain(console: Console, kinds: set[str]) -> None:
-    """What the questions and the kinds are that entries name."""
+    """What the queries and the kinds are that entries name."""
     from fedstill.protocol.payload_kinds import kind_named
 
     console.print(
-        "What left is named by the method's question, its number and its part: the answer, or the gradient "
+        "What left is named by the method's query, its number and its part: the answer, or the gradient "
         "that the server asked back through it. In it are, by kind:"
     )
     for kind in sorted(kinds):
@@ -89,13 +89,13 @@ def _letters(number: int) -> str:
 def _what(entry: Mapping[str, Any]) -> str:
     from fedstill.node.audit_entries import KEPT, REFUSED, SETTLED
 
-    asked = f"{entry['question']} {entry['number']}" if entry["number"] >= 0 else entry["question"]
+    asked = f"{entry['query']} {entry['number']}" if entry["number"] >= 0 else entry["query"]
     if entry["part"] == SETTLED:
         return f"settled by the owner: {entry['rule']}"
     if entry["part"] == REFUSED:
         return f"{asked}, refused: {entry['rule']}"
     if entry["part"] == KEPT:
-        return f"{entry['question']} kept,\nto leave again"
+        return f"{entry['query']} kept,\nto leave again"
     kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(entry["up"].items()))
     asked = asked if asked == entry["part"] else f"{asked}, {entry['part']}"
     return f"{asked}\n{kinds or 'nothing'}"

@@ -23,7 +23,7 @@ from fedstill.core.version import __version__
 # By extra: what it is for, and the modules that come with it.
 EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "flare": ("nodes as processes and machines of their own", ("nvflare", "cryptography", "psutil")),
-    "offline": ("questions and answers by files", ("cryptography",)),
+    "offline": ("queries and answers by files", ("cryptography",)),
     "dp": ("which layers cannot learn privately, and what takes their place", ("opacus",)),
     "text": ("Hugging Face models and tokenizers; export --format huggingface", ("transformers",)),
     "tables": ("Parquet files", ("pyarrow",)),

@@ -123,7 +123,7 @@ def titled(method: type[Method]) -> str:
 
 def _of_method(name: str) -> dict[str, str]:
     """What a method asks with its default options, of the first task that it can learn."""
-    from fedstill.compare.comparison_file import questions, what_leaves
+    from fedstill.compare.comparison_file import queries, what_leaves
     from fedstill.core.config_tables import as_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.result import CENTRAL
@@ -133,10 +133,7 @@ def _of_method(name: str) -> dict[str, str]:
     method = METHODS[name]()
     needs, tasks = vars(method.needs()), _tasks_of([METHODS[name]])[0]
     run = from_dict({"method": {"name": name}, "task": {"name": next(t for t in tasks if not tasks[t])}})
-    asked = [
-        question.name + (f" x{question.times}" if question.times > 1 else "")
-        for question in questions(run).values()
-    ]
+    asked = [query.name + (f" x{query.times}" if query.times > 1 else "") for query in queries(run).values()]
     needed = [words for key, words in {**NEEDS, **MORE_NEEDS}.items() if needs[key]]
     label, own = name.rpartition(":")[2], {key: v for key, v in as_table(method).items() if key != "name"}
     return {

@@ -78,7 +78,7 @@ usage:
   fedstill server init|start|status|stop DIR    the server that they join
   fedstill privacy plan|price|audit ...         what a run will cost a node, before anything is trained
   fedstill audit show|verify|export|settle DIR  what has left a node, when, to which run, at which price
-  fedstill questions make ...                   questions in a file, for nodes without a live link
+  fedstill queries make ...                   queries in a file, for nodes without a live link
   fedstill distil ANSWERS ...                   a student from the files of answers that came back
   fedstill --version
 
@@ -148,7 +148,7 @@ ROOMS = {  # commands that have commands, or a help of their own
     "privacy": "fedstill.cli.privacy:main",
     "attack": "fedstill.cli.attack:main",
     "server": "fedstill.cli.server:main",
-    "questions": "fedstill.cli.offline:main",
+    "queries": "fedstill.cli.offline:main",
     "distil": "fedstill.cli.offline:distil",
     "distill": "fedstill.cli.offline:distil",
 }

@@ -37,8 +37,8 @@ usage:
                                             noted elsewhere: then the exit code is 2. --archive moves its full
                                             files away first
   fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
-                                            answer questions that came as a file, into a file; `fedstill
-                                            questions` explains
+                                            answer queries that came as a file, into a file; `fedstill
+                                            queries` explains
 """
 
 

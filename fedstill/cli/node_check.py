@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedstill.node.owner_folder import Examined
     from fedstill.node.run_mechanism import Mechanism
     from fedstill.protocol.method import Method
-    from fedstill.protocol.queries import Question
+    from fedstill.protocol.queries import Query
     from fedstill.runs.config import RunConfig
 
 LIVE = "the run asks live nodes, again after their first answers, and this one answers files (online = false)"
@@ -76,12 +76,12 @@ def check(given: Given) -> None:
 
 def _outside(file: NodeFile) -> str:
     """What is to be known of the hours of a node that is sound; empty: nothing."""
-    from fedstill.core.errors import QuestionRefused
+    from fedstill.core.errors import QueryRefused
     from fedstill.node.admission import require_hour
 
     try:
         require_hour(file.name, file.policy, "join")
-    except QuestionRefused as refusal:
+    except QueryRefused as refusal:
         return f"Just now it refuses whatever is asked: {refusal.rule}."
     return ""
 
@@ -154,7 +154,7 @@ class _Verdict:
         mechanism: its own in the run, where all that leaves can be protected.
     """
 
-    questions: Mapping[str, Question]
+    queries: Mapping[str, Query]
     rules: Mapping[str, str]
     against: str | None
     mechanism: Mechanism | None
@@ -184,17 +184,17 @@ def _judged(
     through = True  # as far as is known
     if found.model is not None and found.spec is not None:
         through = carries_gradient(found.model, found.spec.shape)
-    refused = owner_folder.objections(file, through, side.questions)
+    refused = owner_folder.objections(file, through, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
         refused = {**Cohort(folder / COHORT).clashes(side, run), **refused}
-    against = _first_refusal(refused) or _unfit(method, file, found, side.questions, asking)
+    against = _first_refusal(refused) or _unfit(method, file, found, side.queries, asking)
     stranger = _stranger(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:
         stranger = stranger or spec_objection(file, found, asking.spec)
-    can = file.online or not side.questions or (method.one_round and not sums)
+    can = file.online or not side.queries or (method.one_round and not sums)
     against = stranger or against or _first_refusal(bare) or dear or (None if can else LIVE)
-    return _Verdict(side.questions, {**bare, **refused}, against, None if bare else mechanism)
+    return _Verdict(side.queries, {**bare, **refused}, against, None if bare else mechanism)
 
 
 def _run(folder: Path, asking: Asking, file: NodeFile, found: Examined) -> dict[str, Any]:
@@ -214,14 +214,14 @@ def _run(folder: Path, asking: Asking, file: NodeFile, found: Examined) -> dict[
         "run": asking.target,
         "method": asking.config.method.title,
         "note": note,
-        "questions": [
+        "queries": [
             {
-                "question": name,
-                "times": question.times,
-                "answers with": list(dict.fromkeys(question.kinds().values())),
+                "query": name,
+                "times": query.times,
+                "answers with": list(dict.fromkeys(query.kinds().values())),
                 "refused by": verdict.rules.get(name),
             }
-            for name, question in verdict.questions.items()
+            for name, query in verdict.queries.items()
         ],
         "can take part": "no" if verdict.against is not None else "not known" if unknown else "yes",
         "why not": verdict.against,
@@ -234,12 +234,12 @@ def _print_run(console: Console, run: Mapping[str, Any], found: Examined) -> Non
         console.print(f"{run['note']}\n")
     console.print(f"In {run['run']} ({run['method']}) it would be asked:")
     table = columns(None, None, None, gap=1)
-    for asked in run["questions"]:
+    for asked in run["queries"]:
         often = f"x{asked['times']}" if asked["times"] > 1 else ""
         rule = asked["refused by"]
         kinds = ", ".join(asked["answers with"]) or "nothing"
         table.add_row(
-            f"  {asked['question']}", often, f"answers with {kinds}" if rule is None else f"refuses ({rule})"
+            f"  {asked['query']}", often, f"answers with {kinds}" if rule is None else f"refuses ({rule})"
         )
     console.print(table)
     if run["why not"] is not None:
@@ -262,10 +262,10 @@ def _methods(file: NodeFile, found: Examined) -> list[dict[str, str]]:
     told_of = []
     for name in (*METHODS.own, *file.policy.methods):
         verdict = _judged(METHODS[name](), file, found, None, None)
-        told = [question for question in verdict.questions if question not in verdict.rules]
+        told = [query for query in verdict.queries if query not in verdict.rules]
         parts = [f"answers {', '.join(told)}"] if told else []
         for rule in dict.fromkeys(verdict.rules.values()):
-            asked = ", ".join(question for question, its in verdict.rules.items() if its == rule)
+            asked = ", ".join(query for query, its in verdict.rules.items() if its == rule)
             parts.append(f"refuses {asked} ({rule})")
         if verdict.against and not verdict.rules:
             parts = [verdict.against]
@@ -284,16 +284,16 @@ def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> No
 
 
 def _unfit(
-    method: Method, file: NodeFile, found: Examined, questions: Mapping[str, Question], asking: Asking | None
+    method: Method, file: NodeFile, found: Examined, queries: Mapping[str, Query], asking: Asking | None
 ) -> str | None:
-    """Why a node that refuses no question cannot take part, if so."""
+    """Why a node that refuses no query cannot take part, if so."""
     from fedstill.node import owner_model
     from fedstill.node.network_setup import architecture
 
     needs = method.needs()
-    limit, total = file.policy.most_questions, sum(question.times for question in questions.values())
+    limit, total = file.policy.most_queries, sum(query.times for query in queries.values())
     if limit and total > limit:
-        return f"it answers at most {limit} questions, and the run asks {total}"
+        return f"it answers at most {limit} queries, and the run asks {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
     against = owner_model.unfit(found.model, needs, found.spec, found.compute)
@@ -312,7 +312,7 @@ def _stranger(config: RunConfig, file: NodeFile) -> str | None:
 
 
 def _first_refusal(rules: Mapping[str, str]) -> str | None:
-    """Why a node that refuses some questions cannot take part."""
+    """Why a node that refuses some queries cannot take part."""
     for name, rule in rules.items():
         return f"it refuses {name} ({rule}), and the run needs it"
     return None

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, QuestionRefused
+from fedstill.core.errors import ArgumentError, FedstillError, QueryRefused
 from fedstill.core.table_schema import difference
 from fedstill.core.text_format import clip
 from fedstill.data.input_spec import InputSpec
@@ -83,7 +83,7 @@ def spec_objection(file: NodeFile, found: Examined, spec: InputSpec) -> str | No
 def unprotected(
     file: NodeFile, found: Examined, side: NodeSide, folder: Path | None
 ) -> tuple[dict[str, str], str | None, Mechanism | None]:
-    """Which questions the owner's mechanism cannot protect, why no run can be paid for, and that mechanism.
+    """Which queries the owner's mechanism cannot protect, why no run can be paid for, and that mechanism.
 
     Args:
         found: what could be made of it.
@@ -100,11 +100,11 @@ def unprotected(
         data = data if data.groups is None else limit_groups(data, config.group_size)
         about = (file.name, config, side, file.local, len(data), found.spec.make_task())
         mechanism = Mechanism(*about, group=file.data.group)
-    except QuestionRefused as error:
-        return {error.question: error.rule}, None, None
+    except QueryRefused as error:
+        return {error.query: error.rule}, None, None
     except ArgumentError as error:
         return {}, str(error), None
-    rules = {name: unpriced(mechanism, question) for name, question in side.questions.items()}
+    rules = {name: unpriced(mechanism, query) for name, query in side.queries.items()}
     bare = {name: rule for name, rule in rules.items() if rule is not None}
     against = (
         objection(mechanism, file.privacy) if folder is None else refusal(mechanism, _spent(file, folder))

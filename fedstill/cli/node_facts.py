@@ -40,12 +40,12 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
         facts["compute"] = [f"{found.compute.device}, {found.compute.precision}"]
     policy = file.policy
     limits = {
-        "questions": policy.most_questions,
+        "queries": policy.most_queries,
         "bytes": policy.most_bytes,
-        "inputs a question": policy.most_rows,
+        "inputs a query": policy.most_rows,
     }
     facts["policy"] = [
-        f"questions {', '.join(policy.questions) or 'none'}; "
+        f"queries {', '.join(policy.queries) or 'none'}; "
         + ("outputs only; " if policy.outputs_only else "parameters may leave; ")
         + (", ".join(f"at most {most} {what}" for what, most in limits.items() if most) or "no limits")
     ]
@@ -54,7 +54,7 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
         facts["schema"] = [schema_fact(file)]
     facts["privacy"] = privacy_facts(folder, file, found.data)
     if not file.online:
-        facts["link"] = ["none: it answers files of questions"]
+        facts["link"] = ["none: it answers files of queries"]
     elif not kit_faults(folder, None):
         kit = StartupKit(folder / KIT)
         until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"

@@ -120,5 +120,5 @@ def _decide(given: Given, approved: bool) -> None:
         print("The server starts it again, or goes on with it, and it is let in.")
         with looking_in(folder):
             refused = refused_all_the_same(request, owner_folder.read(folder))
-        for question, rule in refused.items():
-            print(f"But {question} is refused all the same, as node.toml is: {rule}.")
+        for query, rule in refused.items():
+            print(f"But {query} is refused all the same, as node.toml is: {rule}.")

@@ -1,4 +1,4 @@
-"""A federation by files: ``fedstill questions``, ``fedstill node answer`` and ``fedstill distil``."""
+"""A federation by files: ``fedstill queries``, ``fedstill node answer`` and ``fedstill distil``."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from fedstill.core.errors import ArgumentError, BundleError
 from fedstill.core.text_format import human_bytes
 
 if TYPE_CHECKING:
-    from fedstill.federation.offline_files import Questions
+    from fedstill.federation.offline_files import Queries
 
 HELP = """\
 A federation by files, where no live link is allowed; for methods that ask all at once.
 
 usage:
-  fedstill questions make PRESET|FILE.toml [--OPTION VALUE ...] [--out FILE] [--key FILE]
-                            all questions of a run, signed
-  fedstill questions show FILE
-                            what a file of questions asks, and whose key signed it
+  fedstill queries make PRESET|FILE.toml [--OPTION VALUE ...] [--out FILE] [--key FILE]
+                            all queries of a run, signed
+  fedstill queries show FILE
+                            what a file of queries asks, and whose key signed it
   fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
                             at the node whose folder is DIR: train, and answer through its gate
-  fedstill distil ANSWERS ... --questions FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR] [--quiet]
+  fedstill distil ANSWERS ... --queries FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR] [--quiet]
                             student and report from the nodes' answers; if stopped, once more goes on
 
-  --out FILE         questions.safetensors, or answers-NAME.safetensors; FILE.sig is written beside it
+  --out FILE         queries.safetensors, or answers-NAME.safetensors; FILE.sig is written beside it
   --key FILE         the server's private key (default: server.key), made at first use; server.pub beside it
   --server-key       the server's public key, or its fingerprint as it was read out over the phone
   --node-keys DIR    the nodes' public keys, DIR/NAME.pub: whoever has none there is refused
   --out DIR          the run's folder (default: runs/NAME-seedSEED); --quiet hides progress bars
   --OPTION VALUE     as of `fedstill run`; of `distil` only what changes nothing at the nodes: the student,
-                     how it learns, what is measured; the seed stays that of the questions
+                     how it learns, what is measured; the seed stays that of the queries
 
 Every file is signed. A fingerprint says whose key it was: compare it once, by another way than the file's.
 """
 
 
 def main(words: list[str]) -> None:
-    """``fedstill questions ...``."""
-    dispatch("questions", words, HELP, {"make": _make, "show": _show})
+    """``fedstill queries ...``."""
+    dispatch("queries", words, HELP, {"make": _make, "show": _show})
 
 
 def distil(words: list[str]) -> None:
@@ -52,7 +52,7 @@ def distil(words: list[str]) -> None:
 
 
 def _make(given: Given) -> None:
-    config = configured(given.places[0], given, "questions make")
+    config = configured(given.places[0], given, "queries make")
 
     from fedstill.core.hashing import grouped
     from fedstill.core.run_writer import write_text
@@ -62,18 +62,18 @@ def _make(given: Given) -> None:
     from fedstill.runs.config import to_toml
     from fedstill.runs.run import COMMAND
 
-    path = given.path("--out", "questions.safetensors")
+    path = given.path("--out", "queries.safetensors")
     private = given.path("--key", "server.key")
-    questions = runs.make(config)
+    queries = runs.make(config)
     own = signed_files.own_key(private)
-    sha256 = offline_files.write_questions(path, questions, own)
+    sha256 = offline_files.write_queries(path, queries, own)
     write_text(_recipe(path), f"{COMMAND}{given.command}\n\n{to_toml(config)}")
-    _print_questions(questions)
+    _print_queries(queries)
     _print_facts(
         {
-            "questions": _described(path),
+            "queries": _described(path),
             "SHA-256": sha256,
-            "run": grouped(describe(questions.plan, questions.public).sha256),
+            "run": grouped(describe(queries.plan, queries.public).sha256),
             "your key": signed_files.fingerprint(signed_files.public_of(own)),
         }
     )
@@ -82,14 +82,14 @@ def _make(given: Given) -> None:
 
 
 def _distil(given: Given) -> None:
-    questions, keys = given.path("--questions"), given.get("--node-keys")
+    queries, keys = given.path("--queries"), given.get("--node-keys")
 
     from fedstill.runs import offline as runs
     from fedstill.runs.config import load_toml
 
-    recipe = _recipe(questions)
+    recipe = _recipe(queries)
     if not recipe.is_file():
-        raise BundleError(f"{recipe} is missing: `fedstill questions make` wrote it beside {questions}")
+        raise BundleError(f"{recipe} is missing: `fedstill queries make` wrote it beside {queries}")
     asked = load_toml(recipe)
     config = changed(asked, given.rest, "fedstill distil", given.known)
     runs.check_later(asked, config)
@@ -98,7 +98,7 @@ def _distil(given: Given) -> None:
     try:
         answers = [Path(place) for place in given.places]
         result = runs.distil(
-            config, questions, answers, folder, keys=known, command=given.command, progress=given.bars
+            config, queries, answers, folder, keys=known, command=given.command, progress=given.bars
         )
     except KeyboardInterrupt:
         leave("stopped; the same command goes on", 130)
@@ -142,11 +142,11 @@ def answer(given: Given) -> None:
             report=lambda percent: bars.show("local training", percent, 100),
         )
     left, mechanisms = reply.left, reply.replies.mechanisms()
-    known = "as expected" if reply.questions.trusted else "not compared yet"
-    _print_questions(reply.questions)
+    known = "as expected" if reply.queries.trusted else "not compared yet"
+    _print_queries(reply.queries)
     _print_facts(
         {
-            "asked by": f"{reply.questions.signer} ({known})",
+            "asked by": f"{reply.queries.signer} ({known})",
             "left": ", ".join(f"{kind} {human_bytes(size)}" for kind, size in left.items()) or "nothing",
             "noise": ", ".join(mechanisms) + ("; no guarantee" if mechanisms == ["none"] else ""),
             "cost": reply.cost,
@@ -157,7 +157,7 @@ def answer(given: Given) -> None:
     if reply.again:
         print("These are the answers that left before, byte for byte: nothing more was charged.")
     print("Give back both files of answers, and read the fingerprint of your key out to the server's people.")
-    if not reply.questions.trusted:
+    if not reply.queries.trusted:
         print("Before that, have them read out theirs: it must be the one above.")
 
 
@@ -169,12 +169,10 @@ def _show(given: Given) -> None:
     from fedstill.tasks import TASKS
 
     # Of what is not the package's own that which is installed: a file's word imports nothing else.
-    questions = offline_files.read_questions(
-        Path(given.places[0]), methods=tuple(METHODS), tasks=tuple(TASKS)
-    )
-    _print_questions(questions)
-    run = grouped(describe(questions.plan, questions.public).sha256)
-    _print_facts({"SHA-256": questions.sha256, "run": run, "signed by": questions.signer})
+    queries = offline_files.read_queries(Path(given.places[0]), methods=tuple(METHODS), tasks=tuple(TASKS))
+    _print_queries(queries)
+    run = grouped(describe(queries.plan, queries.public).sha256)
+    _print_facts({"SHA-256": queries.sha256, "run": run, "signed by": queries.signer})
 
 
 def _described(path: Path) -> str:
@@ -183,16 +181,16 @@ def _described(path: Path) -> str:
     return f"{path} and {signed_files.signature_of(path).name}, {human_bytes(path.stat().st_size)}"
 
 
-def _recipe(questions: Path) -> Path:
-    """Where the run is kept whose questions these are."""
-    return questions.with_name(questions.name + ".toml")
+def _recipe(queries: Path) -> Path:
+    """Where the run is kept whose queries these are."""
+    return queries.with_name(queries.name + ".toml")
 
 
-def _print_questions(questions: Questions) -> None:
-    spec, public = questions.plan.spec, questions.public
-    names = Counter(ask.question for ask in questions.asks)
+def _print_queries(queries: Queries) -> None:
+    spec, public = queries.plan.spec, queries.public
+    names = Counter(ask.query for ask in queries.asks)
     facts = {
-        "method": str(questions.plan.method["name"]),
+        "method": str(queries.plan.method["name"]),
         "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
         "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
         "spec": f"{spec.task.called}, {len(spec.classes)} classes, inputs {' x '.join(map(str, spec.shape))}",

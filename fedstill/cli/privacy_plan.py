@@ -183,7 +183,7 @@ def _solve(
 def _levels(
     given: float | Mapping[str, float], privacy: PrivacyConfig, used: Sequence[str], wants: Sequence[str]
 ) -> dict[str, float]:
-    """Noise by part, where one number is that of the one part that is in question."""
+    """Noise by part, where one number is that of the one part that is in query."""
     if isinstance(given, Mapping):
         for part in given:
             if not privacy.parts:

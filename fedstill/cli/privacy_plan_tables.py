@@ -102,7 +102,7 @@ def told(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
         ],
         "of": most.place.name,
         "delta": most.mechanism.config.delta,
-        "questions": _lines(most),
+        "queries": _lines(most),
         "budgets": _budgets(most),
         "noise to fix": _new_levels(plans),
     }
@@ -182,10 +182,10 @@ def _print_lines(console: Console, plan: NodePlan) -> None:
         told = "no guarantee" if price is None else "\n".join(events(price)) or "free"
         often = "any" if times is None else f"{times:,}"  # as a method that does not say how often
         each = " each" if times is None and price else ""
-        what = line["question"] if line["part"] == ANSWER else f"{line['question']}, {line['part']}"
+        what = line["query"] if line["part"] == ANSWER else f"{line['query']}, {line['part']}"
         noise = "-" if line["for"] in ("other", "nothing") else line["for"]
         rows.append([what, noise, told, often, f"{up(alone)}{each}"])
-    print_table(console, ["question", "noise", "price", "times", "alone"], rows, left=3)
+    print_table(console, ["query", "noise", "price", "times", "alone"], rows, left=3)
 
 
 def _lines(plan: NodePlan) -> list[dict[str, Any]]:
@@ -200,9 +200,9 @@ def _lines(plan: NodePlan) -> list[dict[str, Any]]:
             alone = epsilon(times, config.delta, config.accountant)
         rows.append(_line(line.what, line.pays, price, line.times, alone, line.part))
     paid = {line.what for line in plan.cost.lines}
-    for name, question in plan.mechanism.side.questions.items():
+    for name, query in plan.mechanism.side.queries.items():
         if name not in paid:
-            rows.append(_line(name, "nothing", {}, question.times, 0.0))
+            rows.append(_line(name, "nothing", {}, query.times, 0.0))
     return rows
 
 
@@ -214,7 +214,7 @@ def _line(
     alone: float | None,
     part: str = ANSWER,
 ) -> dict[str, Any]:
-    told = {"question": what, "part": part, "for": pays, "events": price}
+    told = {"query": what, "part": part, "for": pays, "events": price}
     return {**told, "times": times or None, "epsilon": alone}
 
 
@@ -231,7 +231,7 @@ def _budgets(plan: NodePlan) -> dict[str, Any]:
     return {
         "epsilon_pld": cost.pld,
         "epsilon_rdp": cost.rdp,
-        "and_each_time": [name for name, asked in plan.mechanism.side.questions.items() if not asked.times],
+        "and_each_time": [name for name, asked in plan.mechanism.side.queries.items() if not asked.times],
         "of_the_run": _budget(config.epsilon, config.delta, 0.0, cost.by(config.accountant)),
         "of_the_data": _budget(*config.over_all, before, after),
         "refused": refusal(plan.mechanism, place.spent),

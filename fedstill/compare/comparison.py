@@ -24,7 +24,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS, side_of
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, Kind
-from fedstill.protocol.queries import NodeSetting, Question, stand_in
+from fedstill.protocol.queries import NodeSetting, Query, stand_in
 from fedstill.runs import presets
 from fedstill.runs.config import PaperFigure, RunConfig, from_dict, to_dict
 
@@ -157,18 +157,18 @@ class Comparison:
         return None
 
 
-def questions(config: RunConfig) -> Mapping[str, Question]:
-    """The questions that a run's method declares, by name."""
+def queries(config: RunConfig) -> Mapping[str, Query]:
+    """The queries that a run's method declares, by name."""
     task = config.task.example()
     setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task), sums=config.link.sums)
-    questions: Mapping[str, Question] = side_of(config.method, setting).questions
-    return questions
+    queries: Mapping[str, Query] = side_of(config.method, setting).queries
+    return queries
 
 
 def what_leaves(config: RunConfig) -> tuple[Kind, ...]:
     """The kinds of tensor that leave a node in a run, in alphabetical order."""
-    asked = questions(config).values()
-    return tuple(sorted({kind for question in asked for kind in question.kinds().values()}))
+    asked = queries(config).values()
+    return tuple(sorted({kind for query in asked for kind in query.kinds().values()}))
 
 
 def merged(*tables: Mapping[str, Any]) -> Table:

@@ -29,7 +29,7 @@ from fedstill.compare.comparison import (
     extending,
     merged,
     methods_by_label,
-    questions,
+    queries,
     says,
     slug,
     table_at,
@@ -176,7 +176,7 @@ def _table(value: object, key: str) -> Table:
     return dict(value)
 
 
-__all__ = ["Comparison", "ComparisonRun", "plan", "questions", "read", "read_folder", "what_leaves"]
+__all__ = ["Comparison", "ComparisonRun", "plan", "queries", "read", "read_folder", "what_leaves"]
 
 FILE = "compare.toml"
 SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable

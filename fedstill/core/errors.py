@@ -218,34 +218,34 @@ class RunFolderError(FedstillError):
     """A run's folder cannot be used: it holds another run, or nothing to resume."""
 
 
-class QuestionRefused(FedstillError):
-    """A node's gate does not answer this question.
+class QueryRefused(FedstillError):
+    """A node's gate does not answer this query.
 
     Args:
         node: its name.
-        question: that it was asked.
+        query: that it was asked.
         rule: by which it refuses.
-        others: refusals of other nodes and questions, told beside this one.
+        others: refusals of other nodes and queries, told beside this one.
 
-    >>> raise QuestionRefused("clinic", "examine", "questions: count_labels")
+    >>> raise QueryRefused("clinic", "examine", "queries: count_labels")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.QuestionRefused: node 'clinic' refuses question 'examine' by rule ...
-    >>> print(QuestionRefused("clinic", "train", "outputs_only: no parameters"))
-    node 'clinic' refuses question 'train' by rule outputs_only: no parameters; its owner may allow it: policy
+    fedstill.core.errors.QueryRefused: node 'clinic' refuses query 'examine' by rule ...
+    >>> print(QueryRefused("clinic", "train", "outputs_only: no parameters"))
+    node 'clinic' refuses query 'train' by rule outputs_only: no parameters; its owner may allow it: policy
     outputs_only = false; in a simulation: --nodes.policy.outputs_only false
     """
 
-    def __init__(self, node: str, question: str, rule: str, others: Sequence[QuestionRefused] = ()) -> None:
-        self.node, self.question, self.rule = node, question, rule
+    def __init__(self, node: str, query: str, rule: str, others: Sequence[QueryRefused] = ()) -> None:
+        self.node, self.query, self.rule = node, query, rule
         alike: dict[tuple[str, str], list[str]] = {}
         for refusal in (self, *others):
-            alike.setdefault((refusal.question, refusal.rule), []).append(repr(refusal.node))
+            alike.setdefault((refusal.query, refusal.rule), []).append(repr(refusal.node))
         super().__init__("; ".join(_refusal(nodes, *what) for what, nodes in alike.items()))
 
 
-def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
-    """That some nodes refuse one question, in words."""
+def _refusal(nodes: Sequence[str], query: str, rule: str) -> str:
+    """That some nodes refuse one query, in words."""
     way_out = ""
     if "policy.kinds" in rule:  # which says what would allow it
         kinds, everything = _set("kinds", ("NAME",), "NAME"), _set("outputs_only", False)
@@ -254,7 +254,7 @@ def _refusal(nodes: Sequence[str], question: str, rule: str) -> str:
         way_out = "; its owner may allow it: policy outputs_only = false; in a simulation: "
         way_out += _set("outputs_only", False)
     who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
-    return f"{who} question {question!r} by rule {rule}{way_out}"
+    return f"{who} query {query!r} by rule {rule}{way_out}"
 
 
 def _set(field: str, value: object, typed: str = "") -> str:
@@ -264,21 +264,21 @@ def _set(field: str, value: object, typed: str = "") -> str:
     return by_caller(f"--{name} {typed}", said, said) if typed else said
 
 
-def refused_by(refusals: Sequence[QuestionRefused]) -> QuestionRefused:
+def refused_by(refusals: Sequence[QueryRefused]) -> QueryRefused:
     """All refusals as one, so that whoever reads it can see to all of them at once."""
     first, *others = refusals
-    return QuestionRefused(first.node, first.question, first.rule, others)
+    return QueryRefused(first.node, first.query, first.rule, others)
 
 
-class QuestionMismatch(FedstillError):
-    """A question came again under a number already used, with other content."""
+class QueryMismatch(FedstillError):
+    """A query came again under a number already used, with other content."""
 
-    def __init__(self, node: str, question: str, number: int) -> None:
-        self.node, self.question, self.number = node, question, number
+    def __init__(self, node: str, query: str, number: int) -> None:
+        self.node, self.query, self.number = node, query, number
         super().__init__(
-            f"node {node!r} was asked question {question!r} again as number {number} with other "
+            f"node {node!r} was asked query {query!r} again as number {number} with other "
             "content: allowed is the same content, or a new number; gradients are pulled back before the "
-            "next question is asked"
+            "next query is asked"
         )
 
 
@@ -296,16 +296,16 @@ class NodeFault(FedstillError):
     >>> raise NodeFault("clinic", "examine", "logits hold NaN")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.NodeFault: node 'clinic', question 'examine': logits hold NaN
+    fedstill.core.errors.NodeFault: node 'clinic', query 'examine': logits hold NaN
     """
 
-    def __init__(self, node: str, question: str, reason: str) -> None:
-        self.node, self.question, self.reason = node, question, reason
-        super().__init__(f"node {node!r}, question {question!r}: {reason}")
+    def __init__(self, node: str, query: str, reason: str) -> None:
+        self.node, self.query, self.reason = node, query, reason
+        super().__init__(f"node {node!r}, query {query!r}: {reason}")
 
 
 class BundleError(FedstillError, ValueError):
-    """A file of questions or answers is not what it says, or not what is wanted here."""
+    """A file of queries or answers is not what it says, or not what is wanted here."""
 
 
 class DeployError(FedstillError):

@@ -1,7 +1,7 @@
 """Randomness by counter: every draw has a name, and its generator follows from seed and name alone.
 
 Nothing is drawn from a stream whose position depends on what happened before. So a run that was
-killed goes on without any random state on disk, a question that is asked again draws the same
+killed goes on without any random state on disk, a query that is asked again draws the same
 examples again, and engines that compute nodes in another order draw the same numbers.
 """
 

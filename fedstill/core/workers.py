@@ -66,7 +66,7 @@ class Workers:
         if not torch.equal(torch.get_rng_state(), before):
             raise RuntimeError(
                 "nodes that are computed at once drew from torch's global generator, so that their figures "
-                "would not repeat: draw from it in each question or in none, or set engine.threads to 1"
+                "would not repeat: draw from it in each query or in none, or set engine.threads to 1"
             )
         return [done[place] for place in range(len(items))]
 

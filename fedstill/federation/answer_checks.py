@@ -10,7 +10,7 @@ from math import inf, isfinite, sqrt
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.protocol.queries import Question, misshapen_scores
+from fedstill.protocol.queries import Query, misshapen_scores
 from fedstill.protocol.wire_format import SCALE, Tensors, from_text
 
 LARGEST = 1e12  # number of examples, or of labels
@@ -21,15 +21,15 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.b
 
 def faults(
     answers: Mapping[str, Tensors],
-    question: Question,
+    query: Query,
     outlier: float,
     rows: int | None = None,
     outputs: tuple[int, ...] | None = None,
 ) -> dict[str, str]:
-    """What is wrong with the nodes' answers to one question: one line for each faulty node, by its name.
+    """What is wrong with the nodes' answers to one query: one line for each faulty node, by its name.
 
     Args:
-        question: its declaration says which tensors belong into an answer.
+        query: its declaration says which tensors belong into an answer.
         outlier: how many times larger than the others' median a node's logits, scores or weights may be.
         rows: how many inputs it was about, if it was about inputs; logits have one row for each.
         outputs: the shape of an input's logits, if that is known.
@@ -37,28 +37,28 @@ def faults(
     Raises:
         NodeFault: nodes differ, and none of them is known to be the one that is wrong.
 
-    >>> asked = Question("predict", handler=None, releases={"logits": "logits"})
+    >>> asked = Query("predict", handler=None, releases={"logits": "logits"})
     >>> good, bad = torch.ones(2, 3), torch.tensor([[1.0, float("nan"), 1.0]] * 2)
     >>> faults({"a": {"logits": good}, "b": {"logits": bad}}, asked, 100.0)
     {'b': 'logits hold NaN or infinity (2 of 6 numbers)'}
     """
     found: dict[str, str] = {}
     for node, answer in answers.items():
-        if set(answer) != set(question.releases):
-            found[node] = f"answered {sorted(answer) or 'nothing'}, not {sorted(question.releases)}"
+        if set(answer) != set(query.releases):
+            found[node] = f"answered {sorted(answer) or 'nothing'}, not {sorted(query.releases)}"
     for node, answer in answers.items():
         if node not in found:
-            found |= _unlike(node, answer, question, rows, outputs)
-    found |= _misshapen(_without(answers, found), question)
-    found |= _illegible(_without(answers, found), question)
+            found |= _unlike(node, answer, query, rows, outputs)
+    found |= _misshapen(_without(answers, found), query)
+    found |= _illegible(_without(answers, found), query)
     found |= not_finite(_without(answers, found))
     for node, answer in _without(answers, found).items():
-        found |= _miscounted(node, answer, question)
+        found |= _miscounted(node, answer, query)
     sound = _without(answers, found)
-    for name, kind in question.releases.items():
+    for name, kind in query.releases.items():
         if kind.common is not None:
             sizes = _sizes({node: [answer[name]] for node, answer in sound.items()})
-            found |= _blamed(_larger(sizes, outlier, kind.common), sizes, name, outlier, question.name)
+            found |= _blamed(_larger(sizes, outlier, kind.common), sizes, name, outlier, query.name)
     return found
 
 
@@ -77,18 +77,18 @@ def strange(tensors: Tensors) -> str | None:
     return None
 
 
-def require_finite_sent(tensors: Tensors, question: str) -> None:
+def require_finite_sent(tensors: Tensors, query: str) -> None:
     """Refuse (DataError) to ask about what is no number: which is no node's fault."""
     for fault in not_finite({"the server": tensors}).values():
         told = f"what the method sends, {fault}: its networks at the server, or what they made, is not finite"
-        raise DataError(f"question {question!r}: {told}")
+        raise DataError(f"query {query!r}: {told}")
 
 
-def require_finite(pulls: Mapping[str, Tensors], question: str) -> None:
+def require_finite(pulls: Mapping[str, Tensors], query: str) -> None:
     """Refuse (DataError) what a method pulls back that is no number: which is no node's fault."""
     for fault in not_finite(pulls).values():
         told = f"the method's gradients of {fault}: its loss is not finite"
-        raise DataError(f"question {question!r}: {told}")
+        raise DataError(f"query {query!r}: {told}")
 
 
 def not_finite(answers: Mapping[str, Tensors]) -> dict[str, str]:
@@ -117,7 +117,7 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
 
 
 def unlike_inputs(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
-    """Nodes whose gradients are not those of the question's inputs, one number for each of theirs; ``inputs``
+    """Nodes whose gradients are not those of the query's inputs, one number for each of theirs; ``inputs``
     are those that gradients are pulled back to."""
     wanted = {f"d/d{name}": tuple(tensor.shape) for name, tensor in inputs.items()}
     found: dict[str, str] = {}
@@ -132,7 +132,7 @@ def unlike_inputs(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, s
 
 
 def oversized_gradients(
-    pulled: Mapping[str, Tensors], pulls: Mapping[str, Tensors], outlier: float, question: str
+    pulled: Mapping[str, Tensors], pulls: Mapping[str, Tensors], outlier: float, query: str
 ) -> dict[str, str]:
     """Nodes whose gradients are far larger than the others' are, and not because more was pulled there.
 
@@ -148,7 +148,7 @@ def oversized_gradients(
     allowed = outlier * outlier
     unasked = _larger(gains, allowed, 0.0)
     larger = {node: times for node, times in _larger(sizes, allowed, 0.0).items() if node in unasked}
-    return _blamed(larger, sizes, "gradients", outlier, question)
+    return _blamed(larger, sizes, "gradients", outlier, query)
 
 
 def _without(answers: Mapping[str, Tensors], found: Mapping[str, str]) -> dict[str, Tensors]:
@@ -156,10 +156,10 @@ def _without(answers: Mapping[str, Tensors], found: Mapping[str, str]) -> dict[s
 
 
 def _unlike(
-    node: str, answer: Tensors, question: Question, rows: int | None, outputs: tuple[int, ...] | None
+    node: str, answer: Tensors, query: Query, rows: int | None, outputs: tuple[int, ...] | None
 ) -> dict[str, str]:
     """Whether a node's logits have a row for each input, and in it what the task has."""
-    for name, kind in question.releases.items():
+    for name, kind in query.releases.items():
         shape = tuple(answer[name].shape)
         if kind.common is not None and answer[name].dtype == torch.bool:
             return {node: f"{name} are {answer[name].dtype}"}
@@ -168,11 +168,11 @@ def _unlike(
     return {}
 
 
-def _illegible(answers: Mapping[str, Tensors], question: Question) -> dict[str, str]:
+def _illegible(answers: Mapping[str, Tensors], query: Query) -> dict[str, str]:
     """Nodes of whose JSON values one is none."""
     found: dict[str, str] = {}
     for node, answer in answers.items():
-        for name in question.apart.intersection(question.values):
+        for name in query.apart.intersection(query.values):
             try:
                 from_text(answer[name])
             except DataError as error:
@@ -180,11 +180,11 @@ def _illegible(answers: Mapping[str, Tensors], question: Question) -> dict[str, 
     return found
 
 
-def _misshapen(answers: Mapping[str, Tensors], question: Question) -> dict[str, str]:
+def _misshapen(answers: Mapping[str, Tensors], query: Query) -> dict[str, str]:
     """Nodes whose tensors have another shape or dtype than most nodes' have; of a ragged one, other axes."""
     forms = {
         node: {
-            name: ((-1,) * tensor.ndim if name in question.apart else tuple(tensor.shape), tensor.dtype)
+            name: ((-1,) * tensor.ndim if name in query.apart else tuple(tensor.shape), tensor.dtype)
             for name, tensor in answer.items()
         }
         for node, answer in answers.items()
@@ -197,7 +197,7 @@ def _misshapen(answers: Mapping[str, Tensors], question: Question) -> dict[str, 
             (shape, dtype), (other, another) = usual, others[0][0]
             reason = f"{name} are {dtype} of shape {shape} and {another} of {other}"
             raise NodeFault(
-                ", ".join(forms), question.name, f"{reason}: one is wrong, and it is not known which"
+                ", ".join(forms), query.name, f"{reason}: one is wrong, and it is not known which"
             )
         for node, form in forms.items():
             if form[name] != usual and node not in found:
@@ -206,9 +206,9 @@ def _misshapen(answers: Mapping[str, Tensors], question: Question) -> dict[str, 
     return found
 
 
-def _miscounted(node: str, answer: Tensors, question: Question) -> dict[str, str]:
+def _miscounted(node: str, answer: Tensors, query: Query) -> dict[str, str]:
     """Whether a node's numbers of examples are such numbers, and its labels as many as its examples."""
-    kinds = {name: kind for name, kind in question.releases.items() if kind.of == "counts"}
+    kinds = {name: kind for name, kind in query.releases.items() if kind.of == "counts"}
     counted = {name: answer[name].double() for name in kinds}
     for name, numbers in counted.items():
         if not ((numbers >= 0) & (numbers < LARGEST)).all():
@@ -259,7 +259,7 @@ def _median_without(ordered: Sequence[float], place: int) -> float:
 
 
 def _blamed(
-    larger: Mapping[str, float], sizes: Mapping[str, float], name: str, outlier: float, question: str
+    larger: Mapping[str, float], sizes: Mapping[str, float], name: str, outlier: float, query: str
 ) -> dict[str, str]:
     """One line for each node whose numbers are far larger than the other nodes' are."""
     if larger and len(sizes) == 2:
@@ -270,7 +270,7 @@ def _blamed(
             f"link.outlier {outlier:g}; of two it is not known which is wrong. Where one's noise is so "
             "large, link.outlier in the run's config.toml can be larger before it goes on"
         )
-        raise NodeFault(", ".join(sizes), question, f"{told}: {why}")
+        raise NodeFault(", ".join(sizes), query, f"{told}: {why}")
     return {
         node: f"{name} are {times:.3g} times as large as others': link.outlier {outlier:g}"
         for node, times in larger.items()

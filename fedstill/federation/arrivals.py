@@ -8,7 +8,7 @@ from fedstill.federation.transport import Reply
 from fedstill.node.audit_entries import ANSWER, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.digests import digest
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import SCALE, sizes
 
 
@@ -19,14 +19,14 @@ class Arrivals:
         masked: answers leave under masks, and the server sees sums.
     """
 
-    def __init__(self, audit: AuditLog, run: str, questions: Mapping[str, Question], masked: bool) -> None:
-        self._audit, self._run, self._questions, self._masked = audit, run, questions, masked
+    def __init__(self, audit: AuditLog, run: str, queries: Mapping[str, Query], masked: bool) -> None:
+        self._audit, self._run, self._queries, self._masked = audit, run, queries, masked
 
     def note(
         self,
         node: str,
         number: int,
-        question: str,
+        query: str,
         part: str,
         content: str,
         down: Mapping[str, int],
@@ -38,11 +38,11 @@ class Arrivals:
             content: a fingerprint of what was sent.
             down: bytes that were sent, by kind.
         """
-        kinds = self._questions[question].kinds()
+        kinds = self._queries[query].kinds()
         # What was not declared will be found faulty, and is not counted.
         known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
         entry = Entry(
-            *(self._run, node, node, number, question, part, content),
+            *(self._run, node, node, number, query, part, content),
             after=reply.privacy.after,
             # Other bits, as after a start with other threads, are another release, which is paid anew; under
             # masks they are others each time.
@@ -52,6 +52,6 @@ class Arrivals:
             mechanism=reply.privacy.mechanism,
             price=reply.privacy.price or {},
             bare=int(reply.privacy.price is None),
-            questions=int(part == ANSWER),
+            queries=int(part == ANSWER),
         )
         self._audit.charge(entry)

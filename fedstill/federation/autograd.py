@@ -11,11 +11,11 @@ import torch
 
 @dataclass
 class Call:
-    """A question that gradients are pulled back through: who was asked what, and who answered."""
+    """A query that gradients are pulled back through: who was asked what, and who answered."""
 
     federation: Any  # a Federation
     asked: tuple[str, ...]
-    question: str
+    query: str
     number: int
     names: tuple[str, ...]
     nodes: tuple[str, ...] = ()  # that answered
@@ -28,7 +28,7 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sent = dict(zip(call.names, tensors, strict=True))
-        answers = call.federation.sound_answers(call.asked, call.question, call.number, sent, True)
+        answers = call.federation.sound_answers(call.asked, call.query, call.number, sent, True)
         call.nodes, first = tuple(answers), next(iter(answers.values()))
         call.answered = tuple(first)
         ctx.call = call
@@ -38,14 +38,14 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         call: Call = ctx.call
-        through = call.federation.questions[call.question].differentiable
+        through = call.federation.queries[call.query].differentiable
         pulls = {
             node: {name: grad[row] for name, grad in zip(call.answered, grads, strict=True)}
             for row, node in enumerate(call.nodes)
         }
         inputs = dict(zip(call.names, ctx.saved_tensors, strict=True))
         differentiable = {name: tensor for name, tensor in inputs.items() if name in through}
-        pulled = call.federation.sound_gradients(call.number, call.question, pulls, differentiable)
+        pulled = call.federation.sound_gradients(call.number, call.query, pulls, differentiable)
         back: list[torch.Tensor | None] = [None]
         for name, tensor in inputs.items():
             if name in through:

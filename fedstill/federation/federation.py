@@ -19,7 +19,7 @@ from fedstill.core.errors import (
     ArgumentError,
     DataError,
     NodeFault,
-    QuestionRefused,
+    QueryRefused,
     refused_by,
 )
 from fedstill.core.text_format import brief_repr, clip
@@ -36,7 +36,7 @@ from fedstill.federation.autograd import Bridge, Call
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.summed import Sent, Summed, check_summed
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.protocol.wire_format import Tensors, as_text, from_text, refine
 
@@ -56,7 +56,7 @@ class Answers:
         """One part of the answers, of all nodes that answered.
 
         Raises:
-            ArgumentError: the question's answer has no such part, or one that differs in shape by node.
+            ArgumentError: the query's answer has no such part, or one that differs in shape by node.
         """
         if name not in self.tensors:
             known = f"one of {', '.join(self.tensors) or 'none'}"
@@ -68,7 +68,7 @@ class Answers:
         """One part of the answers, node by node: ``(B, ...)`` each, or a JSON value where it is one.
 
         Raises:
-            ArgumentError: the question's answer has no such part.
+            ArgumentError: the query's answer has no such part.
         """
         each = self.apart[name] if name in self.apart else self[name]
         return dict(zip(self.nodes, each, strict=True))
@@ -76,7 +76,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Out:
-    """A node that a run goes on without: since which question, why, and whether it may come back, having
+    """A node that a run goes on without: since which query, why, and whether it may come back, having
     stayed away and not answered nonsense."""
 
     since: int
@@ -92,14 +92,14 @@ class Federation(Summed):
     """
 
     def __init__(
-        self, nodes: Sequence[str], questions: Mapping[str, Question], link: LinkConfig | None = None
+        self, nodes: Sequence[str], queries: Mapping[str, Query], link: LinkConfig | None = None
     ) -> None:
-        self.nodes, self.questions = tuple(nodes), questions
+        self.nodes, self.queries = tuple(nodes), queries
         self.link = link or LinkConfig()
         if self.link.sums:
-            check_summed(self.nodes, questions)
+            check_summed(self.nodes, queries)
         self.outputs: tuple[int, ...] | None = None  # shape of an input's logits, where an engine knows
-        self.number = 0  # of the next question; part of a run's state
+        self.number = 0  # of the next query; part of a run's state
         self.out: dict[str, Out] = {}  # whom the run goes on without; part of its state too
         self.events: list[dict[str, Any]] = []  # who was left out and who came back, for the report
 
@@ -114,33 +114,33 @@ class Federation(Summed):
         return (SUM,) if self.link.sums else self.present
 
     def ask(
-        self, question: str, *, of: Sequence[str] | None = None, number: int | None = None, **given: Any
+        self, query: str, *, of: Sequence[str] | None = None, number: int | None = None, **given: Any
     ) -> Answers:
-        """Ask all nodes, or a few, one question.
+        """Ask all nodes, or a few, one query.
 
         A node that stays away or answers nonsense is left out from then on, as long as a quorum remains.
 
         Args:
-            question: its name.
+            query: its name.
             of: names of the nodes to ask; None is all. Those that are out are not asked.
             number: to ask again under a number already used; None takes the next one.
-            given: tensors that go down with it, and JSON values where the question declares them. Where the
-                question is differentiable and a tensor requires gradients, the answers do too.
+            given: tensors that go down with it, and JSON values where the query declares them. Where the
+                query is differentiable and a tensor requires gradients, the answers do too.
 
         Raises:
-            ArgumentError: no such question or node.
-            QuestionRefused: a node's gate does not answer it.
-            QuestionMismatch: the number was used with other content.
+            ArgumentError: no such query or node.
+            QueryRefused: a node's gate does not answer it.
+            QueryMismatch: the number was used with other content.
             NodeFault: a node failed, and too few are left; or answers differ so that one must be wrong, and
                 it is not known which.
         """
-        if question not in self.questions:
-            raise ArgumentError("question", question, f"one of {', '.join(self.questions)}")
+        if query not in self.queries:
+            raise ArgumentError("query", query, f"one of {', '.join(self.queries)}")
         asked = self._chosen(of)
         if number is None:
             number = self.number
         self.number = max(self.number, number + 1)
-        declared = self.questions[question]
+        declared = self.queries[query]
         tensors: dict[str, torch.Tensor] = {
             name: as_text(value) if name in declared.values else value for name, value in given.items()
         }
@@ -150,7 +150,7 @@ class Federation(Summed):
         )
         if not wanted:
             sent = {name: tensor.detach() for name, tensor in tensors.items()}
-            answers = self.sound_answers(asked, question, number, sent, False)
+            answers = self.sound_answers(asked, query, number, sent, False)
             first = next(iter(answers.values()))
             stacked = [name for name in first if name not in declared.apart]
             return Answers(
@@ -159,14 +159,14 @@ class Federation(Summed):
                 {name: torch.stack([each[name] for each in answers.values()]) for name in stacked},
                 {name: self._apart(declared, name, answers) for name in declared.apart},
             )
-        call = Call(self, asked, question, number, names)
+        call = Call(self, asked, query, number, names)
         flat = Bridge.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
         return Answers(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
 
     @staticmethod
-    def _apart(question: Question, name: str, answers: Mapping[str, Tensors]) -> tuple[Any, ...]:
+    def _apart(query: Query, name: str, answers: Mapping[str, Tensors]) -> tuple[Any, ...]:
         """A part of the answers that is not stacked, one a node."""
-        read = from_text if name in question.values else torch.Tensor.detach
+        read = from_text if name in query.values else torch.Tensor.detach
         return tuple(read(each[name]) for each in answers.values())
 
     def state(self) -> dict[str, Any]:
@@ -179,13 +179,11 @@ class Federation(Summed):
         self.number, self.events = state["number"], list(state["events"])
         self.out = {node: Out(*left) for node, left in state["out"].items()}
 
-    def leave_out(
-        self, node: str, question: str, reason: str, *, back: bool, since: int | None = None
-    ) -> None:
-        """Go on without a node that failed at a question.
+    def leave_out(self, node: str, query: str, reason: str, *, back: bool, since: int | None = None) -> None:
+        """Go on without a node that failed at a query.
 
         Args:
-            since: number of the first question that it has no part in; None is the next one.
+            since: number of the first query that it has no part in; None is the next one.
 
         Raises:
             NodeFault: too few nodes are left.
@@ -198,7 +196,7 @@ class Federation(Summed):
         if left < needed:
             raise NodeFault(
                 node,
-                question,
+                query,
                 f"{reason}; {left} of {len(self.nodes)} nodes are left, link.quorum wants {needed}",
             )
 
@@ -206,24 +204,24 @@ class Federation(Summed):
         """Refuse at the start what some node would refuse later; or go on without it, as the quorum says.
 
         Raises:
-            QuestionRefused: naming all such nodes, with questions and rules.
+            QueryRefused: naming all such nodes, with queries and rules.
         """
         refusals = [
-            QuestionRefused(node, name, rule)
+            QueryRefused(node, name, rule)
             for name in names
-            for node, rule in self.objections(self.questions[name]).items()
+            for node, rule in self.objections(self.queries[name]).items()
         ]
-        total = sum(self.questions[name].times for name in names)
+        total = sum(self.queries[name].times for name in names)
         for node, limit in self.limits().items():
             if total > limit and all(node != refusal.node for refusal in refusals):
-                rule = f"most_questions: {limit}, and the run asks {total}"
-                refusals.append(QuestionRefused(node, ", ".join(names), rule))
+                rule = f"most_queries: {limit}, and the run asks {total}"
+                refusals.append(QueryRefused(node, ", ".join(names), rule))
         unwilling = {refusal.node: refusal for refusal in reversed(refusals)}  # by its first rule
         needed = self.link.least(len(self.nodes))
         if refusals and (needed == len(self.nodes) or len(self.present) - len(unwilling) < needed):
             raise refused_by(refusals)
         for node, refusal in unwilling.items():
-            self.leave_out(node, refusal.question, f"refused: {refusal.rule}", back=False)
+            self.leave_out(node, refusal.query, f"refused: {refusal.rule}", back=False)
 
     def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
         if of is None or (self.link.sums and tuple(of) == (SUM,)):
@@ -235,31 +233,31 @@ class Federation(Summed):
         return tuple(name for name in self.nodes if name in wanted)
 
     def sound_answers(
-        self, asked: tuple[str, ...], question: str, number: int, tensors: Tensors, differentiable: bool
+        self, asked: tuple[str, ...], query: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Mapping[str, Tensors]:
-        """The sound answers to one question, by node, as the nodes gave them.
+        """The sound answers to one query, by node, as the nodes gave them.
 
         Raises:
             DataError: what is sent is not finite, which is no node's fault.
         """
-        declared = self.questions[question]
-        require_finite_sent(tensors, question)
-        sent = Sent(question, number, self.link.coarsen(tensors, declared.sends), differentiable)
+        declared = self.queries[query]
+        require_finite_sent(tensors, query)
+        sent = Sent(query, number, self.link.coarsen(tensors, declared.sends), differentiable)
         there = tuple(name for name in asked if name not in self.out)
         if declared.sums:
             return {SUM: self._summed_answers(there, sent)}
-        answers = self._refined(self._answer(there, sent), question, number)
+        answers = self._refined(self._answer(there, sent), query, number)
         asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
         rows = asked_about[0] if asked_about else None
         for node, fault in faults(answers, declared, self.link.outlier, rows, self.outputs).items():
-            self.leave_out(node, question, fault, back=False, since=number)
+            self.leave_out(node, query, fault, back=False, since=number)
             del answers[node]
         if not answers:
-            raise NodeFault(", ".join(asked), question, "none of the nodes that were asked is left")
+            raise NodeFault(", ".join(asked), query, "none of the nodes that were asked is left")
         return answers
 
     def sound_gradients(
-        self, number: int, question: str, pulls: Mapping[str, Tensors], inputs: Tensors
+        self, number: int, query: str, pulls: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
         """The nodes' sound gradients; a node that fails here adds nothing to the sum.
 
@@ -267,26 +265,26 @@ class Federation(Summed):
             DataError: what is to be pulled back is not finite, which is no node's fault.
         """
         if SUM in pulls:
-            return {SUM: self._summed_gradients(number, question, pulls[SUM], inputs)}
+            return {SUM: self._summed_gradients(number, query, pulls[SUM], inputs)}
         sent = {
             node: self.link.coarsen(pull, dict.fromkeys(pull, GRADIENTS))
             for node, pull in pulls.items()
             if node not in self.out
         }
-        pulled = self._refined(self._pull_back(number, question, sent, None), question, None)
+        pulled = self._refined(self._pull_back(number, query, sent, None), query, None)
         ill = not_finite(pulled)
         if ill:
-            require_finite(pulls, question)
-        self._part(pulled, question, unlike_inputs(pulled, inputs) | ill)
-        self._part(pulled, question, oversized_gradients(pulled, pulls, self.link.outlier, question))
+            require_finite(pulls, query)
+        self._part(pulled, query, unlike_inputs(pulled, inputs) | ill)
+        self._part(pulled, query, oversized_gradients(pulled, pulls, self.link.outlier, query))
         return pulled
 
-    def _part(self, pulled: dict[str, Tensors], question: str, found: Mapping[str, str]) -> None:
+    def _part(self, pulled: dict[str, Tensors], query: str, found: Mapping[str, str]) -> None:
         for node, fault in found.items():
-            self.leave_out(node, question, fault, back=False)
+            self.leave_out(node, query, fault, back=False)
             del pulled[node]
 
-    def _refined(self, given: Mapping[str, Tensors], question: str, since: int | None) -> dict[str, Tensors]:
+    def _refined(self, given: Mapping[str, Tensors], query: str, since: int | None) -> dict[str, Tensors]:
         """What nodes gave, in float32; without those who gave nothing of which that could be made."""
         whole: dict[str, Tensors] = {}
         for node, tensors in given.items():
@@ -296,23 +294,23 @@ class Federation(Summed):
                     raise DataError(wrong)
                 whole[node] = refine(tensors)
             except DataError as fault:
-                self.leave_out(node, question, str(fault), back=False, since=since)
+                self.leave_out(node, query, str(fault), back=False, since=since)
         return whole
 
-    def objections(self, question: Question) -> Mapping[str, str]:
-        """The rule by which each unwilling node would refuse a question, by the node's name."""
-        rules = {node: self._rule(node, question) for node in self.present}
+    def objections(self, query: Query) -> Mapping[str, str]:
+        """The rule by which each unwilling node would refuse a query, by the node's name."""
+        rules = {node: self._rule(node, query) for node in self.present}
         return {node: rule for node, rule in rules.items() if rule is not None}
 
     def limits(self) -> Mapping[str, int]:
-        """How many questions each node that has a limit answers at most, by the node's name."""
+        """How many queries each node that has a limit answers at most, by the node's name."""
         most = {node: self._limit(node) for node in self.present}
         return {node: limit for node, limit in most.items() if limit is not None}
 
     @abstractmethod
-    def _rule(self, node: str, question: Question) -> str | None:
-        """By which a node would refuse a question."""
+    def _rule(self, node: str, query: Query) -> str | None:
+        """By which a node would refuse a query."""
 
     @abstractmethod
     def _limit(self, node: str) -> int | None:
-        """How many questions a node answers at most; None: no limit."""
+        """How many queries a node answers at most; None: no limit."""

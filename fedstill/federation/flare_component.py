@@ -33,7 +33,7 @@ from fedstill.node.security_log import SecurityLog, SecurityLogError
 
 logger = logging.getLogger("fedstill.site")
 
-# What a server may ask of a node's own process; questions go to the process of a job.
+# What a server may ask of a node's own process; queries go to the process of a job.
 TOPICS = frozenset(
     {
         "scheduler.check_resource",

@@ -18,7 +18,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group, alike, multiplies_only, signature
 from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.digests import digest
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors
 
@@ -44,7 +44,7 @@ def stacks(compute: Compute, nodes: Sequence[Node], *, alone: bool = False) -> b
     (:mod:`fedstill.core.workers`).
 
     Args:
-        alone: for nodes' training by themselves, with no question in it.
+        alone: for nodes' training by themselves, with no query in it.
     """
     if compute.config.name != "auto":
         return compute.config.name == "stacked"
@@ -69,7 +69,7 @@ class InProcess(Federation):
         compute: Compute,
         link: LinkConfig | None = None,
     ) -> None:
-        super().__init__([node.name for node in nodes], side.questions, link)
+        super().__init__([node.name for node in nodes], side.queries, link)
         self._members = {node.name: node for node in nodes}
         self._side, self._compute = side, compute
         self._groups = [[node.name for node in group] for group in groups]
@@ -77,15 +77,15 @@ class InProcess(Federation):
         self._handlers: OrderedDict[tuple[str, ...], RequestHandler] = OrderedDict()
         self._asked_of: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # number -> who was asked
 
-    def _rule(self, node: str, question: Question) -> str | None:
+    def _rule(self, node: str, query: Query) -> str | None:
         member = self._members[node]
         shape = tuple(member.data.inputs.shape[1:])
-        if question.differentiable and not carries_gradient(member.model, shape):
+        if query.differentiable and not carries_gradient(member.model, shape):
             return PREDICTS
-        return member.gate.objection(question)
+        return member.gate.objection(query)
 
     def _limit(self, node: str) -> int | None:
-        return self._members[node].gate.policy.most_questions or None
+        return self._members[node].gate.policy.most_queries or None
 
     def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         self._asked_of[sent.number] = asked
@@ -93,27 +93,27 @@ class InProcess(Federation):
             self._asked_of.popitem(last=False)
         handlers = self._serving(asked)
         answers: dict[str, Tensors] = {}
-        content = digest(sent.question, sent.tensors)  # once: each time it would come off the device anew
+        content = digest(sent.query, sent.tensors)  # once: each time it would come off the device anew
         for handler in handlers:
-            handler.receive(sent.question, sent.number, sent.tensors, sent.differentiable, sent.call, content)
-        self._at_once(sent.question, handlers, lambda handler: handler.compute_answers(sent.number))
+            handler.receive(sent.query, sent.number, sent.tensors, sent.differentiable, sent.call, content)
+        self._at_once(sent.query, handlers, lambda handler: handler.compute_answers(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]
             answers.update(zip(names, handler.release_answers(sent.number), strict=True))
         return {name: answers[name] for name in asked}
 
     def _pull_back(
-        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None
     ) -> Mapping[str, Tensors]:
         mine: dict[RequestHandler, dict[str, Tensors]] = {}
         # Before anything is computed: they come off the device, which would be waited for each time.
-        contents = {node: digest(question, pull) for node, pull in pulls.items()}
+        contents = {node: digest(query, pull) for node, pull in pulls.items()}
         for handler in self._serving(self._asked_of.get(number, tuple(pulls))):
             some = {node.name: pulls[node.name] for node in handler.group.nodes if node.name in pulls}
             if some:
                 mine[handler] = some
         self._at_once(
-            f"back {question}",
+            f"back {query}",
             list(mine),
             lambda handler: handler.compute_gradients(number, mine[handler], call, contents),
         )

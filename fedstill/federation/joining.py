@@ -28,7 +28,7 @@ class Coming:
 
 
 class Joining:
-    """The messages before a node's first question in one run.
+    """The messages before a node's first query in one run.
 
     Args:
         public: public data, for nodes that do not have them yet.

@@ -21,7 +21,7 @@ class LinkConfig(WireConfig):
 
     wait: PositiveOrInf = 600.0
     """Seconds that a node has for one answer; then it counts as away. A round of training is one answer, and
-    so is each percent of the local training before the first question."""
+    so is each percent of the local training before the first query."""
     quorum: Share = 1.0
     """Share of the nodes without which a run stops, to be resumed. Below 1 it goes on without nodes that
     stay away or answer nonsense, their weight taken over by the others."""

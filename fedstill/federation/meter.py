@@ -10,12 +10,12 @@ from dataclasses import dataclass
 class Meter:
     """What a link costs: seconds of the run by whose they were, and bytes.
 
-    Of a question's time the slowest node's own work is ``nodes``, of which ``waiting`` is what the others
+    Of a query's time the slowest node's own work is ``nodes``, of which ``waiting`` is what the others
     wait for it on average; ``absent`` is what was waited after that for nodes that failed; the rest is
     ``link``.
     """
 
-    questions: int = 0
+    queries: int = 0
     seconds: float = 0.0
     nodes: float = 0.0
     waiting: float = 0.0
@@ -25,7 +25,7 @@ class Meter:
     def add(self, seconds: float, own: Sequence[float], bytes: int, absent: float = 0.0) -> None:
         """One round of messages: the seconds that it took; of these, what each node that replied took itself;
         bytes; and, of the seconds, from the last reply until those without one were given up."""
-        self.questions += 1
+        self.queries += 1
         self.seconds += seconds
         self.nodes += max(own, default=0.0)
         self.waiting += max(own, default=0.0) - sum(own) / max(len(own), 1)
@@ -33,12 +33,12 @@ class Meter:
         self.absent += absent
 
     def figures(self, total: float, training: float) -> dict[str, float]:
-        """For the report: of ``total`` seconds of a run, ``training`` came before the first question."""
+        """For the report: of ``total`` seconds of a run, ``training`` came before the first query."""
         link = max(self.seconds - self.nodes - self.absent, 0.0)
         return {
-            "messages": self.questions,
-            "seconds_each": self.seconds / max(self.questions, 1),
-            "bytes_each": self.bytes / max(self.questions, 1),
+            "messages": self.queries,
+            "seconds_each": self.seconds / max(self.queries, 1),
+            "bytes_each": self.bytes / max(self.queries, 1),
             "link": link,
             "nodes": self.nodes - self.waiting,
             "waiting": self.waiting,

@@ -1,9 +1,9 @@
-"""Files of questions and of answers, which people carry to and from nodes that allow no link at all.
+"""Files of queries and of answers, which people carry to and from nodes that allow no link at all.
 
-A file of questions holds all that a one-round method asks, and the public inputs that it asks about; a file
+A file of queries holds all that a one-round method asks, and the public inputs that it asks about; a file
 of answers holds what one node replied, as it replies over a link. Each is one blob of safetensors with a JSON
 header, and signed (:mod:`fedstill.federation.signed_files`). The server learns from such files as it does
-from nodes that it can reach: they are a link, which carries questions to replies that are there already.
+from nodes that it can reach: they are a link, which carries queries to replies that are there already.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedstill.node.replies import Hello
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Ask, side_of
-from fedstill.protocol.queries import NodeSetting, Question
+from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.run_plan import Plan, public_tensors, read_public
 from fedstill.protocol.wire_format import MOST_HEADER, Tensors, pack, unpack
 
@@ -38,30 +38,30 @@ if TYPE_CHECKING:
 
 
 FORMAT = 6  # of both kinds of file
-QUESTIONS, ANSWERS = "questions", "answers"
+QUERIES, ANSWERS = "queries", "answers"
 PUBLIC = "public."  # begins the names of its tensors
 
 H = TypeVar("H")
 
 
-# --- questions --------------------------------------------------------------------------------------
+# --- queries --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class QuestionsHeader:
-    """The header of a file of questions, beside its table ``plan``: their names, in order."""
+class QueriesHeader:
+    """The header of a file of queries, beside its table ``plan``: their names, in order."""
 
-    questions: tuple[str, ...]
+    queries: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Questions:
+class Queries:
     """All that a run asks.
 
     Args:
         plan: method, spec of inputs and classes, fingerprint of the public data.
         public: what is asked about, or None.
-        asks: the questions, in order; their places are their numbers.
+        asks: the queries, in order; their places are their numbers.
         sha256: of the file, in hexadecimal digits.
         signer: fingerprint of the key that signed it.
         trusted: whether that key was expected.
@@ -74,46 +74,46 @@ class Questions:
     signer: str = ""
     trusted: bool = False
 
-    def declared(self) -> Mapping[str, Question]:
-        """What the method declares about its questions."""
+    def declared(self) -> Mapping[str, Query]:
+        """What the method declares about its queries."""
         setting = NodeSetting(self.plan.spec.make_task(), LocalConfig(), Compute(), self.public)
-        questions: Mapping[str, Question] = side_of(self.plan.config(), setting).questions
-        return questions
+        queries: Mapping[str, Query] = side_of(self.plan.config(), setting).queries
+        return queries
 
     def contents(self) -> tuple[str, ...]:
-        """The digest of each question's name and tensors."""
-        return tuple(digest(ask.question, ask.tensors) for ask in self.asks)
+        """The digest of each query's name and tensors."""
+        return tuple(digest(ask.query, ask.tensors) for ask in self.asks)
 
 
-def write_questions(path: Path, questions: Questions, key: Ed25519PrivateKey) -> str:
-    """Write and sign a file of questions; the same questions give the same bytes.
+def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
+    """Write and sign a file of queries; the same queries give the same bytes.
 
     Returns:
         Its SHA-256.
 
     Raises:
-        BundleError: the place is taken by other questions, on which nodes may be at work.
+        BundleError: the place is taken by other queries, on which nodes may be at work.
     """
-    tensors = _numbered({number: ask.tensors for number, ask in enumerate(questions.asks)})
-    if questions.public is not None:
-        given = public_tensors(questions.public)
+    tensors = _numbered({number: ask.tensors for number, ask in enumerate(queries.asks)})
+    if queries.public is not None:
+        given = public_tensors(queries.public)
         tensors |= {PUBLIC + name: tensor for name, tensor in given.items()}
-    names = [ask.question for ask in questions.asks]
-    blob = _pack(QUESTIONS, {"questions": names, "plan": questions.plan.to_dict()}, tensors)
+    names = [ask.query for ask in queries.asks]
+    blob = _pack(QUERIES, {"queries": names, "plan": queries.plan.to_dict()}, tensors)
     if path.exists() and path.read_bytes() != blob:
-        raise BundleError(f"{path} holds something else already: choose another place for these questions")
+        raise BundleError(f"{path} holds something else already: choose another place for these queries")
     signed_files.write(path, blob, key)
     return hashlib.sha256(blob).hexdigest()
 
 
-def read_questions(
+def read_queries(
     path: Path,
     signers: Collection[str] | None = None,
     most_header: int = MOST_HEADER,
     methods: Collection[str] = (),
     tasks: Collection[str] = (),
-) -> Questions:
-    """The questions in a file, once its signature has been found good.
+) -> Queries:
+    """The queries in a file, once its signature has been found good.
 
     Args:
         signers: fingerprints of keys of which one must have signed; None is any.
@@ -121,16 +121,16 @@ def read_questions(
         methods, tasks: names that may be looked up beside the package's own.
 
     Raises:
-        BundleError: missing, changed, unsigned, of a key that is not expected, or no questions that this
+        BundleError: missing, changed, unsigned, of a key that is not expected, or no queries that this
             version knows.
     """
     blob, signer = signed_files.read(path, signers)
-    table, tensors = _unpack(path, QUESTIONS, blob, most_header)
+    table, tensors = _unpack(path, QUERIES, blob, most_header)
     try:
         plan = Plan.from_dict(table.pop("plan", None), methods, tasks)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
-    names = _header(path, QuestionsHeader, table).questions
+    names = _header(path, QueriesHeader, table).queries
     given = {name: tensors.pop(PUBLIC + name) for name in ("inputs", "labels") if PUBLIC + name in tensors}
     try:
         public = read_public(plan, given, 0)
@@ -139,8 +139,8 @@ def read_questions(
     parts = _by_number(path, tensors)
     asks = tuple(Ask(name, parts.pop(number, {})) for number, name in enumerate(names))
     if parts:
-        raise BundleError(f"{path}: its header does not list the questions that it holds")
-    return Questions(plan, public, asks, hashlib.sha256(blob).hexdigest(), signer, signers is not None)
+        raise BundleError(f"{path}: its header does not list the queries that it holds")
+    return Queries(plan, public, asks, hashlib.sha256(blob).hexdigest(), signer, signers is not None)
 
 
 # --- answers ----------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def read_questions(
 class AnswersHeader:
     """The header of a file of answers, beside what the node ``told`` in its replies."""
 
-    questions: str  # SHA-256 of the file of questions
+    queries: str  # SHA-256 of the file of queries
     asked_by: str  # fingerprint of the key that signed it
     compared: bool  # whether the node knew that key beforehand
     node: str
@@ -211,14 +211,14 @@ def unpack_answers(path: Path, blob: bytes) -> tuple[AnswersHeader, Replies]:
     return header, replies
 
 
-def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | None = None) -> NodeAnswers:
-    """One node's answers, once signature and content have been found to fit the questions.
+def read_answers(path: Path, queries: Queries, keys: Mapping[str, str] | None = None) -> NodeAnswers:
+    """One node's answers, once signature and content have been found to fit the queries.
 
     Args:
         keys: fingerprints of the nodes' keys by name; None takes any key, and trusts none.
 
     Raises:
-        BundleError: missing, changed, unsigned, of an unknown key, or no answers to these questions.
+        BundleError: missing, changed, unsigned, of an unknown key, or no answers to these queries.
     """
     blob, signer = signed_files.read(path, None if keys is None else set(keys.values()))
     header, replies = unpack_answers(path, blob)
@@ -229,30 +229,30 @@ def read_answers(path: Path, questions: Questions, keys: Mapping[str, str] | Non
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header.node):
         raise BundleError(f"{path} names its node {header.node!r}: allowed are letters, digits, '-' and '_'")
-    if header.questions != questions.sha256:
+    if header.queries != queries.sha256:
         raise BundleError(
-            f"{path} answers another file of questions (SHA-256 {header.questions[:16]}..., "
-            f"not {questions.sha256[:16]}...)"
+            f"{path} answers another file of queries (SHA-256 {header.queries[:16]}..., "
+            f"not {queries.sha256[:16]}...)"
         )
-    if header.asked_by != questions.signer:
+    if header.asked_by != queries.signer:
         raise BundleError(
-            f"{path} answers these questions as signed by another key ({header.asked_by}): what its node was "
-            f"given had a signature that is not that of {questions.signer}"
+            f"{path} answers these queries as signed by another key ({header.asked_by}): what its node was "
+            f"given had a signature that is not that of {queries.signer}"
         )
-    count = len(questions.asks)
+    count = len(queries.asks)
     if set(replies.tensors) != set(range(count)) or len(replies.privacy) != count:
-        raise BundleError(f"{path} does not hold one answer to each of the {count} questions")
+        raise BundleError(f"{path} does not hold one answer to each of the {count} queries")
     sha256 = hashlib.sha256(blob).hexdigest()
     return NodeAnswers(path, header, replies, signer, keys is not None, sha256)
 
 
 def answered_by(path: Path) -> str:
-    """The SHA-256 of the questions that a file of answers is for.
+    """The SHA-256 of the queries that a file of answers is for.
 
     Raises:
         BundleError: it is none.
     """
-    return unpack_answers(path, path.read_bytes())[0].questions
+    return unpack_answers(path, path.read_bytes())[0].queries
 
 
 # --- both -------------------------------------------------------------------------------------------
@@ -296,6 +296,6 @@ def _by_number(path: Path, tensors: Tensors) -> dict[int, dict[str, torch.Tensor
     for whole, tensor in tensors.items():
         number, dot, name = whole.partition(".")
         if not (dot and name and re.fullmatch("0|[1-9][0-9]{0,8}", number)):
-            raise BundleError(f"{path} holds a tensor {whole!r}, which belongs to no question")
+            raise BundleError(f"{path} holds a tensor {whole!r}, which belongs to no query")
         parts.setdefault(int(number), {})[name] = tensor
     return parts

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedstill.core.errors import BundleError, QuestionMismatch
+from fedstill.core.errors import BundleError, QueryMismatch
 from fedstill.federation.node_order import natural
-from fedstill.federation.offline_files import NodeAnswers, Questions
+from fedstill.federation.offline_files import NodeAnswers, Queries
 from fedstill.protocol.digests import digest
-from fedstill.protocol.messages import AnswerQuestion, JoinRun, PullBack, SayHello, read_message
+from fedstill.protocol.messages import AnswerQuery, JoinRun, PullBack, SayHello, read_message
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 
 
 class AnswerFiles:
-    """Carries questions to files of answers.
+    """Carries queries to files of answers.
 
     Raises:
         BundleError: no answers, or two files of one node.
     """
 
-    def __init__(self, questions: Questions, answers: Sequence[NodeAnswers]) -> None:
+    def __init__(self, queries: Queries, answers: Sequence[NodeAnswers]) -> None:
         if not answers:
             raise BundleError("there are no answers: name one file or more")
         self.bundles: dict[str, NodeAnswers] = {}
@@ -29,7 +29,7 @@ class AnswerFiles:
             if other is not each:
                 raise BundleError(f"{other.path} and {each.path} are both of node {each.header.node!r}")
         self.nodes: Sequence[str] = list(self.bundles)
-        self._contents = dict(enumerate(questions.contents()))
+        self._contents = dict(enumerate(queries.contents()))
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
         """What a node's file replies: see :class:`fedstill.federation.transport.Link`."""
@@ -42,16 +42,16 @@ class AnswerFiles:
                 told = replies.hello
             case JoinRun():
                 told = replies.join
-            case PullBack(question=question, number=number):
-                return _mismatch(node, question, number)
-            case AnswerQuestion(question=question, number=number, differentiable=through):
-                if through or self._contents.get(number) != digest(question, tensors):
-                    return _mismatch(node, question, number)
+            case PullBack(query=query, number=number):
+                return _mismatch(node, query, number)
+            case AnswerQuery(query=query, number=number, differentiable=through):
+                if through or self._contents.get(number) != digest(query, tensors):
+                    return _mismatch(node, query, number)
                 told, answer = {"privacy": replies.privacy[number]}, replies.tensors[number]
         return pack({"told": told, "seconds": 0.0}, answer)
 
 
-def _mismatch(node: str, question: str, number: int) -> bytes:
-    refusal = QuestionMismatch(node, question, number)
-    error = {"kind": "QuestionMismatch", "text": str(refusal), "question": question, "number": number}
+def _mismatch(node: str, query: str, number: int) -> bytes:
+    refusal = QueryMismatch(node, query, number)
+    error = {"kind": "QueryMismatch", "text": str(refusal), "query": query, "number": number}
     return pack({"error": error})

@@ -1,4 +1,4 @@
-"""A node's half of a federation by files: questions answered through its gate, into a signed file."""
+"""A node's half of a federation by files: queries answered through its gate, into a signed file."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fedstill.core import private_files
-from fedstill.core.errors import ArgumentError, BundleError, FedstillError, QuestionRefused, RunFolderError
+from fedstill.core.errors import ArgumentError, BundleError, FedstillError, QueryRefused, RunFolderError
 from fedstill.core.registry import OWN, looking_in
 from fedstill.federation import signed_files
 from fedstill.federation.offline_files import (
     ANSWERS,
-    QUESTIONS,
+    QUERIES,
     AnswersHeader,
-    Questions,
+    Queries,
     Replies,
     answered_by,
     pack_answers,
-    read_questions,
+    read_queries,
     unpack_answers,
 )
 from fedstill.node import audit_file, owner_folder
@@ -43,14 +43,14 @@ SECONDS_BETWEEN = 0.5  # between two reports of local training
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of a file of questions at a node: where the answers are, what they are, whose key signed
+    """What became of a file of queries at a node: where the answers are, what they are, whose key signed
     them. ``left``: bytes that crossed the gate, by kind. ``cost``: of all that ever left these data, in
     words. ``again``: these answers had left before; then nothing was charged."""
 
     path: Path
     replies: Replies
     signer: str
-    questions: Questions
+    queries: Queries
     left: Mapping[str, int]
     cost: str
     again: bool = False
@@ -58,13 +58,13 @@ class Answered:
 
 def answer(
     folder: Path,
-    questions: Path,
+    queries: Path,
     out: Path | None = None,
     *,
     server_key: str | None = None,
     report: Callable[[int], None] = lambda percent: None,
 ) -> Answered:
-    """Answer a file of questions at the node of a folder, through its gate, and write a signed file.
+    """Answer a file of queries at the node of a folder, through its gate, and write a signed file.
 
     The same file again gives the answers that were let out the first time, and what was said of them then,
     and is not charged again, even if data or model are others by then; but today's policy is asked first.
@@ -78,31 +78,31 @@ def answer(
 
     Raises:
         BundleError: the file cannot be believed.
-        QuestionRefused: the owner's policy forbids a question; then nothing is trained and nothing leaves.
-        FedstillError: data, model and questions do not fit.
+        QueryRefused: the owner's policy forbids a query; then nothing is trained and nothing leaves.
+        FedstillError: data, model and queries do not fit.
     """
     host = Host(folder)
     with looking_in(folder):  # what the file names is the owner's own, and never the working folder's
         try:
-            return _answer(host, questions, out, server_key, report)
+            return _answer(host, queries, out, server_key, report)
         except FedstillError as error:
-            host.refusals.note(host.asker, getattr(error, "question", QUESTIONS), error, "")
+            host.refusals.note(host.asker, getattr(error, "query", QUERIES), error, "")
             raise
 
 
 def _answer(
-    host: Host, questions: Path, out: Path | None, server_key: str | None, report: Callable[[int], None]
+    host: Host, queries: Path, out: Path | None, server_key: str | None, report: Callable[[int], None]
 ) -> Answered:
     folder, policy = host.folder, host.file.policy
-    bytes = questions.stat().st_size if questions.is_file() else 0
+    bytes = queries.stat().st_size if queries.is_file() else 0
     if 0 < policy.most_message < bytes:
-        rule = f"most_message: {policy.most_message}, and {questions} has {bytes} bytes"
-        raise QuestionRefused(host.name, QUESTIONS, rule)
-    with limited(host.name, QUESTIONS):
+        rule = f"most_message: {policy.most_message}, and {queries} has {bytes} bytes"
+        raise QueryRefused(host.name, QUERIES, rule)
+    with limited(host.name, QUERIES):
         signers = None if server_key is None else [server_key]
-        given = read_questions(questions, signers, policy.most_header, policy.methods, policy.tasks)
+        given = read_queries(queries, signers, policy.most_header, policy.methods, policy.tasks)
     # Named after what the file holds: another file is another run, and is paid for.
-    plan = replace(given.plan, run=f"{QUESTIONS}-{given.sha256[:32]}")
+    plan = replace(given.plan, run=f"{QUERIES}-{given.sha256[:32]}")
     host.asker = given.signer
     path = Path(f"{ANSWERS}-{host.name}.safetensors") if out is None else out
     key = signed_files.own_key(folder / "node.key")
@@ -123,34 +123,34 @@ def _answer(
     return Answered(path, replies, signer, given, _left(given, replies), paid, again)
 
 
-def _require_same(path: Path, given: Questions) -> None:
-    """Refuse to write over one's own answers to other questions, with ArgumentError."""
+def _require_same(path: Path, given: Queries) -> None:
+    """Refuse to write over one's own answers to other queries, with ArgumentError."""
     if path.exists() and answered_by(path) != given.sha256:
-        raise ArgumentError("--out", str(path), "another file: this one answers other questions")
+        raise ArgumentError("--out", str(path), "another file: this one answers other queries")
 
 
-def _left(given: Questions, replies: Replies) -> dict[str, int]:
+def _left(given: Queries, replies: Replies) -> dict[str, int]:
     """Bytes that crossed the gate, by kind."""
     declared, total = given.declared(), Counter[str]()
     for number, answer in sorted(replies.tensors.items()):
-        total.update(sizes(answer, declared[given.asks[number].question].releases))
+        total.update(sizes(answer, declared[given.asks[number].query].releases))
     return dict(total)
 
 
-def _let_out(host: Host, plan: Plan, given: Questions, kept: Path, report: Callable[[int], None]) -> None:
+def _let_out(host: Host, plan: Plan, given: Queries, kept: Path, report: Callable[[int], None]) -> None:
     """Train, answer through the gate, and keep what left with all that is to be said of it."""
     try:
         told = host.join(plan, None if given.public is None else public_tensors(given.public))
         session = host.session
         if session is None:
-            raise BundleError("the public data that the questions are about are not in their file")
-        _admit(host, told.objections, told.most_questions, given.asks, session.audit, plan.run)
+            raise BundleError("the public data that the queries are about are not in their file")
+        _admit(host, told.objections, told.most_queries, given.asks, session.audit, plan.run)
         answers = _answers(host, session, told.learned, given.asks, report)
         privacy = [asdict(session.node.gate.told(number, ANSWER)) for number in answers]
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
         done = replace(told, learned=True, last=-1, marks=())  # it has answered all there is
         blob = pack_answers(header, Replies(asdict(host.hello()), asdict(done), privacy, answers))
-        host.require_still(session, QUESTIONS)
+        host.require_still(session, QUERIES)
         # First the audit log: what is kept without an entry of its own does not leave.
         session.audit.charge(_letting_out(plan.run, blob, host.folder))
         private_files.replace(kept, blob, sync=True)
@@ -170,30 +170,30 @@ def _letting_out(run: str, blob: bytes, folder: Path) -> Entry:
         payer=DATA,
         node=DATA,
         number=-1,
-        question="answers",
+        query="answers",
         part=KEPT,
         content=hashlib.blake2b(blob, key=key, digest_size=32).hexdigest(),
         rule="the same bytes may leave again",
     )
 
 
-def _again(host: Host, given: Questions, kept: Path) -> tuple[AnswersHeader, Replies]:
+def _again(host: Host, given: Queries, kept: Path) -> tuple[AnswersHeader, Replies]:
     """What was let out, byte for byte, if policy and log still allow it; who asked is said as it is now.
 
     Neither data nor model are read: they may be others by now, and nothing of them leaves.
     """
     policy = host.file.policy
-    rules = {name: forbidden(policy, question) for name, question in given.declared().items()}
+    rules = {name: forbidden(policy, query) for name, query in given.declared().items()}
     blob, run = kept.read_bytes(), kept.parent.name
     with closing(audit_file.open_audit(host.file, host.folder)) as audit:
         audit.require_sound()
         objections = {name: rule for name, rule in rules.items() if rule is not None}
-        _admit(host, objections, policy.most_questions or None, given.asks, audit, run)
+        _admit(host, objections, policy.most_queries or None, given.asks, audit, run)
         if not audit.sums.number(vars(_letting_out(run, blob, host.folder))):
             raise RunFolderError(
                 f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
                 "knows, or the node's secret is another: no entry has these bytes. Put the one that was "
-                "changed back as it was. Or delete the answers: then the questions are answered anew, and "
+                "changed back as it was. Or delete the answers: then the queries are answered anew, and "
                 "charged anew"
             )
     header, replies = unpack_answers(kept, blob)
@@ -215,10 +215,10 @@ def _answers(
     answers = {}
     for number, ask in enumerate(asks):
         try:
-            host.require_still(session, ask.question)
-            answers[number] = session.answer(ask.question, number, ask.tensors, False)
+            host.require_still(session, ask.query)
+            answers[number] = session.answer(ask.query, number, ask.tensors, False)
         except (FedstillError, *OWN) as error:
-            note_in_audit_log(session, ask.question, number, error)
+            note_in_audit_log(session, ask.query, number, error)
             raise
     return answers
 
@@ -233,9 +233,9 @@ def _admit(
 ) -> None:
     """Refuse before any training what would be refused after it, and what is refused today."""
     for number, ask in enumerate(asks):
-        rule = objections.get(ask.question)
+        rule = objections.get(ask.query)
         if rule is None and most is not None and most < len(asks):
-            rule = f"most_questions: {most}, and the file asks {len(asks)}"
+            rule = f"most_queries: {most}, and the file asks {len(asks)}"
         if rule is not None:
-            audit.append(Entry(run, DATA, host.name, number, ask.question, REFUSED, rule=rule))
-            raise QuestionRefused(host.name, ask.question, rule)
+            audit.append(Entry(run, DATA, host.name, number, ask.query, REFUSED, rule=rule))
+            raise QueryRefused(host.name, ask.query, rule)

@@ -1,7 +1,7 @@
 """Nodes in processes and places of their own, whatever carries the messages there.
 
-A question goes to all nodes at once; each has ``link.wait`` seconds. A message that is lost is sent again:
-nodes answer the same question under the same number once, and say the same again.
+A query goes to all nodes at once; each has ``link.wait`` seconds. A message that is lost is sent again:
+nodes answer the same query under the same number once, and say the same again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fedstill.core.errors import (
     DeployError,
     FedstillError,
     NodeFault,
-    QuestionMismatch,
-    QuestionRefused,
+    QueryMismatch,
+    QueryRefused,
     refused_by,
 )
 from fedstill.core.text_format import human_seconds
@@ -40,7 +40,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.replies import About
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import (
-    AnswerQuestion,
+    AnswerQuery,
     LeaveRun,
     Message,
     PullBack,
@@ -49,7 +49,7 @@ from fedstill.protocol.messages import (
     SayHello,
 )
 from fedstill.protocol.payload_kinds import GRADIENTS
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import Plan
 from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors, size, sizes
@@ -77,16 +77,16 @@ class Remote(Federation):
         self,
         link: Link,
         plan: Plan,
-        questions: Mapping[str, Question],
+        queries: Mapping[str, Query],
         config: LinkConfig,
         audit: AuditLog,
         compute: Compute,
         public: Public | None = None,
     ) -> None:
-        super().__init__(list(link.nodes), questions, config)
+        super().__init__(list(link.nodes), queries, config)
         self.outputs = plan.spec.outputs
         self.carrier, self.plan = link, plan
-        self._arrivals = Arrivals(audit, plan.run, questions, config.sums)
+        self._arrivals = Arrivals(audit, plan.run, queries, config.sums)
         self._compute = compute
         self.about: dict[str, About] = {}  # what each node told of itself
         self.meter = Meter()
@@ -98,7 +98,7 @@ class Remote(Federation):
         self._joining = Joining(self._send, plan, public, config.wait)
         self._exchange = SumExchange(self._send, self._each)
 
-    # --- before the first question and after the last -------------------------------------------------
+    # --- before the first query and after the last -------------------------------------------------
 
     def join(self) -> None:
         """Make all nodes ready for the run.
@@ -118,11 +118,11 @@ class Remote(Federation):
             progress(min((come.percent for come in told.values()), default=100))
 
     def remember(self, mark: int) -> None:
-        """Have all nodes keep their state as it is before question ``mark``."""
+        """Have all nodes keep their state as it is before query ``mark``."""
         self._tell_all(Remember(mark))
 
     def recall(self, mark: int) -> None:
-        """Have all nodes go back to where they were before question ``mark``."""
+        """Have all nodes go back to where they were before query ``mark``."""
         self._tell_all(Recall(mark))
 
     def _tell_all(self, message: Message) -> None:
@@ -150,36 +150,36 @@ class Remote(Federation):
 
     # --- the contract ---------------------------------------------------------------------------------
 
-    def _rule(self, node: str, question: Question) -> str | None:
-        return self.about[node].objections.get(question.name)
+    def _rule(self, node: str, query: Query) -> str | None:
+        return self.about[node].objections.get(query.name)
 
     def _limit(self, node: str) -> int | None:
-        return self.about[node].most_questions
+        return self.about[node].most_queries
 
     def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         self._welcome()
-        question, number, call = sent.question, sent.number, sent.call
-        asking = AnswerQuestion(question, number, sent.differentiable, call)
+        query, number, call = sent.query, sent.number, sent.call
+        asking = AnswerQuery(query, number, sent.differentiable, call)
         message = self._send.pack(asking, sent.tensors)
-        down = sizes(sent.tensors, self.questions[question].sends)
-        content = digest(question, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
-        replies = self._timed(asked, question, dict.fromkeys(asked, message), number)
+        down = sizes(sent.tensors, self.queries[query].sends)
+        content = digest(query, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
+        replies = self._timed(asked, query, dict.fromkeys(asked, message), number)
         for node, reply in replies.items():
-            self._arrivals.note(node, number, question, ANSWER, content, down, reply)
+            self._arrivals.note(node, number, query, ANSWER, content, down, reply)
         return {node: self._arrived(reply, call) for node, reply in replies.items()}
 
     def _pull_back(
-        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None
     ) -> Mapping[str, Tensors]:
-        require_finite(pulls, question)  # else each node would refuse it, and be left out
+        require_finite(pulls, query)  # else each node would refuse it, and be left out
         pulling = PullBack(number, sum=call)
         messages = {node: self._send.pack(pulling, pull) for node, pull in pulls.items()}
         replies = self._timed(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
             down = sizes(pull, dict.fromkeys(pull, GRADIENTS))
-            content = digest(question, pull)
-            self._arrivals.note(node, number, question, GRADIENT, content, down, reply)
+            content = digest(query, pull)
+            self._arrivals.note(node, number, query, GRADIENT, content, down, reply)
         return {node: self._arrived(reply, call) for node, reply in replies.items()}
 
     def _arrived(self, reply: Reply, call: SumCall | None) -> Tensors:
@@ -199,12 +199,12 @@ class Remote(Federation):
     # --- messages -------------------------------------------------------------------------------------
 
     def _timed(
-        self, nodes: Sequence[str], question: str, messages: Mapping[str, bytes], since: int | None = None
+        self, nodes: Sequence[str], query: str, messages: Mapping[str, bytes], since: int | None = None
     ) -> dict[str, Reply]:
         """One message to each of some nodes, on the meter."""
         start = time.monotonic()
         replies: dict[str, Reply] = self._each(
-            nodes, question, lambda node: self._send.deliver(node, question, messages[node]), since
+            nodes, query, lambda node: self._send.deliver(node, query, messages[node]), since
         )
         carried = sum(len(messages[node]) for node in replies)
         carried += sum(size(tensor) for reply in replies.values() for tensor in reply.tensors.values())
@@ -214,7 +214,7 @@ class Remote(Federation):
         return replies
 
     def _each(
-        self, nodes: Sequence[str], question: str, call: Callable[[str], Any], since: int | None = None
+        self, nodes: Sequence[str], query: str, call: Callable[[str], Any], since: int | None = None
     ) -> dict[str, Any]:
         """A call to each of some nodes at once; those that fail are left out, if a quorum remains.
 
@@ -222,7 +222,7 @@ class Remote(Federation):
         one whose reply never ends.
         """
         futures = {node: self._pool.submit(call, node) for node in nodes}
-        self._wait(futures, question)
+        self._wait(futures, query)
         told: dict[str, Any] = {}
         failed: list[tuple[str, Exception]] = []
         for node, future in futures.items():
@@ -233,24 +233,24 @@ class Remote(Federation):
             except (LinkError, FedstillError) as error:
                 failed.append((node, error))
         everyone = self.link.least(len(self.nodes)) == len(self.nodes)
-        refusals = [failure for _, failure in failed if isinstance(failure, QuestionRefused)]
+        refusals = [failure for _, failure in failed if isinstance(failure, QueryRefused)]
         if refusals and everyone:
             raise refused_by(refusals)
         too_few: list[NodeFault] = []
         for node, failure in failed:
-            if isinstance(failure, DeployError) or (everyone and isinstance(failure, QuestionMismatch)):
+            if isinstance(failure, DeployError) or (everyone and isinstance(failure, QueryMismatch)):
                 raise failure
             reason = failure.reason if isinstance(failure, NodeFault) else str(failure)
-            nonsense = isinstance(failure, QuestionRefused | QuestionMismatch | DataError | Endless)
+            nonsense = isinstance(failure, QueryRefused | QueryMismatch | DataError | Endless)
             try:
-                self.leave_out(node, question, reason, back=not nonsense, since=since)
+                self.leave_out(node, query, reason, back=not nonsense, since=since)
             except NodeFault as fault:
                 too_few.append(fault)
         if len(too_few) > 1:  # all are named; the last one says how many are left
             *before, last = too_few
             reasons = [f"{fault.node}: {self.out[fault.node].reason}" for fault in before]
             names = ", ".join(fault.node for fault in too_few)
-            raise NodeFault(names, question, "; ".join([*reasons, f"{last.node}: {last.reason}"]))
+            raise NodeFault(names, query, "; ".join([*reasons, f"{last.node}: {last.reason}"]))
         if too_few:
             raise too_few[0]
         return told
@@ -260,7 +260,7 @@ class Remote(Federation):
         """Seconds after which a call to a node is not waited for any more."""
         return MESSAGES * self.link.wait + SPARE
 
-    def _wait(self, futures: Mapping[str, Future[Any]], question: str) -> None:
+    def _wait(self, futures: Mapping[str, Future[Any]], query: str) -> None:
         """Until all calls are over, or cannot be waited for; now and then it is said which nodes are late.
 
         What carries messages may count silence only, and a reply that trickles in is never silent.
@@ -273,7 +273,7 @@ class Remote(Federation):
             nodes = [node for node, future in futures.items() if future in late]
             waited = human_seconds(time.monotonic() - start)
             gone = f"for {waited}; a node has {self.link.wait:g} s (link.wait)"
-            logger.warning("no answer from %s to %s %s", ", ".join(nodes), question, gone)
+            logger.warning("no answer from %s to %s %s", ", ".join(nodes), query, gone)
             self.waits(nodes)
             pause = min(2 * pause, RARELY)
         self.waits(())

@@ -18,8 +18,8 @@ from fedstill.core.errors import (
     DataError,
     FedstillError,
     NodeFault,
-    QuestionMismatch,
-    QuestionRefused,
+    QueryMismatch,
+    QueryRefused,
     RunFolderError,
 )
 from fedstill.core.text_format import clip
@@ -62,7 +62,7 @@ def read_paid(told: Mapping[str, Any]) -> Paid:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error at a node: its class, its text, by which rule a question was refused, or which number was
+    """An error at a node: its class, its text, by which rule a query was refused, or which number was
     reused."""
 
     kind: str
@@ -70,13 +70,13 @@ class Failure:
     rule: str = ""
     number: int = -1
 
-    def error(self, node: str, question: str) -> FedstillError:
+    def error(self, node: str, query: str) -> FedstillError:
         """As it is raised at the server."""
-        if self.kind == "QuestionRefused":
-            return QuestionRefused(node, question, self.rule)
-        if self.kind == "QuestionMismatch":
-            return QuestionMismatch(node, question, self.number)
-        return NodeFault(node, question, self.text)
+        if self.kind == "QueryRefused":
+            return QueryRefused(node, query, self.rule)
+        if self.kind == "QueryMismatch":
+            return QueryMismatch(node, query, self.number)
+        return NodeFault(node, query, self.text)
 
 
 @dataclass(frozen=True)

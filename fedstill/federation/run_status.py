@@ -14,7 +14,7 @@ PROGRESS_TOPIC = "progress"  # by which whoever waits for a job asks it how far 
 METRICS = "metrics"  # there, from which line on of metrics.jsonl, and in the answer these
 JOB = "job.lock"  # there too: held by the one job that is at work on the run
 RESULT = "result.json"  # there too, once it is done
-REFUSED = ("QuestionRefused", "MethodRefused")
+REFUSED = ("QueryRefused", "MethodRefused")
 # Errors after which the same run would only stop again.
 FINAL = (*REFUSED, "ArgumentError", "UnknownName", "DataError", "ModelError")
 

@@ -32,8 +32,8 @@ MOST_PEM = 16_384  # bytes of a key's file
 def signature_of(path: Path) -> Path:
     """Where the signature of a file lies.
 
-    >>> signature_of(Path("questions.safetensors")).name
-    'questions.safetensors.sig'
+    >>> signature_of(Path("queries.safetensors")).name
+    'queries.safetensors.sig'
     """
     return path.with_name(path.name + ".sig")
 

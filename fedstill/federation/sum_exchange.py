@@ -24,7 +24,7 @@ Each = Callable[[Sequence[str], str, Callable[[str], Any]], dict[str, Any]]  # a
 
 
 class SumExchange:
-    """The messages beside questions that sums need.
+    """The messages beside queries that sums need.
 
     Args:
         each: calls some nodes at once; those that fail are left out.
@@ -91,7 +91,7 @@ class SumExchange:
             nodes, what, lambda node: read(Words, self._send.tell(node, messages[node])).words
         )
         if missing := [node for node in nodes if node not in told]:
-            raise NodeFault(", ".join(missing), what, "without it the sum of this question cannot be read")
+            raise NodeFault(", ".join(missing), what, "without it the sum of this query cannot be read")
         return told
 
 

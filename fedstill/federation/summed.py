@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedstill.core.errors import ArgumentError, NodeFault, QuestionMismatch
+from fedstill.core.errors import ArgumentError, NodeFault, QueryMismatch
 from fedstill.federation.answer_checks import require_finite, unlike_inputs
 from fedstill.federation.link_config import LinkConfig
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import (
     LEAST,
     SUM,
@@ -28,13 +28,13 @@ from fedstill.protocol.wire_format import Tensors
 
 @dataclass(frozen=True)
 class Sent:
-    """A question on its way to nodes.
+    """A query on its way to nodes.
 
     Args:
         call: of which nodes a sum is made of the answers; None: each is that node's own.
     """
 
-    question: str
+    query: str
     number: int
     tensors: Tensors
     differentiable: bool
@@ -45,17 +45,17 @@ class Summed(ABC):
     """What a federation does with answers that are added, whatever its engine."""
 
     link: LinkConfig
-    questions: Mapping[str, Question]
-    # Of the last sum: its question, who added, and their weight, by which its gradients are shared out.
+    queries: Mapping[str, Query]
+    # Of the last sum: its query, who added, and their weight, by which its gradients are shared out.
     _last_sum: tuple[int, tuple[str, ...], Tensors] = (-1, (), {})
     _sums = 0  # the last one's number
 
     def _summed_answers(self, members: tuple[str, ...], sent: Sent) -> dict[str, torch.Tensor]:
-        """The sum, or weighed mean, of all answers to one question."""
-        kinds, call = self.questions[sent.question].kinds(), self._next_sum(members)
+        """The sum, or weighed mean, of all answers to one query."""
+        kinds, call = self.queries[sent.query].kinds(), self._next_sum(members)
         given = self._answer(call.members, replace(sent, call=call))
         parts = [name for name in kinds if not name.startswith("d/d")]
-        ring, added = self._sum(call, sent.question, given, parts)
+        ring, added = self._sum(call, sent.query, given, parts)
         sums, weights = read_sums(ring, kinds)
         self._last_sum = sent.number, added, self._placed(weights)
         return self._placed(sums)
@@ -66,45 +66,45 @@ class Summed(ABC):
         return SumCall(self._sums, members, self.link.quorum < 1)
 
     def _sum(
-        self, call: SumCall, question: str, given: Mapping[str, Tensors], parts: Sequence[str]
+        self, call: SumCall, query: str, given: Mapping[str, Tensors], parts: Sequence[str]
     ) -> tuple[Tensors, tuple[str, ...]]:
         """What its members added, in the ring, and who did."""
         added = dict(given)
         for node, fault in ill_formed(added, parts).items():
-            self.leave_out(node, question, fault, back=False)
+            self.leave_out(node, query, fault, back=False)
             del added[node]
         if not added or (len(added) < len(call.members) and not call.recover):
             missing = ", ".join(name for name in call.members if name not in added)
-            raise NodeFault(missing, question, "without it the sum of all nodes' answers cannot be read")
+            raise NodeFault(missing, query, "without it the sum of all nodes' answers cannot be read")
         ring = self._uncovered(call, total(list(added.values())), tuple(added))
         if spoilt(ring):
             why = "some answer held NaN, or what is too large to add, now or in an earlier run"
             fault = f"a sum is no smaller than random numbers: {why} (`fedstill node check` tells its owner)"
-            raise NodeFault(SUM, question, fault)
+            raise NodeFault(SUM, query, fault)
         return ring, tuple(added)
 
     def _summed_gradients(
-        self, number: int, question: str, pull: Tensors, inputs: Tensors
+        self, number: int, query: str, pull: Tensors, inputs: Tensors
     ) -> dict[str, torch.Tensor]:
         """The sum of all nodes' gradients, from the one that reached their sum."""
         of, added, weights = self._last_sum
         if of != number:
-            raise QuestionMismatch(SUM, question, number)
+            raise QueryMismatch(SUM, query, number)
         # Nodes multiply by their own weights what is divided by the weight of all here.
         each = {
             name: grad / weights[name].to(grad) if name in weights else grad for name, grad in pull.items()
         }
-        require_finite({SUM: each}, question)
+        require_finite({SUM: each}, query)
         scale = scale_of(each)  # nodes refuse any but 1
         scaled = {name: grad / scale for name, grad in each.items()}
         members = tuple(name for name in added if name in self.present)
         call = self._next_sum(members)
-        given = self._pull_back(number, question, dict.fromkeys(call.members, scaled), call)
-        declared = self.questions[question]
+        given = self._pull_back(number, query, dict.fromkeys(call.members, scaled), call)
+        declared = self.queries[query]
         parts = [f"d/d{name}" for name in declared.differentiable]
-        sums, _ = read_sums(self._sum(call, question, given, parts)[0], declared.kinds())
+        sums, _ = read_sums(self._sum(call, query, given, parts)[0], declared.kinds())
         if wrong := unlike_inputs({SUM: sums}, inputs):
-            raise NodeFault(SUM, question, wrong[SUM])
+            raise NodeFault(SUM, query, wrong[SUM])
         return self._placed({name: grad * scale for name, grad in sums.items()})
 
     def _uncovered(self, call: SumCall, ring: Tensors, added: tuple[str, ...]) -> Tensors:
@@ -122,7 +122,7 @@ class Summed(ABC):
 
     @abstractmethod
     def leave_out(
-        self, node: str, question: str, reason: str, *, back: bool, since: int | None = None
+        self, node: str, query: str, reason: str, *, back: bool, since: int | None = None
     ) -> None: ...
 
     @abstractmethod
@@ -132,22 +132,22 @@ class Summed(ABC):
 
     @abstractmethod
     def _pull_back(
-        self, number: int, question: str, pulls: Mapping[str, Tensors], call: SumCall | None
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None
     ) -> Mapping[str, Tensors]:
-        """Each node's gradients with respect to the question's inputs, by its name, in order, from those that
+        """Each node's gradients with respect to the query's inputs, by its name, in order, from those that
         reached its answer."""
 
 
-def check_summed(nodes: Sequence[str], questions: Mapping[str, Question]) -> None:
-    """Refuse sums of too few nodes, or questions whose answers cannot be added.
+def check_summed(nodes: Sequence[str], queries: Mapping[str, Query]) -> None:
+    """Refuse sums of too few nodes, or queries whose answers cannot be added.
 
     Raises:
         ArgumentError: naming the first of them.
     """
     if len(nodes) < LEAST:
         raise ArgumentError("link.sums", True, f"false with {len(nodes)} nodes: a sum is of {LEAST} or more")
-    for name, question in questions.items():
-        if question.kinds() and not question.sums:
-            kinds = ", ".join(dict.fromkeys(question.kinds().values()))
-            reason = f"question {name} gives each node's {kinds}, and does not add them"
+    for name, query in queries.items():
+        if query.kinds() and not query.sums:
+            kinds = ", ".join(dict.fromkeys(query.kinds().values()))
+            reason = f"query {name} gives each node's {kinds}, and does not add them"
             raise ArgumentError("link.sums", True, f"false for this method: {reason}")

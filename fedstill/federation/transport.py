@@ -76,10 +76,10 @@ class Delivery:
         return pack(message.header(envelope), tensors)
 
     def tell(self, node: str, message: Message, tensors: Tensors | None = None) -> Mapping[str, Any]:
-        """One message that is no question, and what the node replied to it."""
+        """One message that is no query, and what the node replied to it."""
         return self.deliver(node, message.do, self.pack(message, tensors)).told
 
-    def deliver(self, node: str, question: str, message: bytes) -> Reply:
+    def deliver(self, node: str, query: str, message: bytes) -> Reply:
         """A node's reply; asked again as long as it has time.
 
         Raises:
@@ -105,6 +105,6 @@ class Delivery:
         header, tensors = unpack(reply)
         said, elapsed = read(Header, header), time.monotonic() - start
         if said.error is not None:
-            raise said.error.error(node, question)
+            raise said.error.error(node, query)
         own = min(max(said.seconds, 0.0), elapsed)  # no more than went by
         return Reply(said.told, read_paid(said.told), tensors, own, elapsed)

@@ -1,6 +1,6 @@
 """Methods, one file each; and the words that all of them are written in, one's own too (docs/own-method.md).
 
-A method is a frozen dataclass: its fields are its options, its functions that are marked as questions run at
+A method is a frozen dataclass: its fields are its options, its functions that are marked as queries run at
 the nodes, ``begin`` and ``turn`` at the server. What several methods share is in the files that begin with
 ``_``; ``_server`` is the server that a method sees.
 
@@ -22,7 +22,7 @@ from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, cosine, set_lr
 from fedstill.protocol.method import Ask, Method, Needs
 from fedstill.protocol.payload_kinds import Kind
-from fedstill.protocol.queries import NodeSetting, Question, question
+from fedstill.protocol.queries import NodeSetting, Query, query
 
 __all__ = [
     "Answers",
@@ -38,7 +38,7 @@ __all__ = [
     "NodeFault",
     "NodeSetting",
     "Public",
-    "Question",
+    "Query",
     "Server",
     "Span",
     "TellsSize",
@@ -51,7 +51,7 @@ __all__ = [
     "descend",
     "payload_kinds",
     "predict",
-    "question",
+    "query",
     "seeded",
     "set_lr",
     "stack",

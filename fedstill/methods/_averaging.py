@@ -21,7 +21,7 @@ from fedstill.methods import (
     Server,
     Span,
     Work,
-    question,
+    query,
     torch_generator,
     train_round,
 )
@@ -51,7 +51,7 @@ class Rounds(Method):
         """Whether the first round gives some node less than the whole network, so that it needs a start."""
         return True
 
-    @question(name="begin", sends={"parameters": PARAMETERS}, times=1, when=lambda self, at: self.starts)
+    @query(name="begin", sends={"parameters": PARAMETERS}, times=1, when=lambda self, at: self.starts)
     def take_start(self, nodes: Group, parameters: torch.Tensor) -> Tensors:
         """All nodes take the server's first weights; nothing leaves."""
         nodes.load("model", parameters)
@@ -90,7 +90,7 @@ class Averaging(TellsSize, Rounds):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         sends=lambda self, at: {"parameters": KINDS[self.shared], "round": SCHEDULE},
         releases=lambda self, at: {"parameters": KINDS[self.shared]},
         times=lambda self, at: self.rounds,
@@ -152,7 +152,7 @@ class Averaging(TellsSize, Rounds):
         """Once: learn the data sizes, and give all nodes the same start unless the first round does."""
         known = bool(state.histogram.names)
         state.histogram.gather(server)
-        if not known and "begin" in server.federation.questions:
+        if not known and "begin" in server.federation.queries:
             server.ask("begin", parameters=to_vector(server.student))
 
     def combine(self, state: Any, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

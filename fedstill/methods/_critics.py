@@ -49,10 +49,10 @@ CriticForm = Literal["two-layer", "patchgan"]
 
 @dataclass(frozen=True, kw_only=True)
 class CriticOptions(Method):
-    """A critic at each node, which learns with each question."""
+    """A critic at each node, which learns with each query."""
 
     batch: PositiveInt = 64
-    """Inputs x in a question."""
+    """Inputs x in a query."""
     critic_width: PositiveInt = 32
     """Channels of D_k's first convolution (published: 128)."""
     critic_form: CriticForm = "two-layer"
@@ -67,7 +67,7 @@ class CriticOptions(Method):
     critic_schedule: Literal["constant", "cosine"] = "constant"
     """Whether it stays, or falls on a cosine to 0 over all steps of D_k (published)."""
     critic_batch: NonNegativeInt = 0
-    """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published). A critic
+    """Inputs of a query that D_k learns on, beside as many of the node's own; 0: all (published). A critic
     that learns privately takes all."""
 
     @property
@@ -173,7 +173,7 @@ class Critics:
         """``critic`` (G, B, h, w), after a step of D_k on x and as many of its own; ``difference`` (G, B).
 
         Args:
-            number: of the question, which names what is drawn.
+            number: of the query, which names what is drawn.
             x: ``(G, B, channels, H, W)``.
             maps: that x was made from ``(G, B, H, W)`` uint8, where critics judge pairs.
             source: whose maps those are ``(G, B, 3)`` int64, where nodes compare.

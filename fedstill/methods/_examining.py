@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
-from fedstill.methods import Group, Node, NodeSetting, Tensors, question
+from fedstill.methods import Group, Node, NodeSetting, Tensors, query
 from fedstill.methods._student import StudentOptions
 from fedstill.models.normalization import remembered
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS, Kind
@@ -35,7 +35,7 @@ def examined(model: nn.Module, x: torch.Tensor, bn: float) -> dict[str, torch.Te
 
 @dataclass(frozen=True, kw_only=True)
 class Examines(StudentOptions):
-    """A student, and a question to models about inputs that the server makes for it."""
+    """A student, and a query to models about inputs that the server makes for it."""
 
     unit: ClassVar[Literal["step"]] = "step"
     longer: ClassVar[tuple[str, ...]] = ("steps",)
@@ -55,15 +55,15 @@ class Examines(StudentOptions):
         return True
 
     @property
-    def questions_a_step(self) -> int:
-        """Questions to all nodes in a step."""
+    def queries_a_step(self) -> int:
+        """Queries to all nodes in a step."""
         return 1
 
-    @question(
+    @query(
         sends={"x": INPUTS},
         releases=lambda self, at: {"logits": LOGITS, **({"statistics": STATISTICS} if self.bn else {})},
         differentiable=("x",),
-        times=lambda self, at: self.steps * self.questions_a_step,
+        times=lambda self, at: self.steps * self.queries_a_step,
         rows=lambda self, at: self.batch,
         reads=(),
         when=lambda self, at: self.examines,

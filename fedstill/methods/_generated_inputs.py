@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.core.compute import onto
 from fedstill.core.options import NonNegativeFloat, PositiveInt
-from fedstill.methods import ArgumentError, Method, Question, Server, adam, seeded, torch_generator
+from fedstill.methods import ArgumentError, Method, Query, Server, adam, seeded, torch_generator
 from fedstill.models.generators import Generator, TableGenerator
 
 
@@ -33,10 +33,10 @@ class Wish:
     source: torch.Tensor | None = None
     labels: torch.Tensor | None = None
 
-    def sent(self, question: Question) -> dict[str, Any]:
-        """What goes down with a question beside the images themselves, as it declares."""
+    def sent(self, query: Query) -> dict[str, Any]:
+        """What goes down with a query beside the images themselves, as it declares."""
         parts = {"maps": self.maps, "source": self.source}
-        return {name: part for name, part in parts.items() if part is not None and name in question.sends}
+        return {name: part for name, part in parts.items() if part is not None and name in query.sends}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
 from fedstill.node.node_group import Group
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -26,7 +26,7 @@ def sizes(nodes: Group) -> torch.Tensor:
 class TellsSize:
     """Nodes tell how many examples they hold."""
 
-    @question(releases={"sizes": DATA_SIZES}, times=1, reads=("sizes",), closed=True, sums={"sizes": "sum"})
+    @query(releases={"sizes": DATA_SIZES}, times=1, reads=("sizes",), closed=True, sums={"sizes": "sum"})
     def tell_size(self, nodes: Group) -> Tensors:
         """n_k, ``sizes`` (K,)."""
         return {"sizes": sizes(nodes)}
@@ -52,7 +52,7 @@ class CountsLabels:
     Where counts give no sizes these are told beside them, and under a budget paid for by themselves.
     """
 
-    @question(
+    @query(
         releases=lambda self, at: {
             "counts": LABEL_COUNTS,
             "sizes": DATA_SIZES if _several(at) else LABEL_COUNTS,
@@ -96,7 +96,7 @@ class LabelHistogram:
     def gather(self, server: Server) -> None:
         """Ask every node, unless that is done."""
         if not self.names:
-            by_class = "count_labels" in server.federation.questions
+            by_class = "count_labels" in server.federation.queries
             told = server.ask("count_labels" if by_class else "tell_size")
             self.names, self.sizes = told.nodes, told["sizes"]
             self.counts = told["counts"] if by_class else told["sizes"].new_zeros(len(told.nodes), 0)
@@ -107,7 +107,7 @@ class LabelHistogram:
         return [name for name in self.names if name in present]
 
     def of(self, nodes: Sequence[str]) -> LabelHistogram:
-        """The part of some nodes, in their order: of those that answered a later question."""
+        """The part of some nodes, in their order: of those that answered a later query."""
         if tuple(nodes) == self.names:
             return self
         places = {name: place for place, name in enumerate(self.names)}

@@ -18,7 +18,7 @@ from fedstill.methods._label_maps import LABEL_MAPS
 from fedstill.methods._public import LogitAnswers
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS, Kind
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 from fedstill.protocol.secure_aggregation import Added
 from fedstill.tasks import Task
 
@@ -47,7 +47,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
     printed), times the same ratio of 1 - D_k (realness); data size times the odds that D_k gives x of being
     the node's own, with ensemble = probs (FedGO); or by data size only (Table 6, three stars)."""
     student_inputs: Literal["remembered", "fresh"] = "remembered"
-    """What S learns on: remembered questions, or (published code) a fresh question for each step."""
+    """What S learns on: remembered queries, or (published code) a fresh query for each step."""
     gan_weights: Literal["size", "average", "expertise"] = "size"
     """How critics are weighed: by data size (pi_k), equally, or by who holds the classes x shows (before the
     student takes part by data size)."""
@@ -113,7 +113,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         real = nodes.bench("critic")(own)
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
 
-    @question(
+    @query(
         sends=lambda self, at: {
             "x": INPUTS,
             **({"maps": LABEL_MAPS} if self.rated and self.critics(at).pairs else {}),

@@ -23,7 +23,7 @@ from fedstill.methods import ArgumentError, Group, Method, Needs, Node, NodeFaul
 from fedstill.methods._generated_inputs import Wish
 from fedstill.models.generators import ConditionalGenerator
 from fedstill.protocol import payload_kinds
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Task
 
 NOBODY = -1  # owner of a map that is of no node
@@ -59,7 +59,7 @@ class FromMaps(Method):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         releases={"maps": LABEL_MAPS},
         times=1,
         constant=True,
@@ -89,7 +89,7 @@ class FromMaps(Method):
 
 
 def whose(name: str) -> int:
-    """A node as questions name it to all nodes: each knows its own number, and no list of names travels."""
+    """A node as queries name it to all nodes: each knows its own number, and no list of names travels."""
     return derive(0, "owner of maps", name)
 
 
@@ -151,7 +151,7 @@ class Maps:
     def gather(self, server: Server) -> None:
         """Ask the nodes for their maps, unless that is done or not needed.
 
-        A node that does not tell them is left out, as for any other question.
+        A node that does not tell them is left out, as for any other query.
         """
         if self.ready:
             return

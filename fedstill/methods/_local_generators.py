@@ -31,7 +31,7 @@ from fedstill.protocol.payload_kinds import (
     PARAMETERS,
     SCHEDULE,
 )
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 
 CONSISTENCY = 512  # examples on which the consistency loss is measured, the same each round
 TRAVELS = {"generator": GENERATOR_PARAMETERS, "head": HEAD_PARAMETERS}
@@ -61,7 +61,7 @@ class LocalGenerators(FeatureGenerators, ABC):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
-        """A local generator G_i for each node, which question ``begin`` fills.
+        """A local generator G_i for each node, which query ``begin`` fills.
 
         Raises:
             ArgumentError: batches of one example, which batch norm cannot learn from.
@@ -79,7 +79,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         """The optimizer of what a node trains beside its model."""
         return adam(module, self.generator_lr, self.beta)
 
-    @question(name="begin", sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
+    @query(name="begin", sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
     def take_start(  # type: ignore[override]  # a generator comes with the model
         self, nodes: Group, parameters: torch.Tensor, generator: torch.Tensor
     ) -> Tensors:
@@ -88,7 +88,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         nodes.load("generator", generator)
         return {}
 
-    @question(
+    @query(
         sends={**TRAVELS, "counts": LABEL_COUNTS, "round": SCHEDULE},
         releases=TRAVELS,
         times=lambda self, at: self.rounds,

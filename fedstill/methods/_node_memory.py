@@ -1,4 +1,4 @@
-"""What nodes remember from one question to the next, beside their networks."""
+"""What nodes remember from one query to the next, beside their networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KeptTensors(nn.Module):
 
 
 def remember(node: Node, role: str, **tensors: torch.Tensor) -> None:
-    """Give a node room for tensors, with what is in them before the first question."""
+    """Give a node room for tensors, with what is in them before the first query."""
     node.modules[role] = KeptTensors(**tensors).to(node.data.inputs.device)
     node.frozen[role] = frozenset()
 

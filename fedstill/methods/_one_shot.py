@@ -25,7 +25,7 @@ class OneShotState(Weighed):
 
 
 class OneShot(WeighsNodes, ABC):
-    """The first turn asks all questions; each turn is one pass of the student over the public data."""
+    """The first turn asks all queries; each turn is one pass of the student over the public data."""
 
     unit: ClassVar[Literal["epoch"]] = "epoch"
     one_round: ClassVar[bool] = True
@@ -73,5 +73,5 @@ class OneShot(WeighsNodes, ABC):
 
     def ask(self, server: Server, state: Any, ask: Ask, **beside: float) -> tuple[Answers, torch.Tensor]:
         """What is answered by those who are weighed, and their weights omega ``(K, 1, C)``."""
-        answers = server.ask(ask.question, of=state.histogram.names, **ask.tensors, **beside)
+        answers = server.ask(ask.query, of=state.histogram.names, **ask.tensors, **beside)
         return answers, self.omega(server, state, answers.nodes)

@@ -1,6 +1,6 @@
 """What methods with public data have in common: who counts how much, how nodes answer, how networks learn.
 
-Server and nodes hold the same public inputs, so a question about them carries row numbers and the
+Server and nodes hold the same public inputs, so a query about them carries row numbers and the
 seed of an augmentation, never inputs.
 """
 
@@ -22,7 +22,7 @@ from fedstill.methods._server import Server, descend
 from fedstill.node.local_training import at_once, make_optimizer
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.queries import NodeSetting, Question
+from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.secure_aggregation import Added
 from fedstill.tasks import Ensemble
 
@@ -66,13 +66,9 @@ class WeighsNodes(CountsLabels, LogitAnswers):
 
     weights: Literal["counts", "equal"]
 
-    def questions(self, at: NodeSetting) -> Iterable[Question]:
+    def queries(self, at: NodeSetting) -> Iterable[Query]:
         """Without label counts, where nobody is weighed by them."""
-        return [
-            question
-            for question in super().questions(at)
-            if self.by_counts or question.name != "count_labels"
-        ]
+        return [query for query in super().queries(at) if self.by_counts or query.name != "count_labels"]
 
     @property
     def by_counts(self) -> bool:

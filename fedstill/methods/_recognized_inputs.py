@@ -24,7 +24,7 @@ from fedstill.methods import (
     Server,
     cosine,
     descend,
-    question,
+    query,
     set_lr,
 )
 from fedstill.methods._examining import Examines, examined
@@ -53,7 +53,7 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
     longer: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")
 
     generator_steps: PositiveInt = 1
-    """Steps of G on a batch's noise and labels, each with a question to all nodes (published: 30, each time
+    """Steps of G on a batch's noise and labels, each with a query to all nodes (published: 30, each time
     with a new G)."""
     adversary: NonNegativeFloat = 1.0
     """Weight of the loss that seeks what the student does not know yet."""
@@ -69,8 +69,8 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
         return self.models == "asked"
 
     @property
-    def questions_a_step(self) -> int:
-        """Questions to all nodes in a step."""
+    def queries_a_step(self) -> int:
+        """Queries to all nodes in a step."""
         return self.generator_steps
 
     # --- what a method says -----------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         releases={"parameters": PARAMETERS},
         times=1,
         reads=(),

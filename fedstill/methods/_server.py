@@ -46,7 +46,7 @@ class Server:
         state: what the method has made, and changes from turn to turn.
 
     Raises:
-        QuestionRefused: a node would not answer a question that the method needs.
+        QueryRefused: a node would not answer a query that the method needs.
         ArgumentError: the method's options do not go with the task, the student or the public data, or name
             what nothing has.
     """
@@ -69,7 +69,7 @@ class Server:
 
     def __post_init__(self) -> None:
         check_named(self.method, "method")
-        self.federation.require(tuple(self.federation.questions))
+        self.federation.require(tuple(self.federation.queries))
         self.state = self.method.begin(self)
         _check_state(self.name, self.state)
 
@@ -99,14 +99,14 @@ class Server:
         self.done += 1
         return losses
 
-    def ask(self, question: str, *, of: Sequence[str] | None = None, **inputs: Any) -> Answers:
-        """What nodes answer to a question; see :meth:`fedstill.federation.federation.Federation.ask`.
+    def ask(self, query: str, *, of: Sequence[str] | None = None, **inputs: Any) -> Answers:
+        """What nodes answer to a query; see :meth:`fedstill.federation.federation.Federation.ask`.
 
         Args:
-            question: its name.
+            query: its name.
             of: names of the nodes to ask; None is all. Those that are out are not asked.
             inputs: tensors that go down with it; numbers, which arrive as numbers; JSON values, where the
-                question declares them.
+                query declares them.
 
         Raises:
             DataError: inputs are not of the task's shape, or not float32 (token ids: int64).
@@ -115,22 +115,22 @@ class Server:
         """
         if not hasattr(self, "state"):
             allowed = "none, as it runs before training and at each resume: ask in turn, where t is 0"
-            raise ArgumentError(f"what begin of method {self.name} asks", question, allowed)
-        values = self.federation.questions[question].values if question in self.federation.questions else ()
+            raise ArgumentError(f"what begin of method {self.name} asks", query, allowed)
+        values = self.federation.queries[query].values if query in self.federation.queries else ()
         sent: dict[str, Any] = {
             name: each if name in values else torch.as_tensor(each) for name, each in inputs.items()
         }
-        kinds = self.federation.questions[question].sends if question in self.federation.questions else {}
+        kinds = self.federation.queries[query].sends if query in self.federation.queries else {}
         dtype = torch.int64 if self.task.form == "texts" else torch.float32
         for name in (name for name in sent if kinds.get(name) == INPUTS):
             found, wanted = sent[name], tuple(self.shape)
             if tuple(found.shape[1:]) != wanted or found.dtype != dtype:
                 told = f"{name} is {found.dtype} of shape {tuple(found.shape)}"
                 allowed = f"{dtype} of shape (B, {', '.join(map(str, wanted))})"
-                raise DataError(f"question {question!r}: {told}: expected {allowed}")
-        return self.federation.ask(question, of=of, **sent)
+                raise DataError(f"query {query!r}: {told}: expected {allowed}")
+        return self.federation.ask(query, of=of, **sent)
 
-    def ask_or_none(self, question: str, *, of: Sequence[str], **inputs: Any) -> Answers | None:
+    def ask_or_none(self, query: str, *, of: Sequence[str], **inputs: Any) -> Answers | None:
         """What some nodes answer; None if all of them are left out, and the run goes on with the others.
 
         Raises:
@@ -138,7 +138,7 @@ class Server:
         """
         federation = self.federation
         try:
-            return self.ask(question, of=of, **inputs)
+            return self.ask(query, of=of, **inputs)
         except NodeFault:
             too_few = len(federation.present) < federation.link.least(len(federation.nodes))
             if too_few or any(name in federation.present for name in of):

@@ -32,11 +32,11 @@ class StudentOptions(Method):
     tau: PositiveOrInf = 1.0
     """Temperature of S's distance to the ensemble; inf is its l2 limit (FedIOD Eq. 10)."""
     batch: PositiveInt = 64
-    """Inputs x in a question."""
+    """Inputs x in a query."""
     memory: int = 100_000
     """Remembered inputs with their ensembled answers; at least one batch."""
     student_steps: PositiveInt = 5
-    """Student steps after each question."""
+    """Student steps after each query."""
     student_batch: PositiveInt = 64
     """Remembered inputs in a student step."""
     student_augment: Augment = "none"
@@ -94,7 +94,7 @@ class Student:
         return self.server.task.distance(z_hat, z, self.options.tau).mean()
 
     def learn(self, t: int, of: int, fresh: Sequence[Known]) -> torch.Tensor:
-        """The steps of S after question ``t`` of ``of``, on fresh or remembered answers; the last loss."""
+        """The steps of S after query ``t`` of ``of``, on fresh or remembered answers; the last loss."""
         options, server, done = self.options, self.server, self.server.done
         set_lr(self.adam, cosine(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)

@@ -59,7 +59,7 @@ def linearized(z: torch.Tensor, x: torch.Tensor, u: torch.Tensor, epsilon: float
 
 def ask_around(
     server: Server,
-    question: str,
+    query: str,
     x: torch.Tensor,
     q: int,
     epsilon: float,
@@ -67,7 +67,7 @@ def ask_around(
     of: Sequence[str] | None = None,
     **sent: Any,
 ) -> Answers:
-    """Ask about x ``(B, ...)`` and its surroundings, (1 + q) B inputs in one question; the answers about x.
+    """Ask about x ``(B, ...)`` and its surroundings, (1 + q) B inputs in one query; the answers about x.
 
     They are linear in x, as :func:`linearized` says; what is no answer to each input by itself is as it came.
 
@@ -79,7 +79,7 @@ def ask_around(
     around = torch.cat([x.detach(), (x.detach() + epsilon * u).flatten(0, 1)])
     beside = {name: torch.cat([part] * (1 + q)) for name, part in sent.items()}
     with torch.no_grad():
-        told = server.ask(question, of=of, x=around, **beside)
+        told = server.ask(query, of=of, x=around, **beside)
     each = {
         name: linearized(z, x, u, epsilon) if z.ndim > 1 and z.shape[1] == len(around) else z
         for name, z in told.tensors.items()

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augmented, drawn
-from fedstill.methods import Answers, Group, NodeFault, Server, descend, question, torch_generator
+from fedstill.methods import Answers, Group, NodeFault, Server, descend, query, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._generated_inputs import Imagines, made
 from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
@@ -53,9 +53,9 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
     longer: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
-    """Steps of the generator, each with one question to every node."""
+    """Steps of the generator, each with one query to every node."""
     batch: PositiveInt = 8
-    """Images in a question. With conditions = nodes each node is asked about as many of its own maps."""
+    """Images in a query. With conditions = nodes each node is asked about as many of its own maps."""
     critic_width: PositiveInt = 64
     """Channels of D_j's first convolution (published: 64)."""
     gan: Annotated[float, Interval(gt=0, lt=inf), "above 0, as there is nothing but critics"] = 1.0
@@ -88,7 +88,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
         releases=lambda self, at: self.critics(at).releases,
         differentiable=("x",),
@@ -143,15 +143,15 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         known = [name for name in state.histogram.present(server.federation) if state.source.has(name)]
         if not known:
             raise NodeFault(", ".join(present), "judge", "none of them has told size and maps")
-        question = server.federation.questions["judge"]
+        query = server.federation.queries["judge"]
         if self.conditions != "nodes":
             w = state.source.draw(self.batch, "w", t)
             x = state.generator(w.told).float()  # (B, C, H, W)
-            return [server.ask("judge", of=known, x=x, **w.sent(question))]
+            return [server.ask("judge", of=known, x=x, **w.sent(query))]
         wishes = [state.source.draw(self.batch, "w", t, name, of=name) for name in known]
         x = state.generator(torch.cat([w.told for w in wishes])).float()  # (K B, C, H, W)
         given = [
-            server.ask_or_none("judge", of=[name], x=mine, **w.sent(question))
+            server.ask_or_none("judge", of=[name], x=mine, **w.sent(query))
             for name, w, mine in zip(known, wishes, torch.split(x, self.batch), strict=True)
         ]
         answered = [answers for answers in given if answers is not None]

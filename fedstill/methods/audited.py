@@ -11,19 +11,19 @@ from fedstill.methods._critics import CriticOptions
 from fedstill.methods._histogram import CountsLabels, Tensors
 from fedstill.node.node_group import Group
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
-from fedstill.protocol.queries import question
+from fedstill.protocol.queries import query
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audited(CountsLabels, CriticOptions):
-    """Questions that can tell the most of one record; no server ever learns from the answers."""
+    """Queries that can tell the most of one record; no server ever learns from the answers."""
 
     title: ClassVar[str] = "Audit"
 
     critic_width: int = 4
     """Channels of the critic's first convolution."""
 
-    @question(
+    @query(
         sends={"x": INPUTS},
         releases=lambda self, at: {"logits": LOGITS, **self.critics(at).releases},
         differentiable=("x",),

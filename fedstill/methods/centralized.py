@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.methods import Group, Method, Needs, Node, Server, Span, TensorData, Tensors, question, stack
+from fedstill.methods import Group, Method, Needs, Node, Server, Span, TensorData, Tensors, query, stack
 from fedstill.methods._public import labeled
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
@@ -81,7 +81,7 @@ class Centralized(Method):
     def needs(self) -> Needs:
         return Needs(public=self.public, public_labels=self.public)
 
-    @question(releases={"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}, times=1, constant=True)
+    @query(releases={"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}, times=1, constant=True)
     def hand_over(self, nodes: Group) -> Tensors:
         """The data themselves."""
         return {

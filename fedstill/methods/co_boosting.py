@@ -58,7 +58,7 @@ class CoBoosting(Recognizes):
         return replace(super().needs(), images=True)
 
     @property
-    def questions_a_step(self) -> int:
+    def queries_a_step(self) -> int:
         """Two more than G takes steps: about the batch, and about the batch as it was moved."""
         return self.generator_steps + 1 + (self.epsilon > 0)
 

@@ -52,7 +52,7 @@ class CoDream(WeighsNodes, Examines):
     steps: PositiveInt = 40
     """Batches of dreams, from each of which the student learns."""
     dream_steps: PositiveInt = 20
-    """Steps of a batch of dreams, each a question to all nodes (published: 2,000); one more labels it."""
+    """Steps of a batch of dreams, each a query to all nodes (published: 2,000); one more labels it."""
     dream_lr: PositiveFloat = 0.05
     """Adam's learning rate for dreams, in units of the inputs as models get them."""
     bn: NonNegativeFloat = 10.0
@@ -73,7 +73,7 @@ class CoDream(WeighsNodes, Examines):
         return Needs(images=True, one_label=True)
 
     @property
-    def questions_a_step(self) -> int:
+    def queries_a_step(self) -> int:
         return self.dream_steps + 1
 
     # --- at the server ----------------------------------------------------------------------------------

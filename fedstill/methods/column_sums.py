@@ -30,7 +30,7 @@ from fedstill.methods import (
     Server,
     Tensors,
     payload_kinds,
-    question,
+    query,
 )
 
 
@@ -76,7 +76,7 @@ class ColumnSums(Method):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         releases={"moments": payload_kinds.COLUMN_SUMS},
         times=1,
         reads=("moments",),

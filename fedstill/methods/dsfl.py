@@ -36,7 +36,7 @@ from fedstill.methods._public import (
     teach,
 )
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Task
 from fedstill.tasks.formulas import entropy
 
@@ -100,7 +100,7 @@ class DSFL(WeighsNodes):
             for node in nodes:
                 remember(node, "labels", t_g=torch.zeros(len(known(at.public)), at.task.classes))
 
-    @question(
+    @query(
         sends={"rows": INDICES, "round": SCHEDULE},
         releases={"logits": LOGITS},
         times=lambda self, at: self.rounds,
@@ -117,7 +117,7 @@ class DSFL(WeighsNodes):
         nodes.bench("model").train(False)
         return {"logits": logits(nodes, known(nodes.at.public).inputs[asked])}
 
-    @question(
+    @query(
         sends=lambda self, at: {
             "rows": INDICES,
             "t_g": LOGITS,

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.methods import Group, Server, Tensors, Told, question
+from fedstill.methods import Group, Server, Tensors, Told, query
 from fedstill.methods._public import WeighsNodes
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
@@ -33,7 +33,7 @@ class NodeEnsemble(WeighsNodes):
     """How answers are ensembled: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs,
     consensus, which listens to those who know the classes that an input shows, or one of your own."""
 
-    @question(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
+    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
     def predict(self, nodes: Group, x: torch.Tensor) -> Tensors:
         """Logits of any inputs: what a use of the ensemble asks, and costs."""
         return {"logits": nodes.bench("model")(x)}

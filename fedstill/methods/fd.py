@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import Group, Node, NodeSetting, Server, Tensors, Work, predict, question, train_round
+from fedstill.methods import Group, Node, NodeSetting, Server, Tensors, Work, predict, query, train_round
 from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.methods._node_memory import memory, remember
@@ -58,7 +58,7 @@ class FD(ClassMeans):
         for node in nodes:
             remember(node, "told", F=torch.zeros(c, c), round=torch.tensor(-1))
 
-    @question(
+    @query(
         sends={"F_sum": CLASS_SCORES, "round": SCHEDULE},
         releases={"F": CLASS_SCORES},
         times=lambda self, at: self.rounds,

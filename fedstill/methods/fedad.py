@@ -26,10 +26,10 @@ from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, Kind
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Ensemble
 
-CHUNK = 2000  # public images a question
+CHUNK = 2000  # public images a query
 SIDE = 8  # cells of an attention map, each way
 ATTENTION = Kind(
     "attention maps",
@@ -83,7 +83,7 @@ class FedAD(OneShot):
             shape = tuple(node.data.inputs.shape[1:])
             places[node.name] = place_of(node.model, shape, f"the model of {node.name}")
 
-    @question(
+    @query(
         sends={"rows": INDICES},
         releases=lambda self, at: {"logits": LOGITS, **({"attention": ATTENTION} if self.attention else {})},
         times=lambda self, at: len(parts(at.public, CHUNK)),

@@ -24,7 +24,7 @@ from fedstill.methods import (
     Needs,
     NodeFault,
     NodeSetting,
-    Question,
+    Query,
     Server,
     predict,
     torch_generator,
@@ -74,10 +74,10 @@ class FedDF(CountsLabels, Averaging):
     def needs(self) -> Needs:
         return Needs(trainable=True, student_kind=True, public=True)
 
-    def questions(self, at: NodeSetting) -> Iterable[Question]:
+    def queries(self, at: NodeSetting) -> Iterable[Query]:
         """The size of a node's data (by class, if wanted), and its model after a round of training."""
         wanted = ("count_labels" if self.weights == "counts" else "tell_size", "train")
-        return [question for question in super().questions(at) if question.name in wanted]
+        return [query for query in super().queries(at) if query.name in wanted]
 
     # --- at the server ----------------------------------------------------------------------------------
 

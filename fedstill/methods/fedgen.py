@@ -21,7 +21,7 @@ from annotated_types import Gt, Le
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import LabelHistogram, Server, Tensors, Work, adam, descend, question, train_round
+from fedstill.methods import LabelHistogram, Server, Tensors, Work, adam, descend, query, train_round
 from fedstill.methods._averaging import KINDS
 from fedstill.methods._feature_generators import (
     Diversity,
@@ -73,7 +73,7 @@ class FedGEN(FeatureGenerators):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         sends=lambda self, at: {
             "generator": GENERATOR_PARAMETERS,
             "parameters": KINDS[self.part],

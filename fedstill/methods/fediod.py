@@ -9,7 +9,7 @@ inputs x = G(w) and asks the nodes about them; losses on the answers are pulled 
 to teach G which inputs to make, and the answers, ensembled, teach S.
 
 Beyond the paper (each an option, the paper's form beside it): answers are remembered, so that S takes many
-steps on one question; the ensemble seeks a consensus; milder adversaries. Where images are made from label
+steps on one query; the ensemble seeks a consensus; milder adversaries. Where images are made from label
 maps: :mod:`fedstill.methods.fediod_maps`.
 """
 
@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, question, set_lr
+from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, query, set_lr
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
@@ -57,9 +57,9 @@ class FedIOD(Importance, FromNoise, Imagines):
     longer: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
-    """Distillation steps, each with one question to all nodes."""
+    """Distillation steps, each with one query to all nodes."""
     critic_batch: NonNegativeInt = 32
-    """Inputs of a question that D_k learns on, beside as many of the node's own; 0: all (published). A critic
+    """Inputs of a query that D_k learns on, beside as many of the node's own; 0: all (published). A critic
     that learns privately takes all."""
     conf: NonNegativeFloat = 0.2
     """Weight of L_conf (Eq. 3)."""
@@ -78,7 +78,7 @@ class FedIOD(Importance, FromNoise, Imagines):
 
     directions: NonNegativeInt = 0
     """With through = false: random directions along which answers are differenced in its place (FedZGE's q;
-    published: 10), each as many further inputs in a question as there are; 0: none."""
+    published: 10), each as many further inputs in a query as there are; 0: none."""
     epsilon: PositiveFloat = 1e-3
     """How far along them."""
 
@@ -99,7 +99,7 @@ class FedIOD(Importance, FromNoise, Imagines):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
         releases=lambda self, at: {
             "logits": LOGITS,
@@ -154,7 +154,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         return Distilling(LabelHistogram(), source, *G, Student(self, server, shift))
 
     def turn(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
-        """One distillation step (Algorithm 1's second loop): one question, one step of G, some of S."""
+        """One distillation step (Algorithm 1's second loop): one query, one step of G, some of S."""
         task = server.task
         state.histogram.gather(server)
         state.source.gather(server)
@@ -211,23 +211,21 @@ class FedIOD(Importance, FromNoise, Imagines):
         z_k = answers["logits"]
         return server.task.confidence(z_k, pi), server.task.uniqueness(z_k, pi)
 
-    def asked(
-        self, server: Server, state: Distilling, question: str, w: Wish
-    ) -> tuple[torch.Tensor, Answers]:
+    def asked(self, server: Server, state: Distilling, query: str, w: Wish) -> tuple[torch.Tensor, Answers]:
         """x = G(w) and the nodes' answers about it."""
         x = state.generator(w.told).float()  # (B, C, H, W)
-        sent = w.sent(server.federation.questions[question])
+        sent = w.sent(server.federation.queries[query])
         asked = x if self.through else x.detach()
         names = state.histogram.names
         if self.directions:
             around = self.directions, self.epsilon, server.done
-            return x, ask_around(server, question, x, *around, of=names, **sent)
-        return x, server.ask(question, of=names, x=asked, **sent)
+            return x, ask_around(server, query, x, *around, of=names, **sent)
+        return x, server.ask(query, of=names, x=asked, **sent)
 
     def ask_afresh(self, server: Server, state: Distilling, t: int) -> list[Known]:
-        """New inputs and their ensembled answers for all of this step's turns of S: one more question.
+        """New inputs and their ensembled answers for all of this step's turns of S: one more query.
 
-        G does not learn between the turns, so that one question serves them all.
+        G does not learn between the turns, so that one query serves them all.
         """
         wishes, batches = [], []
         for turn in range(self.student_steps):
@@ -235,7 +233,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             with torch.no_grad(), server.compute.step(server.seed, "fresh", t, turn):
                 batches.append(state.generator(wishes[-1].told).float())  # (B, C, H, W)
         x, maps = torch.cat(batches), [wish.maps for wish in wishes if wish.maps is not None]
-        sent = Wish(x, torch.cat(maps) if maps else None).sent(server.federation.questions["predict"])
+        sent = Wish(x, torch.cat(maps) if maps else None).sent(server.federation.queries["predict"])
         with torch.no_grad():
             answers = server.ask("predict", of=state.histogram.names, x=x, **sent)
             weights = self.weights(server, state, answers)

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from fedstill.core.options import NonNegativeInt
-from fedstill.methods import ArgumentError, Group, Server, Tensors, cosine, descend, question, set_lr
+from fedstill.methods import ArgumentError, Group, Server, Tensors, cosine, descend, query, set_lr
 from fedstill.methods._critics import doubts
 from fedstill.methods._label_maps import FromMaps
 from fedstill.methods.fediod import Distilling, FedIOD
@@ -43,7 +43,7 @@ class FedIODMaps(FromMaps, FedIOD):
     def turns(self) -> int:
         return self.pretrain + self.steps
 
-    @question(
+    @query(
         sends=lambda self, at: {"x": INPUTS, **self.critics(at).sends},
         releases=lambda self, at: self.critics(at).releases,
         differentiable=("x",),

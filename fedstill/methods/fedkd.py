@@ -7,7 +7,7 @@ noise Lap(1 / gamma), the student's logits z_tilde.
 
 The nodes' models are trained to completion first. Then each predicts every public example once (or a
 given number of times, under augmentation), and the student learns from what was predicted: nobody is
-asked again. Unless they must first agree on a bound of their logits, all questions are known beforehand and
+asked again. Unless they must first agree on a bound of their logits, all queries are known beforehand and
 can be carried by hand, as files.
 """
 
@@ -39,11 +39,11 @@ from fedstill.methods._public import (
     parts,
 )
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE, Kind
-from fedstill.protocol.queries import NodeSetting, Question, question
+from fedstill.protocol.queries import NodeSetting, Query, query
 from fedstill.protocol.secure_aggregation import Added
 from fedstill.tasks import Ensemble
 
-CHUNK = 2000  # public examples a question,
+CHUNK = 2000  # public examples a query,
 MOST = 2**24  # and numbers in them, as answers about large pictures are pictures
 LOGIT_RANGE = Kind(
     "logit range",
@@ -55,7 +55,7 @@ LOGIT_RANGE = Kind(
 
 
 def chunk(public: Public | None) -> int:
-    """How many public examples a question is about."""
+    """How many public examples a query is about."""
     return CHUNK if public is None else max(1, min(CHUNK, MOST // public.inputs[0].numel()))
 
 
@@ -122,7 +122,7 @@ class FedKD(OneShot):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    def questions(self, at: NodeSetting) -> Iterable[Question]:
+    def queries(self, at: NodeSetting) -> Iterable[Query]:
         """What nodes are asked.
 
         Raises:
@@ -133,7 +133,7 @@ class FedKD(OneShot):
             moved = {"texts": "texts are never shifted", "rows": "rows of a table are never shifted"}
             why = moved.get(task.form, "a shifted image was never measured")
             raise ArgumentError("method.predictions", self.predictions, f"1 for task {task.name}: {why}")
-        return super().questions(at)
+        return super().queries(at)
 
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
         """With labeled public data: they are part of what each node learns from."""
@@ -146,8 +146,8 @@ class FedKD(OneShot):
     def predicted(self, nodes: Group, view: int) -> torch.Tensor:
         """What each node's model answers about all public inputs under one view, ``(G, N, C, ...)``.
 
-        Models learn no more once the first question is asked: the last pass of each group is kept, since all
-        questions about one view come from it.
+        Models learn no more once the first query is asked: the last pass of each group is kept, since all
+        queries about one view come from it.
         """
         names = tuple(node.name for node in nodes.nodes)
         kept: dict[tuple[str, ...], tuple[int, torch.Tensor]] = nodes.at.once("predicted", dict)
@@ -155,7 +155,7 @@ class FedKD(OneShot):
             kept[names] = view, logits(nodes, viewed(nodes.at.public, view))
         return kept[names][1]
 
-    @question(
+    @query(
         when=lambda self, at: self.agreed,
         sends={"view": SCHEDULE},
         releases={"largest": LOGIT_RANGE},
@@ -171,7 +171,7 @@ class FedKD(OneShot):
         z_max = float(sent["z_max"]) if self.agreed else self.z_max
         return {"logits": quantize(told["logits"], self.levels, z_max)} if self.levels else told  # Eq. 4
 
-    @question(
+    @query(
         sends=lambda self, at: {
             "rows": INDICES,
             "view": SCHEDULE,

@@ -37,7 +37,7 @@ from fedstill.methods._public import (
 )
 from fedstill.node import local_training
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Task
 
 TAKEN = {"rows": INDICES, "consensus": LOGITS, "round": SCHEDULE}
@@ -94,7 +94,7 @@ class FedMD(WeighsNodes):
 
     @property
     def before(self) -> Span | None:
-        """Local training before the first question, unless transfer learning comes before that."""
+        """Local training before the first query, unless transfer learning comes before that."""
         return self.alone if self.first and not self.public_epochs else None
 
     @property
@@ -112,7 +112,7 @@ class FedMD(WeighsNodes):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         when=lambda self, at: self.public_epochs > 0, times=1, reads=(), span=lambda self, sent: self.alone
     )
     def transfer(self, nodes: Group) -> Tensors:
@@ -127,7 +127,7 @@ class FedMD(WeighsNodes):
                 local_training.train(nodes.nodes, at.task, at.local, at.compute, span=self.alone)
         return {}
 
-    @question(
+    @query(
         sends={"rows": INDICES},
         releases={"logits": LOGITS},
         times=1,
@@ -140,7 +140,7 @@ class FedMD(WeighsNodes):
         z = logits(nodes, known(nodes.at.public).inputs[rows[0].long()])
         return {"logits": z}
 
-    @question(sends=TAKEN, times=1, reads=(), span=revisited)
+    @query(sends=TAKEN, times=1, reads=(), span=revisited)
     def digest(self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
         """Approach the consensus on d_j, then revisit the node's own data."""
         if not nodes.nodes[0].only_answers:
@@ -149,7 +149,7 @@ class FedMD(WeighsNodes):
             train_round(nodes, self.first + round, self.first + self.rounds)
         return {}
 
-    @question(
+    @query(
         sends={**TAKEN, "rows_next": INDICES},
         releases={"logits": LOGITS},
         times=lambda self, at: self.rounds - 1,
@@ -201,8 +201,8 @@ class FedMD(WeighsNodes):
         consensus = server.task.ensemble(f, omega, self.ensemble)  # f~ = sum_k w_k f_k  (B, C, ...)
         sent: dict[str, Any] = {"rows": d, "consensus": consensus, "round": t}
         if t + 1 < self.rounds:
-            question, sent["rows_next"] = "digest_and_communicate", drawn(server, self.subset, t + 1).int()
-            state.scores = server.ask(question, of=state.histogram.names, **sent).by_node("logits")
+            query, sent["rows_next"] = "digest_and_communicate", drawn(server, self.subset, t + 1).int()
+            state.scores = server.ask(query, of=state.histogram.names, **sent).by_node("logits")
         else:
             server.ask("digest", of=state.histogram.names, **sent)
         set_lr(state.optimizer, cosine(t, self.rounds, self.student_lr, self.student_lr_end))

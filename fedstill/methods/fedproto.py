@@ -31,7 +31,7 @@ from fedstill.methods import (
     Told,
     Work,
     predict,
-    question,
+    query,
     train_round,
 )
 from fedstill.methods._averaging import Rounds
@@ -75,7 +75,7 @@ class Prototypical(ClassMeans):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         sends={"C": PROTOTYPES, "round": SCHEDULE},
         releases={"C": PROTOTYPES},
         times=lambda self, at: self.rounds,

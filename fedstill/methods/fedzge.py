@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import Group, Needs, Server, cosine, descend, question, set_lr
+from fedstill.methods import Group, Needs, Server, cosine, descend, query, set_lr
 from fedstill.methods._generated_inputs import FromLabels, Imagines
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._public import WeighsNodes
@@ -51,9 +51,9 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
     longer: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
-    """Steps, each with one question to all nodes."""
+    """Steps, each with one query to all nodes."""
     batch: PositiveInt = 64
-    """Inputs x in a step; a question is about 1 + q times as many."""
+    """Inputs x in a step; a query is about 1 + q times as many."""
     directions: PositiveInt = 10
     """q, random directions in which each input is moved."""
     epsilon: PositiveFloat = 1e-3
@@ -81,7 +81,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         sends={"x": INPUTS},
         releases={"logits": LOGITS},
         times=lambda self, at: self.steps,
@@ -101,7 +101,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
         return Estimating(LabelHistogram(), source, *G, Student(self, server))
 
     def turn(self, server: Server, state: Estimating, t: int) -> Mapping[str, float]:
-        """One question, one step of G, some of the student."""
+        """One query, one step of G, some of the student."""
         task = server.task
         self.gather(server, state)
         set_lr(state.adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))

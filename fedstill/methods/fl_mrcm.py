@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QuestionRefused
+from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QueryRefused
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Group, Needs, Node, Server, Tensors, Told, Work, adam, seeded, stack, train_round
 from fedstill.methods._averaging import Averaging
 from fedstill.models.extractor_head import EXTRACTOR, split
 from fedstill.models.module_utils import load_vector, to_vector
 from fedstill.protocol.payload_kinds import PARAMETERS, SCHEDULE, Kind
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 
 FEATURES = Kind(
     "latent features",
@@ -107,7 +107,7 @@ class FLMRCM(Averaging):
                 layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
             node.add("identifier", nn.Sequential(*layers), partial(adam, lr=self.identifier_lr, beta=0.5))
 
-    @question(
+    @query(
         sends=SENT,
         releases={"features": FEATURES},
         times=lambda self, at: self.rounds,
@@ -119,14 +119,14 @@ class FLMRCM(Averaging):
         """z_t = E_t(x) of some of the target's own images, with E_t the server's: ``(1, M, p)``."""
         for node in nodes.nodes:
             if self.target not in ("", node.name):
-                raise QuestionRefused(node.name, "tell_features", f"method.target: {self.target}")
+                raise QueryRefused(node.name, "tell_features", f"method.target: {self.target}")
         nodes.load("model", parameters)
         x, _ = nodes.sample(self.told, "target", round)
         bench = nodes.bench("model")
         bench.train(False)
         return {"features": coarse(bench(x, latent(nodes.nodes[0].model)))}
 
-    @question(
+    @query(
         sends={**SENT, "features": FEATURES},
         releases={"parameters": PARAMETERS},
         times=lambda self, at: self.rounds,
@@ -200,7 +200,7 @@ class FLMRCM(Averaging):
         updates = {name: w_k for told in asked if told for name, w_k in told.by_node("parameters").items()}
         if not updates:
             raise NodeFault(", ".join(names), "train", "none of the nodes that were asked is left")
-        # In the order of the nodes, whichever question they answered.
+        # In the order of the nodes, whichever query they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
         n = state.histogram.of(list(updates)).sizes  # (K,)
         load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))

@@ -177,7 +177,7 @@ def load_skops(path: Path) -> Any:
 SCHEMES = ("http://", "https://")
 SECONDS = 60.0  # that an answer may take, from the first byte asked to the last one read
 MOST_BYTES = 2**26  # of an answer
-MOST_VALUES = 2**18  # in a question: more inputs are several questions
+MOST_VALUES = 2**18  # in a query: more inputs are several queries
 GIVES = ("probabilities", "logits", "numbers")
 PIECE = 2**16  # bytes read at once
 

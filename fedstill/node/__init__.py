@@ -1,7 +1,7 @@
 """Everything private: an owner's data and model, their training, the gate, the audit log, the service.
 
 - The service: ``host`` serves messages, ``session`` is one run, ``run_folder`` and ``kept_public`` what is
-  kept of it. ``request_handler`` takes a question in, has it computed (on a GPU by ``recorded_handlers``) and
+  kept of it. ``request_handler`` takes a query in, has it computed (on a GPU by ``recorded_handlers``) and
   hands its answer out through the ``gate``, and so with ``pulled_gradients``; ``exchanges`` are what it has
   answered last, ``replies`` what it tells a server beside.
 - The owner: ``owner_folder`` with ``node_file`` and ``startup_kit``; ``policy`` is what is allowed, with

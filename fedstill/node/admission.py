@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.core.hashing import digits
 from fedstill.core.table_schema import Schema
 from fedstill.node.policy import PolicyConfig
@@ -24,17 +24,17 @@ def require_server(node: str, policy: PolicyConfig, server: str) -> None:
         server: the fingerprint; empty: nothing proves it.
 
     Raises:
-        QuestionRefused: naming the rule.
+        QueryRefused: naming the rule.
     """
     if policy.allowed_servers and digits(server) not in map(digits, policy.allowed_servers):
-        raise QuestionRefused(node, "join", f"allowed_servers: not {server or 'one that nothing proves'}")
+        raise QueryRefused(node, "join", f"allowed_servers: not {server or 'one that nothing proves'}")
 
 
 def require_nodes(node: str, policy: PolicyConfig, least: int) -> None:
-    """Refuse a run that would go on with too few nodes; 0: its server does not say. QuestionRefused."""
+    """Refuse a run that would go on with too few nodes; 0: its server does not say. QueryRefused."""
     if least < policy.minimum_nodes:
         told = f"the run may go on with {least}" if least else "it is not said how many are asked"
-        raise QuestionRefused(node, "join", f"minimum_nodes: {policy.minimum_nodes}, and {told}")
+        raise QueryRefused(node, "join", f"minimum_nodes: {policy.minimum_nodes}, and {told}")
 
 
 def require_schema(node: str, own: Schema, schema: Schema) -> None:
@@ -43,29 +43,29 @@ def require_schema(node: str, own: Schema, schema: Schema) -> None:
     What differs is not said: ranges that an owner took from the data would be found column by column.
 
     Raises:
-        QuestionRefused: naming the rule.
+        QueryRefused: naming the rule.
     """
     if own and schema != own:
-        raise QuestionRefused(node, "join", "schema: the run's is not the one that the owner names")
+        raise QueryRefused(node, "join", "schema: the run's is not the one that the owner names")
 
 
 def require_classes(node: str, own: tuple[str, ...], classes: tuple[str, ...]) -> None:
-    """Refuse all classes but the owner's; without own ones, none. QuestionRefused says nothing of the data:
+    """Refuse all classes but the owner's; without own ones, none. QueryRefused says nothing of the data:
     which classes these have would be found list by list."""
     if own and classes != own:
-        raise QuestionRefused(node, "join", "classes: the run's are not those that the owner names")
+        raise QueryRefused(node, "join", "classes: the run's are not those that the owner names")
 
 
 def require_records(node: str, policy: PolicyConfig, records: int) -> None:
-    """Refuse while there are too few records; how many there are is not said. QuestionRefused."""
+    """Refuse while there are too few records; how many there are is not said. QueryRefused."""
     if records < policy.minimum_records:
-        raise QuestionRefused(node, "join", f"minimum_records: {policy.minimum_records}, and here are fewer")
+        raise QueryRefused(node, "join", f"minimum_records: {policy.minimum_records}, and here are fewer")
 
 
-def require_hour(node: str, policy: PolicyConfig, question: str, clock: Clock = datetime.now) -> None:
-    """Refuse outside the policy's hours, with :class:`QuestionRefused`."""
+def require_hour(node: str, policy: PolicyConfig, query: str, clock: Clock = datetime.now) -> None:
+    """Refuse outside the policy's hours, with :class:`QueryRefused`."""
     first, _, last = policy.hours.partition("-")
     now = f"{clock():%H:%M}"
     inside = first <= now < last if first <= last else now >= first or now < last
     if policy.hours and not inside:
-        raise QuestionRefused(node, question, f"hours: {policy.hours}, by the clock of the node")
+        raise QueryRefused(node, query, f"hours: {policy.hours}, by the clock of the node")

@@ -1,4 +1,4 @@
-"""One question as it reached a node, and one entry of the node's audit log with its canonical text."""
+"""One query as it reached a node, and one entry of the node's audit log with its canonical text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedstill.core.errors import ArgumentError
 from fedstill.privacy.events import Event
 from fedstill.protocol.digests import chained
 
-ANSWER, GRADIENT = "answer", "gradient"  # parts of a question: each that is answered has the first
+ANSWER, GRADIENT = "answer", "gradient"  # parts of a query: each that is answered has the first
 TRAINING = "training"  # what networks learn from the records before something is released
 LEARNED = "learned"  # what came of that, by its fingerprint: nothing is paid, and nothing leaves
 KEPT = "kept"  # which file of answers was let out, and may leave again
-REFUSED = "refused"  # a question that was refused, by which rule
+REFUSED = "refused"  # a query that was refused, by which rule
 SETTLED = "settled"  # the owner has accepted a log with which something was wrong
 RELEASES = (ANSWER, GRADIENT)
 
@@ -24,7 +24,7 @@ DATA = "these data"
 """Who pays at a real node: its data, whatever the node is called, so that no other name has another total."""
 
 ALL, BARE = "", ""  # among totals: the run that stands for all runs, the event that is no guarantee
-QUESTIONS, BYTES = "questions", "bytes"  # there too, beside events: what a policy's limits count
+QUERIES, BYTES = "queries", "bytes"  # there too, beside events: what a policy's limits count
 UNIT = "unit: "  # and, before its name, each unit that was paid for
 
 LARGEST = 2**53 - 1
@@ -35,14 +35,14 @@ Table = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Asked:
-    """One question as it reached the node."""
+    """One query as it reached the node."""
 
     number: int
-    question: str
+    query: str
     content: str  # digest of the tensors that came with it
     after: str  # fingerprint of all that the node had answered before: its answer depends on that, too
     down: Mapping[str, int]  # bytes by kind
-    origin: str = ""  # fingerprint of what it had learned privately before the first question
+    origin: str = ""  # fingerprint of what it had learned privately before the first query
     learned: str = ""  # and of what it has learned privately for this one
 
     @property
@@ -53,30 +53,30 @@ class Asked:
 
 @dataclass(frozen=True)
 class Entry:
-    """What happened to one question, or what was paid for it.
+    """What happened to one query, or what was paid for it.
 
     Args:
         payer: whose totals it counts in: :data:`DATA`, or a simulation's node.
         node: that releases or refuses.
-        number: of the question; -1 for what comes before the first.
+        number: of the query; -1 for what comes before the first.
         part: one of those above.
         content: digest of what was asked.
         after: fingerprint of what the node had answered before.
         left: fingerprint of what leaves, and of what that was before the noise.
-        down, up: bytes that came with the question, and that leave, by kind.
+        down, up: bytes that came with the query, and that leave, by kind.
         rule: what is done to it, or by which rule it is refused, in one line.
         price: events as text (:func:`fedstill.privacy.events.as_text`) and how often each.
         bare: releases without any guarantee that it stands for.
         unit: what its price protects (:meth:`.PrivacyConfig.unit`); empty: nothing was paid.
         learned: what was charged before for this release, with which the server is told of it.
-        questions: as how many it counts for a policy's limit.
+        queries: as how many it counts for a policy's limit.
     """
 
     run: str
     payer: str
     node: str
     number: int
-    question: str
+    query: str
     part: str
     content: str = ""
     after: str = ""
@@ -89,7 +89,7 @@ class Entry:
     bare: int = 0
     unit: str = ""
     learned: Table = field(default_factory=dict)
-    questions: int = 0
+    queries: int = 0
 
     def line(self, at: str) -> str:
         """The canonical text of an entry written at a time: JSON, without what it does not have."""
@@ -97,7 +97,7 @@ class Entry:
         return json.dumps({"at": at, **told}, separators=(",", ":"), sort_keys=True)
 
 
-REQUIRED = ("run", "payer", "node", "number", "question", "part")
+REQUIRED = ("run", "payer", "node", "number", "query", "part")
 NOTHING = {name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED}
 
 
@@ -135,7 +135,7 @@ def _is_price(value: object) -> bool:
 ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("at", *NOTHING, *REQUIRED), (is_text, "text")),
     "number": (lambda value: is_count(value, -LARGEST), "a whole number within 2**53"),
-    **dict.fromkeys(("bare", "questions"), (is_count, "a whole number from 0, below 2**53")),
+    **dict.fromkeys(("bare", "queries"), (is_count, "a whole number from 0, below 2**53")),
     **dict.fromkeys(("down", "up", "learned"), (_is_table, "names, and a whole number below 2**53 of each")),
     "price": (_is_price, "events as text, and from 1 to below 2**53 of each"),
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstill.core.hashing import write_head
-from fedstill.node.audit_entries import BARE, BYTES, QUESTIONS, UNIT, is_count, is_event, is_text
+from fedstill.node.audit_entries import BARE, BYTES, QUERIES, UNIT, is_count, is_event, is_text
 
 LAST = 2**62  # no entry has a higher number
 
@@ -63,8 +63,7 @@ def row(payer: str, run: str, counts: Mapping[str, int]) -> str:
 def _is_total(row: tuple[object, object, Mapping[object, object]]) -> bool:
     payer, run, counts = row
     known = all(
-        isinstance(name, str)
-        and (name in (BARE, QUESTIONS, BYTES) or name.startswith(UNIT) or is_event(name))
+        isinstance(name, str) and (name in (BARE, QUERIES, BYTES) or name.startswith(UNIT) or is_event(name))
         for name in counts
     )
     return is_text(payer) and bool(run) and is_text(run) and known and all(map(is_count, counts.values()))

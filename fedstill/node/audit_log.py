@@ -29,7 +29,7 @@ from fedstill.node.audit_database import AuditError, Database
 from fedstill.node.audit_entries import (
     BARE,
     BYTES,
-    QUESTIONS,
+    QUERIES,
     SETTLED,
     UNIT,
     Entry,
@@ -150,7 +150,7 @@ class AuditLog:
                 # Numbers that were used are not used again: the gap shows what is lost.
                 self._last = max(self._last, head.number)
                 for (payer, run), price in (lost or {("", ""): Counter[str]()}).items():
-                    bare, questions, left = price.pop(BARE, 0), price.pop(QUESTIONS, 0), price.pop(BYTES, 0)
+                    bare, queries, left = price.pop(BARE, 0), price.pop(QUERIES, 0), price.pop(BYTES, 0)
                     told = (run, payer, payer, self._last + 1, SETTLED, SETTLED)
                     up = {BYTES: left} if left else {}
                     units = [what for what in head.spent.get((payer, run), ()) if what.startswith(UNIT)]
@@ -163,7 +163,7 @@ class AuditLog:
                         price=price,
                         bare=bare,
                         unit=" and ".join(what.removeprefix(UNIT) for what in units),
-                        questions=questions,
+                        queries=queries,
                     )
                     self._take(*self._insert(entry))
                 self._examine()
@@ -180,7 +180,7 @@ class AuditLog:
         return self.sums.spent_by(payer, run)
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
-        """Bytes and questions of one run, or of all: :meth:`fedstill.node.audit_totals.Sums.summary`."""
+        """Bytes and queries of one run, or of all: :meth:`fedstill.node.audit_totals.Sums.summary`."""
         return self.sums.summary(run)
 
     def entry(self, number: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fedstill.node.audit_entries import (
     BYTES,
     GRADIENT,
     LARGEST,
-    QUESTIONS,
+    QUERIES,
     REFUSED,
     RELEASES,
     TRAINING,
@@ -27,7 +27,7 @@ from fedstill.node.audit_entries import (
 class Spent:
     """What somebody has paid, in one run and in all: events as text and how often each.
 
-    ``bare`` are releases without guarantee. Each answer is a question, and each further gradient of it;
+    ``bare`` are releases without guarantee. Each answer is a query, and each further gradient of it;
     ``bytes`` have left in all runs.
     """
 
@@ -35,8 +35,8 @@ class Spent:
     total: Mapping[str, int]
     bare_run: int = 0
     bare_total: int = 0
-    questions_run: int = 0
-    questions: int = 0
+    queries_run: int = 0
+    queries: int = 0
     bytes: int = 0
 
 
@@ -47,7 +47,7 @@ class Sums:
         spent: by payer and run (:data:`ALL` is all of them): events, and what limits count; up to
             :data:`~fedstill.node.audit_entries.LARGEST` of each.
         bytes: by run, node, way ("down" or "up") and kind, of what has left.
-        asked: by run, node and question, how often it was answered (again, where a bit of that is another
+        asked: by run, node and query, how often it was answered (again, where a bit of that is another
             one), and further gradients of the same answer.
     """
 
@@ -56,7 +56,7 @@ class Sums:
         self.bytes: Counter[tuple[str, str, str, str]] = Counter()
         self.asked: Counter[tuple[str, str, str]] = Counter()
         self._known: dict[tuple[Any, ...], dict[tuple[str, str], int]] = defaultdict(dict)
-        self._asked: dict[tuple[str, int, str], str] = {}  # run, number and content -> the question's name
+        self._asked: dict[tuple[str, int, str], str] = {}  # run, number and content -> the query's name
         self._untold: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by run and node
         self._charged: set[str] = set()  # runs
         self._rows: dict[tuple[str, str], str] = {}  # of a head; empty where more was spent since
@@ -68,7 +68,7 @@ class Sums:
             return
         self._charged.add(run)
         cost = dict(told["price"])
-        counted = (QUESTIONS, told["questions"]), (BYTES, sum(told["up"].values())), (BARE, told["bare"])
+        counted = (QUERIES, told["queries"]), (BYTES, sum(told["up"].values())), (BARE, told["bare"])
         cost.update({name: count for name, count in counted if count})
         for name in (run, ALL):
             spent = self.spent[told["payer"], name]
@@ -79,7 +79,7 @@ class Sums:
         if run != ALL:
             self._rows[told["payer"], run] = ""
         if part == ANSWER or (part == GRADIENT and self.siblings(told)):
-            self.asked[run, node, told["question"]] += 1
+            self.asked[run, node, told["query"]] += 1
         self._known[_place(told)][told["content"], told["left"]] = number
         if part == TRAINING:
             self._untold[run, node].update(cost)
@@ -88,7 +88,7 @@ class Sums:
         if told["learned"]:
             self._untold[run, node].subtract(told["learned"])
         if part == ANSWER:
-            self._asked[run, told["number"], told["content"]] = told["question"]
+            self._asked[run, told["number"], told["content"]] = told["query"]
         for way in ("down", "up"):
             for kind, size in told[way].items():
                 self.bytes[run, node, way, kind] += size
@@ -100,10 +100,10 @@ class Sums:
             for name in (run, ALL)
         )
         bare_run, bare_total = here.pop(BARE, 0), total.pop(BARE, 0)
-        questions_run, questions = here.pop(QUESTIONS, 0), total.pop(QUESTIONS, 0)
+        queries_run, queries = here.pop(QUERIES, 0), total.pop(QUERIES, 0)
         here.pop(BYTES, 0)
         left = total.pop(BYTES, 0)
-        return Spent(here, total, bare_run, bare_total, questions_run, questions, left)
+        return Spent(here, total, bare_run, bare_total, queries_run, queries, left)
 
     def units(self, payer: str, run: str = ALL) -> set[str]:
         """What a payer's prices protect, in one run or in all: events of two units add up to nothing."""
@@ -140,7 +140,7 @@ class Sums:
         return run in self._charged
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
-        """Bytes ``up`` and ``down``, in all, ``by_kind`` and ``by_node``, and questions asked: in one run, or
+        """Bytes ``up`` and ``down``, in all, ``by_kind`` and ``by_node``, and queries asked: in one run, or
         in all."""
         by_kind: dict[str, dict[str, int]] = {}
         by_node: dict[str, dict[str, int]] = {}
@@ -155,8 +155,8 @@ class Sums:
             **total,
             "by_kind": by_kind,
             "by_node": by_node,
-            "questions": len(names),  # one to K nodes, answered in parts, is one
-            "questions_by_name": dict(sorted(Counter(names).items())),
+            "queries": len(names),  # one to K nodes, answered in parts, is one
+            "queries_by_name": dict(sorted(Counter(names).items())),
         }
 
 

@@ -76,7 +76,7 @@ class Cohort:
 
     def clashes(self, side: NodeSide, run: str = "") -> dict[str, str]:
         """Queries of a method that :meth:`clash`, by name, and why; ``run`` as for :meth:`NodeSide.forms`."""
-        rules = {name: self.clash(side.forms(name, run)) for name in side.questions}
+        rules = {name: self.clash(side.forms(name, run)) for name in side.queries}
         return {name: f"sums: {rule}, {UNLESS}" for name, rule in rules.items() if rule is not None}
 
     def add(self, members: Sequence[str], forms: Mapping[str, str] | None = None) -> None:

@@ -69,7 +69,7 @@ def step(
         The mean private loss of the drawn records, 0 if there are none. Not protected: for the owner alone.
 
     Raises:
-        ArgumentError: a question is answered, and it has not declared this step, or not of so many records.
+        ArgumentError: a query is answered, and it has not declared this step, or not of so many records.
     """
     _take(node, role, rate)
     module, optimizer = node.modules[role], node.optimizers[role]
@@ -99,12 +99,12 @@ def step(
 
 
 def _take(node: Node, role: str, rate: float) -> None:
-    """Take a step off those that are charged for the question that is answered."""
+    """Take a step off those that are charged for the query that is answered."""
     if node.due is None:
         return
     batch, left = node.due.get(role, (0, 0))
     if not left or rate > dpsgd.rate(len(node.data), batch):
-        allowed = "as many private steps, of as many records, as the question declares (span, trains, rows)"
+        allowed = "as many private steps, of as many records, as the query declares (span, trains, rows)"
         raise ArgumentError(f"steps of the {role} of {node.name}", "more", allowed)
     node.due[role] = batch, left - 1
 

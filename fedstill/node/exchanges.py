@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedstill.node.audit_entries import Asked
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors, size
 
@@ -20,28 +20,28 @@ KEPT_BYTES = 2**26  # fewer where they are large: only the last one, if need be
 
 @dataclass
 class Exchange:
-    """One question and what is answered, from its arrival until it is forgotten."""
+    """One query and what is answered, from its arrival until it is forgotten."""
 
-    question: Question
-    content: str  # digest of the question
+    query: Query
+    content: str  # digest of the query
     asked: list[Asked]  # one a node, in the group's order
     tensors: Tensors  # that came down, until all answers are out
     differentiable: bool
     inputs: Tensors = field(default_factory=dict)  # (G, ...) leaves of the graph
-    # (G, ...), with the graph until the next question; a list of what is apart
+    # (G, ...), with the graph until the next query; a list of what is apart
     outputs: Mapping[str, Any] = field(default_factory=dict)
     releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
     pulled: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
     pulls: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
     gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
     gone: bool = False  # the graph, and answers that are not out yet
-    bits: str = ""  # where answers are summed: a fingerprint of the question, and of what was asked before
+    bits: str = ""  # where answers are summed: a fingerprint of the query, and of what was asked before
     call: SumCall | None = None  # of which nodes a sum is made of the answers,
     call_back: SumCall | None = None  # and of the gradients; None: each node's by itself
 
 
 class Exchanges(OrderedDict[int, Exchange]):
-    """The last exchanges, by the number of their question."""
+    """The last exchanges, by the number of their query."""
 
     def keep(self, number: int, exchange: Exchange) -> None:
         """Keep one more; the graphs of those before go, and what is too old."""

@@ -1,4 +1,4 @@
-"""The local training before the first question, a few steps at a time: a node can be stopped in it."""
+"""The local training before the first query, a few steps at a time: a node can be stopped in it."""
 
 from __future__ import annotations
 

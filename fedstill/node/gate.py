@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.node.audit_entries import ANSWER, BARE, Asked, Entry
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.policy import PolicyConfig
@@ -20,7 +20,7 @@ from fedstill.node.summand import Adding
 from fedstill.privacy.events import Price, as_text, total
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, SOURCES, Kind
-from fedstill.protocol.queries import Question, misshapen_scores
+from fedstill.protocol.queries import Query, misshapen_scores
 from fedstill.protocol.run_plan import Description
 from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
 
@@ -47,36 +47,34 @@ class Gate:
         self.budgets: Budgets | None = None  # privacy: what protects its releases, and pays for them
         self._written: dict[tuple[int, str], int] = {}  # the entry of what left last under a number and part
 
-    def objection(self, question: Question) -> str | None:
-        """The rule by which this question could never be answered, or None. Asks nothing, counts nothing."""
-        rule = forbidden(self.policy, question)
-        return rule if rule is not None or self.budgets is None else self.budgets.objection(question)
+    def objection(self, query: Query) -> str | None:
+        """The rule by which this query could never be answered, or None. Asks nothing, counts nothing."""
+        rule = forbidden(self.policy, query)
+        return rule if rule is not None or self.budgets is None else self.budgets.objection(query)
 
-    def inspect(
-        self, question: str, tensors: Tensors, sends: Mapping[str, str], shape: Sequence[int]
-    ) -> None:
-        """Refuse a question that no sound server asks, before anything is computed.
+    def inspect(self, query: str, tensors: Tensors, sends: Mapping[str, str], shape: Sequence[int]) -> None:
+        """Refuse a query that no sound server asks, before anything is computed.
 
         Args:
             sends: the kind of each tensor that comes with it.
             shape: of one of the node's own inputs.
 
         Raises:
-            QuestionRefused: other tensors than declared, inputs of another shape or type, too many of them,
+            QueryRefused: other tensors than declared, inputs of another shape or type, too many of them,
                 or numbers that are not finite.
         """
-        for rule in self._faults(question, tensors, sends, shape):
-            raise QuestionRefused(self.node, question, rule)
+        for rule in self._faults(query, tensors, sends, shape):
+            raise QueryRefused(self.node, query, rule)
 
     def _faults(
-        self, question: str, tensors: Tensors, sends: Mapping[str, str], shape: Sequence[int]
+        self, query: str, tensors: Tensors, sends: Mapping[str, str], shape: Sequence[int]
     ) -> Iterator[str]:
-        """The rules that a question breaks; each is looked at only where those before it hold."""
+        """The rules that a query breaks; each is looked at only where those before it hold."""
         names = {name.removesuffix(SCALE) for name in tensors}
         if names != set(sends):
             yield f"tensors: exactly {sorted(sends)}, not {sorted(names)}"
         for name, tensor in tensors.items():
-            if (rule := self._unfit(question, name, tensor, kind_of(name, sends), shape)) is not None:
+            if (rule := self._unfit(query, name, tensor, kind_of(name, sends), shape)) is not None:
                 yield rule
         # What came in a shorter form grows to four bytes a number.
         grown = sum(4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors)
@@ -91,7 +89,7 @@ class Gate:
                 yield f"finite numbers: {name} holds NaN or infinity"
 
     def _unfit(
-        self, question: str, name: str, tensor: torch.Tensor, kind: str, shape: Sequence[int]
+        self, query: str, name: str, tensor: torch.Tensor, kind: str, shape: Sequence[int]
     ) -> str | None:
         """The rule that one tensor breaks by its form or its number of rows."""
         most, rows = self.policy.most_rows or math.inf, tensor.shape[:1].numel()
@@ -116,79 +114,79 @@ class Gate:
             return f"label maps: {name} is {found}, and maps here are uint8, one number a pixel"
         if not 1 <= rows <= most:
             return f"most_rows: {most}, and {name} has {rows}"
-        if 0 < (approved := self._approved(question, "rows")) < rows:
+        if 0 < (approved := self._approved(query, "rows")) < rows:
             return f"approved: {approved} inputs, and {name} has {rows}"
         return None
 
-    def read_values(self, question: Question, tensors: Tensors) -> None:
-        """Refuse JSON values that are too large or are none, before anything is charged for the question.
+    def read_values(self, query: Query, tensors: Tensors) -> None:
+        """Refuse JSON values that are too large or are none, before anything is charged for the query.
 
         Raises:
-            QuestionRefused: a value of more bytes than a header may have: read, it takes fifty times as much.
+            QueryRefused: a value of more bytes than a header may have: read, it takes fifty times as much.
             DataError: it is no JSON value.
         """
         most = self.policy.most_header
-        for name in question.values:
+        for name in query.values:
             if most and name in tensors and tensors[name].numel() > most:
                 rule = f"most_header: {most}, and {name} has {tensors[name].numel()} bytes"
-                raise QuestionRefused(self.node, question.name, rule)
-        question.take(tensors)
+                raise QueryRefused(self.node, query.name, rule)
+        query.take(tensors)
 
-    def admit(self, asked: Asked, question: Question, sent: Tensors) -> None:
-        """Let a question in, or refuse it before anything is computed.
+    def admit(self, asked: Asked, query: Query, sent: Tensors) -> None:
+        """Let a query in, or refuse it before anything is computed.
 
         Raises:
-            QuestionRefused: by the policy's list, its refusal of parameters, a limit reached, or a budget
+            QueryRefused: by the policy's list, its refusal of parameters, a limit reached, or a budget
                 that the answer would pass.
         """
-        rule = self.objection(question)
+        rule = self.objection(query)
         if rule is not None:
-            raise QuestionRefused(self.node, asked.question, rule)
-        # What was answered once may be again; other content under the same number is another question.
+            raise QueryRefused(self.node, asked.query, rule)
+        # What was answered once may be again; other content under the same number is another query.
         if asked.content not in self.audit.sums.siblings(vars(self._entry(asked, ANSWER))):
-            self._require_approved(asked.question)
-            self._limit(asked.question, self.audit.spent(self.payer, self.run), 1, 1)
+            self._require_approved(asked.query)
+            self._limit(asked.query, self.audit.spent(self.payer, self.run), 1, 1)
             if self.budgets is not None:
-                self.budgets.afford(asked, question, sent)
+                self.budgets.afford(asked, query, sent)
 
-    def pay(self, asked: Asked, question: Question, sent: Tensors) -> None:
-        """Charge what a question that is admitted follows from, before anything is computed for it.
+    def pay(self, asked: Asked, query: Query, sent: Tensors) -> None:
+        """Charge what a query that is admitted follows from, before anything is computed for it.
 
         A failure, too, tells of what was learned; and learning is paid for whatever comes of it.
         """
         if self.budgets is None:
             return
         self.budgets.pay_first(asked)
-        if not self.budgets.attempts(asked, question, sent):
-            self.budgets.pay_learning(asked, question, sent, 0)
+        if not self.budgets.attempts(asked, query, sent):
+            self.budgets.pay_learning(asked, query, sent, 0)
 
-    def _limit(self, question: str, spent: Spent, more_questions: int, more_bytes: int) -> None:
+    def _limit(self, query: str, spent: Spent, more_queries: int, more_bytes: int) -> None:
         """Refuse what would pass a limit of the policy, with what has left already, in all runs."""
-        most_questions, most_bytes = self.policy.most_questions, self.policy.most_bytes
-        if most_questions and more_questions and spent.questions + more_questions > most_questions:
-            raise QuestionRefused(self.node, question, f"most_questions: {most_questions}")
+        most_queries, most_bytes = self.policy.most_queries, self.policy.most_bytes
+        if most_queries and more_queries and spent.queries + more_queries > most_queries:
+            raise QueryRefused(self.node, query, f"most_queries: {most_queries}")
         if most_bytes and spent.bytes + more_bytes > most_bytes:
-            raise QuestionRefused(self.node, question, f"most_bytes: {most_bytes} bytes")
+            raise QueryRefused(self.node, query, f"most_bytes: {most_bytes} bytes")
 
-    def _require_approved(self, question: str, leaving: int = 0, more: int = 1, again: bool = False) -> None:
-        """Refuse what goes beyond what the owner has approved: another question, one more (be it the same one
+    def _require_approved(self, query: str, leaving: int = 0, more: int = 1, again: bool = False) -> None:
+        """Refuse what goes beyond what the owner has approved: another query, one more (be it the same one
         again, with another answer), or more bytes."""
         if self.approved is None:
             return
-        times, bytes = self._approved(question, "times"), self._approved(question, "bytes")
+        times, bytes = self._approved(query, "times"), self._approved(query, "bytes")
         rule = None
-        if question not in self.approved.questions:
-            rule = f"approved: {', '.join(self.approved.questions)}"
-        elif times and more and self.audit.sums.asked[self.run, self.node, question] + more > times:
+        if query not in self.approved.queries:
+            rule = f"approved: {', '.join(self.approved.queries)}"
+        elif times and more and self.audit.sums.asked[self.run, self.node, query] + more > times:
             rule = f"approved: {times} times{', and this came out otherwise before' if again else ''}"
         elif bytes and leaving > bytes:
             rule = f"approved: {bytes} bytes of an answer"
         if rule is not None:
-            raise QuestionRefused(self.node, question, rule)
+            raise QueryRefused(self.node, query, rule)
 
-    def _approved(self, question: str, limit: str) -> int:
-        """A limit of an approved question; 0: none."""
-        asked = {} if self.approved is None else self.approved.questions.get(question, {})
+    def _approved(self, query: str, limit: str) -> int:
+        """A limit of an approved query; 0: none."""
+        asked = {} if self.approved is None else self.approved.queries.get(query, {})
         return int(asked.get(limit, 0))
 
     # --- what leaves ----------------------------------------------------------------------------------
@@ -198,7 +196,7 @@ class Gate:
         asked: Asked,
         part: str,
         tensors: Tensors,
-        question: Question,
+        query: Query,
         sent: Tensors,
         wire: WireConfig | None = None,
         adding: Adding | None = None,
@@ -207,43 +205,43 @@ class Gate:
 
         Args:
             part: ``"answer"`` or ``"gradient"``.
-            sent: the tensors that came with the question.
+            sent: the tensors that came with the query.
             wire: the form in which they travel; None is float32.
             adding: how they become a part of a sum, where the server is to see sums only.
 
         Raises:
-            QuestionRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers
+            QueryRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers
                 that cannot be added (without masks), more bytes than the policy allows, or more privacy than
                 the budget.
-            OwnDataError: rows of another width than the question declares, where their price follows from it.
+            OwnDataError: rows of another width than the query declares, where their price follows from it.
             AuditError: the log is in trouble, or cannot be written; nothing is released then.
         """
-        kinds = question.kinds()
+        kinds = query.kinds()
         undeclared = sorted(set(tensors) - set(kinds))
         if undeclared:
-            raise QuestionRefused(self.node, asked.question, f"undeclared: {', '.join(undeclared)}")
-        # Inputs that came were counted when they did; of public ones a question says which in its own way.
+            raise QueryRefused(self.node, asked.query, f"undeclared: {', '.join(undeclared)}")
+        # Inputs that came were counted when they did; of public ones a query says which in its own way.
         scores = [tensor for name, tensor in tensors.items() if kinds[name].of == "scores"]
         rows = max([0, *(tensor.shape[:1].numel() for tensor in scores)])
-        if 0 < (approved := self._approved(asked.question, "rows")) < rows:
+        if 0 < (approved := self._approved(asked.query, "rows")) < rows:
             rule = f"approved: {approved} inputs, and the answer is about {rows}"
-            raise QuestionRefused(self.node, asked.question, rule)
+            raise QueryRefused(self.node, asked.query, rule)
         if part == ANSWER:
-            self._check_scores(question, tensors, sent)
-        noised, price, most, rule, stamp = self._protected(asked, part, tensors, question)
+            self._check_scores(query, tensors, sent)
+        noised, price, most, rule, stamp = self._protected(asked, part, tensors, query)
         finished = noised
-        if part == ANSWER and question.finish is not None:
-            finished = question.finish(noised, sent)
+        if part == ANSWER and query.finish is not None:
+            finished = query.finish(noised, sent)
         leaving = (wire or WireConfig()).coarsen(finished, kinds)
         # Without budgets nothing is paid for, and what is asked again after a stop counts once.
         left = ""
         if self.budgets is not None:
-            # Named after its question, so that no two are seen to have had the same answer.
+            # Named after its query, so that no two are seen to have had the same answer.
             about = f"{asked.number} {part} {asked.content} {asked.after} {digest(part, leaving)}"
             left = self.budgets.seal(chained(about, stamp))
         let_out = leaving
         if adding is not None:
-            leaving = adding.cover(self.node, question, let_out)
+            leaving = adding.cover(self.node, query, let_out)
         entry = self._entry(
             asked,
             part,
@@ -258,19 +256,19 @@ class Gate:
         )
         self._written[asked.number, part] = self._charge(asked, entry, most)
         if adding is not None:
-            adding.keep(question, let_out)
+            adding.keep(query, let_out)
         return {name: tensor.detach() for name, tensor in leaving.items()}
 
-    def _check_scores(self, question: Question, tensors: Tensors, sent: Tensors) -> None:
+    def _check_scores(self, query: Query, tensors: Tensors, sent: Tensors) -> None:
         """Refuse scores that are not those of the task, one row for each input that was sent."""
-        kinds = question.kinds()
-        inputs = [len(sent[name]) for name, kind in question.sends.items() if kind == INPUTS and name in sent]
+        kinds = query.kinds()
+        inputs = [len(sent[name]) for name, kind in query.sends.items() if kind == INPUTS and name in sent]
         rows = inputs[0] if inputs else None
         for name, tensor in tensors.items():
             shape = tuple(tensor.shape)
             fault = misshapen_scores(name, shape, rows, self.outputs) if kinds[name].of == "scores" else None
             if fault is not None:
-                raise QuestionRefused(self.node, question.name, f"outputs: {fault}")
+                raise QueryRefused(self.node, query.name, f"outputs: {fault}")
 
     def _charge(self, asked: Asked, entry: Entry, most: Price | None) -> int:
         """Write a release, after the training behind it; its entry's number.
@@ -281,7 +279,7 @@ class Gate:
         """
         if self.budgets is not None:
             self.budgets.pay_first(asked)
-        # A gradient belongs to its answer, and each further one of that is a question by itself.
+        # A gradient belongs to its answer, and each further one of that is a query by itself.
         # And so is an answer to what was answered before, if a bit of it is another one: as of inputs that
         # lie otherwise in memory, or of another processor.
         again = bool(self.audit.sums.siblings(vars(entry)))
@@ -289,16 +287,16 @@ class Gate:
 
         def check(spent: Spent) -> None:
             left = sum(entry.up.values())
-            self._require_approved(asked.question, left, counts, again)
-            self._limit(asked.question, spent, counts, left)
+            self._require_approved(asked.query, left, counts, again)
+            self._limit(asked.query, spent, counts, left)
             if self.budgets is not None:
-                self.budgets.check(spent, most, asked.question)
+                self.budgets.check(spent, most, asked.query)
 
         learned = self.audit.sums.untold(self.run, self.node)
-        return self.audit.charge(replace(entry, questions=counts, learned=learned), check)
+        return self.audit.charge(replace(entry, queries=counts, learned=learned), check)
 
     def _entry(self, asked: Asked, part: str, **told: Any) -> Entry:
-        about = (self.run, self.payer, self.node, asked.number, asked.question, part)
+        about = (self.run, self.payer, self.node, asked.number, asked.query, part)
         return Entry(*about, content=asked.content, after=asked.after, **told)
 
     def told(self, number: int, part: str, masked: bool = False) -> Paid:
@@ -318,14 +316,14 @@ class Gate:
         )
 
     def _protected(
-        self, asked: Asked, part: str, tensors: Tensors, question: Question
+        self, asked: Asked, part: str, tensors: Tensors, query: Query
     ) -> tuple[Tensors, Price | None, Price | None, str, str]:
         """Tensors as they may leave, what that costs and would cost at most, what was done, and a stamp of
         what they were."""
         if self.budgets is None:
             return tensors, None, None, "none", ""
         mechanism = self.budgets.mechanism
-        rules = {name: mechanism.rule(question, name) for name in tensors}
+        rules = {name: mechanism.rule(query, name) for name in tensors}
         bounded = {name: rule.bound(tensors[name]) for name, rule in rules.items()}
         # Noise is named after all that it hides, to the last digit: equal noise on two answers would cancel.
         stamp = digest(part, bounded)
@@ -335,18 +333,18 @@ class Gate:
         }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name, shape in shapes.items():
-            mechanism.require_width(question, name, shape)
-        price, most = (total(mechanism.release(question, shapes, of)) for of in (noised, None))
-        told = [f"{name}: {mechanism.says(question, name, shape)}" for name, shape in shapes.items()]
+            mechanism.require_width(query, name, shape)
+        price, most = (total(mechanism.release(query, shapes, of)) for of in (noised, None))
+        told = [f"{name}: {mechanism.says(query, name, shape)}" for name, shape in shapes.items()]
         return noised, price, most, "; ".join(told), stamp
 
 
-def forbidden(policy: PolicyConfig, question: Question) -> str | None:
-    """The rule of a policy by which a question is never answered, whatever is left of budgets, or None."""
-    allowed, kinds = policy.questions, question.kinds()
-    if "*" not in allowed and question.name not in allowed:
-        return f"questions: {', '.join(allowed) or 'none'}"
-    if policy.sums_only and kinds and not question.sums:
+def forbidden(policy: PolicyConfig, query: Query) -> str | None:
+    """The rule of a policy by which a query is never answered, whatever is left of budgets, or None."""
+    allowed, kinds = policy.queries, query.kinds()
+    if "*" not in allowed and query.name not in allowed:
+        return f"queries: {', '.join(allowed) or 'none'}"
+    if policy.sums_only and kinds and not query.sums:
         cure = "unless its owner sets it to false"
         return f"sums_only: nothing that is not added to other nodes' (link.sums), {cure}"
     told = sorted({kind for kind in kinds.values() if policy.outputs_only and not _lets_out(policy, kind)})

@@ -22,7 +22,7 @@ from fedstill.core.config_tables import as_table
 from fedstill.core.errors import (
     ArgumentError,
     OwnDataError,
-    QuestionRefused,
+    QueryRefused,
 )
 from fedstill.core.hashing import fingerprint
 from fedstill.core.registry import looking_in
@@ -44,7 +44,7 @@ from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
     Agree,
-    AnswerQuestion,
+    AnswerQuery,
     Envelope,
     Introduce,
     JoinRun,
@@ -148,7 +148,7 @@ class Host:
         for rule, bytes in (("most_message", len(message)), ("most_header", header_size(message))):
             most = getattr(policy, rule)
             if most and bytes > most:
-                raise QuestionRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
+                raise QueryRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
 
     def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[Told, Tensors]:
         """What the node tells in reply to a message, and what leaves."""
@@ -165,16 +165,14 @@ class Host:
             raise ArgumentError("run", envelope.run, "a run that this node has joined")
         if isinstance(message, Remember | Recall | LeaveRun) and self._late(envelope):
             return None, {}
-        if isinstance(message, Learn | AnswerQuestion | PullBack | Agree | Reveal):
+        if isinstance(message, Learn | AnswerQuery | PullBack | Agree | Reveal):
             self.require_still(session, message.do)
         gate, sums = session.node.gate, session.plan.sums
         match message:
             case Learn():
                 return session.learn(message.seconds), {}
-            case AnswerQuestion(number=number):
-                released = session.answer(
-                    message.question, number, tensors, message.differentiable, message.sum
-                )
+            case AnswerQuery(number=number):
+                released = session.answer(message.query, number, tensors, message.differentiable, message.sum)
                 return Released(gate.told(number, ANSWER, sums)), released
             case PullBack(number=number):
                 released = session.pull_back(number, tensors, message.sum)
@@ -251,7 +249,7 @@ class Host:
                 in this node's folder, nothing is made ready and ``wants_public`` is true.
 
         Returns:
-            What the server may know: the kind of model, and which questions will be refused by which rule.
+            What the server may know: the kind of model, and which queries will be refused by which rule.
 
         Raises:
             FedstillError: the plan asks for more than the owner's policy allows, or data or model do not have
@@ -268,7 +266,7 @@ class Host:
                 kept = self._public.read(plan, {})  # laid out in memory as it will be after a stop
             if self.session is None or (self.session.plan, self.session.server) != (plan, self.asker):
                 if self._joins >= JOINS:  # each is a line of the security log
-                    raise QuestionRefused(self.name, "join", f"a process joins {JOINS} runs, and no more")
+                    raise QueryRefused(self.name, "join", f"a process joins {JOINS} runs, and no more")
                 self.leave()
                 of_run = (self.folder, self.file, self.compute, plan, kept, approved, self.asker)
                 session = Session(*of_run)
@@ -287,19 +285,19 @@ class Host:
 
     def _foresee(self, session: Session, run: str) -> None:
         """Write down what a server is told beforehand that it is refused, as it will not ask."""
-        for question, rule in session.objections().items():
-            logger.warning("run %s: %s will be refused: %s", run, question, clip(rule, 1000))
-            self.refusals.note(self.asker, question, QuestionRefused(self.name, question, rule), run)
+        for query, rule in session.objections().items():
+            logger.warning("run %s: %s will be refused: %s", run, query, clip(rule, 1000))
+            self.refusals.note(self.asker, query, QueryRefused(self.name, query, rule), run)
 
-    def require_still(self, session: Session, question: str) -> None:
+    def require_still(self, session: Session, query: str) -> None:
         """Refuse what comes outside the owner's hours, or after the owner has taken an approval back.
 
         Raises:
-            QuestionRefused: naming the rule.
+            QueryRefused: naming the rule.
         """
-        admission.require_hour(self.name, self.file.policy, question)
+        admission.require_hour(self.name, self.file.policy, query)
         if session.approved is not None:
-            self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, question)
+            self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, query)
 
     def require_admission(self, plan: Plan) -> None:
         """Refuse servers, hours, schemas, classes, too few nodes, before anything of a run is kept."""
@@ -316,7 +314,7 @@ class Host:
             What was approved, to which the run is held; None: policy alone decides.
 
         Raises:
-            QuestionRefused: naming the rule.
+            QueryRefused: naming the rule.
         """
         self.require_admission(plan)
         if not asks(self.file):
@@ -336,5 +334,5 @@ class Host:
 def out_of_order(error: Exception) -> bytes:
     """What a node answers to all messages while its own folder lets it serve none; its log says why."""
     logger.error("no run can begin here: %s", error)
-    told = {"kind": OwnDataError.__name__, "text": telling(OwnDataError()), "question": "join"}
+    told = {"kind": OwnDataError.__name__, "text": telling(OwnDataError()), "query": "join"}
     return pack({"error": told})

@@ -38,7 +38,7 @@ class KeptPublic:
         """Keep a plan's public data for a later time, in place of another's.
 
         Raises:
-            QuestionRefused: the owner's policy leaves no room for them.
+            QueryRefused: the owner's policy leaves no room for them.
         """
         path = self._path(plan)
         kept = {name: given[name] for name in ("inputs", "labels") if name in given}

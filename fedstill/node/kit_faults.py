@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from fedstill.core.errors import ArgumentError, DeployError, QuestionRefused
+from fedstill.core.errors import ArgumentError, DeployError, QueryRefused
 from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.node.admission import require_server
 from fedstill.node.policy import PolicyConfig
@@ -15,7 +15,7 @@ def server_faults(policy: PolicyConfig, authority: str) -> list[str]:
     """The fault of a policy that lets in no run of the kit's own server; none: it does."""
     try:
         require_server("", policy, authority)
-    except QuestionRefused:
+    except QueryRefused:
         allowed = f"a list with {authority}, the authority of the startup kit, or an empty one"
         return [str(ArgumentError("policy.allowed_servers", list(policy.allowed_servers), allowed))]
     return []

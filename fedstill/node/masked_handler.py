@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
@@ -14,13 +14,13 @@ from fedstill.node.request_handler import RequestHandler
 from fedstill.node.sum_masks import SumMasks
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import fingerprint
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumCall, scale_of
 from fedstill.protocol.wire_format import Tensors, WireConfig, refine
 
 
 class MaskedHandler(RequestHandler):
-    """Answers questions for one node.
+    """Answers queries for one node.
 
     Args:
         group: of this node alone; all else is as :class:`RequestHandler` has it.
@@ -42,33 +42,31 @@ class MaskedHandler(RequestHandler):
         self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumCall | None
     ) -> str:
         (node,) = self.group.nodes
-        # A node that comes back has not heard all that others have. Of no other question this may be said:
+        # A node that comes back has not heard all that others have. Of no other query this may be said:
         # whether a sum may be read without some is asked of sums alone.
-        summed = bool(self.side.questions[name].sums)
+        summed = bool(self.side.queries[name].sums)
         before = "" if summed and call is not None and call.recover else node.heard
         return fingerprint(arrived, name, str(number), str(differentiable), before, _layout(arrived))
 
-    def _admit(
-        self, question: Question, call: SumCall | None, pulls: Iterable[Tensors] = ()
-    ) -> SumCall | None:
-        if not question.sums:
+    def _admit(self, query: Query, call: SumCall | None, pulls: Iterable[Tensors] = ()) -> SumCall | None:
+        if not query.sums:
             return call
-        if any(refine(pull).keys() != question.sums.keys() for pull in pulls):
-            rule = f"sums: gradients of {', '.join(question.sums)}, and of nothing else"
-            raise QuestionRefused(self.group.nodes[0].name, question.name, rule)
+        if any(refine(pull).keys() != query.sums.keys() for pull in pulls):
+            rule = f"sums: gradients of {', '.join(query.sums)}, and of nothing else"
+            raise QueryRefused(self.group.nodes[0].name, query.name, rule)
         if any(scale_of(refine(pull)) != 1.0 for pull in pulls):
             rule = "sums: gradients pulled back at a scale of 1, the largest from a half to below 1"
-            raise QuestionRefused(self.group.nodes[0].name, question.name, rule)
+            raise QueryRefused(self.group.nodes[0].name, query.name, rule)
         (node,) = self.group.nodes
         # Before anything is computed: what comes of that would else be told, by which refusal comes.
-        for how in question.sums.values():
+        for how in query.sums.values():
             if how in ("size", "counts") and how not in node.told:
                 rule = f"sums: '{how}' of its data, which weigh its answer, were not asked before"
-                raise QuestionRefused(node.name, question.name, rule)
-        return self.masks.admit(question.name, call, self.side.forms(question.name, self._run))
+                raise QueryRefused(node.name, query.name, rule)
+        return self.masks.admit(query.name, call, self.side.forms(query.name, self._run))
 
     def objections(self) -> dict[str, str]:
-        """The rule by which questions are refused for what was added before, before anything is trained."""
+        """The rule by which queries are refused for what was added before, before anything is trained."""
         if self.masks.policy.sums_may_differ:
             return {}
         return self.masks.cohort.clashes(self.side, self._run)
@@ -86,7 +84,7 @@ class MaskedHandler(RequestHandler):
         if adding is None or call is None:
             return None
         told = (kept.bits, "" if pull is None else fingerprint(pull, _layout(pull)))
-        mask = self.masks.mask(call, kept.question.name, told)
+        mask = self.masks.mask(call, kept.query.name, told)
         settle = None if self._run else self.masks.settle  # counts with noise differ in each run
         spoil, always = self.masks.noise(call), self.masks.exhausted
         return replace(adding, mask=mask, spoil=spoil, always=always, settle=settle)

@@ -1,6 +1,6 @@
 """How much memory a run may take at a node, what it will take, and a ceiling above which there is none.
 
-What a plan or a question will take is worked out on torch's meta device, which has no memory, before
+What a plan or a query will take is worked out on torch's meta device, which has no memory, before
 anything is made. What that cannot foresee (an owner's own code, say) meets the ceiling of the process.
 """
 

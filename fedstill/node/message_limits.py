@@ -11,13 +11,13 @@ from functools import cached_property
 import torch
 
 from fedstill.core import timing
-from fedstill.core.errors import QuestionRefused, TooLarge
+from fedstill.core.errors import QueryRefused, TooLarge
 from fedstill.data.input_spec import InputSpec, fits
 from fedstill.data.public import Public
 from fedstill.node import memory_limits
 from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_COUNTS, LOGITS, SCHEDULE
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors, size
 from fedstill.tasks import Task
 
@@ -27,29 +27,29 @@ JOIN = "join"
 
 
 @contextmanager
-def limited(node: str, question: str, seconds: int = 0) -> Iterator[None]:
-    """Refuse what a node computes for a question once it takes more than ``seconds`` (0: no limit), or more
+def limited(node: str, query: str, seconds: int = 0) -> Iterator[None]:
+    """Refuse what a node computes for a query once it takes more than ``seconds`` (0: no limit), or more
     memory than there is.
 
     Raises:
-        QuestionRefused: naming the policy's rule. A server may know what of its own was too large, and not
+        QueryRefused: naming the policy's rule. A server may know what of its own was too large, and not
             how much data or memory there are.
     """
-    late = QuestionRefused(node, question, f"most_seconds: {seconds}, and it takes longer")
+    late = QueryRefused(node, query, f"most_seconds: {seconds}, and it takes longer")
     try:
         with timing.within(seconds, lambda: late):
             yield
     except Exception as error:
-        if isinstance(error, QuestionRefused) or not (
+        if isinstance(error, QueryRefused) or not (
             isinstance(error, TooLarge) or memory_limits.ran_out(error)
         ):
             raise
         what = error.what if isinstance(error, TooLarge) else "it"
-        if question == JOIN:  # which of its parts is too large would tell how many records there are
+        if query == JOIN:  # which of its parts is too large would tell how many records there are
             logger.error("refused, as most_memory allows less: %s", error)
             what = "the run"
         rule = f"most_memory: {what} would take more than the node's owner allows"
-        raise QuestionRefused(node, question, rule) from error
+        raise QueryRefused(node, query, rule) from error
 
 
 class Sizes:
@@ -58,38 +58,36 @@ class Sizes:
     def __init__(self, node: Node, public: Public | None, spec: InputSpec, most: int) -> None:
         self._node, self._public, self._spec, self._most = node, public, spec, most
 
-    def require(self, question: Question, tensors: Tensors) -> None:
+    def require(self, query: Query, tensors: Tensors) -> None:
         """Refuse what is too much, or does not fit the run.
 
         Raises:
-            QuestionRefused: rows that the public data do not have, or tensors of another form than the run's.
+            QueryRefused: rows that the public data do not have, or tensors of another form than the run's.
             TooLarge: more inputs at once than the node's networks have memory for.
         """
-        self._require_forms(question, tensors)
+        self._require_forms(query, tensors)
         most = 0 if self._public is None else len(self._public)
-        indices = [name for name, kind in question.sends.items() if kind == INDICES]
+        indices = [name for name, kind in query.sends.items() if kind == INDICES]
         for name in indices:
             rows = tensors[name]
             # Two of them may be a range, which stops before its second: that may be the end, which is no row.
             end = most if len(rows) == 2 and bool(rows[0] <= rows[1]) else most - 1
             if rows.numel() and not (most and 0 <= int(rows.min()) <= int(rows.max()) <= end):
                 rule = f"rows: {name} names rows outside the {most} of the public data"
-                raise QuestionRefused(self._node.name, question.name, rule)
-        rows_asked = max(
-            [0, *(len(tensors[name]) for name, kind in question.sends.items() if kind == INPUTS)]
-        )
+                raise QueryRefused(self._node.name, query.name, rule)
+        rows_asked = max([0, *(len(tensors[name]) for name, kind in query.sends.items() if kind == INPUTS)])
         if rows_asked and self._most:
             need = rows_asked * self._each_input
-            fits(f"a question about {rows_asked} inputs at once", need, self._most)
+            fits(f"a query about {rows_asked} inputs at once", need, self._most)
         named = sum(tensors[name].numel() for name in indices)
         if named and self._public is not None:  # one may be named often, and is copied each time
             each = size(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
-            fits(f"a question about {named} public inputs at once", named * each, self._most)
+            fits(f"a query about {named} public inputs at once", named * each, self._most)
 
-    def _require_forms(self, question: Question, tensors: Tensors) -> None:
+    def _require_forms(self, query: Query, tensors: Tensors) -> None:
         """Refuse counts, logits and schedules that are none of this run's, by what its plan says alone."""
-        about = next((tensors[name] for name, kind in question.sends.items() if kind == INDICES), None)
-        for name, kind in question.sends.items():
+        about = next((tensors[name] for name, kind in query.sends.items() if kind == INDICES), None)
+        for name, kind in query.sends.items():
             tensor, rule = tensors[name], None
             wanted: tuple[int, ...] | None = None
             if kind == LABEL_COUNTS:
@@ -102,7 +100,7 @@ class Sizes:
                 found = f"{tensor.dtype} {tuple(tensor.shape)}"
                 rule = f"{kind}: {name} is {found}, and in this run torch.float32 {wanted}"
             if rule is not None:
-                raise QuestionRefused(self._node.name, question.name, rule)
+                raise QueryRefused(self._node.name, query.name, rule)
 
     @cached_property
     def _task(self) -> Task:

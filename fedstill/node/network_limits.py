@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
-from fedstill.protocol.queries import Handler, NodeSide, Question
+from fedstill.protocol.queries import Handler, NodeSide, Query
 
 
 class _Within(TorchFunctionMode):
@@ -25,9 +25,9 @@ class _Within(TorchFunctionMode):
     All layers of torch take theirs from ``torch.empty``, called here on the meta device first.
     """
 
-    def __init__(self, most: int, node: str, question: str) -> None:
+    def __init__(self, most: int, node: str, query: str) -> None:
         super().__init__()
-        self.most, self.node, self.question, self.made = most, node, question, 0.0
+        self.most, self.node, self.query, self.made = most, node, query, 0.0
 
     def __torch_function__(
         self,
@@ -41,7 +41,7 @@ class _Within(TorchFunctionMode):
             self.made += _count(*args, **given)
             if self.made > self.most:
                 rule = f"most_parameters: {self.most}, and the networks that the plan asks for have more"
-                raise QuestionRefused(self.node, self.question, rule)
+                raise QueryRefused(self.node, self.query, rule)
         return func(*args, **given)
 
 
@@ -57,23 +57,23 @@ def within_parameters(side: NodeSide, most: int, node: str) -> NodeSide:
     """A method's part at a node, which makes no networks of more than ``most`` parameters at once; 0: no
     limit.
 
-    The new side refuses where networks are made: before anything else, and with each question that brings
-    one, with :class:`QuestionRefused`.
+    The new side refuses where networks are made: before anything else, and with each query that brings
+    one, with :class:`QueryRefused`.
     """
 
-    def within(question: str) -> AbstractContextManager[object]:
-        return _Within(most, node, question) if most else nullcontext()
+    def within(query: str) -> AbstractContextManager[object]:
+        return _Within(most, node, query) if most else nullcontext()
 
     def prepare(nodes: Sequence[Node]) -> None:
         with within("join"):
             side.prepare(nodes)
 
-    def guarded(question: Question) -> Handler:
+    def guarded(query: Query) -> Handler:
         def handler(*args: Any, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            with within(question.name):
-                return question.handler(*args, **inputs)
+            with within(query.name):
+                return query.handler(*args, **inputs)
 
-        return handler if GENERATOR_PARAMETERS in question.sends.values() else question.handler
+        return handler if GENERATOR_PARAMETERS in query.sends.values() else query.handler
 
-    questions = {name: replace(each, handler=guarded(each)) for name, each in side.questions.items()}
-    return replace(side, questions=questions, prepare=prepare)
+    queries = {name: replace(each, handler=guarded(each)) for name, each in side.queries.items()}
+    return replace(side, queries=queries, prepare=prepare)

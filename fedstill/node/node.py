@@ -32,11 +32,11 @@ class Node:
         # Fingerprints of all that its state follows from: numbers and contents of what it has answered, in
         # order, and what it has learned privately, to the last bit.
         self.answered = ""
-        self.origin = ""  # of what it had learned privately before the first question
+        self.origin = ""  # of what it had learned privately before the first query
         self.asking = ""  # of all of this, with what is being answered now: it names the noise
         self.private: Mapping[str, PrivateSteps] = {}  # networks that learn with DP-SGD, by role
-        # While a question is answered, by role: of how many records on average, and how many, the private
-        # steps are that are charged and not taken yet. None: no question is.
+        # While a query is answered, by role: of how many records on average, and how many, the private
+        # steps are that are charged and not taken yet. None: no query is.
         self.due: dict[str, tuple[int, int]] | None = None
         self.heard = ""  # a fingerprint of all that it was asked, in order, as every node can make it
         self.told: dict[str, torch.Tensor] = {}  # counts that have left, by which its answers are weighed

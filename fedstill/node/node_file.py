@@ -64,7 +64,7 @@ class NodeFile(Checked):
     """Of first weights and of the order of training examples."""
 
     online: bool = True
-    """This node joins a live federation; false: it only answers files of questions, which are carried to it
+    """This node joins a live federation; false: it only answers files of queries, which are carried to it
     (`fedstill node answer`)."""
 
     data: PrivateConfig = field(default_factory=PrivateConfig)

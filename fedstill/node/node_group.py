@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 from fedstill.core import timing
 from fedstill.core.compute import as_laid_out, lay_out
 from fedstill.core.cuda_graphs import draws
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.models.module_utils import computed, load_vector, to_vector
 from fedstill.node.node import Node
 from fedstill.protocol.digests import digest
@@ -204,10 +204,10 @@ class Group:
         self.nodes = list(nodes)
         self._benches: dict[str, Bench] = {}
         self.at: Any = None  # what a method finds here (NodeSetting), while it answers
-        self.number = 0  # of the question that is answered, which names what is drawn for it
+        self.number = 0  # of the query that is answered, which names what is drawn for it
 
     def knowing(self, at: Any, number: int = 0) -> Group:
-        """This group, answering question ``number`` of a method that finds ``at`` here."""
+        """This group, answering query ``number`` of a method that finds ``at`` here."""
         self.at, self.number = at, number
         return self
 
@@ -253,7 +253,7 @@ class Group:
         """One optimizer step of each node's network of a role, on its own loss; ``losses`` (G,).
 
         Raises:
-            QuestionRefused: the network learns privately, and this step has no noise.
+            QueryRefused: the network learns privately, and this step has no noise.
             ArgumentError: the network has no optimizer now, or there is not one loss for each node.
         """
         bench = self.bench(role)
@@ -263,7 +263,7 @@ class Group:
         for node in self.nodes:
             if role in node.private or "model" in node.private:
                 rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
-                raise QuestionRefused(node.name, "learn", rule)
+                raise QueryRefused(node.name, "learn", rule)
         for node in self.nodes[: len(losses)]:
             if role not in node.optimizers:
                 allowed = "a network with an optimizer: a model has one in train_round alone, others have "

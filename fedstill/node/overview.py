@@ -28,10 +28,10 @@ MOST_LINES = 50  # of the security log
 
 @dataclass
 class LeftOnDay:
-    """What left in one run on one day: bytes by kind, questions, releases without any guarantee, refusals."""
+    """What left in one run on one day: bytes by kind, queries, releases without any guarantee, refusals."""
 
     kinds: Counter[str] = field(default_factory=Counter)
-    questions: set[int] = field(default_factory=set)
+    queries: set[int] = field(default_factory=set)
     bare: int = 0
     refused: int = 0
 
@@ -105,7 +105,7 @@ def _count(audit: AuditLog, released: dict[tuple[str, str], LeftOnDay]) -> int:
             sums.refused += entry["part"] == REFUSED
             sums.bare += entry["bare"]
             if entry["part"] in RELEASES:
-                sums.questions.add(entry["number"])
+                sums.queries.add(entry["number"])
     return count
 
 

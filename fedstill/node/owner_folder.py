@@ -33,7 +33,7 @@ from fedstill.node.owner_model import check_named, make_model, perceptual
 from fedstill.node.policy_checks import policy_faults, privacy_faults
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.tasks import TaskConfig
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ def _write_secret(folder: Path) -> None:
 def require_sound(file: NodeFile, data: TensorData, model: nn.Module) -> None:
     """Refuse to answer with a policy or protection that `fedstill node check` calls a fault, naming all.
 
-    But for a budget without a mechanism: with that, the gate refuses each question that releases anything.
+    But for a budget without a mechanism: with that, the gate refuses each query that releases anything.
     """
     found = policy_faults(file.policy)
     if file.privacy.protects:
@@ -286,22 +286,22 @@ def _forget(table: Any, path: list[str]) -> bool:
     return isinstance(table, dict) and table.pop(path[-1], None) is not None
 
 
-def objections(file: NodeFile, through: bool, questions: Mapping[str, Question]) -> dict[str, str]:
-    """The rule by which this node would refuse each of some questions that it does not answer, by name.
+def objections(file: NodeFile, through: bool, queries: Mapping[str, Query]) -> dict[str, str]:
+    """The rule by which this node would refuse each of some queries that it does not answer, by name.
 
     Args:
         through: whether gradients go through its model.
     """
     rules = {}
-    for name, question in questions.items():
-        rule = forbidden(file.policy, question)
-        if PRIVATE_DATA in question.kinds().values():
+    for name, query in queries.items():
+        rule = forbidden(file.policy, query)
+        if PRIVATE_DATA in query.kinds().values():
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None:
-            rule = question.objection_to(file.local.optimizer)
-        if rule is None and 0 < file.policy.most_rows < question.rows:
-            rule = f"most_rows: {file.policy.most_rows}, and it is about {question.rows}"
-        if rule is None and question.differentiable and not through:
+            rule = query.objection_to(file.local.optimizer)
+        if rule is None and 0 < file.policy.most_rows < query.rows:
+            rule = f"most_rows: {file.policy.most_rows}, and it is about {query.rows}"
+        if rule is None and query.differentiable and not through:
             rule = PREDICTS
         if rule is not None:
             rules[name] = rule

@@ -1,4 +1,4 @@
-"""What the owner of a node allows: which questions it answers, what may leave, and what it may cost."""
+"""What the owner of a node allows: which queries it answers, what may leave, and what it may cost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class PolicyConfig(Checked):
 
     under: ClassVar[str] = "policy"
 
-    questions: tuple[str, ...] = ("*",)
-    """Questions that may be answered; "*" is all that the method declares."""
+    queries: tuple[str, ...] = ("*",)
+    """Queries that may be answered; "*" is all that the method declares."""
     outputs_only: bool = True
-    """Refuse any question whose answer carries anything but outputs: parameters of a network, the data
+    """Refuse any query whose answer carries anything but outputs: parameters of a network, the data
     themselves, or a kind of tensor that is not known. What a tensor is of, the installed method declares."""
     methods: tuple[str, ...] = ()
     """Methods that may be run here beside the package's own, by the names under which they are installed: a
@@ -62,13 +62,13 @@ class PolicyConfig(Checked):
     large to be added, random numbers stand for it, and the sum is lost; a server that chooses what is asked
     finds by such sums how large some node's answer is. So from then on random numbers stand for every answer
     of this node, until you raise this by one; 0 is no limit."""
-    most_questions: Limit = 0
-    """Refuse after so many questions, over all runs; 0 is no limit. A gradient of an answer belongs to its
-    question; another gradient of the same answer is a question by itself."""
+    most_queries: Limit = 0
+    """Refuse after so many queries, over all runs; 0 is no limit. A gradient of an answer belongs to its
+    query; another gradient of the same answer is a query by itself."""
     most_bytes: Limit = 0
     """Refuse once so many bytes have left the node, over all runs; 0 is no limit."""
     most_rows: Limit = 100_000
-    """Refuse a question about more inputs than this at once; 0 is no limit."""
+    """Refuse a query about more inputs than this at once; 0 is no limit."""
     most_parameters: Limit = 50_000_000
     """Refuse to make further networks (critics, generators) of more parameters than this, as a server wants
     them; 0 is no limit."""
@@ -76,12 +76,12 @@ class PolicyConfig(Checked):
     """Refuse what would take more bytes of memory than this, beside the program itself; none: three quarters
     of what this machine has, and of its GPU where it computes on one; 0 is no limit."""
     most_seconds: Limit = 3600
-    """Refuse a question whose answer takes longer than this to compute; 0 is no limit."""
+    """Refuse a query whose answer takes longer than this to compute; 0 is no limit."""
     most_message: Limit = 1_000_000_000
-    """Refuse messages and files of questions of more bytes than this; 0 is no limit."""
+    """Refuse messages and files of queries of more bytes than this; 0 is no limit."""
     most_header: Limit = 1_000_000
     """Refuse messages of which more bytes than this are not numbers of tensors: names of classes and of
-    tensors, options of the method, a file's list of questions; 0 is no limit."""
+    tensors, options of the method, a file's list of queries; 0 is no limit."""
     approve: Literal["policy", "each run", "listed"] = "policy"
     """Whose word a run needs beside these rules. policy: nobody's. each run: yours, who have read what it is
     (`fedstill node requests`), for each run anew. listed: what you have approved once may come again. What an
@@ -91,7 +91,7 @@ class PolicyConfig(Checked):
     """Refuse all runs while the node has fewer examples than this; 0 is no limit."""
     minimum_nodes: Limit = 0
     """Refuse runs that would go on with fewer nodes than this, as their server says, which you cannot check;
-    0 is no limit. A file of questions does not say it."""
+    0 is no limit. A file of queries does not say it."""
     allowed_servers: tuple[str, ...] = ()
     """Fingerprints of those who may ask: on a live link of the authority in the startup kit (`fedstill node
     check` names it), by which the server's certificate is checked; of files, of the key that signed them.

@@ -20,7 +20,7 @@ from fedstill.tasks import TASKS
 
 
 def policy_faults(policy: PolicyConfig) -> list[str]:
-    """Methods and tasks that are not installed here; and questions that no method asks, being misspelt."""
+    """Methods and tasks that are not installed here; and queries that no method asks, being misspelt."""
     found = []
     for option, registry in (("methods", METHODS), ("tasks", TASKS)):
         for name in getattr(policy, option):
@@ -30,20 +30,20 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
                 found.append(f"policy.{option}: {error}")
     if found:
         return found
-    named = [name for name in policy.questions if name != "*"]
-    if not named:  # all questions of all methods are not quickly found
+    named = [name for name in policy.queries if name != "*"]
+    if not named:  # all queries of all methods are not quickly found
         return found
     if any(
-        name not in METHODS.own and METHODS[name].questions is not Method.questions for name in policy.methods
+        name not in METHODS.own and METHODS[name].queries is not Method.queries for name in policy.methods
     ):
         return found  # it may ask what nobody has declared
-    known = known_questions(policy.methods)
+    known = known_queries(policy.methods)
     unknown = [name for name in named if name not in known]
-    return [str(UnknownName("question of policy.questions", name, sorted(known))) for name in unknown]
+    return [str(UnknownName("query of policy.queries", name, sorted(known))) for name in unknown]
 
 
-def known_questions(methods: Iterable[str] = ()) -> frozenset[str]:
-    """The names of all questions that one of the package's own methods, or of some others, declares."""
+def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:
+    """The names of all queries that one of the package's own methods, or of some others, declares."""
     return frozenset().union(*(names(METHODS[name]) for name in (*METHODS.own, *methods)))
 
 

@@ -22,8 +22,8 @@ MOST_STEPS = 1_000_000
 
 @dataclass(frozen=True)
 class CostLine:
-    """One thing that costs: a question or local training, the part of the node's protection that it pays for,
-    how often, and its price of one time; None: no guarantee. ``part``: of a question, what leaves."""
+    """One thing that costs: a query or local training, the part of the node's protection that it pays for,
+    how often, and its price of one time; None: no guarantee. ``part``: of a query, what leaves."""
 
     what: str
     pays: str
@@ -54,7 +54,7 @@ def forecast(mechanism: Mechanism) -> Forecast:
 
     Training is paid for with the first release that follows from it: where nothing is asked, nothing is paid.
     """
-    if not mechanism.side.questions:
+    if not mechanism.side.queries:
         return Forecast((), Price(), 0.0, 0.0)
     price, delta = total(mechanism.schedule()), mechanism.config.delta
     if price is None or not mechanism.protects:
@@ -66,16 +66,16 @@ def forecast(mechanism: Mechanism) -> Forecast:
 def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str | None:
     """Why a node with a budget would refuse something of its run, whatever is left of it; or None. ``config``
     is the owner's, where the mechanism's has noise in the place of what is to be found."""
-    config, questions = config or mechanism.config, mechanism.side.questions
-    if not questions or math.isinf(config.budget):
+    config, queries = config or mechanism.config, mechanism.side.queries
+    if not queries or math.isinf(config.budget):
         return None
-    for question in questions.values():
-        if (rule := unpriced(mechanism, question)) is not None:
-            return f"{question.name}: {rule}"
+    for query in queries.values():
+        if (rule := unpriced(mechanism, query)) is not None:
+            return f"{query.name}: {rule}"
     known, planned = mechanism.supposing().schedule(), mechanism.schedule()
     for part in parts(mechanism):
         if config.parts[part].noise is None and not known.get(part):
-            endless = ", ".join(name for name, asked in questions.items() if not asked.times)
+            endless = ", ".join(name for name, asked in queries.items() if not asked.times)
             told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
             return f"privacy.{part}.noise is none, and {told}: give a number"
     for part, table in config.parts.items():
@@ -90,8 +90,8 @@ def parts(mechanism: Mechanism) -> list[str]:
     """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
     supposing = mechanism.supposing()
     paid = {part for part, price in supposing.schedule().items() if price}
-    for question in mechanism.side.questions.values():  # also where nobody says how often it is asked
-        paid |= {pays for _, pays, price in supposing.once(question) if price}
+    for query in mechanism.side.queries.values():  # also where nobody says how often it is asked
+        paid |= {pays for _, pays, price in supposing.once(query) if price}
     return [part for part in mechanism.config.parts if part in paid]
 
 
@@ -99,15 +99,15 @@ def lines(mechanism: Mechanism) -> Iterator[CostLine]:
     """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
     training = mechanism.schedule().get(mechanism.training, Price())
     if training is None or training:
-        # Rounds part it among their questions, but it is the same steps.
+        # Rounds part it among their queries, but it is the same steps.
         times = 1 if training is None else sum(training.values())
         yield CostLine(
             TRAINING, mechanism.training, times, None if training is None else Price(list(training))
         )
-    for question in mechanism.side.questions.values():
-        for part, pays, price in mechanism.once(question):
+    for query in mechanism.side.queries.values():
+        for part, pays, price in mechanism.once(query):
             if price is None or price:
-                yield CostLine(question.name, pays, question.times, price, part)
+                yield CostLine(query.name, pays, query.times, price, part)
 
 
 @dataclass(frozen=True)

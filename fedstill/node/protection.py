@@ -112,7 +112,7 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
     tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
     if data.groups is not None:
         tensors["groups"] = data.groups
-    if setting.public is not None:  # questions about them only say which rows they mean
+    if setting.public is not None:  # queries about them only say which rows they mean
         tensors["public"] = setting.public.inputs
         if setting.public.labels is not None:
             tensors["public labels"] = setting.public.labels

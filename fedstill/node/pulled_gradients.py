@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import stack
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import spread, weight_of
 from fedstill.protocol.wire_format import Tensors, refine
 
@@ -22,16 +22,16 @@ def require_sound(kept: Exchange, node: str, pull: Tensors) -> None:
     numbers are finite is checked where they arrive (:meth:`~fedstill.node.gate.Gate.inspect`).
 
     Args:
-        kept: the question, with answers and their graph.
+        kept: the query, with answers and their graph.
         pull: the gradients that reached this node's answer, as they travel.
 
     Raises:
-        QuestionRefused: they are of none or of other parts than were answered, not in float32, or of another
-            shape than the part; or the question has no input to pull them back to.
+        QueryRefused: they are of none or of other parts than were answered, not in float32, or of another
+            shape than the part; or the query has no input to pull them back to.
     """
     own, rule = refine(pull), None
     parts = {name: part for name, part in kept.outputs.items() if isinstance(part, torch.Tensor)}
-    if not kept.question.differentiable:
+    if not kept.query.differentiable:
         rule = "gradients: none are pulled back through its answer"
     elif not own or not own.keys() <= parts.keys():
         rule = f"gradients: of some of {sorted(parts)}, not of {sorted(own)}"
@@ -42,21 +42,21 @@ def require_sound(kept: Exchange, node: str, pull: Tensors) -> None:
                 found = f"{tensor.dtype} {tuple(tensor.shape)}"
                 rule = f"gradients: of {name} they are torch.float32 {shape}, not {found}"
     if rule is not None:
-        raise QuestionRefused(node, kept.question.name, rule)
+        raise QueryRefused(node, kept.query.name, rule)
 
 
 def pulled_back(kept: Exchange, nodes: Sequence[Node], pulls: Mapping[str, Tensors]) -> list[torch.Tensor]:
-    """The gradients of the inputs of a question, ``(G, ...)`` each, zero for nodes that were given none.
+    """The gradients of the inputs of a query, ``(G, ...)`` each, zero for nodes that were given none.
 
     Args:
-        kept: the question, its inputs, and answers with their graph.
+        kept: the query, its inputs, and answers with their graph.
         pulls: the gradients that reached the answers, by node and name.
 
     Returns:
         One a differentiable input; none where nothing that was pulled depends on them.
     """
     arrived = {
-        node.name: _weighed(node, kept.question, pull) for node in nodes if (pull := pulls.get(node.name))
+        node.name: _weighed(node, kept.query, pull) for node in nodes if (pull := pulls.get(node.name))
     }
     sample = next(iter(arrived.values()), {})
     # What does not depend on the inputs (a mean over the node's own examples) has no way back.
@@ -68,16 +68,16 @@ def pulled_back(kept: Exchange, nodes: Sequence[Node], pulls: Mapping[str, Tenso
     each = [arrived.get(node.name, nothing) for node in nodes]
     grads = torch.autograd.grad(
         [kept.outputs[key] for key in names],
-        [kept.inputs[key] for key in kept.question.differentiable],
+        [kept.inputs[key] for key in kept.query.differentiable],
         [stack([pull[key] for pull in each]) for key in names],
     )
     return list(grads)
 
 
-def _weighed(node: Node, question: Question, pull: Tensors) -> dict[str, torch.Tensor]:
+def _weighed(node: Node, query: Query, pull: Tensors) -> dict[str, torch.Tensor]:
     """What is pulled back through a node: its answer's share of it, where that was weighed in a sum."""
     own = refine(pull)
-    for name, how in question.sums.items():
+    for name, how in query.sums.items():
         weight = weight_of(how, node.told)
         if weight is not None:
             own[name] = own[name] * spread(weight, own[name]).to(own[name])

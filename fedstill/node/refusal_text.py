@@ -9,7 +9,7 @@ from fedstill.core.errors import (
     OwnDataError,
     PluginError,
     PredictorError,
-    QuestionRefused,
+    QueryRefused,
     RunFolderError,
 )
 from fedstill.core.text_format import clip
@@ -49,4 +49,4 @@ def own_trouble(error: Exception) -> bool:
 
 def rule_of(error: Exception) -> str:
     """Why something was refused, for a line of a log: the policy's rule, or what a server may know."""
-    return clip(error.rule if isinstance(error, QuestionRefused) else telling(error))
+    return clip(error.rule if isinstance(error, QueryRefused) else telling(error))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedstill.core.errors import OwnDataError, QuestionRefused
+from fedstill.core.errors import OwnDataError, QueryRefused
 from fedstill.core.text_format import clip
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import DATA, REFUSED, Entry
@@ -43,21 +43,21 @@ class Refusals:
             session: the run that goes on.
         """
         text = " ".join(str(error).split()) or type(error).__name__
-        question = clip(header.get("question") or header.get("do") or "message")
+        query = clip(header.get("query") or header.get("do") or "message")
         number = header.get("number")
         asked = number if type(number) is int and abs(number) < MOST else -1
-        which = f"{question} (number {asked})" if asked >= 0 else question
+        which = f"{query} (number {asked})" if asked >= 0 else query
         self._log(f"refused {which}: {clip(text, 1000)}")
         if header.get("do") in ("answer", "pull back") and session is not None:
-            line = (session.plan.run, question, asked, rule_of(error))
+            line = (session.plan.run, query, asked, rule_of(error))
             new = line not in self._noted and len(self._noted) < REFUSALS
             if session.plan.run == header.get("run") and new:
                 self._noted.add(line)
-                note_in_audit_log(session, question, asked, error)
-        if isinstance(error, QuestionRefused) or header.get("do") == "join":
-            self.note(asker, question, error, clip(header.get("run") or ""))
+                note_in_audit_log(session, query, asked, error)
+        if isinstance(error, QueryRefused) or header.get("do") == "join":
+            self.note(asker, query, error, clip(header.get("run") or ""))
         kind = OwnDataError if own_trouble(error) else type(error)
-        told: dict[str, Any] = {"kind": kind.__name__, "text": clip(telling(error)), "question": question}
+        told: dict[str, Any] = {"kind": kind.__name__, "text": clip(telling(error)), "query": query}
         for name in ("rule", "number"):
             if hasattr(error, name):
                 told[name] = getattr(error, name)
@@ -73,22 +73,22 @@ class Refusals:
         if self._lines == REFUSALS:
             logger.warning("further refusals of this hour are not written here")
 
-    def note(self, asker: str, question: str, error: Exception, run: str) -> None:
+    def note(self, asker: str, query: str, error: Exception, run: str) -> None:
         """Write into the security log that something was refused, and why as far as a server may know; the
         refusal stands all the same where that cannot be written."""
         try:
-            self._security.refused(asker, rule_of(error), run=run, question=question)
+            self._security.refused(asker, rule_of(error), run=run, query=query)
         except SecurityLogError as full:
             logger.error("%s", full)
 
 
-def note_in_audit_log(session: Session, question: str, number: int, error: Exception) -> None:
-    """Write into the audit log that a question was refused, and why as far as a server may know; the refusal
+def note_in_audit_log(session: Session, query: str, number: int, error: Exception) -> None:
+    """Write into the audit log that a query was refused, and why as far as a server may know; the refusal
     stands all the same where that cannot be written."""
     rule = rule_of(error)
     try:
-        session.kept.require(question)
-        about = (session.plan.run, DATA, session.node.name, number, question, REFUSED)
+        session.kept.require(query)
+        about = (session.plan.run, DATA, session.node.name, number, query, REFUSED)
         session.audit.append(Entry(*about, rule=rule))
-    except (AuditError, QuestionRefused) as full:
+    except (AuditError, QueryRefused) as full:
         logger.error("the audit log cannot be written: %s", full)

@@ -30,10 +30,10 @@ class About(Checked):
     """A node that has joined: what it says of itself, and where it is.
 
     Args:
-        objections: the rule by which each question will be refused, by the question's name.
-        most_questions: that it answers in this run, with those that it has answered; None: no limit.
+        objections: the rule by which each query will be refused, by the query's name.
+        most_queries: that it answers in this run, with those that it has answered; None: no limit.
         marks: that it could go back to.
-        last: number of the last question that it answered, -1 before the first.
+        last: number of the last query that it answered, -1 before the first.
         architecture: a fingerprint of its model's.
         wants_public: it cannot join before it gets the public data; then nothing else is known.
         versions: of its software, as it said before.
@@ -42,7 +42,7 @@ class About(Checked):
     """
 
     objections: Mapping[str, str]
-    most_questions: NonNegativeInt | None
+    most_queries: NonNegativeInt | None
     learned: bool
     marks: tuple[NonNegativeInt, ...]
     last: Annotated[int, Ge(-1)]
@@ -74,7 +74,7 @@ class Paid(Checked):
     Args:
         mechanism: its name; empty: not said.
         price: events as text and how often each; None: no guarantee.
-        after: a fingerprint of what the node had answered before: the same question after something else is
+        after: a fingerprint of what the node had answered before: the same query after something else is
             another release.
         left: of what left, before masks, sealed by the node's secret; empty: it is not told apart.
     """

@@ -1,4 +1,4 @@
-"""The request handler of a group of nodes: a question comes in, answers go out through the gates."""
+"""The request handler of a group of nodes: a query comes in, answers go out through the gates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from fedstill.core.compute import Compute
-from fedstill.core.errors import NodeFault, QuestionMismatch
+from fedstill.core.errors import NodeFault, QueryMismatch
 from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
 from fedstill.node.exchanges import Exchange, Exchanges
 from fedstill.node.node import Node
@@ -20,17 +20,17 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.node.summand import Adding
 from fedstill.protocol.digests import chained, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumCall
 from fedstill.protocol.wire_format import Tensors, WireConfig, refine, sizes
 
 
 class RequestHandler:
-    """Answers questions for a group of nodes, each node's part through its own gate.
+    """Answers queries for a group of nodes, each node's part through its own gate.
 
     Asking again under the same number gives the same answer: no handler runs, nothing is counted. That
     holds too when a gate failed half-way, say on a full disk: what was computed is kept until the next
-    question, and asking again releases what is outstanding.
+    query, and asking again releases what is outstanding.
 
     Args:
         last: the last number that each node has served, by name; shared by all that may serve a node, so
@@ -54,19 +54,19 @@ class RequestHandler:
         self._answered = Exchanges()
         self._received: Exchange | None = None
         self._handle = Handlers(group, compute)
-        self._spoilt = ""  # the question at which a network may have learned half of what it should
+        self._spoilt = ""  # the query at which a network may have learned half of what it should
 
     def require_whole(self, what: str) -> None:
         """Refuse to go on from networks that may have learned half of what they should.
 
-        Nor may such a state be kept: learning for the failed question is paid for once, and would be learned
+        Nor may such a state be kept: learning for the failed query is paid for once, and would be learned
         once more on top of it.
 
         Raises:
-            NodeFault: an earlier question failed while a network learned privately for it.
+            NodeFault: an earlier query failed while a network learned privately for it.
         """
         if self._spoilt:
-            reason = f"it failed at question {self._spoilt}: the run goes on from an earlier mark"
+            reason = f"it failed at query {self._spoilt}: the run goes on from an earlier mark"
             raise NodeFault(self.group.nodes[0].name, what, reason)
 
     @property
@@ -82,9 +82,9 @@ class RequestHandler:
         That is :meth:`receive`, :meth:`compute_answers` and :meth:`release_answers`.
 
         Args:
-            number: that the server gave it, rising from question to question.
+            number: that the server gave it, rising from query to query.
             differentiable: keep what :meth:`pull_back` needs.
-            call: of which nodes a sum is made, where the question is summed.
+            call: of which nodes a sum is made, where the query is summed.
         """
         self.receive(name, number, tensors, differentiable, call)
         self.compute_answers(number)
@@ -99,43 +99,43 @@ class RequestHandler:
         call: SumCall | None = None,
         content: str | None = None,
     ) -> None:
-        """Take a question, if it may be answered.
+        """Take a query, if it may be answered.
 
         Args:
             content: its fingerprint, where that was taken already.
 
         Raises:
-            ArgumentError: other tensors than the question declares.
-            QuestionRefused: a gate's policy forbids it; then no node of the group has answered. What follows
+            ArgumentError: other tensors than the query declares.
+            QueryRefused: a gate's policy forbids it; then no node of the group has answered. What follows
                 from an answer itself may strike later, at its release: its bytes and rows, or its price.
-            QuestionMismatch: the number was used for another question or other content.
-            NodeFault: an earlier question failed while a network learned privately for it, perhaps half of
+            QueryMismatch: the number was used for another query or other content.
+            NodeFault: an earlier query failed while a network learned privately for it, perhaps half of
                 what it should, and that is not paid for.
         """
         self.require_whole(name)
         arrived, tensors = tensors, refine(tensors)
-        question = self.side.questions[name]
-        question.require(tensors)
+        query = self.side.queries[name]
+        query.require(tensors)
         content = digest(name, arrived) if content is None else content
         kept = self._answered.get(number)
         if kept is not None:
             if kept.content != content or kept.call != call:
-                raise QuestionMismatch(self.group.nodes[0].name, name, number)
+                raise QueryMismatch(self.group.nodes[0].name, name, number)
             kept.tensors = tensors
             return
         if any(number <= self._last[node.name] for node in self.group.nodes):
-            raise QuestionMismatch(self.group.nodes[0].name, name, number)
+            raise QueryMismatch(self.group.nodes[0].name, name, number)
         for node in self.group.nodes:
-            node.gate.read_values(question, tensors)
-        down = sizes(arrived, question.sends)
-        asked = [_asked(node, question, number, content, down) for node in self.group.nodes]
+            node.gate.read_values(query, tensors)
+        down = sizes(arrived, query.sends)
+        asked = [_asked(node, query, number, content, down) for node in self.group.nodes]
         for node, here in zip(self.group.nodes, asked, strict=True):
-            node.gate.admit(here, question, tensors)
+            node.gate.admit(here, query, tensors)
         bits = self._bits(name, number, arrived, differentiable, call)
-        call = self._admit(question, call)
+        call = self._admit(query, call)
         for node, here in zip(self.group.nodes, asked, strict=True):  # when no more refusal can come
-            node.gate.pay(here, question, tensors)
-        self._received = Exchange(question, content, asked, tensors, differentiable, bits=bits, call=call)
+            node.gate.pay(here, query, tensors)
+        self._received = Exchange(query, content, asked, tensors, differentiable, bits=bits, call=call)
 
     def compute_answers(self, number: int) -> None:
         """Compute the answers to what was received, unless they are there already."""
@@ -145,7 +145,7 @@ class RequestHandler:
         assert now is not None  # received before
         budgets = node.gate.budgets if self.private else None
         try:
-            if budgets is not None and (now.question.trains or now.question.span is not None):
+            if budgets is not None and (now.query.trains or now.query.span is not None):
                 self._learn(budgets, now)
             else:
                 self._compute(now)
@@ -163,14 +163,14 @@ class RequestHandler:
         """Each node's answer, in the group's order, through its gate.
 
         Raises:
-            QuestionMismatch: some are outstanding, and a later question has been answered meanwhile.
+            QueryMismatch: some are outstanding, and a later query has been answered meanwhile.
         """
         kept = self._answered[number]
         if kept.gone and len(kept.releases) < len(self.group.nodes):
-            raise QuestionMismatch(self.group.nodes[0].name, kept.question.name, number)
+            raise QueryMismatch(self.group.nodes[0].name, kept.query.name, number)
         for row, node in list(enumerate(self.group.nodes))[len(kept.releases) :]:
             mine = {key: out[row].detach() for key, out in kept.outputs.items()}
-            about, adding = (kept.question, kept.tensors), self._adding(node, kept.call, kept)
+            about, adding = (kept.query, kept.tensors), self._adding(node, kept.call, kept)
             kept.releases.append(node.gate.release(kept.asked[row], ANSWER, mine, *about, self.wire, adding))
         kept.tensors = {}
         return kept.releases
@@ -181,12 +181,10 @@ class RequestHandler:
     def _bits(
         self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumCall | None
     ) -> str:
-        """A fingerprint of a question and of what was asked before."""
+        """A fingerprint of a query and of what was asked before."""
         return ""
 
-    def _admit(
-        self, question: Question, call: SumCall | None, pulls: Iterable[Tensors] = ()
-    ) -> SumCall | None:
+    def _admit(self, query: Query, call: SumCall | None, pulls: Iterable[Tensors] = ()) -> SumCall | None:
         """The sum that an answer, or gradients pulled back, may become a part of."""
         return call
 
@@ -194,7 +192,7 @@ class RequestHandler:
         self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None
     ) -> Adding | None:
         """How a node's answer or gradient becomes a part of a sum; None: it leaves by itself."""
-        if not kept.question.sums or call is None:
+        if not kept.query.sums or call is None:
             return None
         budgets = node.gate.budgets
         noised = budgets is not None and budgets.mechanism.protects
@@ -207,7 +205,7 @@ class RequestHandler:
         :meth:`compute_gradients` and :meth:`release_gradients`.
 
         Returns:
-            By node, the gradients by the names of the question's inputs, ``(B, ...)``. Nodes of the group
+            By node, the gradients by the names of the query's inputs, ``(B, ...)``. Nodes of the group
             that were given none release nothing.
         """
         self.compute_gradients(number, pulls, call)
@@ -226,15 +224,15 @@ class RequestHandler:
             contents: fingerprints of what is pulled, by node, where they were taken already.
 
         Raises:
-            QuestionMismatch: the question was pulled with other gradients, or is not known any more: pull
+            QueryMismatch: the query was pulled with other gradients, or is not known any more: pull
                 one back before asking the next.
-            QuestionRefused: gradients that do not belong to its answer.
+            QueryRefused: gradients that do not belong to its answer.
         """
         first = self.group.nodes[0].name
         kept = self._answered.get(number)
         if kept is None or len(kept.releases) < len(self.group.nodes):  # refused: no gradient of it leaves
-            raise QuestionMismatch(first, "unknown", number)
-        name = kept.question.name
+            raise QueryMismatch(first, "unknown", number)
+        name = kept.query.name
         mine = {node.name: asked for node, asked in zip(self.group.nodes, kept.asked, strict=True)}
         pulled = {
             node: replace(
@@ -247,30 +245,30 @@ class RequestHandler:
         }
         if kept.pulls:
             if pulled != kept.pulled or call != kept.call_back:
-                raise QuestionMismatch(first, name, number)
+                raise QueryMismatch(first, name, number)
             return
-        if not kept.outputs:  # pulled only after the next question
-            raise QuestionMismatch(first, name, number)
+        if not kept.outputs:  # pulled only after the next query
+            raise QueryMismatch(first, name, number)
         for node, pull in pulls.items():
             require_sound(kept, node, pull)
-        call = self._admit(kept.question, call, pulls.values())
+        call = self._admit(kept.query, call, pulls.values())
         kept.pulls = pulled_back(kept, self.group.nodes, pulls)
         if not kept.pulls:  # asked without gradients, or of what no input reaches
-            raise QuestionMismatch(first, name, number)
+            raise QueryMismatch(first, name, number)
         kept.pulled, kept.call_back = pulled, call
         kept.inputs, kept.outputs = {}, {}  # the graph has done its work
 
     def release_gradients(self, number: int, pulls: Mapping[str, Tensors]) -> Mapping[str, Tensors]:
         """The gradients of those nodes that were given some, through their gates."""
         kept = self._answered[number]
-        wanted = kept.question.differentiable
+        wanted = kept.query.differentiable
         for row, node in enumerate(self.group.nodes):
             if node.name in pulls and node.name not in kept.gradients:
                 own = {f"d/d{key}": grad[row] for key, grad in zip(wanted, kept.pulls, strict=True)}
                 asked = kept.pulled[node.name]
                 adding = self._adding(node, kept.call_back, kept, pulls[node.name])
                 kept.gradients[node.name] = node.gate.release(
-                    asked, GRADIENT, own, kept.question, {}, self.wire, adding
+                    asked, GRADIENT, own, kept.query, {}, self.wire, adding
                 )
         return {node: kept.gradients[node] for node in pulls}
 
@@ -282,9 +280,9 @@ class RequestHandler:
         serve twice: it is another attempt, on other records with other noise, and charged as such.
         """
         (node,), (asked,) = self.group.nodes, now.asked  # who learns privately is computed alone
-        attempt, known = budgets.attempt(asked, now.question, now.tensors)
+        attempt, known = budgets.attempt(asked, now.query, now.tensors)
         before = copy.deepcopy(node.state()) if known else {}
-        self._spoilt = f"{asked.number} ({now.question.name})"
+        self._spoilt = f"{asked.number} ({now.query.name})"
         while True:
             failed = None
             try:
@@ -294,11 +292,11 @@ class RequestHandler:
                     raise  # half of it, which the whole will tell no less of
                 failed = error  # which tells of what was learned, too
             asked = replace(asked, learned=budgets.fingerprint("learned", node.learning_privately()))
-            if budgets.came_out(asked, now.question, attempt):
+            if budgets.came_out(asked, now.query, attempt):
                 break
             node.load(before)
             attempt += 1
-            budgets.pay_learning(asked, now.question, now.tensors, attempt)
+            budgets.pay_learning(asked, now.query, now.tensors, attempt)
         if failed is not None:
             raise failed
         self._spoilt = ""
@@ -306,10 +304,10 @@ class RequestHandler:
 
     def _compute(self, now: Exchange, attempt: int = 0) -> None:
         """A handler's inputs and outputs, ``(G, ...)`` each."""
-        question, number = now.question, now.asked[0].number
-        arrived = question.take(now.tensors)
+        query, number = now.query, now.asked[0].number
+        arrived = query.take(now.tensors)
         inputs = {
-            key: self._for_each(tensor, now.differentiable and key in question.differentiable)
+            key: self._for_each(tensor, now.differentiable and key in query.differentiable)
             for key, tensor in arrived.items()
             if isinstance(tensor, torch.Tensor) and tensor.ndim
         }
@@ -317,19 +315,19 @@ class RequestHandler:
         values = {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in plain.items()}
         first = self.group.nodes[0]
         # Of responses with few digits, such as bfloat16's, a sum reveals more than of those with many.
-        compute = self.compute.exact if question.differenced or question.sums_outputs else self.compute
+        compute = self.compute.exact if query.differenced or query.sums_outputs else self.compute
         for node in self.group.nodes:
             node.asking = chained(node.answered, f"{number} {now.content} {attempt}")
             if node.private and node.gate.budgets is not None:
-                node.due = node.gate.budgets.mechanism.due(question, now.tensors)
+                node.due = node.gate.budgets.mechanism.due(query, now.tensors)
         with (
-            compute.step(first.seed, first.name, question.name, number),
+            compute.step(first.seed, first.name, query.name, number),
             torch.set_grad_enabled(now.differentiable),
         ):
             self.group.bench("model").train(False)  # nodes answer with models as used, not as they learn
             now.inputs = inputs
-            given = self._handle(question, number, inputs, values)
-            now.outputs = question.give(given, len(self.group))
+            given = self._handle(query, number, inputs, values)
+            now.outputs = query.give(given, len(self.group))
 
     def _for_each(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
         """One copy a node, so that each node's gradient is its own: ``(B, ...)`` to ``(G, B, ...)``."""
@@ -344,10 +342,10 @@ class RequestHandler:
             node.heard = kept.bits
 
 
-def _asked(node: Node, question: Question, number: int, content: str, down: Mapping[str, int]) -> Asked:
+def _asked(node: Node, query: Query, number: int, content: str, down: Mapping[str, int]) -> Asked:
     budgets = node.gate.budgets
     if budgets is not None and "model" in node.private and not node.answered:
         node.origin = budgets.fingerprint("origin", node.model.state_dict())
         node.answered = node.origin  # all that it will answer follows from this
-    after = "" if question.constant else node.answered
-    return Asked(number, question.name, content, after, down, node.origin)
+    after = "" if query.constant else node.answered
+    return Asked(number, query.name, content, after, down, node.origin)

@@ -24,14 +24,14 @@ def facts(request: Request) -> dict[str, str | list[str]]:
     about, table = request.about, request.about.table
     method, spec, public = dict(table["method"]), table["spec"], table["public"]
     asks = []
-    for name, asked in about.questions.items():
+    for name, asked in about.queries.items():
         often = counted(asked["times"], "time") if asked["times"] else "as often as the server likes"
         rows = f", up to {asked['rows']} inputs" if asked["rows"] else ""
         size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
         leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
         asks.append(f"{name}: {often}{rows}; {leaves} leave{size}")
-    most = about.most_questions
-    questions = counted(most, "question") if most else "questions not limited by the plan"
+    most = about.most_queries
+    queries = counted(most, "query") if most else "queries not limited by the plan"
     left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
     student, least = table["student"] or "to be chosen", table["least_nodes"]
     goes_on = (
@@ -51,7 +51,7 @@ def facts(request: Request) -> dict[str, str | list[str]]:
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
         ),
         "asks": asks,
-        "at most": f"{questions}, {left}",
+        "at most": f"{queries}, {left}",
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{learned}",
         **({"columns": columns} if schema else {"classes": classes}),
         "public": shared if public["fingerprint"] else "none",
@@ -62,7 +62,7 @@ def facts(request: Request) -> dict[str, str | list[str]]:
 
 def refused_all_the_same(request: Request, file: NodeFile) -> dict[str, str]:
     """The rules of ``node.toml`` by which some of what was asked is refused whatever its owner approves, by
-    question; what its budgets or its model refuse is not among them."""
+    query; what its budgets or its model refuse is not among them."""
     table = request.about.table
     spec, method = read_table(InputSpec, table["spec"], "spec."), dict(table["method"])
     config = read_table(METHODS[method.pop("name")], method, "method.")
@@ -70,12 +70,12 @@ def refused_all_the_same(request: Request, file: NodeFile) -> dict[str, str]:
     setting = NodeSetting(
         task, LocalConfig(), Compute(), stand_in(task, spec.shape), sums=bool(table["sums"])
     )
-    return objections(file, True, side_of(config, setting).questions)
+    return objections(file, True, side_of(config, setting).queries)
 
 
 def line_about(line: Mapping[str, Any]) -> str:
     """What a line of the security log is about, and why it was written."""
-    about = " ".join(str(line[name]) for name in ("run", "question") if line.get(name))
+    about = " ".join(str(line[name]) for name in ("run", "query") if line.get(name))
     if line.get("server"):
         about = f"{about} of {line['server']}"
     sha256 = grouped(str(line.get("description", ""))[:16])

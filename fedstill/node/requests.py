@@ -20,7 +20,7 @@ from typing import Any
 
 from fedstill.core import private_files
 from fedstill.core.config_tables import as_table, read_table
-from fedstill.core.errors import ArgumentError, QuestionRefused, RunFolderError
+from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
 from fedstill.core.hashing import digits, grouped
 from fedstill.core.run_writer import read_object
 from fedstill.node.node_file import NodeFile
@@ -94,7 +94,7 @@ class Requests:
         """Refuse a run that the owner has not approved, and keep it for the owner to read.
 
         Raises:
-            QuestionRefused: it waits, was rejected, or was approved under another protection.
+            QueryRefused: it waits, was rejected, or was approved under another protection.
         """
         sha256 = description.sha256
         with self._alone():
@@ -109,12 +109,12 @@ class Requests:
                 self._keep(description, run, server, found)
         self._refuse("join", sha256, state)
 
-    def require_still(self, run: str, server: str, sha256: str, question: str) -> None:
-        """Refuse a question once the owner has taken back what was approved, with QuestionRefused."""
+    def require_still(self, run: str, server: str, sha256: str, query: str) -> None:
+        """Refuse a query once the owner has taken back what was approved, with QueryRefused."""
         with self._alone():
             state = self._state(self._read(_name(sha256, server)), run)
         if state != APPROVED:
-            self._refuse(question, sha256, state)
+            self._refuse(query, sha256, state)
 
     def _state(self, found: Request | None, run: str) -> str:
         if found is None or found.state == REJECTED:
@@ -126,11 +126,11 @@ class Requests:
             return WAITS
         return APPROVED if found.protection == self._protection() else WAITS
 
-    def _refuse(self, question: str, sha256: str, state: str) -> None:
+    def _refuse(self, query: str, sha256: str, state: str) -> None:
         told = f"run {grouped(sha256)} is rejected by its owner"
         if state == WAITS:
             told = f"run {grouped(sha256)} waits until its owner approves it"
-        raise QuestionRefused(self._file.name, question, f"approve: {told}")
+        raise QueryRefused(self._file.name, query, f"approve: {told}")
 
     def _keep(self, description: Description, run: str, server: str, found: Request | None) -> None:
         if found is not None and (found.run, found.state) == (run, WAITS):
@@ -145,7 +145,7 @@ class Requests:
         if full or len(description.text) > LARGEST:
             most = f"{MOST_WAITING} requests of this server or {MOST_OF_ALL} of all"
             rule = f"approve: {most} wait already, or this one is too large"
-            raise QuestionRefused(self._file.name, "join", rule)
+            raise QueryRefused(self._file.name, "join", rule)
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         new = Request(description.text, run, server, at)
         if found is not None:  # under which other runs may be at work

@@ -6,14 +6,14 @@ import math
 from collections import Counter
 from functools import cached_property
 
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.node.audit_entries import ANSWER, LEARNED, TRAINING, Asked, Entry
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.budget import Budget, BudgetSpent, OtherUnit, Unpriced
 from fedstill.privacy.events import Price, as_text, from_text, total
 from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 
 
@@ -30,7 +30,7 @@ class Budgets:
         self.total_budget = Budget(*config.over_all, config.accountant)
         self.first = total(mechanism.first())
         self._objections: dict[str, str | None] = {}
-        self._paid: set[str] = set()  # what was learned before the first question, by fingerprint
+        self._paid: set[str] = set()  # what was learned before the first query, by fingerprint
 
     def seal(self, text: str) -> str:
         """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
@@ -42,18 +42,18 @@ class Budgets:
 
     # --- before anything is computed --------------------------------------------------------------------
 
-    def objection(self, question: Question) -> str | None:
-        """Why a question, or the run that its method declares, can never be paid for, or None."""
-        if question.name not in self._objections:
-            self._objections[question.name] = unpriced(self.mechanism, question)
-        return self._objections[question.name] or self._too_dear
+    def objection(self, query: Query) -> str | None:
+        """Why a query, or the run that its method declares, can never be paid for, or None."""
+        if query.name not in self._objections:
+            self._objections[query.name] = unpriced(self.mechanism, query)
+        return self._objections[query.name] or self._too_dear
 
     @cached_property
     def _too_dear(self) -> str | None:
         """Why the run as declared cannot be paid for; what can be, its budgets know from then on."""
-        for question in self.mechanism.side.questions.values():
-            if (found := unpriced(self.mechanism, question)) is not None:
-                return f"{found}, in question {question.name}"
+        for query in self.mechanism.side.queries.values():
+            if (found := unpriced(self.mechanism, query)) is not None:
+                return f"{found}, in query {query.name}"
         spent, price = self.audit.spent(self.payer, self.run), total(self.mechanism.schedule())
         others = Counter(spent.total)
         others.subtract(spent.run)
@@ -65,76 +65,76 @@ class Budgets:
             return f"privacy budget: {error}"
         return None
 
-    def afford(self, asked: Asked, question: Question, sent: Tensors) -> None:
-        """Refuse a question whose answer could not be paid for, before anything is computed.
+    def afford(self, asked: Asked, query: Query, sent: Tensors) -> None:
+        """Refuse a query whose answer could not be paid for, before anything is computed.
 
         Raises:
-            QuestionRefused: saying what is left, and what it would have cost.
+            QueryRefused: saying what is left, and what it would have cost.
         """
-        shapes = self.mechanism.expected(question, sent)[ANSWER]
-        price = total(self.mechanism.bill(question, ANSWER, shapes, sent))
+        shapes = self.mechanism.expected(query, sent)[ANSWER]
+        price = total(self.mechanism.bill(query, ANSWER, shapes, sent))
         first_paid = asked.origin in self._paid or self._is_written(self._first(asked.origin))
         if self.first != Price() and not first_paid:
             price = None if price is None or self.first is None else price + self.first
-        learned = total(self.mechanism.learning(question, sent))
-        if price is not None and learned and self.attempts(asked, question, sent):
+        learned = total(self.mechanism.learning(query, sent))
+        if price is not None and learned and self.attempts(asked, query, sent):
             price = price - learned  # the answer was lost, and is asked for again
-        self.check(self.audit.spent(self.payer, self.run), price, question.name)
+        self.check(self.audit.spent(self.payer, self.run), price, query.name)
 
     # --- what networks learn for a release --------------------------------------------------------------
 
-    def attempts(self, asked: Asked, question: Question, sent: Tensors) -> int:
-        """How often learning for this question has been charged: once for each result that differs."""
-        if total(self.mechanism.learning(question, sent)) == Price():
+    def attempts(self, asked: Asked, query: Query, sent: Tensors) -> int:
+        """How often learning for this query has been charged: once for each result that differs."""
+        if total(self.mechanism.learning(query, sent)) == Price():
             return 0
-        return self._siblings(self._learning(asked, question, sent, 0))
+        return self._siblings(self._learning(asked, query, sent, 0))
 
-    def attempt(self, asked: Asked, question: Question, sent: Tensors) -> tuple[int, bool]:
-        """The last attempt at learning for a question that is charged, and whether its result is known."""
-        attempt = max(self.attempts(asked, question, sent) - 1, 0)
-        return attempt, self._siblings(self._result(asked, question, 0)) > attempt
+    def attempt(self, asked: Asked, query: Query, sent: Tensors) -> tuple[int, bool]:
+        """The last attempt at learning for a query that is charged, and whether its result is known."""
+        attempt = max(self.attempts(asked, query, sent) - 1, 0)
+        return attempt, self._siblings(self._result(asked, query, 0)) > attempt
 
-    def came_out(self, asked: Asked, question: Question, attempt: int) -> bool:
+    def came_out(self, asked: Asked, query: Query, attempt: int) -> bool:
         """Whether an attempt came out as it did before, to the last bit; the first time, write that down."""
-        result = self._result(asked, question, attempt)
+        result = self._result(asked, query, attempt)
         if self._siblings(result) > attempt:
             return self._is_written(result)
         self.audit.charge(result)
         return True
 
-    def pay_learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> None:
-        """Charge what networks learn from the records for a question, before they do: on disk, or not at all.
+    def pay_learning(self, asked: Asked, query: Query, sent: Tensors, attempt: int) -> None:
+        """Charge what networks learn from the records for a query, before they do: on disk, or not at all.
 
         Each ``attempt``, after others with other results, is paid for.
 
         Raises:
-            QuestionRefused: it cannot be paid for.
+            QueryRefused: it cannot be paid for.
             AuditError: the log is not what it was, and its owner has not settled that.
         """
-        if total(self.mechanism.learning(question, sent)) != Price():
+        if total(self.mechanism.learning(query, sent)) != Price():
             self.pay_first(asked)
-            self._charge(self._learning(asked, question, sent, attempt), question.name)
+            self._charge(self._learning(asked, query, sent, attempt), query.name)
 
     def pay_first(self, asked: Asked) -> None:
-        """Charge the training before the first question, from which all that leaves follows."""
+        """Charge the training before the first query, from which all that leaves follows."""
         if self.first != Price() and asked.origin not in self._paid:
-            self._charge(self._first(asked.origin), asked.question)
+            self._charge(self._first(asked.origin), asked.query)
             self._paid.add(asked.origin)
 
     def trained(self) -> bool:
-        """Whether the training before the first question has been paid for, whatever it has given."""
+        """Whether the training before the first query has been paid for, whatever it has given."""
         return self._siblings(self._first("")) > 0
 
-    def _learning(self, asked: Asked, question: Question, sent: Tensors, attempt: int) -> Entry:
-        bill = self.mechanism.learning(question, sent)
+    def _learning(self, asked: Asked, query: Query, sent: Tensors, attempt: int) -> Entry:
+        bill = self.mechanism.learning(query, sent)
         rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
         after = chained(asked.after, asked.content)
-        return self._entry(asked.number, question.name, TRAINING, str(attempt), after, total(bill), rule)
+        return self._entry(asked.number, query.name, TRAINING, str(attempt), after, total(bill), rule)
 
-    def _result(self, asked: Asked, question: Question, attempt: int) -> Entry:
+    def _result(self, asked: Asked, query: Query, attempt: int) -> Entry:
         what, after = f"{attempt} {asked.learned}", chained(asked.after, asked.content)
         rule = "what was learned, by its fingerprint"
-        return self._entry(asked.number, question.name, LEARNED, what, after, Price(), rule)
+        return self._entry(asked.number, query.name, LEARNED, what, after, Price(), rule)
 
     def _first(self, origin: str) -> Entry:
         noise = self.mechanism.levels.get(self.mechanism.training, 0.0)
@@ -142,14 +142,14 @@ class Budgets:
         return self._entry(-1, TRAINING, TRAINING, origin, "", self.first, rule)
 
     def _entry(
-        self, number: int, question: str, part: str, what: str, after: str, price: Price | None, rule: str
+        self, number: int, query: str, part: str, what: str, after: str, price: Price | None, rule: str
     ) -> Entry:
         return Entry(
             run=self.run,
             payer=self.payer,
             node=self.mechanism.node,
             number=number,
-            question=question,
+            query=query,
             part=part,
             content=self.seal(what),
             after=after,
@@ -166,20 +166,20 @@ class Budgets:
     def _is_written(self, entry: Entry) -> bool:
         return self.audit.sums.number(vars(entry)) > 0
 
-    def _charge(self, entry: Entry, question: str) -> None:
+    def _charge(self, entry: Entry, query: str) -> None:
         price = None if entry.bare else from_text(entry.price)
-        self.audit.charge(entry, lambda spent: self.check(spent, price, question))
+        self.audit.charge(entry, lambda spent: self.check(spent, price, query))
 
     # --- whether it can be paid -------------------------------------------------------------------------
 
-    def check(self, spent: Spent, price: Price | None, question: str) -> None:
-        """Refuse what would pass a budget, with :class:`QuestionRefused`."""
+    def check(self, spent: Spent, price: Price | None, query: str) -> None:
+        """Refuse what would pass a budget, with :class:`QueryRefused`."""
         try:
             self._refuse_unlike(spent)
             self.budget.check(from_text(spent.run), price)
             self.total_budget.check(from_text(spent.total), price)
         except BudgetSpent as error:
-            raise QuestionRefused(self.mechanism.node, question, f"privacy budget: {error}") from error
+            raise QueryRefused(self.mechanism.node, query, f"privacy budget: {error}") from error
 
     def _refuse_unlike(self, spent: Spent) -> None:
         """What left without a guarantee has no price that a budget could have paid, and what was paid for

@@ -18,7 +18,7 @@ import torch
 
 from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state, save_state
-from fedstill.core.errors import QuestionRefused, RunFolderError
+from fedstill.core.errors import QueryRefused, RunFolderError
 from fedstill.core.run_writer import read_object
 from fedstill.node import audit_file
 from fedstill.node.node_file import NodeFile
@@ -37,7 +37,7 @@ class RunFolder:
     was.
 
     Raises:
-        QuestionRefused: it would be a new run, and there are too many, or too large ones, already.
+        QueryRefused: it would be a new run, and there are too many, or too large ones, already.
     """
 
     def __init__(self, folder: Path, file: NodeFile, run: str) -> None:
@@ -50,18 +50,18 @@ class RunFolder:
         if not self.path.exists():
             if file.policy.most_runs and len(runs) >= file.policy.most_runs:
                 rule = f"most_runs: {file.policy.most_runs}, and {len(runs)} are in runs/; {CURE}"
-                raise QuestionRefused(file.name, "join", rule)
+                raise QueryRefused(file.name, "join", rule)
             self.require("join")
 
-    def require(self, question: str, more: int = 0) -> None:
-        """Refuse what would write ``more`` bytes for a question to a disk without room: QuestionRefused."""
+    def require(self, query: str, more: int = 0) -> None:
+        """Refuse what would write ``more`` bytes for a query to a disk without room: QueryRefused."""
         most = self._policy.most_disk
         # What SQLite has not yet moved from its log of writes to the file is on the disk, too.
         files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
         logged = sum(file.stat().st_size for file in files if file.exists()) + size_of_log(self._folder)
         if most and self._others + _on_disk(self.path) + logged + more >= most:
             rule = f"most_disk: {most}, which runs/, public/ and the node's logs have reached; {CURE}"
-            raise QuestionRefused(self._node, question, rule)
+            raise QueryRefused(self._node, query, rule)
 
     @property
     def known(self) -> bool:
@@ -98,7 +98,7 @@ class RunFolder:
         return None if server is None else str(server)
 
     def bind(self, told: Mapping[str, Any], has_left: bool, server: str = "") -> str | None:
-        """Keep what a run was begun with. With other options, data or model the same question would have
+        """Keep what a run was begun with. With other options, data or model the same query would have
         another answer, which the audit log takes for one that has left already.
 
         What nothing has left of binds nothing: its owner may change options until the first answer. What was
@@ -132,7 +132,7 @@ class RunFolder:
         return None
 
     def save(self, name: str, state: Any) -> None:
-        """Keep a state; :class:`QuestionRefused` where there is no room on the disk."""
+        """Keep a state; :class:`QueryRefused` where there is no room on the disk."""
         self.require("remember", _bytes(state))
         save_state(self.path / name, state)
         self.saved = time.monotonic()
@@ -142,14 +142,14 @@ class RunFolder:
         path = self.path / name
         return load_state(path) if path.exists() else None
 
-    # --- marks: states before a question ----------------------------------------------------------------
+    # --- marks: states before a query ----------------------------------------------------------------
 
     def marks(self) -> list[int]:
-        """Before which questions a state is kept; :class:`RunFolderError` where a file is of none."""
+        """Before which queries a state is kept; :class:`RunFolderError` where a file is of none."""
         return marks_in(self.path)
 
     def save_mark(self, mark: int, state: Any) -> None:
-        """Keep the state before a question, and of older ones only the last."""
+        """Keep the state before a query, and of older ones only the last."""
         self.save(of_mark(mark), state)
         for old in self.marks()[:-MARKS]:
             (self.path / of_mark(old)).unlink()
@@ -172,7 +172,7 @@ def marks_in(folder: Path) -> list[int]:
 
 
 def of_mark(mark: int) -> str:
-    """The file of the state before a question."""
+    """The file of the state before a query."""
     return f"mark-{mark}.safetensors"
 
 

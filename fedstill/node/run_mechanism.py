@@ -1,7 +1,7 @@
 """What protects one node's records in one run: a rule for each tensor that leaves, noise, and prices.
 
 It follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and from what the method
-declares of its questions. It releases nothing and writes nothing: that is the gate's part.
+declares of its queries. It releases nothing and writes nothing: that is the gate's part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from fedstill.core.errors import ArgumentError, OwnDataError, QuestionRefused
+from fedstill.core.errors import ArgumentError, OwnDataError, QueryRefused
 from fedstill.node.audit_entries import ANSWER, GRADIENT
 from fedstill.node.noise_calibration import Levels, find, supposed
 from fedstill.privacy import dpsgd
@@ -27,7 +27,7 @@ from fedstill.privacy.statement import NO_GUARANTEE, Statement, state
 from fedstill.protocol.digests import keyed
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import INPUTS, Kind
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks import Task
 
@@ -53,7 +53,7 @@ class Mechanism:
 
     Raises:
         ArgumentError: no noise is enough for the epsilon that is asked for.
-        QuestionRefused: the mechanism cannot protect a question of the method.
+        QueryRefused: the mechanism cannot protect a query of the method.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Mechanism:
         self._draws = make_draws(config.randomness)
         self.training = config.learns.get("model", "training")  # what local training is billed as
         self.name, self.protects = config.called, config.protects
-        for question in side.questions.values():
-            self._check(question)
+        for query in side.queries.values():
+            self._check(query)
         self.levels = find(config, lambda levels: self._at(levels).schedule())
 
     def _at(self, levels: Levels) -> Mechanism:
@@ -92,39 +92,39 @@ class Mechanism:
         """The same with some noise wherever it is to be found: what has no guarantee with it, never has."""
         return self._at(supposed(self.config))
 
-    def _check(self, question: Question) -> None:
-        """Refuse a question that the mechanism cannot protect, whatever the noise."""
-        rule, unknown = None, sorted(set(question.trains) - (set(self.config.learns) - {"model"}))
-        if self.protects and question.releases and question.reads is None:
+    def _check(self, query: Query) -> None:
+        """Refuse a query that the mechanism cannot protect, whatever the noise."""
+        rule, unknown = None, sorted(set(query.trains) - (set(self.config.learns) - {"model"}))
+        if self.protects and query.releases and query.reads is None:
             rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
         elif self.protects and unknown:
             learned = f"it trains {', '.join(unknown)}, which learns without noise"
             rule = f"mechanism {self.name} cannot protect it: {learned}"
-        elif "model" in self.config.learns and question.span is not None and question.beside:
-            told = ", ".join(sorted(set(question.releases.values()))) or "it"
-            learned = f"its model also learns {question.beside}, and noise is on the task's loss alone"
+        elif "model" in self.config.learns and query.span is not None and query.beside:
+            told = ", ".join(sorted(set(query.releases.values()))) or "it"
+            learned = f"its model also learns {query.beside}, and noise is on the task's loss alone"
             rule = f"mechanism {self.name} cannot protect {told}: {learned}"
         else:
-            rule = self.config.refusal(question, self.task)
+            rule = self.config.refusal(query, self.task)
         if rule is not None:
-            raise QuestionRefused(self.node, question.name, f"privacy: {rule}")
+            raise QueryRefused(self.node, query.name, f"privacy: {rule}")
 
     # --- what is done to releases ---------------------------------------------------------------------
 
-    def rule(self, question: Question, name: str) -> Rule:
+    def rule(self, query: Query, name: str) -> Rule:
         """What is done to one tensor of an answer, or of the gradients that follow it."""
-        config, kind = self.config, question.kinds()[name]
-        pulled = name not in question.releases  # a gradient, whatever its kind is called
-        if not self.protects or question.reads is None:
+        config, kind = self.config, query.kinds()[name]
+        pulled = name not in query.releases  # a gradient, whatever its kind is called
+        if not self.protects or query.reads is None:
             return Exact()
         # Gradients of what is computed from the records carry them, whatever the networks learned with.
-        reads = name in question.reads or kind.of == "records"
+        reads = name in query.reads or kind.of == "records"
         if pulled:
             reads = any(
-                each.of == "records" or (part in question.reads and each.of != "counts")
-                for part, each in question.releases.items()
+                each.of == "records" or (part in query.reads and each.of != "counts")
+                for part, each in query.releases.items()
             )
-        apart = name in question.apart  # its very size tells of the records, which no noise hides
+        apart = name in query.apart  # its very size tells of the records, which no noise hides
         # By how much a record moves a stranger's counts is not known.
         if kind.of == "counts" and not (kind.package or apart):
             if not reads:
@@ -143,9 +143,9 @@ class Mechanism:
         # What follows from what is paid for is known here, and to no mechanism.
         return Exact() if isinstance(found, Derived) else found
 
-    def says(self, question: Question, name: str, shape: Sequence[int]) -> str:
+    def says(self, query: Query, name: str, shape: Sequence[int]) -> str:
         """What is done to one tensor, in words that never say more than its price."""
-        rule = self.rule(question, name)
+        rule = self.rule(query, name)
         bare = self._price(rule, shape, None) is None and NO_GUARANTEE not in rule.text
         return f"{rule.text}: {NO_GUARANTEE}" if bare else rule.text
 
@@ -159,7 +159,7 @@ class Mechanism:
     @property
     def _critics(self) -> bool:
         """Whether there are critics, which learn privately under every mechanism."""
-        return any("critic" in question.trains for question in self.side.questions.values())
+        return any("critic" in query.trains for query in self.side.queries.values())
 
     def _moves(self, kind: Kind) -> float:
         """By how much one record can move counts of a kind, in L1."""
@@ -197,9 +197,9 @@ class Mechanism:
     def statement(self) -> Statement:
         """What is said of all this."""
         rules = {
-            f"{name} of {question.name}: {self.says(question, name, shape)}"
-            for question in self.side.questions.values()
-            for shapes in self.expected(question).values()
+            f"{name} of {query.name}: {self.says(query, name, shape)}"
+            for query in self.side.queries.values()
+            for shapes in self.expected(query).values()
             for name, shape in shapes.items()
         }
         schedule = self.schedule()
@@ -208,100 +208,100 @@ class Mechanism:
 
     # --- what it costs --------------------------------------------------------------------------------
 
-    def bill(self, question: Question, part: str, shapes: Mapping[str, Sequence[int]], sent: Tensors) -> Bill:
+    def bill(self, query: Query, part: str, shapes: Mapping[str, Sequence[int]], sent: Tensors) -> Bill:
         """What one release of a part costs at most, with what is learned for it: shapes by name."""
-        bill = self.release(question, shapes)
-        for name, price in (self.learning(question, sent) if part == ANSWER else {}).items():
+        bill = self.release(query, shapes)
+        for name, price in (self.learning(query, sent) if part == ANSWER else {}).items():
             add(bill, name, price)
         return bill
 
     def release(
-        self, question: Question, shapes: Mapping[str, Sequence[int]], noised: Tensors | None = None
+        self, query: Query, shapes: Mapping[str, Sequence[int]], noised: Tensors | None = None
     ) -> Bill:
         """What one release costs by itself: at most; or as it turned out, if ``noised`` is what leaves, which
         may say nothing in places, and cost less."""
         bill = Bill()
         for name, shape in shapes.items():
-            rule = self.rule(question, name)
+            rule = self.rule(query, name)
             add(bill, rule.pays, self._price(rule, shape, None if noised is None else noised[name]))
         return bill
 
-    def require_width(self, question: Question, name: str, shape: Sequence[int]) -> None:
-        """Refuse rows that cost other than those that the question declares, as its plan does.
+    def require_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
+        """Refuse rows that cost other than those that the query declares, as its plan does.
 
         Raises:
             OwnDataError: to the server it tells no shape, which nobody has paid for.
         """
-        width = question.width or self.task.classes
-        if name not in question.releases or question.releases[name].of != "rows" or not shape:
+        width = query.width or self.task.classes
+        if name not in query.releases or query.releases[name].of != "rows" or not shape:
             return
-        rule = self.rule(question, name)
+        rule = self.rule(query, name)
         if self._price(rule, shape, None) != self._price(rule, (shape[0], width), None):
-            found = f"{name} of question {question.name} is {tuple(shape)}"
+            found = f"{name} of query {query.name} is {tuple(shape)}"
             allowed = f"{width} numbers a row, from which its price was told: width = ... declares others"
             raise OwnDataError(f"{found}: allowed are {allowed}")
 
-    def learning(self, question: Question, sent: Tensors) -> Bill:
-        """What it costs that networks learn from the records before a question is answered."""
-        due = self.due(question, sent).items()
+    def learning(self, query: Query, sent: Tensors) -> Bill:
+        """What it costs that networks learn from the records before a query is answered."""
+        due = self.due(query, sent).items()
         return {self.config.learns[role]: self._learning(role, *each) for role, each in due}
 
-    def due(self, question: Question, sent: Tensors) -> dict[str, tuple[int, int]]:
-        """By role, of how many records on average, and how many, the steps are that a question declares: no
+    def due(self, query: Query, sent: Tensors) -> dict[str, tuple[int, int]]:
+        """By role, of how many records on average, and how many, the steps are that a query declares: no
         more are charged, and so no more may be taken."""
         found = {}
-        if self.protects and "critic" in question.trains:
-            found["critic"] = max(question.rows, 1), 1
-        if self.protects and "model" in self.config.learns and question.span is not None:
-            found["model"] = self.local.batch, len(question.span(sent).steps(self._all))
+        if self.protects and "critic" in query.trains:
+            found["critic"] = max(query.rows, 1), 1
+        if self.protects and "model" in self.config.learns and query.span is not None:
+            found["model"] = self.local.batch, len(query.span(sent).steps(self._all))
         return found
 
     def first(self) -> Bill:
-        """What the local training before the first question costs, whatever is asked about it later."""
+        """What the local training before the first query costs, whatever is asked about it later."""
         span = self.side.first
         steps = 0 if span is None else len(span.steps(self._all))
         return {self.training: self._local(steps)}
 
     def schedule(self) -> Bill:
         """What the whole run costs at most, as its method declares it."""
-        questions = self.side.questions.values()
-        rounds = sum(question.times for question in questions if question.span is not None)
+        queries = self.side.queries.values()
+        rounds = sum(query.times for query in queries if query.span is not None)
         # Rounds part the whole of the local training, and each part takes a step at least.
         bill = self.first()
         if rounds:
             at_first: Tensors = defaultdict(lambda: torch.tensor(0))  # in round 0, however that is called
-            asked = (question.span(at_first) for question in questions if question.span is not None)
+            asked = (query.span(at_first) for query in queries if query.span is not None)
             spans = [span for span in (self.side.first, *asked) if span is not None]
             parts = max(rounds, *(span.of for span in spans))
             bill = {self.training: self._local(max(self._all, parts))}
-        for question in questions:
-            for _, name, price in self.once(question):
-                add(bill, name, None if price is None else _times(price, question.times))
+        for query in queries:
+            for _, name, price in self.once(query):
+                add(bill, name, None if price is None else _times(price, query.times))
         return bill
 
-    def once(self, question: Question) -> Iterator[tuple[str, str, Price | None]]:
-        """What asking a question once costs, by the part that leaves and by what pays, without its share of
+    def once(self, query: Query) -> Iterator[tuple[str, str, Price | None]]:
+        """What asking a query once costs, by the part that leaves and by what pays, without its share of
         local training."""
-        unspanned = replace(question, span=None)
-        for part, shapes in self.expected(question).items():
+        unspanned = replace(query, span=None)
+        for part, shapes in self.expected(query).items():
             for pays, price in self.bill(unspanned, part, shapes, {}).items():
                 yield part, pays, price
 
-    def expected(self, question: Question, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
-        """The shapes of what leaves for a question, by part: as declared, or as what was sent asks for.
+    def expected(self, query: Query, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
+        """The shapes of what leaves for a query, by part: as declared, or as what was sent asks for.
 
         Of pictures only how many there are: no price follows from their size.
         """
-        inputs = [len(tensor) for name, tensor in (sent or {}).items() if question.sends.get(name) == INPUTS]
-        rows = max([question.rows, 1, *inputs])
+        inputs = [len(tensor) for name, tensor in (sent or {}).items() if query.sends.get(name) == INPUTS]
+        rows = max([query.rows, 1, *inputs])
         classes = self.task.classes
         answer: dict[str, Shape] = {}
-        for name, kind in question.releases.items():
-            width = question.width or classes if kind.of == "rows" else classes
+        for name, kind in query.releases.items():
+            width = query.width or classes if kind.of == "rows" else classes
             answer[name] = (rows, width) if kind.of in ("scores", "rows") else (rows,)
             if kind.by_class:
                 answer[name] = (classes,)
-        gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in question.differentiable}
+        gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in query.differentiable}
         return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
 
     def _local(self, steps: int) -> Price | None:
@@ -314,17 +314,17 @@ class Mechanism:
         return dpsgd.price(self._steps(role), self.examples, batch, steps)
 
 
-def unpriced(mechanism: Mechanism, question: Question) -> str | None:
-    """Why a question has no price that a budget could pay, or None."""
+def unpriced(mechanism: Mechanism, query: Query) -> str | None:
+    """Why a query has no price that a budget could pay, or None."""
     if math.isinf(mechanism.config.budget):
         return None
-    bare_question, supposing = replace(question, span=None), mechanism.supposing()
+    bare_query, supposing = replace(query, span=None), mechanism.supposing()
     bare = sorted(
         {
-            question.kinds()[name]
-            for part, shapes in mechanism.expected(question).items()
+            query.kinds()[name]
+            for part, shapes in mechanism.expected(query).items()
             for name in shapes
-            if total(supposing.bill(bare_question, part, {name: shapes[name]}, {})) is None
+            if total(supposing.bill(bare_query, part, {name: shapes[name]}, {})) is None
         }
     )
     if bare:

@@ -60,7 +60,7 @@ class SecurityLog:
         Args:
             who: had it happen: a server's fingerprint, or an account of this machine.
             why: the reason or the rule, in words.
-            about: what else is known: ``run``, ``question``, ``description``.
+            about: what else is known: ``run``, ``query``, ``description``.
 
         Raises:
             SecurityLogError: the log does not end as its head says, or cannot be written.

@@ -22,7 +22,7 @@ from fedstill.core.errors import (
     ModelError,
     NodeFault,
     OwnDataError,
-    QuestionRefused,
+    QueryRefused,
     RunFolderError,
     TooLarge,
 )
@@ -63,7 +63,7 @@ from fedstill.protocol.wire_format import SCALE, Tensors, size
 
 logger = logging.getLogger("fedstill.node")
 
-MOST_PARTS = 100_000  # of the local training before the first question
+MOST_PARTS = 100_000  # of the local training before the first query
 SECONDS_BETWEEN = 5.0  # between two saved states of local training
 
 
@@ -123,7 +123,7 @@ class Session:
             network = fitted(model, *about, parted=method.needs().split, vocabulary=spec.vocabulary)
             if method.learns:
                 check_local_batch(network, file.local, spec.shape, self.task.form, "model")
-        except (QuestionRefused, TooLarge):  # what the plan asks for is too much
+        except (QueryRefused, TooLarge):  # what the plan asks for is too much
             raise
         except FedstillError as error:
             raise OwnDataError(str(error)) from error
@@ -138,9 +138,9 @@ class Session:
         at = NodeSetting(self.task, file.local, compute, placed, features, spec.schema, plan.sums)
         self.setting = at
         side = side_of(method, self.setting)
-        for name, question in side.questions.items():
-            if (rule := question.objection_to(file.local.optimizer)) is not None:
-                raise QuestionRefused(file.name, name, rule)
+        for name, query in side.queries.items():
+            if (rule := query.objection_to(file.local.optimizer)) is not None:
+                raise QueryRefused(file.name, name, rule)
         self.side = within_parameters(side, file.policy.most_parameters, file.name)
         examples = keyed(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network) + file_of(network)}
@@ -154,7 +154,7 @@ class Session:
         parts = 0 if self.side.first is None else self.side.first.of
         if parts > MOST_PARTS:  # each takes a step at least: it would learn for ever
             rule = f"rounds: {MOST_PARTS} at most, and the plan parts local training into {parts}"
-            raise QuestionRefused(file.name, "join", rule)
+            raise QueryRefused(file.name, "join", rule)
         try:
             protect(self.node, *own, secret=secret, salt=self.kept.salt(), group=file.data.group)
         except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
@@ -172,12 +172,12 @@ class Session:
             tell_no_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
         self.sizes = Sizes(self.node, self.setting.public, self.plan.spec, self._most)
         self.handler = self._new_handler()
-        asked = any(question.differentiable for question in self.side.questions.values())
+        asked = any(query.differentiable for query in self.side.queries.values())
         self._through = not asked or carries_gradient(self.node.model, self.plan.spec.shape)
         has_left = self.audit.sums.has_charged(run)
         if file.policy.approve == EACH_RUN and has_left and not self.kept.known:
             rule = f"approve: run {run!r} was approved once, has had answers, and is no longer in runs/"
-            raise QuestionRefused(file.name, "join", rule)
+            raise QueryRefused(file.name, "join", rule)
         binding = "" if budgets is None else budgets.mechanism.binding
         if other := self.kept.bind({**told, "options": binding}, has_left, self.server):
             logger.warning("run %s was begun with another %s", run, other)
@@ -193,10 +193,10 @@ class Session:
     def about(self) -> About:
         """What a server may know beforehand."""
         gate = self.node.gate
-        limit = gate.policy.most_questions
+        limit = gate.policy.most_queries
         return About(
             objections=self.objections(),
-            most_questions=max(limit - self._elsewhere(), 0) if limit else None,
+            most_queries=max(limit - self._elsewhere(), 0) if limit else None,
             learned=self.training.done,
             marks=tuple(self.kept.marks()),
             last=self._last[self.node.name],
@@ -235,27 +235,27 @@ class Session:
     def answer(
         self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
     ) -> Tensors:
-        """What the gate lets out in answer to a question: named tensors.
+        """What the gate lets out in answer to a query: named tensors.
 
         Raises:
-            QuestionRefused: by the owner's policy, or because no sound server asks this.
-            QuestionMismatch: the number was used with other content.
+            QueryRefused: by the owner's policy, or because no sound server asks this.
+            QueryMismatch: the number was used with other content.
             NodeFault: the node's own training is not done yet.
         """
-        question = self.side.questions.get(name)
-        if question is None:
-            raise ArgumentError("question", clip(name), f"one of {', '.join(self.side.questions)}")
+        query = self.side.queries.get(name)
+        if query is None:
+            raise ArgumentError("query", clip(name), f"one of {', '.join(self.side.queries)}")
         if not self.training.done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
         objection = self.objections().get(name)
         if objection is not None:
-            raise QuestionRefused(self.node.name, name, objection)
+            raise QueryRefused(self.node.name, name, objection)
         shape = self.node.data.inputs.shape[1:]
         self.kept.require(name)
         start = time.perf_counter()
         with limited(self.node.name, name, self.node.gate.policy.most_seconds):
-            self.node.gate.inspect(name, tensors, question.sends, shape)
-            self.sizes.require(question, tensors)
+            self.node.gate.inspect(name, tensors, query.sends, shape)
+            self.sizes.require(query, tensors)
             arrived = self.compute.here(tensors)
             (release,) = self.handler.answer(name, number, arrived, differentiable, call)
             if set(self.node.told) != self._told:  # on disk before it leaves: no process weighs by others
@@ -265,11 +265,11 @@ class Session:
         return release
 
     def pull_back(self, number: int, tensors: Tensors, call: SumCall | None = None) -> Tensors:
-        """The gradients that the gate lets out, by the names of the question's inputs.
+        """The gradients that the gate lets out, by the names of the query's inputs.
 
         Raises:
-            QuestionRefused: gradients that are not finite.
-            QuestionMismatch: the question was pulled with other gradients, or is not known any more.
+            QueryRefused: gradients that are not finite.
+            QueryMismatch: the query was pulled with other gradients, or is not known any more.
         """
         start, name = time.perf_counter(), self.node.name
         self.kept.require("gradient")
@@ -281,19 +281,19 @@ class Session:
         return release
 
     def remember(self, mark: int) -> None:
-        """Keep the state as it is before question ``mark``, on disk.
+        """Keep the state as it is before query ``mark``, on disk.
 
         Raises:
-            NodeFault: the node is not there: still learning, or further already; or a question failed while
+            NodeFault: the node is not there: still learning, or further already; or a query failed while
                 it learned for it.
         """
         self.handler.require_whole("remember")
         if not self.training.done or not self._last[self.node.name] + 1 <= mark:
-            raise NodeFault(self.node.name, "remember", f"it is not before question {mark}")
+            raise NodeFault(self.node.name, "remember", f"it is not before query {mark}")
         self.kept.save_mark(mark, self._state(True))
 
     def recall(self, mark: int) -> None:
-        """Go back to the state before question ``mark``; 0 is before the first one.
+        """Go back to the state before query ``mark``; 0 is before the first one.
 
         Raises:
             NodeFault: that state is not kept.
@@ -307,26 +307,26 @@ class Session:
         self.kept.forget_after(mark)
         self._last[self.node.name] = mark - 1
         self.handler = self._new_handler()
-        logger.info("back at question %d", mark)
+        logger.info("back at query %d", mark)
 
     # --- the rest -----------------------------------------------------------------------------------
 
     def objections(self) -> dict[str, str]:
-        """The rule by which each question that will never be answered here is refused."""
-        limit = self.node.gate.policy.most_questions
+        """The rule by which each query that will never be answered here is refused."""
+        limit = self.node.gate.policy.most_queries
         if limit and self._elsewhere() >= limit:
-            return dict.fromkeys(self.side.questions, f"most_questions: {limit}, over all runs")
-        rules = owner_folder.objections(self._file, self._through, self.side.questions)
+            return dict.fromkeys(self.side.queries, f"most_queries: {limit}, over all runs")
+        rules = owner_folder.objections(self._file, self._through, self.side.queries)
         if isinstance(self.handler, MaskedHandler):
             rules = {**self.handler.objections(), **rules}
-        gate, questions = self.node.gate, self.side.questions
-        priced = {name: gate.objection(question) for name, question in questions.items() if name not in rules}
+        gate, queries = self.node.gate, self.side.queries
+        priced = {name: gate.objection(query) for name, query in queries.items() if name not in rules}
         return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}
 
     def _elsewhere(self) -> int:
-        """Questions about these data that other runs have answered."""
+        """Queries about these data that other runs have answered."""
         spent = self.audit.spent(DATA, self.plan.run)
-        return spent.questions - spent.questions_run
+        return spent.queries - spent.queries_run
 
     def _new_handler(self) -> RequestHandler:
         about = (Group([self.node]), self.side, self.compute, self._last, self.plan.wire)
@@ -360,5 +360,5 @@ class Session:
             # Trained once more, it would be another model, with the same draws on other last digits.
             lost = f"answers of run {self.plan.run!r} have left, and their model ({LEARNING}) is gone"
             raise NodeFault(self.node.name, "join", f"{lost}: it can be asked in a new run alone")
-        elif self.training.done:  # to go back to: nothing is trained before the first question
+        elif self.training.done:  # to go back to: nothing is trained before the first query
             self.kept.save(LEARNING, self._state(True))

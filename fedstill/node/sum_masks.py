@@ -3,7 +3,7 @@
 Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Each two
 nodes agree on a key (X25519), of which a stream of numbers (ChaCha20) is made for each sum: one of them adds
 it, the other takes it away. Bound into that stream (HKDF) is all that the answer follows from and the server
-could tell nodes differently (:meth:`SumMasks.mask`): the run's plan and public data, all questions before,
+could tell nodes differently (:meth:`SumMasks.mask`): the run's plan and public data, all queries before,
 the very bits of this one, the sum's number and its members. A server that does so gets masks that do not
 cancel.
 
@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.core.startup_kit import KIT
 from fedstill.data.public import Public
 from fedstill.node.cohort import COHORT, UNLESS, Cohort
@@ -46,7 +46,7 @@ from fedstill.protocol.secure_aggregation import LEAST, Spoil, SumCall
 
 logger = logging.getLogger("fedstill.node")
 
-KEPT = 8  # sums that a server may still finish: answers and gradients of the last questions
+KEPT = 8  # sums that a server may still finish: answers and gradients of the last queries
 KEY = 32  # bytes
 
 Mask = Callable[[torch.Tensor, int], torch.Tensor]
@@ -118,7 +118,7 @@ class SumMasks:
         """Agree on a key with each node that shows a card.
 
         Raises:
-            QuestionRefused: a card that the authority's certificate does not prove, none of this node's own,
+            QueryRefused: a card that the authority's certificate does not prove, none of this node's own,
                 or two of one key.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
@@ -137,11 +137,11 @@ class SumMasks:
                     continue
                 agreed = self._private.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError as error:
-                raise QuestionRefused(self.name, "meet", f"sums: the card of {name!r}: {error}") from error
+                raise QueryRefused(self.name, "meet", f"sums: the card of {name!r}: {error}") from error
             pair = sorted(((self.name, mine.hex()), (name, public.hex())))
             shared[name] = _derive(agreed, b"pair" + _bytes(*pair[0], *pair[1]))
         if self.name not in cards:
-            raise QuestionRefused(self.name, "meet", "sums: this node's own card is missing")
+            raise QueryRefused(self.name, "meet", "sums: this node's own card is missing")
         self._shared = shared
         self._open.clear()  # of the keys before
 
@@ -150,21 +150,21 @@ class SumMasks:
 
     # --- one sum ----------------------------------------------------------------------------------------
 
-    def admit(self, question: str, call: SumCall | None, forms: Mapping[str, str] | None = None) -> SumCall:
+    def admit(self, query: str, call: SumCall | None, forms: Mapping[str, str] | None = None) -> SumCall:
         """Let a sum be asked for, or refuse it before anything is computed.
 
         Args:
-            question: its name.
+            query: its name.
             call: the sum.
             forms: the statistic that is added and its weighting (:meth:`NodeSide.forms`).
 
         Raises:
-            QuestionRefused: no sum is asked for; too few members, or some whom this node has not met; a
+            QueryRefused: no sum is asked for; too few members, or some whom this node has not met; a
                 number that is not above every earlier one; or others than it has added with before, or other
                 forms of the same answers.
         """
         if call is None:
-            raise QuestionRefused(self.name, question, "sums: this run's answers leave under masks only")
+            raise QueryRefused(self.name, query, "sums: this run's answers leave under masks only")
         unknown = sorted(set(call.members) - {*self._shared, self.name})
         rule = None
         if call.number <= self._last:  # who sends a message again does not come here
@@ -181,29 +181,29 @@ class SumMasks:
             rule = self.cohort.objection(call.members) or self.cohort.clash(forms or {})
             rule = None if rule is None else f"{rule}, {UNLESS}"
         if rule is not None:
-            raise QuestionRefused(self.name, question, f"sums: {rule}")
+            raise QueryRefused(self.name, query, f"sums: {rule}")
         self._last = call.number
         self._open[call.number] = _Open(call, forms or {})
         while len(self._open) > KEPT:
             self._open.popitem(last=False)
         return call
 
-    def mask(self, call: SumCall, question: str, told: Sequence[str]) -> Mask:
+    def mask(self, call: SumCall, query: str, told: Sequence[str]) -> Mask:
         """What is added to each part (its tensor, its place among the parts) of this node's answer.
 
         Args:
             call: the sum, admitted.
-            question: what is answered, and as which part.
+            query: what is answered, and as which part.
             told: all that the answer follows from and that was told to this node: fingerprints of it.
 
         Raises:
-            QuestionRefused: a sum that was not admitted, or was for another answer: no mask serves twice.
+            QueryRefused: a sum that was not admitted, or was for another answer: no mask serves twice.
         """
         members = sorted(call.members)
-        about = _bytes(self._plan, question, str(call.number), str(call.recover), *members, "told", *told)
-        open_ = self._known(call.number, question)
+        about = _bytes(self._plan, query, str(call.number), str(call.recover), *members, "told", *told)
+        open_ = self._known(call.number, query)
         if open_.about not in (b"", about):
-            raise QuestionRefused(self.name, question, f"sums: number {call.number} is another sum's")
+            raise QueryRefused(self.name, query, f"sums: number {call.number} is another sum's")
         open_.about = about
         self.cohort.add(call.members, open_.forms)
         keys = {name: self._pairwise(name, about) for name in members if name != self.name}
@@ -220,11 +220,11 @@ class SumMasks:
         """Weigh by these counts in all runs, or refuse them.
 
         Raises:
-            QuestionRefused: earlier sums had others: of data that grew, of other labels, or in another order.
+            QueryRefused: earlier sums had others: of data that grew, of other labels, or in another order.
         """
         rule = self.cohort.settle(way, fingerprint({way: counts}), self.policy.sums_may_differ)
         if rule is not None:
-            raise QuestionRefused(self.name, "counts", f"sums: {rule}, {UNLESS}")
+            raise QueryRefused(self.name, "counts", f"sums: {rule}, {UNLESS}")
 
     def noise(self, call: SumCall) -> Spoil:
         """Whole numbers that only this node knows, to stand for an answer that cannot be added."""
@@ -244,7 +244,7 @@ class SumMasks:
         """This node's word to each other survivor that a sum is read of these nodes; it is given once a sum.
 
         Raises:
-            QuestionRefused: it was given for others; they are too few, or no part of the members.
+            QueryRefused: it was given for others; they are too few, or no part of the members.
         """
         open_, wanted = self._known(number, "agree"), tuple(sorted(survivors))
         rule = None
@@ -259,7 +259,7 @@ class SumMasks:
         elif len(wanted) < self.least:
             rule = f"{len(wanted)} survivors, allowed are {self.least} or more"
         if rule is not None:
-            raise QuestionRefused(self.name, "agree", f"sums: {rule}")
+            raise QueryRefused(self.name, "agree", f"sums: {rule}")
         open_.survivors = wanted
         others = [name for name in wanted if name != self.name]
         return {name: self._word(open_, self.name, name) for name in others}
@@ -272,7 +272,7 @@ class SumMasks:
             words: what each other survivor told this node when it agreed.
 
         Raises:
-            QuestionRefused: not all survivors have agreed on the same.
+            QueryRefused: not all survivors have agreed on the same.
         """
         open_ = self._known(number, "reveal")
         others = set(open_.survivors) - {self.name}
@@ -281,16 +281,16 @@ class SumMasks:
             hmac.compare_digest(words[name], self._word(open_, name, self.name)) for name in others
         ):
             rule = "sums: not all survivors have agreed on who they are"
-            raise QuestionRefused(self.name, "reveal", rule)
+            raise QueryRefused(self.name, "reveal", rule)
         lost = set(open_.call.members) - set(open_.survivors)
         shared = {name: self._pairwise(name, open_.about).hex() for name in sorted(lost)}
         return {self.name: self._seed(open_.about).hex(), **shared}
 
     # --- keys -------------------------------------------------------------------------------------------
 
-    def _known(self, number: int, question: str) -> _Open:
+    def _known(self, number: int, query: str) -> _Open:
         if number not in self._open:
-            raise QuestionRefused(self.name, question, f"sums: number {number} is none that it added to")
+            raise QueryRefused(self.name, query, f"sums: number {number} is none that it added to")
         return self._open[number]
 
     def _pairwise(self, name: str, about: bytes) -> bytes:

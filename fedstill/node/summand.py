@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.core.errors import DataError, QuestionRefused
-from fedstill.protocol.queries import Question
+from fedstill.core.errors import DataError, QueryRefused
+from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import Added, Spoil, summands
 from fedstill.protocol.wire_format import Tensors
 
@@ -34,37 +34,37 @@ class Adding:
     always: bool = False
     settle: Callable[[str, torch.Tensor], None] | None = None
 
-    def cover(self, node: str, question: Question, released: Tensors) -> dict[str, torch.Tensor]:
+    def cover(self, node: str, query: Query, released: Tensors) -> dict[str, torch.Tensor]:
         """What leaves of what the gate lets out, as whole numbers of 64 bits.
 
         Raises:
-            QuestionRefused: numbers that are none, where no mask hides whose they are; or weights that were
+            QueryRefused: numbers that are none, where no mask hides whose they are; or weights that were
                 not asked for before.
         """
-        kinds = question.kinds()
+        kinds = query.kinds()
         try:
-            added = summands(released, kinds, question.sums, self.told, self.spoil, self.always)
+            added = summands(released, kinds, query.sums, self.told, self.spoil, self.always)
         except DataError as error:
-            raise QuestionRefused(node, question.name, f"sums: {error}") from error
+            raise QueryRefused(node, query.name, f"sums: {error}") from error
         except KeyError as missing:
             rule = f"sums: {missing} of its data, which weigh its answer, were not asked before"
-            raise QuestionRefused(node, question.name, rule) from missing
+            raise QueryRefused(node, query.name, rule) from missing
         if self.settle is not None:
-            for way, counts in self._counts(question, released):
+            for way, counts in self._counts(query, released):
                 self.settle(way, counts)
         if self.mask is None:
             return added
         return {name: self.mask(added[name], place) for place, name in enumerate(sorted(added))}
 
-    def keep(self, question: Question, released: Tensors) -> None:
+    def keep(self, query: Query, released: Tensors) -> None:
         """Weigh by counts that have left, from now on: by the first, as noise is another each time."""
-        for way, counts in self._counts(question, released):
+        for way, counts in self._counts(query, released):
             self.told.setdefault(way, counts.clamp_min(self.least))
 
     @staticmethod
-    def _counts(question: Question, released: Tensors) -> Iterator[tuple[Added, torch.Tensor]]:
+    def _counts(query: Query, released: Tensors) -> Iterator[tuple[Added, torch.Tensor]]:
         """The counts and sizes in a release, by the way of weighing."""
-        kinds = question.kinds()
+        kinds = query.kinds()
         for name, tensor in released.items():
-            if kinds[name].of == "counts" and question.sums.get(name) == "sum":
+            if kinds[name].of == "counts" and query.sums.get(name) == "sum":
                 yield "counts" if tensor.ndim else "size", tensor.detach().cpu().clone()

@@ -14,7 +14,7 @@ from fedstill.privacy.config import COUNTED, PrivacyConfig, Release, StepsConfig
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import Draws, add_noise
 from fedstill.privacy.release_rules import Exact, Rule
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "Exact",
     "Price",
     "PrivacyConfig",
-    "Question",
+    "Query",
     "Release",
     "Rule",
     "StepsConfig",

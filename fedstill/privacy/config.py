@@ -22,7 +22,7 @@ from fedstill.core.options import Checked, Fraction, PositiveFloat, PositiveInt
 from fedstill.core.registry import Registered, Registry
 from fedstill.privacy.release_rules import Exact, Rule
 from fedstill.protocol.payload_kinds import Kind
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
 Accountant = Literal["pld", "rdp"]
@@ -52,11 +52,11 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class Release:
-    """A tensor that would leave a node, as its question declares it.
+    """A tensor that would leave a node, as its query declares it.
 
     Args:
         kind: what it is of.
-        pulled: it is a gradient that was pulled back to the question's inputs.
+        pulled: it is a gradient that was pulled back to the query's inputs.
         reads: it is computed from the node's records themselves (or, pulled back, from what is), and not from
             its networks alone.
     """
@@ -81,7 +81,7 @@ class StepsConfig(Checked):
 
 @dataclass(frozen=True)
 class GradientsConfig(Checked):
-    """Sanitized gradients with respect to a question's inputs."""
+    """Sanitized gradients with respect to a query's inputs."""
 
     noise: Noise = None
     """Standard deviation of the Gaussian noise over the clip; none: as much as privacy.epsilon asks for."""
@@ -187,8 +187,8 @@ class PrivacyConfig(Registered):
 
     # --- what a mechanism does ------------------------------------------------------------------------
 
-    def refusal(self, question: Question, task: Task) -> str | None:
-        """Why it cannot protect a question, whatever the noise, or None."""
+    def refusal(self, query: Query, task: Task) -> str | None:
+        """Why it cannot protect a query, whatever the noise, or None."""
         return None
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
@@ -270,7 +270,7 @@ class AnswersConfig(PrivacyConfig):
     critic: StepsConfig = field(default_factory=StepsConfig)
     """How the node's critic learns, where a method has one."""
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
-    """What is pulled back to a question's inputs."""
+    """What is pulled back to a query's inputs."""
 
 
 MECHANISMS: Registry[type[PrivacyConfig]] = Registry(

@@ -19,7 +19,7 @@ from fedstill.privacy.config import (
     Release,
 )
 from fedstill.privacy.release_rules import NoisyRows, Rule, Sanitized
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
 
@@ -54,9 +54,9 @@ class NoisyOutputs(AnswersConfig):
     outputs: OutputsConfig = field(default_factory=OutputsConfig)
     """Noise on answers."""
 
-    def refusal(self, question: Question, task: Task) -> str | None:
+    def refusal(self, query: Query, task: Task) -> str | None:
         """Pictures."""
-        scores = any(kind.of == "scores" for kind in question.releases.values())
+        scores = any(kind.of == "scores" for kind in query.releases.values())
         if scores and task.kind in ("map", "image"):
             return f"outputs of task {task.name} are pictures, and noise would hide them: take dp-sgd"
         return None

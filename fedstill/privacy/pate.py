@@ -26,7 +26,7 @@ from fedstill.privacy.config import COUNTED, NOT_CHOSEN, AnswersConfig, Noise, R
 from fedstill.privacy.events import Event, Price
 from fedstill.privacy.noise import Draws, add_noise
 from fedstill.privacy.release_rules import Rule, Sanitized
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
 
@@ -151,7 +151,7 @@ def shards(data: TensorData, m: int) -> list[torch.Tensor]:
 
 
 DROWNED = (
-    "the votes are almost all noise: more records and teachers, fewer questions, a larger epsilon, or dp-sgd"
+    "the votes are almost all noise: more records and teachers, fewer queries, a larger epsilon, or dp-sgd"
 )
 
 
@@ -280,17 +280,17 @@ class PATE(AnswersConfig):
     pate: PateConfig = field(default_factory=PateConfig)
     """Teachers and votes."""
 
-    def refusal(self, question: Question, task: Task) -> str | None:
+    def refusal(self, query: Query, task: Task) -> str | None:
         """Training in rounds, answers that are made of votes for a sum over nodes, and tasks in which there
         is nothing to vote for."""
-        if question.span is not None:
-            return "teachers learn once, before the first question, and this one trains the model"
+        if query.span is not None:
+            return "teachers learn once, before the first query, and this one trains the model"
         # Logarithms, probabilities, entropies: one vote moves each number of such an answer, and by way of it
         # the gradients of all teachers.
-        if question.sums and any(kind.of == "scores" for kind in question.releases.values()):
+        if query.sums and any(kind.of == "scores" for kind in query.releases.values()):
             return "noise is on votes, and what is added over nodes (link.sums) is made of them: take dp-sgd"
         if task.kind != "class" and any(
-            kind.of not in ("counts", "moments") for kind in question.releases.values()
+            kind.of not in ("counts", "moments") for kind in query.releases.values()
         ):
             return f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
         return None

@@ -193,7 +193,7 @@ class NoisyRows(Checked, Rule):
       "Gaussian Differential Privacy", JRSS-B 2022, on groups; for Laplace noise the steps add up exactly).
     - gaussian: all B rows are one statistic that moves by 2 bound sqrt(B) in L2.
 
-    Assumes nothing of data or network; the questions may be chosen by who asks.
+    Assumes nothing of data or network; the queries may be chosen by who asks.
 
     Args:
         how: laplace or gaussian.
@@ -248,7 +248,7 @@ class NoisyRows(Checked, Rule):
 
 @dataclass(frozen=True)
 class Sanitized(Checked, Rule):
-    """Gradients with respect to each input of a question, clipped and with Gaussian noise.
+    """Gradients with respect to each input of a query, clipped and with Gaussian noise.
 
     Chen, Orekondy, Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
     Generators", NeurIPS 2020, Thm. 4.1: (lambda, 2 B lambda / sigma^2)-RDP for B inputs. A record may turn

@@ -1,6 +1,6 @@
-"""The words that server and nodes share: questions, kinds of tensor, methods, plans and messages.
+"""The words that server and nodes share: queries, kinds of tensor, methods, plans and messages.
 
-``method`` is the base of every method, and the list of those that have names (``METHODS``). ``questions`` are
+``method`` is the base of every method, and the list of those that have names (``METHODS``). ``queries`` are
 what nodes can be asked, ``declarations`` how a method marks the functions that answer them. ``kinds`` says of
 each tensor that travels what it is of, which policies, mechanisms, checks and reports read. ``run_plan`` is
 what a server declares before it asks, and ``run_description`` what an owner approves of it. ``messages`` are

@@ -1,4 +1,4 @@
-"""Fingerprints of questions, releases and of all that came before them."""
+"""Fingerprints of queries, releases and of all that came before them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 
-def digest(question: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """A short fingerprint of a question: same question, names, shapes and values, same digest."""
+def digest(query: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """A short fingerprint of a query: same query, names, shapes and values, same digest."""
     hashed = hashlib.blake2b(digest_size=16)
-    for piece in _pieces([question], tensors):
+    for piece in _pieces([query], tensors):
         hashed.update(piece)
     return hashed.hexdigest()
 

@@ -18,7 +18,7 @@ from fedstill.core.options import Checked
 from fedstill.core.text_format import clip
 from fedstill.protocol.secure_aggregation import SumCall, SumNumber
 
-MOST = 2**31  # numbers of questions are below it
+MOST = 2**31  # numbers of queries are below it
 LONGEST = 100  # characters of a value that an error quotes
 Number = Annotated[int, Interval(ge=0, lt=MOST), f"a whole number from 0 to {MOST - 1}"]
 
@@ -80,17 +80,17 @@ class Learn(Message):
 
 
 @dataclass(frozen=True)
-class AnswerQuestion(Message):
-    """Answer a question about the tensors.
+class AnswerQuery(Message):
+    """Answer a query about the tensors.
 
     Args:
-        number: of the question in the run, rising.
+        number: of the query in the run, rising.
         differentiable: gradients may be pulled back through the answer.
         sum: of which nodes a sum is made; None: the answer leaves by itself.
     """
 
     do: ClassVar[str] = "answer"
-    question: str
+    query: str
     number: Number
     differentiable: bool
     sum: SumCall | None = None
@@ -98,17 +98,17 @@ class AnswerQuestion(Message):
 
 @dataclass(frozen=True)
 class PullBack(Message):
-    """Pull gradients that reached an answer back to the question's tensors.
+    """Pull gradients that reached an answer back to the query's tensors.
 
     Args:
-        number: of that question.
-        question: as what this is written down.
+        number: of that query.
+        query: as what this is written down.
         sum: as of an answer.
     """
 
     do: ClassVar[str] = "pull back"
     number: Number
-    question: str = "gradient"
+    query: str = "gradient"
     sum: SumCall | None = None
 
 
@@ -146,7 +146,7 @@ class Reveal(Message):
 
 @dataclass(frozen=True)
 class Remember(Message):
-    """Keep your state as it is before question ``mark``."""
+    """Keep your state as it is before query ``mark``."""
 
     do: ClassVar[str] = "remember"
     mark: Number
@@ -154,7 +154,7 @@ class Remember(Message):
 
 @dataclass(frozen=True)
 class Recall(Message):
-    """Go back to where you were before question ``mark``; 0 is before the first."""
+    """Go back to where you were before query ``mark``; 0 is before the first."""
 
     do: ClassVar[str] = "recall"
     mark: Number

@@ -15,7 +15,7 @@ from fedstill.core.text_format import brief_repr
 from fedstill.data.public import Public
 from fedstill.protocol.digests import chained
 from fedstill.protocol.local_config import WHOLE, Span
-from fedstill.protocol.queries import NodeSetting, NodeSide, Question, declared
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query, declared
 from fedstill.tasks import Task
 
 SUMMED = "the server saw sums of all nodes' answers only (link.sums)"
@@ -81,9 +81,9 @@ def refusal(needs: Needs, task: Task) -> str | None:
 
 @dataclass(frozen=True)
 class Ask:
-    """One question as a server asks it: its name and the tensors that go down with it."""
+    """One query as a server asks it: its name and the tensors that go down with it."""
 
-    question: str
+    query: str
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     __repr__ = brief_repr
@@ -93,8 +93,8 @@ class Method(Registered):
     """A method, all of it: its options, its part at the nodes and its program at the server.
 
     A method is a frozen dataclass; its fields are its options, whose types say what they may be
-    (:mod:`fedstill.core.config_tables`). Its questions are functions that are marked with
-    :func:`fedstill.protocol.queries.question` and run at the nodes. Its program is :meth:`begin` and
+    (:mod:`fedstill.core.config_tables`). Its queries are functions that are marked with
+    :func:`fedstill.protocol.queries.query` and run at the nodes. Its program is :meth:`begin` and
     then :meth:`turn`, again and again; between two turns a run may be stopped, and goes on from there with
     all that stands in what :meth:`begin` gave.
 
@@ -107,7 +107,7 @@ class Method(Registered):
             section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the nodes' mean.
         learns: whether the nodes' own models are trained at all, then or later.
         one_round: whether all that it asks can be known before the first answer (:meth:`asks`), so that
-            questions may be carried by hand.
+            queries may be carried by hand.
         exact: whether ``engine.precision = "auto"`` is float32 for it, as it loses accuracy in bfloat16.
         longer: options by which a run asks more often, whichever of them it has.
         later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
@@ -143,10 +143,10 @@ class Method(Registered):
 
     @property
     def before(self) -> Span | None:
-        """The part of the local training before the first question: all of it; None is nothing."""
+        """The part of the local training before the first query: all of it; None is nothing."""
         return WHOLE
 
-    def questions(self, at: NodeSetting) -> Iterable[Question]:
+    def queries(self, at: NodeSetting) -> Iterable[Query]:
         """What nodes are asked. Those that are declared, unless a method says otherwise."""
         return declared(self, at)
 
@@ -174,7 +174,7 @@ class Method(Registered):
         """Its part at the nodes as one: what they are asked, and what they do before."""
         looks = type(self).look is not Method.look
         return NodeSide(
-            {question.name: question for question in self.questions(at)},
+            {query.name: query for query in self.queries(at)},
             prepare=lambda nodes: self.prepare(nodes, at),
             look=(lambda nodes, x, z: self.look(nodes, x, z, at)) if looks else None,
             first=self.before,
@@ -233,7 +233,7 @@ class Method(Registered):
         """All that a ``one_round`` method asks, in order; every such method says it.
 
         Raises:
-            ArgumentError: an option makes a question depend on an answer.
+            ArgumentError: an option makes a query depend on an answer.
         """
         return ()
 
@@ -245,10 +245,10 @@ def side_of(method: Method, at: NodeSetting) -> NodeSide:
     side, package = method.node_side(at), METHODS.origin(method_name(method))
     if package == OURS:
         return side
-    named = {name: each if each.closed else each.of_package(package) for name, each in side.questions.items()}
+    named = {name: each if each.closed else each.of_package(package) for name, each in side.queries.items()}
     # Any of its options may choose the statistic, and the server chooses the options.
     adds = f"{method.called} (options {chained('options', repr(method))})" if side.sums else ""
-    return replace(side, questions=named, adds=adds)
+    return replace(side, queries=named, adds=adds)
 
 
 METHODS: Registry[type[Method]] = Registry(

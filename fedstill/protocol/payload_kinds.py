@@ -1,6 +1,6 @@
 """What tensors that travel are of: kinds, and all that policies, mechanisms, checks and reports know of one.
 
-A method declares a kind of its own where it declares the question that releases it; nobody else has a list.
+A method declares a kind of its own where it declares the query that releases it; nobody else has a list.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 Of = Literal[
-    "question", "scores", "rows", "answers", "critic", "gradients", "counts", "moments", "records", "model"
+    "query", "scores", "rows", "answers", "critic", "gradients", "counts", "moments", "records", "model"
 ]
 
 OUTPUTS = ("scores", "rows", "answers", "critic", "gradients", "counts")
@@ -23,7 +23,7 @@ class Kind(str):
     Args:
         name: by which audit logs, policies and reports know it.
         says: what it says, for whoever is in charge of the data.
-        of: what it is computed from. ``question``: it only goes down, or is chosen by the server.
+        of: what it is computed from. ``query``: it only goes down, or is chosen by the server.
             ``scores``: a row of class scores for each input. ``rows``: other vectors that may be bounded and
             noised one by one, whatever they are computed from. ``answers``: other outputs of networks.
             ``critic``: outputs of a network that learns privately under every mechanism. ``gradients``: what
@@ -87,10 +87,10 @@ class Kind(str):
         return self.of in OUTPUTS
 
 
-INPUTS = Kind("inputs", "the inputs that the server asked about", of="question")
-INDICES = Kind("indices", "which rows of the public data a question is about", of="question")
-SCHEDULE = Kind("schedule", "the number of the round", of="question")
-SOURCES = Kind("sources", "which of the nodes' label maps the server's images are made from", of="question")
+INPUTS = Kind("inputs", "the inputs that the server asked about", of="query")
+INDICES = Kind("indices", "which rows of the public data a query is about", of="query")
+SCHEDULE = Kind("schedule", "the number of the round", of="query")
+SOURCES = Kind("sources", "which of the nodes' label maps the server's images are made from", of="query")
 LOGITS = Kind(
     "logits",
     "the score that a node's model gives each class, for each input it was asked about",

@@ -1,6 +1,6 @@
-"""What a node can be asked and what a method finds there: questions are data, and how they are answered.
+"""What a node can be asked and what a method finds there: queries are data, and how they are answered.
 
-A method declares its questions: it marks the functions that answer them.
+A method declares its queries: it marks the functions that answer them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from fedstill.tasks import Task
 
 T = TypeVar("T")
 Handler = Callable[..., Mapping[str, torch.Tensor]]
-CLOSED: WeakSet[Handler] = WeakSet()  # functions that answer questions declared as closed
+CLOSED: WeakSet[Handler] = WeakSet()  # functions that answer queries declared as closed
 COUNTS = (LABEL_COUNTS, DATA_SIZES)  # what weights are, and so no statistic of a response
 WEIGHTS = {"mean": DATA_SIZES, "size": DATA_SIZES, "counts": LABEL_COUNTS}  # what weights, summed, are
 
 
 @dataclass(frozen=True)
-class Question:
+class Query:
     """One thing that a method asks nodes.
 
     Args:
@@ -68,7 +68,7 @@ class Question:
         sums: where the server is to see sums only (``at.sums``): how each part of the answer is added over
             nodes (:mod:`fedstill.protocol.secure_aggregation`). Empty elsewhere, and of what cannot be added.
         draws: what its handler is given besides, by name, ``(G, ...)`` each: called as the handler is, before
-            it. Nothing else is drawn, or set by the question's number, for an answer then.
+            it. Nothing else is drawn, or set by the query's number, for an answer then.
         records: whether an answer follows from tensors alone, without a look at their values, so that a GPU
             may record how it is made (:mod:`fedstill.core.cuda_graphs`).
         differenced: whether the server takes small differences of answers, which bfloat16 would round away:
@@ -107,21 +107,21 @@ class Question:
             object.__setattr__(self, part, named)
         object.__setattr__(self, "gradients", kind_named(self.gradients))
         if self.gradients.of != "gradients":
-            raise ArgumentError(f"gradients of question {self.name}", self.gradients, "a kind of gradients")
+            raise ArgumentError(f"gradients of query {self.name}", self.gradients, "a kind of gradients")
         strange = {*self.ragged} - self.releases.keys() | {*self.values} - {*self.sends, *self.releases}
         if strange:
-            raise ArgumentError(f"question {self.name}", sorted(strange), "parts that it sends or releases")
+            raise ArgumentError(f"query {self.name}", sorted(strange), "parts that it sends or releases")
         if self.sums and (self.sums.keys() != self.releases.keys() or self.apart):
-            raise ArgumentError(f"sums of question {self.name}", [*self.sums], "all parts of its answer")
+            raise ArgumentError(f"sums of query {self.name}", [*self.sums], "all parts of its answer")
         statistics = [name for name in self.sums if self.releases[name] not in COUNTS]
         if len(statistics) > 1:
             expected = "one statistic besides counts: several reveal what single nodes responded"
-            raise ArgumentError(f"sums of question {self.name}", statistics, expected)
+            raise ArgumentError(f"sums of query {self.name}", statistics, expected)
         if self.records and (self.ragged or self.values or SCHEDULE in self.sends.values()):
-            raise ArgumentError(f"question {self.name}", "records", "where tensors alone are sent and given")
+            raise ArgumentError(f"query {self.name}", "records", "where tensors alone are sent and given")
         if self.differentiable and (self.ragged or self.values):
             apart = [*self.ragged, *self.values]
-            raise ArgumentError(f"question {self.name}", apart, "none, where gradients are pulled back")
+            raise ArgumentError(f"query {self.name}", apart, "none, where gradients are pulled back")
 
     @property
     def weighting(self) -> tuple[Kind, Added] | None:
@@ -167,15 +167,13 @@ class Question:
         """
         if set(tensors) != set(self.sends):
             raise ArgumentError(
-                f"tensors of question {self.name}", sorted(tensors), f"exactly {sorted(self.sends)}"
+                f"tensors of query {self.name}", sorted(tensors), f"exactly {sorted(self.sends)}"
             )
         for key, kind in self.sends.items():
             if kind == SCHEDULE and (tensors[key].ndim or tensors[key].dtype != torch.int64):
                 # A tensor in the place of a number could be priced as one round, and trained as two.
                 found = f"{tensors[key].dtype} of shape {tuple(tensors[key].shape)}"
-                raise ArgumentError(
-                    f"{key} of question {self.name}", found, "one whole number: int64, shape ()"
-                )
+                raise ArgumentError(f"{key} of query {self.name}", found, "one whole number: int64, shape ()")
 
     def take(self, arrived: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """What came down, as the handler gets it: JSON values read.
@@ -196,7 +194,7 @@ class Question:
         """
         if not isinstance(answer, Mapping):
             found = type(answer).__name__
-            raise ArgumentError(f"what question {self.name} answers", found, "tensors by name, in a mapping")
+            raise ArgumentError(f"what query {self.name} answers", found, "tensors by name, in a mapping")
         for name, given in answer.items():
             if name not in self.apart:
                 sound = isinstance(given, torch.Tensor) and given.shape[:1] == (nodes,)
@@ -212,22 +210,22 @@ class Question:
                 told = (
                     "; a list, one a node, where ragged or values name it" if name not in self.apart else ""
                 )
-                raise ArgumentError(f"{name} of question {self.name}", found, allowed + told)
+                raise ArgumentError(f"{name} of query {self.name}", found, allowed + told)
         return {
             name: [as_text(value) for value in given] if name in self.values else given
             for name, given in answer.items()
         }
 
     def kinds(self) -> Mapping[str, Kind]:
-        """The kind of everything that may leave a node for this question."""
+        """The kind of everything that may leave a node for this query."""
         return {
             **self.releases,
             **{name + WEIGHT: WEIGHTS[how] for name, how in self.sums.items() if how in WEIGHTS},
             **dict.fromkeys((f"d/d{name}" for name in self.differentiable), self.gradients),
         }
 
-    def of_package(self, package: str) -> Question:
-        """The same question of a method that comes from elsewhere: what it releases bears that name."""
+    def of_package(self, package: str) -> Query:
+        """The same query of a method that comes from elsewhere: what it releases bears that name."""
         releases = {name: kind.at(package) for name, kind in self.releases.items()}
         return replace(self, releases=releases, gradients=self.gradients.at(package))
 
@@ -259,7 +257,7 @@ class NodeSetting:
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What a method makes once for all questions of a run: the first time it is asked for.
+        """What a method makes once for all queries of a run: the first time it is asked for.
 
         Nodes that are computed at once get the same one.
         """
@@ -286,12 +284,12 @@ class NodeSide:
     """A method's part at the nodes.
 
     Args:
-        questions: that it answers, by name.
+        queries: that it answers, by name.
         prepare: called once with all nodes, before anything else.
-        look: what a question about inputs ``(B, ...)``, of which the nodes' models give ``(K, B, C, ...)``,
+        look: what a query about inputs ``(B, ...)``, of which the nodes' models give ``(K, B, C, ...)``,
             would be answered, ``(K, ...)`` a tensor, with nothing trained, released or counted: for
             evaluation in a simulation only. None where the method has no ensemble.
-        first: the part of the local training that is done before the first question; None is nothing, and so
+        first: the part of the local training that is done before the first query; None is nothing, and so
             it is where nothing learns.
         learns: whether the nodes' own models are trained at all, then or later.
         adds: which method, with which options, names the statistic that enters a sum: of a stranger's method,
@@ -299,7 +297,7 @@ class NodeSide:
         notes: what a run should be told of it: what is switched off here, and why.
     """
 
-    questions: Mapping[str, Question]
+    queries: Mapping[str, Query]
     prepare: Callable[[Sequence[Any]], None] = _nothing
     look: Callable[[Sequence[Any], torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]] | None = None
     first: Span | None = WHOLE
@@ -311,18 +309,18 @@ class NodeSide:
         if not self.learns:  # a training that is done is one that is paid for
             object.__setattr__(self, "first", None)
         forms: dict[str, str] = {}
-        for name in self.questions:
+        for name in self.queries:
             for subject, form in self.forms(name).items():
                 if forms.setdefault(subject, form) != form:
                     expected = f"{forms[subject]}, as in the other queries: one statistic with one weighting"
-                    raise ArgumentError(f"sums of question {name}", form, expected)
+                    raise ArgumentError(f"sums of query {name}", form, expected)
 
     @property
     def sums(self) -> bool:
         """Whether the server sees sums of answers only."""
-        return any(question.sums for question in self.questions.values())
+        return any(query.sums for query in self.queries.values())
 
-    def forms(self, question: str, run: str = "") -> dict[str, str]:
+    def forms(self, query: str, run: str = "") -> dict[str, str]:
         """Return what a query adds to a sum: the statistic and its weighting, by what it is a statistic of.
 
         A node never adds two forms of one subject. All outputs of its networks are one subject: they are
@@ -332,7 +330,7 @@ class NodeSide:
             run: name of the run, where counts carry noise: they differ from run to run, and so do sums that
                 are weighted by them.
         """
-        asked = self.questions[question]
+        asked = self.queries[query]
         if asked.weighting is None:
             return {}
         kind, how = asked.weighting
@@ -344,12 +342,12 @@ class NodeSide:
 
     def travels(self) -> tuple[Kind, ...]:
         """All kinds of tensor that go down or leave, each once, in alphabetical order."""
-        sent = {kind for question in self.questions.values() for kind in question.sends.values()}
+        sent = {kind for query in self.queries.values() for kind in query.sends.values()}
         return tuple(sorted(sent.union(self.leaves())))
 
     def leaves(self) -> tuple[Kind, ...]:
         """The kinds of tensor that leave a node, each once, in alphabetical order."""
-        kinds = [kind for question in self.questions.values() for kind in question.kinds().values()]
+        kinds = [kind for query in self.queries.values() for kind in query.kinds().values()]
         return tuple(sorted(set(kinds)))
 
 
@@ -374,29 +372,29 @@ def misshapen_scores(
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-DECLARED = "__question__"  # the attribute of a function that a question marks
+DECLARED = "__query__"  # the attribute of a function that a query marks
 
 
-def question(**declaration: Any) -> Callable[[F], F]:
-    """Marks a function of a method as what nodes answer to a question of its name.
+def query(**declaration: Any) -> Callable[[F], F]:
+    """Marks a function of a method as what nodes answer to a query of its name.
 
     The function is called at the nodes as ``function(method, nodes, **inputs)``, where ``nodes`` is a
     :class:`~fedstill.node.node_group.Group` and inputs and answers have its nodes first, ``(G, ...)``; a
     tensor without dimensions arrives as a number.
 
     Args:
-        declaration: the fields of :class:`Question`, but for its name and handler. Each may also be a
+        declaration: the fields of :class:`Query`, but for its name and handler. Each may also be a
             function of the method and what it finds at the nodes (:class:`NodeSetting`), since options decide
             of much.
             ``closed`` says that nothing that a subclass of the method could change has a part in the answer.
             ``span``, ``finish`` and ``draws`` are functions of the method and of what they are given in a
-            :class:`Question`; ``draws`` gets the nodes, as the marked function does. ``when`` says whether
-            the question is asked at all, ``name`` what it is called, if not as the function.
+            :class:`Query`; ``draws`` gets the nodes, as the marked function does. ``when`` says whether
+            the query is asked at all, ``name`` what it is called, if not as the function.
     """
-    known = {part.name for part in fields(Question)} | {"when", "name", "closed"}
+    known = {part.name for part in fields(Query)} | {"when", "name", "closed"}
     unknown = sorted(set(declaration) - known)
     if unknown:
-        raise TypeError(f"a question has no {', '.join(unknown)}")
+        raise TypeError(f"a query has no {', '.join(unknown)}")
 
     def mark(function: F) -> F:
         setattr(function, DECLARED, declaration)
@@ -405,15 +403,15 @@ def question(**declaration: Any) -> Callable[[F], F]:
     return mark
 
 
-def declared(method: Any, at: NodeSetting) -> list[Question]:
-    """The questions that a method's functions are marked as, in the order in which they stand."""
+def declared(method: Any, at: NodeSetting) -> list[Query]:
+    """The queries that a method's functions are marked as, in the order in which they stand."""
     marked = _marked(type(method))
-    found = (_question(name, function, parts, method, at) for name, (function, parts) in marked.items())
-    return [question for question in found if question is not None]
+    found = (_query(name, function, parts, method, at) for name, (function, parts) in marked.items())
+    return [query for query in found if query is not None]
 
 
 def names(method: type) -> frozenset[str]:
-    """The names of all questions that a method's functions are marked as, whatever its options."""
+    """The names of all queries that a method's functions are marked as, whatever its options."""
     return frozenset(parts.get("name", name) for name, (_, parts) in _marked(method).items())
 
 
@@ -429,9 +427,9 @@ def _marked(method: type) -> dict[str, tuple[Callable[..., Any], Mapping[str, An
     return marked
 
 
-def _question(
+def _query(
     name: str, function: Callable[..., Any], parts: Mapping[str, Any], method: Any, at: NodeSetting
-) -> Question | None:
+) -> Query | None:
     when = parts.get("when")
     if when is not None and not when(method, at):
         return None
@@ -457,7 +455,7 @@ def _question(
     closed = values.pop("closed", False)
     if closed and _ours(function):
         CLOSED.add(handler)
-    return Question(parts.get("name", name), handler, **values)
+    return Query(parts.get("name", name), handler, **values)
 
 
 def _ours(thing: Any) -> bool:

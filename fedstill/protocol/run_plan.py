@@ -31,7 +31,7 @@ from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, side_of
 from fedstill.protocol.payload_kinds import INPUTS, Kind
-from fedstill.protocol.queries import NodeSetting, Question
+from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.wire_format import WireConfig
 
 FORMAT = 1
@@ -41,7 +41,7 @@ FORMAT = 1
 class Description:
     """What a run is, as JSON values: ``method`` with all options, ``spec``, ``wire``, ``public``, ``student``
     and ``least_nodes`` (which the server alone knows), ``sums`` (whether it sees sums only),
-    and by name of each question ``times``, ``rows``, ``leaves`` and ``bytes`` of one answer with its
+    and by name of each query ``times``, ``rows``, ``leaves`` and ``bytes`` of one answer with its
     gradients, at most; 0 is no limit that follows from the plan."""
 
     table: Mapping[str, Any]
@@ -57,20 +57,20 @@ class Description:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
-    def questions(self) -> Mapping[str, Any]:
+    def queries(self) -> Mapping[str, Any]:
         """What may be asked, by name."""
-        questions: Mapping[str, Any] = self.table["questions"]
-        return questions
+        queries: Mapping[str, Any] = self.table["queries"]
+        return queries
 
     @property
-    def most_questions(self) -> int:
-        """Questions that may be asked in all; 0: the plan sets no limit to one of them."""
-        return _total([asked["times"] for asked in self.questions.values()])
+    def most_queries(self) -> int:
+        """Queries that may be asked in all; 0: the plan sets no limit to one of them."""
+        return _total([asked["times"] for asked in self.queries.values()])
 
     @property
     def most_bytes(self) -> int:
-        """Bytes that may leave in all; 0: the plan sets no limit to one of the questions."""
-        leaving = [asked for asked in self.questions.values() if asked["leaves"]]
+        """Bytes that may leave in all; 0: the plan sets no limit to one of the queries."""
+        leaving = [asked for asked in self.queries.values() if asked["leaves"]]
         return _total([asked["times"] * asked["bytes"] for asked in leaving])
 
 
@@ -78,7 +78,7 @@ def describe(plan: Plan, public: Public | None) -> Description:
     """The description of a plan, whose public data these are."""
     config = plan.config()
     setting = NodeSetting(plan.spec.make_task(), LocalConfig(), Compute(), public, sums=plan.sums)
-    questions = side_of(config, setting).questions
+    queries = side_of(config, setting).queries
     table = {
         "format": FORMAT,
         "method": as_table(config),
@@ -92,35 +92,35 @@ def describe(plan: Plan, public: Public | None) -> Description:
         "student": plan.student,
         "least_nodes": plan.least_nodes,
         "sums": plan.sums,
-        "questions": {name: _asked(question, plan) for name, question in questions.items()},
+        "queries": {name: _asked(query, plan) for name, query in queries.items()},
     }
     return Description(json.loads(json.dumps(table)))
 
 
-def _asked(question: Question, plan: Plan) -> dict[str, Any]:
-    most = [_bytes(question, name, kind, plan.spec) for name, kind in question.kinds().items()]
+def _asked(query: Query, plan: Plan) -> dict[str, Any]:
+    most = [_bytes(query, name, kind, plan.spec) for name, kind in query.kinds().items()]
     return {
-        "times": question.times,
-        "rows": question.rows,
-        "leaves": {name: str(kind) for name, kind in question.kinds().items()},
+        "times": query.times,
+        "rows": query.rows,
+        "leaves": {name: str(kind) for name, kind in query.kinds().items()},
         "bytes": _total(most),
     }
 
 
-def _bytes(question: Question, name: str, kind: Kind, spec: InputSpec) -> int:
+def _bytes(query: Query, name: str, kind: Kind, spec: InputSpec) -> int:
     """Bytes of one tensor of an answer, at most; 0: they follow from more than the plan."""
-    if kind.package or name in question.apart:  # nobody here knows its shape
+    if kind.package or name in query.apart:  # nobody here knows its shape
         return 0
-    each = 8 if question.sums else 4  # bytes of a number
+    each = 8 if query.sums else 4  # bytes of a number
     if kind.of == "counts":
         return 16 * (len(spec.classes) + 1)  # of either form
     if kind.of == "moments":  # of each column of numbers how many there are, their sum and that of squares
         return 4 * (1 + 3 * len(spec.schema.features))
     if kind.of == "scores":
-        return each * question.rows * math.prod(spec.outputs)
-    of_inputs = kind.of == "gradients" and question.sends.get(name.removeprefix("d/d")) == INPUTS
+        return each * query.rows * math.prod(spec.outputs)
+    of_inputs = kind.of == "gradients" and query.sends.get(name.removeprefix("d/d")) == INPUTS
     if of_inputs or kind.of == "critic":  # of which a value stands for several pixels
-        return each * question.rows * math.prod(spec.shape)
+        return each * query.rows * math.prod(spec.shape)
     return 0
 
 

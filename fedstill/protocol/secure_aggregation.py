@@ -1,6 +1,6 @@
 """Answers that reach the server as sums over nodes only: what is added, in which ring, and how it is read.
 
-A question says part by part what is added (:attr:`fedstill.protocol.queries.Question.sums`). Each node
+A query says part by part what is added (:attr:`fedstill.protocol.queries.Query.sums`). Each node
 multiplies what its gate lets out by its own weight, which the server need not know, and writes it as whole
 numbers of 64 bits; these are added modulo 2^64, so that masks which cancel change no digit of the sum
 (:mod:`fedstill.node.sum_masks`). The weights are added, too: sum over sum is the weighted mean, whoever took

@@ -51,8 +51,8 @@ def _run(
     for other in others:
         columns |= {f"{whose}_{other}".lstrip("_"): f"{whose} {other}".strip() for whose in WHOSE}
     price = None if run is None else guaranteed(run.result)
-    traffic = [None if run is None else run.figure(name) for name in ("bytes up", "bytes down", "questions")]
-    up, down, questions = (None if value is None else round(value) for value in traffic)
+    traffic = [None if run is None else run.figure(name) for name in ("bytes up", "bytes down", "queries")]
+    up, down, queries = (None if value is None else round(value) for value in traffic)
     strong = {leak: strongest(leak, run.leakage if run else None) for leak in summary.leaks}
     return {
         **_head(setting, entry),
@@ -62,7 +62,7 @@ def _run(
         **{column: None if run is None else run.figure(name) for column, name in columns.items()},
         "bytes_up": up,
         "bytes_down": down,
-        "questions": questions,
+        "queries": queries,
         "turn": run and run.result.turn,
         "turns": run and run.result.turns,
         "seconds": run and run.result.seconds.total,
@@ -87,7 +87,7 @@ def summary_csv(summary: Summary) -> str:
             record["judged_by"] = entry.central
             for name in (first, local, f"{local}{ALL_TESTS}", *others):
                 record |= _spread(_column(name), entry.spread(name))
-            for name in ("bytes up", "bytes down", "questions", "seconds"):
+            for name in ("bytes up", "bytes down", "queries", "seconds"):
                 ours = entry.spread(name)
                 record[f"{_column(name)}_mean"] = ours and ours.mean
             record["epsilon_most"], record["delta"] = entry.epsilon() or (None, None)

@@ -53,7 +53,7 @@ class Spread:
 TRAFFIC: Mapping[str, Callable[[Result], float | None]] = {
     "bytes up": lambda result: result.bytes.up,
     "bytes down": lambda result: result.bytes.down,
-    "questions": lambda result: result.questions,
+    "queries": lambda result: result.queries,
     "turns": lambda result: result.turns,
     "seconds": lambda result: result.seconds.total,
 }

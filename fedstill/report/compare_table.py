@@ -36,11 +36,11 @@ def figures_of(summary: Summary, names: Sequence[str]) -> list[Value]:
 
 
 def costs_of(summary: Summary) -> list[Value]:
-    """Bytes, questions, seconds, and epsilon where any row has one."""
+    """Bytes, queries, seconds, and epsilon where any row has one."""
     return [
         Value("bytes up", partial(_mean, "bytes up", _bytes)),
         Value("down", partial(_mean, "bytes down", _bytes)),
-        Value("questions", partial(_mean, "questions", lambda count: f"{round(count):,}")),
+        Value("queries", partial(_mean, "queries", lambda count: f"{round(count):,}")),
         Value("seconds", partial(_mean, "seconds", lambda took: f"{took:,.{1 if took < 100 else 0}f}")),
         *([Value("epsilon", ComparedMethod.price)] if summary.priced else []),
     ]

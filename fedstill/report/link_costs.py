@@ -13,7 +13,7 @@ from fedstill.report.table_formats import Cell, Column, Row, Table
 # Parts of a run's time, in the order of the bar: key in the result, name, what it is.
 PARTS = (
     ("starting", "start and end", "processes find each other before the first message, part after the last"),
-    ("training", "local training", "the nodes train their own models before the first question"),
+    ("training", "local training", "the nodes train their own models before the first query"),
     ("nodes", "nodes", "the nodes at work on answers, on average"),
     ("waiting", "waiting", "for the slowest node, while the others are done"),
     ("absent", "absent nodes", "for nodes that stayed away, until they were left out"),

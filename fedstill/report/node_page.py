@@ -107,7 +107,7 @@ def _released(node: Overview) -> Table:
     for (day, run), sums in list(node.left.items())[:MOST_DAYS]:
         kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(sums.kinds.items()))
         bare = f"{sums.bare:,}" if sums.bare else "none"
-        counts = (f"{len(sums.questions):,}", kinds or "nothing", bare, f"{sums.refused:,}")
+        counts = (f"{len(sums.queries):,}", kinds or "nothing", bare, f"{sums.refused:,}")
         rows.append(Row(clip(run), list(map(Cell, counts)), day))
     heads = [Column("Answered"), Column("Left", ""), Column("Without guarantee"), Column("Refused")]
     return Table("What left by day and run", "Run", heads, rows, style="price")

@@ -58,8 +58,8 @@ class Result:
     central: str = "student"
     turn: str = "step"
     turns: int | None = None
-    questions: int | None = None
-    questions_by_name: Mapping[str, int] = field(default_factory=dict)
+    queries: int | None = None
+    queries_by_name: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
@@ -153,10 +153,10 @@ class Result:
 
     @property
     def came_down(self) -> int | None:
-        """Bytes that came to the nodes: all that questions are about too, where a file carried both."""
+        """Bytes that came to the nodes: all that queries are about too, where a file carried both."""
         if self.files is None:
             return self.bytes.down
-        return self.files.questions.bytes * len(self.files.answers)
+        return self.files.queries.bytes * len(self.files.answers)
 
     @property
     def apart(self) -> bool:

@@ -147,7 +147,7 @@ class Privacy:
 
 @dataclass(frozen=True, kw_only=True)
 class EventRecord:
-    """A node that was left out, or came back, at a question."""
+    """A node that was left out, or came back, at a query."""
 
     node: str
     number: int
@@ -157,7 +157,7 @@ class EventRecord:
     @property
     def told(self) -> str:
         """It in words."""
-        return f"{self.event} at question {self.number:,}" + (f": {self.reason}" if self.reason else "")
+        return f"{self.event} at query {self.number:,}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +238,8 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionsFile:
-    """The file of questions, where they were carried by hand."""
+class QueriesFile:
+    """The file of queries, where they were carried by hand."""
 
     bytes: int = 0
     public_inputs: int = 0
@@ -259,7 +259,7 @@ class AnswersFile:
 
 @dataclass(frozen=True, kw_only=True)
 class FilesRecord:
-    questions: QuestionsFile = field(default_factory=QuestionsFile)
+    queries: QueriesFile = field(default_factory=QueriesFile)
     answers: tuple[AnswersFile, ...] = ()
 
 

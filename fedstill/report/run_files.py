@@ -75,11 +75,11 @@ class Metrics:
 
 @dataclass
 class Traffic:
-    """What the audit log says of one node: bytes by kind, numbers of questions, what its releases cost."""
+    """What the audit log says of one node: bytes by kind, numbers of queries, what its releases cost."""
 
     up: Counter[str] = field(default_factory=Counter)
     down: Counter[str] = field(default_factory=Counter)
-    questions: set[int] = field(default_factory=set)  # a question in several parts is one
+    queries: set[int] = field(default_factory=set)  # a query in several parts is one
     price: Counter[str] = field(default_factory=Counter)  # events, how often each
     bare: int = 0  # releases without any guarantee
 
@@ -89,7 +89,7 @@ class AuditSums:
     """The sums of a run's audit log."""
 
     nodes: dict[str, Traffic] = field(default_factory=dict)
-    about_inputs: set[str] = field(default_factory=set)  # questions that came with inputs
+    about_inputs: set[str] = field(default_factory=set)  # queries that came with inputs
     mechanisms: set[str] = field(default_factory=set)
 
     @classmethod
@@ -113,11 +113,11 @@ class AuditSums:
         traffic.bare += entry["bare"]
         if entry["part"] not in RELEASES:
             return
-        traffic.questions.add(entry["number"])
+        traffic.queries.add(entry["number"])
         traffic.up.update(entry["up"])
         traffic.down.update(entry["down"])
         if INPUTS in entry["down"]:
-            self.about_inputs.add(entry["question"])
+            self.about_inputs.add(entry["query"])
         self.mechanisms.add(entry["mechanism"])
 
     def total(self, way: str) -> Counter[str]:

@@ -178,7 +178,7 @@ def traffic(result: Result, audit: AuditSums | None) -> Crossed:
     rows = []
     for name in [*records, *sorted(set(audit.nodes if audit else ()) - set(records))]:
         one = None if audit is None else audit.nodes.get(name, Traffic())
-        cells = [Cell(None if one is None else f"{len(one.questions):,}")]
+        cells = [Cell(None if one is None else f"{len(one.queries):,}")]
         for way in ways:
             known = None if one is None else getattr(one, way)
             cells += [Cell(size(None if known is None else known[kind])) for kind in kinds[way]]
@@ -190,14 +190,14 @@ def traffic(result: Result, audit: AuditSums | None) -> Crossed:
     if audit is not None:
         agrees = all(+sums[way] == +told[way] and sums[way].total() == totals[way] for way in ways)
         totals = {way: sums[way].total() for way in ways}
-    foot = [Cell(None if result.questions is None else f"{result.questions:,}")]
-    columns, groups = [Column("Questions")], [("", 1)]
+    foot = [Cell(None if result.queries is None else f"{result.queries:,}")]
+    columns, groups = [Column("Queries")], [("", 1)]
     for way, title in zip(ways, ("Left the node", "Came to the node"), strict=True):
         heads = [*kinds[way], "all"]
         columns += [Column(kind, "r" if place else "r group") for place, kind in enumerate(heads)]
         foot += [Cell(size(sums[way][kind])) for kind in kinds[way]] + [Cell(size(totals[way]))]
         groups.append((title, len(heads)))
-    about = "Questions answered, and bytes that left and came to each node, by kind"
+    about = "Queries answered, and bytes that left and came to each node, by kind"
     known_kinds, listed = result.kind_of(), kinds["up"] + kinds["down"]
     meanings = [(kind, known_kinds[kind].says) for kind in order if kind in known_kinds and kind in listed]
     table = Table(about, "Node", columns, rows, [Row("All nodes", foot)], groups)

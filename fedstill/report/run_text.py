@@ -14,7 +14,7 @@ SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "e
 def plain_sentence(result: Result, audit: AuditSums | None = None, made_up: bool = False) -> str:
     """What happened, as far as the bytes by kind bear it out.
 
-    ``made_up``: the server generated the inputs itself; ``audit`` tells which questions were about inputs.
+    ``made_up``: the server generated the inputs itself; ``audit`` tells which queries were about inputs.
     """
     count = len(result.nodes) or result.split.nodes
     if count is None:
@@ -24,15 +24,15 @@ def plain_sentence(result: Result, audit: AuditSums | None = None, made_up: bool
     else:
         who = f"{count_word(count).capitalize()} nodes, each with its own private data,"
 
-    central, asked = result.central, result.questions
+    central, asked = result.central, result.queries
     if central == "nodes" and asked == 0:
         return f"{who} trained {'its model' if count == 1 else 'their models'} alone. {_what_left(result)}"
     if asked is None:
-        how = "by answering questions"
+        how = "by answering queries"
     elif asked == 0:
-        how = "without answering any question"
+        how = "without answering any query"
     else:
-        how = f"by answering {count_word(asked)} question{'' if asked == 1 else 's'}"
+        how = f"by answering {count_word(asked)} query{'' if asked == 1 else 's'}"
         how += _about_inputs(result, asked, audit, made_up)
     what, end = {
         "student": ("taught one central model", ""),
@@ -48,7 +48,7 @@ def _about_inputs(result: Result, asked: int, audit: AuditSums | None, made_up: 
     if sent is None or not sent.down:
         return ""
     inputs = "inputs that the server made up" if made_up else "inputs that the server sent"
-    names = result.questions_by_name
+    names = result.queries_by_name
     if audit is not None:
         about = sum(names.get(name, 0) for name in audit.about_inputs)
     else:
@@ -70,7 +70,7 @@ def _what_left(result: Result) -> str:
     # not ours says of its own, the page claims nothing.
     ours = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}
     models = {kind for kind in ours if kinds[kind].of == "model"}
-    answers = {kind for kind in ours & left if kinds[kind].output or kinds[kind].of == "question"}
+    answers = {kind for kind in ours & left if kinds[kind].output or kinds[kind].of == "query"}
     of_maps = {kind for kind in ours & left if kinds[kind].of_maps}
     if "private data" in left:
         return "The nodes' training data left them."
@@ -166,9 +166,9 @@ def facts(result: Result) -> list[Fact]:
 def _files(result: Result) -> list[str]:
     if result.files is None:
         return []
-    asked = result.files.questions
+    asked = result.files.queries
     size, inputs = human_bytes(asked.bytes), asked.public_inputs
-    lines = [f"questions: {size} with {inputs:,} public inputs, SHA-256 {asked.sha256}"]
+    lines = [f"queries: {size} with {inputs:,} public inputs, SHA-256 {asked.sha256}"]
     for node in result.files.answers:
         known = "the node's own" if node.key_known else "which nobody compared"
         end = ""

@@ -122,7 +122,7 @@ class Run(ABC):
             bars: show progress; None shows none.
 
         Returns:
-            The figures: metrics in their units, bytes, questions, seconds.
+            The figures: metrics in their units, bytes, queries, seconds.
 
         Raises:
             FedstillError: a node cannot take part, refuses or fails; the run can go on.
@@ -173,7 +173,7 @@ class Run(ABC):
 
     @abstractmethod
     def _learn(self) -> None:
-        """What the method wants trained before its first question."""
+        """What the method wants trained before its first query."""
 
     @abstractmethod
     def _train_centrally(self, saved: Mapping[str, Any]) -> None:
@@ -260,7 +260,7 @@ class Run(ABC):
         self.listeners.close(result)
 
     def figures(self) -> dict[str, Any]:
-        """What ``result.json`` says of models, bytes, questions and privacy."""
+        """What ``result.json`` says of models, bytes, queries and privacy."""
         look, metric, public = self.evaluation, self.task.metric, self.public
         told = self._outputs()
         reached: Mapping[str, Any] = {metric: None}
@@ -298,14 +298,14 @@ class Run(ABC):
                 for kind in self.side.travels()
             },
             "returned": sorted(
-                {each.sends[name] for each in self.side.questions.values() for name in each.returned}
+                {each.sends[name] for each in self.side.queries.values() for name in each.returned}
             ),
             "turn": self.server.unit,
             "turns": self.server.total,
             "public": None if public is None else public.about(),
             "bytes": {key: sums[key] for key in ("up", "down", "by_kind")},
-            "questions": sums["questions"],
-            "questions_by_name": sums["questions_by_name"],
+            "queries": sums["queries"],
+            "queries_by_name": sums["queries_by_name"],
             "events": self.server.federation.events,
             "engine": {
                 "name": self.setting.engine.name,

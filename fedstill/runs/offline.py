@@ -1,4 +1,4 @@
-"""A run by files: all its questions, and the student and report that the nodes' answers give.
+"""A run by files: all its queries, and the student and report that the nodes' answers give.
 
 What carries a file from the one to the other is people's affair. The same node side, gate and audit log
 answer as in a live run (:mod:`fedstill.federation.offline_node`), and the same loop learns, to the same
@@ -22,7 +22,7 @@ from fedstill.data.config import check_measured_on_test
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loading import load
 from fedstill.data.public import Public, load_public
-from fedstill.federation.offline_files import QUESTIONS, NodeAnswers, Questions, read_answers, read_questions
+from fedstill.federation.offline_files import QUERIES, NodeAnswers, Queries, read_answers, read_queries
 from fedstill.federation.offline_link import AnswerFiles
 from fedstill.federation.replies import read
 from fedstill.node.replies import Hello
@@ -43,7 +43,7 @@ LATER = (
 )
 
 
-def make(config: RunConfig) -> Questions:
+def make(config: RunConfig) -> Queries:
     """All that a run will ask; nothing is trained and nobody is asked.
 
     Raises:
@@ -68,18 +68,18 @@ def make(config: RunConfig) -> Questions:
     if public is not None and not method.needs().public_labels:  # labels go nowhere without need
         public = Public(public.name, public.inputs, None, public.note)
     plan = Plan(
-        QUESTIONS,
+        QUERIES,
         to_dict(config)["method"],
         spec,
         public=fingerprint(public),
         public_note=("", "") if public is None else (public.name, public.note),
     )
-    return Questions(plan, public, tuple(method.asks(public, config.seed)))
+    return Queries(plan, public, tuple(method.asks(public, config.seed)))
 
 
 def distil(
     config: RunConfig,
-    questions: Path,
+    queries: Path,
     answers: Sequence[Path],
     out: Path,
     *,
@@ -90,7 +90,7 @@ def distil(
     """Student and report from the nodes' answers; whoever was stopped does it again, and it goes on.
 
     Args:
-        config: the run whose questions these are. Options that change nothing at the nodes may be others.
+        config: the run whose queries these are. Options that change nothing at the nodes may be others.
         answers: one file a node.
         keys: fingerprints of the nodes' keys by name; None takes any, and the result says so.
         command: the exact command that repeats it, for the report.
@@ -103,14 +103,14 @@ def distil(
         ArgumentError: an option is not the one that the nodes were asked with.
         RunFolderError: the folder holds something else.
     """
-    given = read_questions(questions, methods=[method_name(config.method)], tasks=[config.task.called])
-    _same_questions(config, given, questions)
+    given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.called])
+    _same_queries(config, given, queries)
     read = [read_answers(path, given, keys) for path in answers]
     files = AnswerFiles(given, read)
     told = {
-        "questions": {
+        "queries": {
             "sha256": given.sha256,
-            "bytes": questions.stat().st_size,
+            "bytes": queries.stat().st_size,
             "signed_by": given.signer,
             "public_inputs": 0 if given.public is None else len(given.public),
         },
@@ -133,10 +133,10 @@ def distil(
 
 
 def check_later(asked: RunConfig, config: RunConfig) -> None:
-    """Refuse options that questions were asked with, or that only nodes have, once the questions are out.
+    """Refuse options that queries were asked with, or that only nodes have, once the queries are out.
 
     Args:
-        asked: the run as the questions were made from it.
+        asked: the run as the queries were made from it.
         config: the run as it is to learn from the answers.
 
     Raises:
@@ -149,10 +149,10 @@ def check_later(asked: RunConfig, config: RunConfig) -> None:
         path = name.split(".")
         before, now = (reduce(dict.__getitem__, path, table) for table in tables)
         if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):
-            raise ArgumentError(name, now, f"{before!r}, which the questions were made with")
+            raise ArgumentError(name, now, f"{before!r}, which the queries were made with")
 
 
-def _same_questions(config: RunConfig, given: Questions, path: Path) -> None:
+def _same_queries(config: RunConfig, given: Queries, path: Path) -> None:
     """Refuse a run that would have asked something else."""
     mine, method = make(config), config.method
     for name, value in given.plan.method.items():

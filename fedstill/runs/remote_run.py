@@ -76,9 +76,7 @@ class Served(Run):
         # What the nodes are asked is the method's declaration; what they have is not known here.
         at = NodeSetting(self.task, LocalConfig(), self.compute, self.public, sums=config.link.sums)
         self.side = side_of(self.method, at)
-        self.federation = Remote(
-            link, plan, self.side.questions, config.link, self.audit, self.compute, public
-        )
+        self.federation = Remote(link, plan, self.side.queries, config.link, self.audit, self.compute, public)
         self.federation.waits = lambda nodes: self.bars.wait_for(nodes)
 
     def about(self) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class Measured(Prepared, ABC):
         """What nodes would be answering, as the server would hear it: node by node, or their sum."""
         if not self.at_nodes.sums:
             return Answers(-1, tuple(node.name for node in teachers), told)
-        asked = next(each for each in self.side.questions.values() if told.keys() <= each.sums.keys())
+        asked = next(each for each in self.side.queries.values() if told.keys() <= each.sums.keys())
         added = []
         for row, node in enumerate(teachers):
             mine = {name: each[row] for name, each in told.items()}

@@ -91,7 +91,7 @@ class Prepared(Run, ABC):
             setting.link.sums,
         )
         self.side = side_of(self.method, self.at_nodes)
-        if any(question.objection_to(setting.local.optimizer) for question in self.side.questions.values()):
+        if any(query.objection_to(setting.local.optimizer) for query in self.side.queries.values()):
             expected = "sgd with link.sums: a first step of Adam shows the sign of each gradient"
             raise ArgumentError("local.optimizer", setting.local.optimizer, expected)
         self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]

@@ -4,7 +4,7 @@ Gong et al., "Preserving Privacy in Federated Learning with Ensemble Cross-Domai
 (FedKD), AAAI 2022, "Extension to Other Tasks": sigmoids in the softmax's place, targets in {-1, 0, 1} for
 unknown, absent and there, and a node's weight for a label by how many examples have it.
 
-Each label is a question of its own, with two answers. So FedIOD's formulas are taken label by label, of
+Each label is a query of its own, with two answers. So FedIOD's formulas are taken label by label, of
 Bernoulli distributions, and averaged over labels; and a logit is the log-odds of the label being there.
 """
 

@@ -9,7 +9,7 @@ PeerJ 7:e6257, 2019. The time of follow-up is cut into J intervals, and a model 
 one's hazard ``h_j``: how likely the event is in it for who has come so far. Then ``S_j = prod_{i <= j} (1 -
 h_i)`` survive interval j.
 
-Each interval is a question of its own with two answers, event or none, that is unknown of who was not
+Each interval is a query of its own with two answers, event or none, that is unknown of who was not
 followed through it: labels as :mod:`fedstill.tasks.multi_label` has them. So FedKD's and FedIOD's formulas
 are those of labels, interval by interval; what nodes hold of an interval is who they followed through it.
 """

@@ -148,7 +148,7 @@ class Keeper(Attack):
     odd: bool = False
 
     def keeps(self, release: HeardRelease) -> bool:
-        return release.question == "examine" and release.part == "answer"
+        return release.query == "examine" and release.part == "answer"
 
     def run(self, target: Target) -> AttackResult:
         if self.odd:

@@ -164,7 +164,7 @@ def noise_again(patch: pytest.MonkeyPatch) -> None:
 
     def again(self: Mechanism, *names: str | int) -> Draws:
         kind, number = names[0], names[1]
-        if kind == "gate":  # two questions a run, and their gradients
+        if kind == "gate":  # two queries a run, and their gradients
             names = ("gate", used.setdefault((id(self), (int(number) - 1) // 2), str(next(runs))))
         elif "noise" in names:
             names = ("steps",)

@@ -132,7 +132,7 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
     _, answers = section(again, experiment, heard, FEW)
     largest = max(experiment.nodes, key=lambda node: len(node.data))
     assert answers["of"] == f"answers of {largest.name}"
-    assert answers["sees"].startswith("200 questions to it")
+    assert answers["sees"].startswith("200 queries to it")
     assert answers["learned"] == answers["members"] == len(largest.data)
     told = heard._told[largest.name]
     for number, logits in told.items():

@@ -179,11 +179,11 @@ def test_a_proxy_gives_its_nodes_records_away(world: World) -> None:
     assert found["auc"]["value"] < rates(lira(direct), world.inside)["auc"]["value"]
 
 
-def test_less_is_told_by_answers_to_other_questions(world: World) -> None:
+def test_less_is_told_by_answers_to_other_queries(world: World) -> None:
     _, seen = world.proxied(world.says(world.public.inputs).roll(1, 0))
     assert rates(lira(seen), world.inside)["auc"]["value"] < 0.65
 
 
-def test_answers_of_another_number_than_questions_are_refused(world: World) -> None:
+def test_answers_of_another_number_than_queries_are_refused(world: World) -> None:
     with pytest.raises(ArgumentError, match="answers"):
         proxies(network, world.public.inputs, torch.zeros(3, 10), [], TEN, 0)

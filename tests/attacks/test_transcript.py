@@ -65,7 +65,7 @@ def test_an_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Pat
     assert "by the audit log" in wrong
 
 
-def test_the_last_questions_and_answers_are_kept(fediod: Path) -> None:
+def test_the_last_queries_and_answers_are_kept(fediod: Path) -> None:
     releases: list[HeardRelease] = []
     replay(fediod).experiment().listen(releases.append)
     experiment, seen, _ = heard(fediod, most=40)
@@ -155,7 +155,7 @@ def test_what_is_heard_is_what_the_audit_log_counts(method: Any, changes: dict[s
 
 def test_the_last_parameters_heard_are_the_nodes_own() -> None:
     experiment, releases = listened(FEDAVG)
-    rounds = [release for release in releases if release.question == "train"]
+    rounds = [release for release in releases if release.query == "train"]
     assert [(release.node, int(release.sent["round"])) for release in rounds] == [
         (node.name, t) for t in range(2) for node in experiment.nodes
     ]
@@ -181,7 +181,7 @@ def test_gradients_are_heard_with_what_was_pulled_back() -> None:
 def test_what_is_heard_does_not_change_later() -> None:
     """A copy: a server that goes on changes its tensors in place."""
     _, releases = listened(FEDAVG)
-    first = next(release for release in releases if release.question == "train")
+    first = next(release for release in releases if release.query == "train")
     other, again = listened(FEDAVG)
     assert torch.equal(first.tensors["parameters"], again[releases.index(first)].tensors["parameters"])
     assert not torch.equal(first.tensors["parameters"], to_vector(other.nodes[0].model))
@@ -193,11 +193,11 @@ def test_a_listener_ends_the_run_when_it_has_heard_enough() -> None:
 
     def hear(release: HeardRelease) -> None:
         releases.append(release)
-        if release.question == "train":
+        if release.query == "train":
             raise Enough
 
     assert not experiment.listen(hear)
-    assert [release.question for release in releases] == ["tell_size"] * 3 + ["train"]
+    assert [release.query for release in releases] == ["tell_size"] * 3 + ["train"]
 
 
 def test_what_is_asked_after_the_end_is_not_heard() -> None:

@@ -35,7 +35,7 @@ def charge(
         payer=payer,
         node="clinic",
         number=number,
-        question="examine",
+        query="examine",
         part="answer",
         content=str(number),
         up={"logits": 2560, "critic": 256},
@@ -43,7 +43,7 @@ def charge(
         price={"laplace(10.0)": 2, "gaussian(4.0)": 1},
         bare=bare,
         unit=unit,
-        questions=1,
+        queries=1,
     )
     assert log.charge(entry)
 
@@ -221,7 +221,7 @@ def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Pa
     assert paid in " ".join(out.split())
 
 
-def test_what_is_paid_for_before_any_question_has_no_number(clinic: Path, capsys: Capture) -> None:
+def test_what_is_paid_for_before_any_query_has_no_number(clinic: Path, capsys: Capture) -> None:
     entry = Entry("spring", "clinic", "clinic", -1, "training", "training", rule="DP-SGD")
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         log.charge(entry)

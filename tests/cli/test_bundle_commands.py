@@ -1,4 +1,4 @@
-"""A federation by files, from the questions to the report, as its people do it at the command line."""
+"""A federation by files, from the queries to the report, as its people do it at the command line."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def make_nodes(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All steps, done once: questions, three nodes' answers; beside it the same run live."""
+    """All steps, done once: queries, three nodes' answers; beside it the same run live."""
     folder = make_nodes(tmp_path_factory.mktemp("carried"))
     run.run(config.load_toml(folder / "run.toml"), folder / "live", command="fedstill run", progress=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for words in (
-            ["questions", "make", "run.toml"],
-            *(["node", "answer", name, "questions.safetensors"] for name in NAMES),
+            ["queries", "make", "run.toml"],
+            *(["node", "answer", name, "queries.safetensors"] for name in NAMES),
         ):
             with pytest.raises(SystemExit) as left:
                 cli.main(words)
@@ -115,7 +115,7 @@ def here(done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 ANSWERS = tuple(f"answers-{name}.safetensors" for name in NAMES)
-DISTIL = ("distil", *ANSWERS, "--questions", "questions.safetensors", "--out", "out", "--quiet")
+DISTIL = ("distil", *ANSWERS, "--queries", "queries.safetensors", "--out", "out", "--quiet")
 
 
 def refused(left: tuple[int, str, str]) -> str:
@@ -138,9 +138,9 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     for name, value in expected.items():
         torch.testing.assert_close(student[name], value, msg=name, rtol=1e-5, atol=1e-6)
     assert mine["accuracy"] == live["accuracy"] > 50
-    carried = human_bytes(len(NAMES) * Path("questions.safetensors").stat().st_size)
+    carried = human_bytes(len(NAMES) * Path("queries.safetensors").stat().st_size)
     assert f"came to the nodes: {carried}\n" in out
-    for same in ("bytes", "questions", "questions_by_name", "leaves"):
+    for same in ("bytes", "queries", "queries_by_name", "leaves"):
         assert mine[same] == live[same]
     for one, other in zip(mine["nodes"], live["nodes"], strict=True):
         for same in ("name", "examples", "label_counts", "parameters", "bytes"):
@@ -188,19 +188,19 @@ def test_with_the_nodes_keys_the_report_says_so_and_who_is_missing(here: Path, c
 def test_what_each_person_reads(here: Path, command: Main) -> None:
     fingerprint = signed_files.expected("server.pub")
     for name in (
-        "questions.safetensors",
-        "questions.safetensors.sig",
-        "questions.safetensors.toml",
+        "queries.safetensors",
+        "queries.safetensors.sig",
+        "queries.safetensors.toml",
         "server.pub",
     ):
         Path(name).unlink()
-    code, out, _ = command("questions", "make", "run.toml")
+    code, out, _ = command("queries", "make", "run.toml")
     assert code == 0
     assert "asks        count_labels (1), predict (2)" in out
     assert "about       288 public inputs: held-out" in out
     assert f"your key    {fingerprint}" in out  # the key is made once
-    assert command("questions", "show", "questions.safetensors")[1].endswith(f"signed by   {fingerprint}\n")
-    code, out, _ = command("node", "answer", "node-0", "questions.safetensors")
+    assert command("queries", "show", "queries.safetensors")[1].endswith(f"signed by   {fingerprint}\n")
+    code, out, _ = command("node", "answer", "node-0", "queries.safetensors")
     assert f"asked by    {fingerprint} (not compared yet)" in out
     assert "left        label counts 44 B, logits 5.8 kB" in out
     assert "noise       none; no guarantee" in out
@@ -208,7 +208,7 @@ def test_what_each_person_reads(here: Path, command: Main) -> None:
     assert f"your key    {signed_files.expected('node-0/node.pub')}" in out
     assert "have them read out theirs" in out
     for known in (fingerprint, "server.pub"):
-        code, out, _ = command("node", "answer", "node-0", "questions.safetensors", "--server-key", known)
+        code, out, _ = command("node", "answer", "node-0", "queries.safetensors", "--server-key", known)
         assert f"asked by    {fingerprint} (as expected)" in out
         assert "have them read out theirs" not in out
 
@@ -240,7 +240,7 @@ def test_the_page_can_be_followed_as_it_stands(
             elif shutil.which(words[0]):
                 subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
     assert done == [
-        "questions make", "node init", "node check", "questions show", "node answer",
+        "queries make", "node init", "node check", "queries show", "node answer",
         "distil answers-north.safetensors",
     ]  # fmt: skip
     assert json.loads(Path("student/result.json").read_text())["accuracy"] > 70
@@ -252,7 +252,7 @@ def test_the_page_can_be_followed_as_it_stands(
 
 def test_answers_of_another_node_are_not_written_over(here: Path, command: Main) -> None:
     before, lines = Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))
-    told = refused(command("node", "answer", "node-1", "questions.safetensors", "--out", ANSWERS[0]))
+    told = refused(command("node", "answer", "node-1", "queries.safetensors", "--out", ANSWERS[0]))
     assert f"{ANSWERS[0]} is signed by another key than this one's: choose another place" in told
     assert (Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
 
@@ -262,12 +262,12 @@ def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, com
     lines = entries(Path("node-0"))
     assert lines
     Path(ANSWERS[0]).unlink()
-    assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
+    assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
     assert (Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()) == before
     assert entries(Path("node-0")) == lines
     # Trained anew, say since the folder was lost, it still says the same.
     shutil.rmtree("node-0/runs")
-    assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
+    assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
     assert Path(ANSWERS[0]).read_bytes() == before[0]
 
 
@@ -279,16 +279,16 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     path = Path("node-0/node.toml")
     kept = path.read_text()
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1e-3\ntraining.noise = 0.5\n")
-    assert "privacy budget" in refused(command("node", "answer", "node-0", "questions.safetensors"))
+    assert "privacy budget" in refused(command("node", "answer", "node-0", "queries.safetensors"))
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.7\n")
-    code, out, err = command("node", "answer", "node-0", "questions.safetensors")
+    code, out, err = command("node", "answer", "node-0", "queries.safetensors")
     assert code == 0, err
     assert re.search(r"cost +epsilon [0-9.]+ at delta 1e-06, in all runs on these data", out)
     # What has left stays bound, though what is kept of it is lost.
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
     (answers,) = Path("node-0").glob("runs/*/answers.safetensors")
     answers.unlink()
-    said = refused(command("node", "answer", "node-0", "questions.safetensors"))
+    said = refused(command("node", "answer", "node-0", "queries.safetensors"))
     assert "it was begun otherwise: allowed is a new run" in said
 
 
@@ -304,12 +304,12 @@ def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> No
     ):
         spoil()
         Path(ANSWERS[0]).unlink()
-        assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
+        assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
         assert Path(ANSWERS[0]).read_bytes() == before
     assert unpack(before)[0]["policy"]["most_rows"] != 7  # as it was when they left
 
 
-ANSWER = ("node", "answer", "node-0", "questions.safetensors")
+ANSWER = ("node", "answer", "node-0", "queries.safetensors")
 
 
 def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main) -> None:
@@ -366,15 +366,15 @@ def test_what_is_kept_leaves_again_only_under_the_audit_log_that_let_it_out(
 
 
 def test_whoever_asks_again_is_named_as_now(here: Path, command: Main) -> None:
-    """The same questions, signed by a thief at first: answers are taken once the right one has asked."""
-    signature = Path("questions.safetensors.sig").read_bytes()
+    """The same queries, signed by a thief at first: answers are taken once the right one has asked."""
+    signature = Path("queries.safetensors.sig").read_bytes()
     shutil.rmtree("node-0/runs")
-    blob = Path("questions.safetensors").read_bytes()
-    signed_files.write(Path("questions.safetensors"), blob, signed_files.own_key(Path("thief.key")))
-    assert command("node", "answer", "node-0", "questions.safetensors")[0] == 0
-    Path("questions.safetensors.sig").write_bytes(signature)
-    assert f"{ANSWERS[0]} answers these questions as signed by another key" in refused(command(*DISTIL))
-    words = ("node", "answer", "node-0", "questions.safetensors", "--server-key", "server.pub")
+    blob = Path("queries.safetensors").read_bytes()
+    signed_files.write(Path("queries.safetensors"), blob, signed_files.own_key(Path("thief.key")))
+    assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
+    Path("queries.safetensors.sig").write_bytes(signature)
+    assert f"{ANSWERS[0]} answers these queries as signed by another key" in refused(command(*DISTIL))
+    words = ("node", "answer", "node-0", "queries.safetensors", "--server-key", "server.pub")
     assert command(*words)[0] == 0
     assert command(*DISTIL)[0] == 0
     about = json.loads(Path("out/result.json").read_text())["files"]["answers"]
@@ -384,14 +384,12 @@ def test_whoever_asks_again_is_named_as_now(here: Path, command: Main) -> None:
     assert page.count("; it had not compared the server&#39;s key") == 2
 
 
-def test_other_questions_are_another_run_and_are_charged(here: Path, command: Main) -> None:
-    assert (
-        command("questions", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
-    )
+def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main) -> None:
+    assert command("queries", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
     assert command("node", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
     assert len({entry["run"] for entry in entries(Path("node-0"))}) == 2
     left = command(*DISTIL[:3], "more.answers", *DISTIL[4:])
-    assert "more.answers answers another file of questions" in refused(left)
+    assert "more.answers answers another file of queries" in refused(left)
 
 
 def test_a_distillation_that_was_stopped_goes_on_with_the_same_command(
@@ -416,9 +414,9 @@ def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main
     result = json.loads(Path("out/result.json").read_text())
     assert (result["turns"], result["student"]["model"]) == (3, "mlp:8")
     for option, value, said in (
-        ("--method.levels", 100, "method.levels is 100: allowed is 200, which the questions were made with"),
-        ("--method.predictions", 1, "method.predictions is 1: allowed is 2, which the questions"),
-        ("--seed", 4, "seed is 4: allowed is 3, which the questions were made with"),
+        ("--method.levels", 100, "method.levels is 100: allowed is 200, which the queries were made with"),
+        ("--method.predictions", 1, "method.predictions is 1: allowed is 2, which the queries"),
+        ("--seed", 4, "seed is 4: allowed is 3, which the queries were made with"),
         ("--public.share", 0.3, "public.share is 0.3: allowed is 0.2, which"),
         ("--nodes.local.epochs", 99, "nodes.local.epochs is 99.0: allowed is 10.0, which"),
         ("--link.inputs", "int8", "link.inputs is 'int8': allowed is 'float32', which"),
@@ -434,10 +432,10 @@ def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main
         (("share = 0.2", "share = 0.3"), "does not hold what this run asks"),
     ],
 )
-def test_a_run_that_is_edited_beside_its_questions_is_found_by_them(
+def test_a_run_that_is_edited_beside_its_queries_is_found_by_them(
     here: Path, command: Main, here_and_there: tuple[str, str], said: str
 ) -> None:
-    recipe = Path("questions.safetensors.toml")
+    recipe = Path("queries.safetensors.toml")
     text = recipe.read_text()
     assert here_and_there[0] in text
     recipe.write_text(text.replace(*here_and_there))
@@ -461,13 +459,13 @@ def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
         shutil.copy("node-0/node.pub", f"keys/{name}.pub")
     left = refused(command(*DISTIL, "--node-keys", "keys"))
     assert f"{ANSWERS[1]} is signed by a key that is not expected here" in left
-    words = ("node", "answer", "node-0", "questions.safetensors", "--server-key")
+    words = ("node", "answer", "node-0", "queries.safetensors", "--server-key")
     assert "signed by a key that is not expected" in refused(command(*words, "node-1/node.pub"))
     assert "is no public key" in refused(command(*words, "friend"))
 
 
 def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command: Main) -> None:
-    header, tensors = unpack(Path("questions.safetensors").read_bytes())
+    header, tensors = unpack(Path("queries.safetensors").read_bytes())
     header["plan"]["spec"]["classes"] = header["plan"]["spec"]["classes"][:-2]
     signed_files.write(
         Path("fewer.safetensors"), pack(header, tensors), signed_files.own_key(Path("server.key"))
@@ -481,15 +479,15 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
     shutil.rmtree("node-0/runs")
     Path(ANSWERS[0]).unlink()
     np.savez("node-0/data.npz", images=kept["images"].repeat(2, axis=2), labels=kept["labels"])
-    assert "1 x 8 x 8" in refused(command("node", "answer", "node-0", "questions.safetensors"))
+    assert "1 x 8 x 8" in refused(command("node", "answer", "node-0", "queries.safetensors"))
     assert not Path(ANSWERS[0]).exists()
 
 
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
-        ({"questions": ["count_labels"]}, "refuses question 'predict' by rule questions: count_labels"),
-        ({"most_questions": 2}, "by rule most_questions: 2, and the file asks 3"),
+        ({"queries": ["count_labels"]}, "refuses query 'predict' by rule queries: count_labels"),
+        ({"most_queries": 2}, "by rule most_queries: 2, and the file asks 3"),
     ],
 )
 def test_what_the_policy_forbids_is_refused_before_any_training(
@@ -502,7 +500,7 @@ def test_what_the_policy_forbids_is_refused_before_any_training(
     monkeypatch.setattr(
         "fedstill.node.host.Session.learn", lambda *given: pytest.fail("it trained for nothing")
     )
-    assert rule in refused(command("node", "answer", "node-0", "questions.safetensors"))
+    assert rule in refused(command("node", "answer", "node-0", "queries.safetensors"))
     assert not Path(ANSWERS[0]).exists()
     *_, last = entries(Path("node-0"))
     assert last["part"] == "refused"
@@ -511,24 +509,22 @@ def test_what_the_policy_forbids_is_refused_before_any_training(
 
 def test_an_owner_who_forbids_it_afterwards_hands_out_nothing_more(here: Path, command: Main) -> None:
     path = Path("node-0/node.toml")
-    path.write_text(tomli_w.dumps({**parse(path.read_text()), "policy": {"questions": []}}))
+    path.write_text(tomli_w.dumps({**parse(path.read_text()), "policy": {"queries": []}}))
     Path(ANSWERS[0]).unlink()
-    text = refused(command("node", "answer", "node-0", "questions.safetensors"))
-    assert "refuses question 'count_labels' by rule questions: none" in text
+    text = refused(command("node", "answer", "node-0", "queries.safetensors"))
+    assert "refuses query 'count_labels' by rule queries: none" in text
     assert not Path(ANSWERS[0]).exists()
     *_, last = entries(Path("node-0"))
-    assert (last["part"], last["rule"]) == ("refused", "questions: none")
+    assert (last["part"], last["rule"]) == ("refused", "queries: none")
 
 
-def test_questions_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
+def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
     for words, said in (
         (["run.toml", "--method.z_max", 0], "method.z_max is 0.0: allowed is a bound above 0"),
         (["digits-fediod"], "method.name is 'fediod': allowed is one that asks all at once"),
         (["run.toml", "--link.sums", "true"], "link.sums is True: allowed is false for files"),
         (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
-        (["run.toml", "--method.levels", 100], "questions.safetensors holds something else already"),
+        (["run.toml", "--method.levels", 100], "queries.safetensors holds something else already"),
     ):
-        assert said in refused(command("questions", "make", *words))
-    assert "unknown command 'questions mak': did you mean 'questions make'?" in refused(
-        command("questions", "mak")
-    )
+        assert said in refused(command("queries", "make", *words))
+    assert "unknown command 'queries mak': did you mean 'queries make'?" in refused(command("queries", "mak"))

@@ -133,7 +133,7 @@ def test_without_a_mechanism_no_guarantee_is_told(tmp_path: Path, capsys: pytest
         (
             'mechanism = "pate"\nepsilon = 3.0\n',
             "digits-fedmd",
-            "teachers learn once, before the first question",
+            "teachers learn once, before the first query",
         ),
         (
             'mechanism = "dp-sgd"\nepsilon = 0.05\n',

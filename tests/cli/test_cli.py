@@ -22,7 +22,7 @@ from fedstill.cli import main as cli
 from fedstill.cli.list_command import kinds
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import options
-from fedstill.core.errors import FedstillError, QuestionRefused, RunFolderError
+from fedstill.core.errors import FedstillError, QueryRefused, RunFolderError
 from fedstill.protocol.method import METHODS, Needs
 from fedstill.runs import config, presets
 from fedstill.runs.config import RunConfig
@@ -209,7 +209,7 @@ def test_show_is_complete_and_reads_back(command: Main) -> None:
         ("--evaluation.centralized false", "evaluation.centralized", False),
         ("--nodes.models mlp resnet8:16 a.b:c", "nodes.models", ("mlp", "resnet8:16", "a.b:c")),
         ("--nodes.local.least_steps 3", "nodes.local.least_steps", 3),
-        ("--nodes.policy.questions", "nodes.policy.questions", ()),
+        ("--nodes.policy.queries", "nodes.policy.queries", ()),
         ("--data.root 'a folder'", "data.root", "a folder"),
         ("--method.name fediod --method.tau 3", "method.tau", 3.0),
         ("--nodes 3", "split.nodes", 3),
@@ -385,7 +385,7 @@ def test_resume(command: Main, runs: Runs) -> None:
     "error",
     [
         RunFolderError("there holds another run"),
-        QuestionRefused("clinic", "examine", "questions: count_labels"),
+        QueryRefused("clinic", "examine", "queries: count_labels"),
         FedstillError("two\nlines"),
         PermissionError(13, "Permission denied", "there/config.toml"),
     ],

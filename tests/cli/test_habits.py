@@ -183,7 +183,7 @@ def _listed(redirected: str = "", *words: str, **environment: str) -> subprocess
     return subprocess.run(call, shell=True, env={**os.environ, **utf8, **environment}, capture_output=True)
 
 
-def test_output_in_an_encoding_without_some_letters_is_written_with_question_marks() -> None:
+def test_output_in_an_encoding_without_some_letters_is_written_with_query_marks() -> None:
     """A result has a plus-minus sign, and a run's work is not lost for it."""
     shown = subprocess.run(
         [

@@ -91,7 +91,7 @@ def test_commands_tell_scripts_what_they_tell_people(
     if "run" in told:
         assert told["run"]["can take part"] == "yes"
         assert "It can take part." in text
-        asked = {each["question"]: each for each in told["run"]["questions"]}
+        asked = {each["query"]: each for each in told["run"]["queries"]}
         assert asked["predict"]["times"] == 1
         assert "predict answers with " + ", ".join(asked["predict"]["answers with"]) in text
     for row in told.get("methods", ()):

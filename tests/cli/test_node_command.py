@@ -82,8 +82,8 @@ def test_check_says_what_a_node_is_and_what_each_method_would_be_told(clinic: Pa
         ", ".join(f"{label}: {count}" for label, count in enumerate(counts)),
         "small-cnn, 58,634 parameters, all trained here",
         "cpu, float32",
-        "questions *; outputs only;",
-        "none: it answers files of questions",
+        "queries *; outputs only;",
+        "none: it answers files of queries",
         "No faults.",
     ):
         assert line in out
@@ -112,7 +112,7 @@ def test_check_says_that_nothing_is_answered_at_this_hour(
         monkeypatch.undo()
 
 
-def test_check_of_a_run_says_each_question(clinic: Path, tmp_path: Path, here: Here) -> None:
+def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here) -> None:
     code, out, err = here("check", clinic, "digits-fediod")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -152,22 +152,22 @@ def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_pa
     say(
         folder,
         ('name = "small-cnn"', 'name = "my_forest:forest"'),
-        ("most_questions = 0", "most_questions = 300"),
+        ("most_queries = 0", "most_queries = 300"),
     )
     code, out, err = here("check", folder, "digits-fediod")
     assert (code, err) == (0, "")
     assert "my_forest:forest, RandomForestClassifier, probabilities: it only predicts" in " ".join(
         out.split()
     )
-    assert "at most 300 questions" in " ".join(out.split())
+    assert "at most 300 queries" in " ".join(out.split())
     refused = "It cannot take part: it refuses examine (model: it predicts, and no gradient goes through it"
     assert refused in out
     code, out, err = here("check", folder, "digits-fedkd")
     assert (code, err) == (0, "")
     assert "It can take part." in out
-    say(folder, ("most_questions = 300", "most_questions = 1"))
+    say(folder, ("most_queries = 300", "most_queries = 1"))
     assert (
-        "It cannot take part: it answers at most 1 questions, and the run asks "
+        "It cannot take part: it answers at most 1 queries, and the run asks "
         in here("check", folder, "digits-fedkd")[1]
     )
 

@@ -19,7 +19,7 @@ import pytest
 
 from fedstill.cli.main import main
 from fedstill.cli.page import _pages
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.federation import server_view
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import DATA, REFUSED, Entry
@@ -74,13 +74,13 @@ def clinic(tmp_path: Path) -> Path:
     text = re.sub(r"(?m)^approve = .*$", 'approve = "each run"', file.read_text())
     file.write_text(re.sub(r"(?m)^total_epsilon = .*$", "total_epsilon = 3.0", text))
     requests = Requests(folder, owner_folder.read(folder))
-    with pytest.raises(QuestionRefused):
+    with pytest.raises(QueryRefused):
         requests.require(f"run-{HOSTILE}", describe(PLAN, None), "6668 7aad")
-    with pytest.raises(QuestionRefused):
+    with pytest.raises(QueryRefused):
         requests.require("run-1", describe(PLAN, None), "")
     SecurityLog(folder).write("refused", HOSTILE, HOSTILE, run=HOSTILE)
     with closing(AuditLog(folder / FILE)) as audit:
-        told = {"run": "trial-1", "payer": DATA, "node": "clinic", "question": "examine"}
+        told = {"run": "trial-1", "payer": DATA, "node": "clinic", "query": "examine"}
         for number in range(3):
             price = {"gaussian(4.0)": 1}
             audit.charge(Entry(**told, number=number, part="answer", up={"logits": 1000}, price=price))
@@ -197,7 +197,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
     ) as job:
         fcntl.flock(job, fcntl.LOCK_EX)
         (tmp_path / "runs" / other / "stopped.json").write_text(
-            json.dumps({"error": "QuestionRefused", "text": HOSTILE})
+            json.dumps({"error": "QueryRefused", "text": HOSTILE})
         )
 
         class Admin:

@@ -151,20 +151,18 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
 
 
 def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> None:
-    """Told by the node's folder alone, and charged by its host, question by question."""
+    """Told by the node's folder alone, and charged by its host, query by query."""
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
     method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
     run, (place,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
     plan = _solve(run, place)
     clinic.ready()
-    assert isinstance(
-        clinic.say("answer", {}, question="count_labels", number=0, differentiable=False), tuple
-    )
+    assert isinstance(clinic.say("answer", {}, query="count_labels", number=0, differentiable=False), tuple)
     for number in range(1, 7):
         assert isinstance(clinic.ask(number), tuple)
         assert isinstance(clinic.pull(number), tuple)
-    assert clinic.ask(7)["kind"] == "QuestionRefused"  # the seventh is not in the plan
+    assert clinic.ask(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
     clinic.session.close()
     assert plan.cost.price
     told = audit_file.spent(owner_folder.read(clinic.folder), clinic.folder)
@@ -199,8 +197,8 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
         "epsilon_left": 2.0 - most,
     }
     assert {node["refused"] for node in found["nodes"]} == {None}
-    for row in found["questions"]:
-        line = next(line for line in told.splitlines() if line.startswith(f"  {row['question']}  "))
+    for row in found["queries"]:
+        line = next(line for line in told.splitlines() if line.startswith(f"  {row['query']}  "))
         assert line.split()[-2:] == [f"{row['times']}", up(row["epsilon"])]
         assert row["events"] or row["epsilon"] == 0
     path.write_text(path.read_text() + f"training = {{ noise = {level} }}\n")
@@ -241,7 +239,7 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert "of the run   no budget" in told
 
 
-def test_fediods_gradients_alone_cost_what_the_paper_counts_and_more_with_each_question(
+def test_fediods_gradients_alone_cost_what_the_paper_counts_and_more_with_each_query(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """20 teachers, 8 inputs: noise 10 is 10 * 20 / (2 * sqrt(8)) sensitivities; Balle and Wang's price."""
@@ -249,7 +247,7 @@ def test_fediods_gradients_alone_cost_what_the_paper_counts_and_more_with_each_q
     for steps in (4, 64):
         noise = "--noise=pate=40,critic=3,gradients=10"
         found = json.loads(said(capsys, "plan", path, "--epsilon=inf", noise, f"--steps={steps}", "--json"))
-        (alone,) = (row["epsilon"] for row in found["questions"] if row["for"] == "gradients")
+        (alone,) = (row["epsilon"] for row in found["queries"] if row["for"] == "gradients")
         mu = math.sqrt(steps) * 2 * math.sqrt(8) / (10 * 20)
         for at, reached in ((alone + 0.001, True), (alone - 0.001, False)):
             lost = ndtr(mu / 2 - at / mu) - math.exp(at) * ndtr(-mu / 2 - at / mu)

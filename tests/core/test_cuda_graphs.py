@@ -29,7 +29,7 @@ from fedstill.node.local_training import REPAYS, prepare, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, set_lr
-from fedstill.protocol.queries import NodeSetting, Question
+from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.tasks.classification import Classification
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
@@ -283,7 +283,7 @@ def test_recorded_answers_follow_their_draws_and_rates(as_on_a_gpu: Compute, imp
 
 
 class Annealed(FedIOD):
-    """A researcher's own, whose helper goes by the question's number."""
+    """A researcher's own, whose helper goes by the query's number."""
 
     def rating(self, nodes: Any, x: torch.Tensor) -> Any:
         numbers.append(nodes.number)
@@ -293,16 +293,16 @@ class Annealed(FedIOD):
 numbers: list[int] = []
 
 
-def test_a_subclass_is_not_recorded_and_its_helpers_see_each_question(as_on_a_gpu: Compute) -> None:
+def test_a_subclass_is_not_recorded_and_its_helpers_see_each_query(as_on_a_gpu: Compute) -> None:
     numbers.clear()
     distilled(as_on_a_gpu, kind=Annealed)
     assert len({*numbers}) == 8
 
 
-def test_a_question_with_values_cannot_be_recorded() -> None:
+def test_a_query_with_values_cannot_be_recorded() -> None:
     asked = {"sends": {"x": "inputs", "v": "schedule"}, "releases": {"z": "logits"}}
     with pytest.raises(ArgumentError, match="records"):
-        Question("ask", lambda group, number: {}, records=True, **asked)  # type: ignore[arg-type]
+        Query("ask", lambda group, number: {}, records=True, **asked)  # type: ignore[arg-type]
 
 
 # --- on a GPU --------------------------------------------------------------------------------------

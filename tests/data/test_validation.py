@@ -112,7 +112,7 @@ def test_patients_are_counted_and_not_their_pictures() -> None:
 
 
 def test_nodes_with_data_of_their_own_set_nothing_aside(tmp_path: Path) -> None:
-    """At a deployed federation, and where questions are carried by hand."""
+    """At a deployed federation, and where queries are carried by hand."""
     said = r"data\.validation is 0\.25: allowed is 0, as nodes that hold data of their own"
     config = replace(run_config("digits-fedkd"), data=FEW)
     with pytest.raises(ArgumentError, match=said):

@@ -249,7 +249,7 @@ class Sites:
         return (self.folder / "nodes" / name / LOG).read_text()
 
     def steps(self) -> int:
-        """Questions that the first node has answered."""
+        """Queries that the first node has answered."""
         return sum(line["part"] == "answer" for line in self.audit(self.names[0]))
 
     def state(self, name: str) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def told(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a line says, but for the time of day."""
     return tuple(
         sorted(line[part].items()) if isinstance(line[part], dict) else line[part]
-        for part in ("number", "part", "question", "content", "down", "up")
+        for part in ("number", "part", "query", "content", "down", "up")
     )
 
 
@@ -313,7 +313,7 @@ def same_figures(
         there = [told(line) for line in sites.audit("server") if line["node"] == node.name]
         assert Counter(map(repr, there)) == Counter(map(repr, unbroken.audit(node.name)))
     if audits:
-        for key in ("bytes", "questions", "questions_by_name"):
+        for key in ("bytes", "queries", "queries_by_name"):
             assert result[key] == figures[key]
 
 

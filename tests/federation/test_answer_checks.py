@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import NodeFault
 from fedstill.federation.answer_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 
-ASKED = Question("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
+ASKED = Query("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
 B, C = 4, 3
 
 
@@ -79,7 +79,7 @@ def test_far_too_large_logits_are_found_by_the_others_median() -> None:
 
 @pytest.mark.parametrize("kind", ["critic", "parameters"])
 def test_scores_and_weights_are_compared_in_size(kind: str) -> None:
-    asked = Question("tell", lambda group, number: {}, releases={"w": kind})
+    asked = Query("tell", lambda group, number: {}, releases={"w": kind})
     answers = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
     }
@@ -140,7 +140,7 @@ def test_one_wrong_number_anywhere_names_its_node_alone(row: int, wrong: float, 
 def test_examples_are_counted_in_numbers_that_agree(
     counts: list[float], size: float, wrong: str | None
 ) -> None:
-    asked = Question(
+    asked = Query(
         "count", lambda group, number: {}, releases={"counts": "label counts", "sizes": "label counts"}
     )
     good = {"counts": torch.tensor([1.0, 2.0, 3.0]), "sizes": torch.tensor(6.0)}
@@ -153,7 +153,7 @@ def test_examples_are_counted_in_numbers_that_agree(
 
 def test_sizes_that_are_told_by_themselves_are_whole_numbers_and_no_sum_of_labels() -> None:
     told_apart = {"counts": "label counts", "sizes": "data sizes"}
-    asked = Question("count", lambda group, number: {}, releases=told_apart)
+    asked = Query("count", lambda group, number: {}, releases=told_apart)
     answers = {
         "a": {"counts": torch.tensor([9.0, 4.0]), "sizes": torch.tensor(10.0)},  # some examples have both
         "b": {"counts": torch.tensor([1.0, 1.0]), "sizes": torch.tensor(9.5)},

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, DataError, NodeFault, QuestionRefused
+from fedstill.core.errors import ArgumentError, DataError, NodeFault, QueryRefused
 from fedstill.federation.answer_checks import faults
 from fedstill.methods._server import Server
 from fedstill.node.node_group import Group
@@ -22,14 +22,14 @@ from fedstill.privacy.release_rules import Exact
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.payload_kinds import Kind
-from fedstill.protocol.queries import NodeSide, Question, question
+from fedstill.protocol.queries import NodeSide, Query, query
 from fedstill.protocol.wire_format import as_text, from_text, pack, unpack
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig
 from fedstill.tasks.classification import Classification
 from tests.federation.test_remote import NAMES, Away, tiny
 
-WISH = Kind("wish", "what is wanted", of="question")
+WISH = Kind("wish", "what is wanted", of="query")
 SOME = Kind("some records", "as many as it has of one class", of="records")
 WORDS = Kind("words", "what it says of them", of="answers")
 
@@ -44,7 +44,7 @@ class Tells(Method):
     central: ClassVar[Literal["nodes"]] = "nodes"
     rounds: int = 2
 
-    @question(sends={"wish": WISH}, releases={"some": SOME, "words": WORDS}, ragged=("some",),
+    @query(sends={"wish": WISH}, releases={"some": SOME, "words": WORDS}, ragged=("some",),
               values=("wish", "words"), times=2)  # fmt: skip
     def tell(self, nodes: Group, wish: Mapping[str, Any]) -> Mapping[str, Any]:
         """Records ``(n, C, H, W)`` of the class that is wished for, another n at each node."""
@@ -90,14 +90,14 @@ def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> No
 @pytest.mark.parametrize("declared", ["some", "words"])
 def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) -> None:
     run = prepare(config())[0]
-    tell = run.side.questions["tell"]
+    tell = run.side.queries["tell"]
     part = {"some": "ragged", "words": "values"}[declared]
     kept = tuple(name for name in getattr(tell, part) if name != declared)
-    side = replace(run.side, questions={"tell": replace(tell, **{part: kept})})
+    side = replace(run.side, queries={"tell": replace(tell, **{part: kept})})
     handler = RequestHandler(Group(run.nodes[:1]), side, run.compute)
-    with pytest.raises(ArgumentError, match=f"^{declared} of question tell is 'a list of 1': allowed is a"):
+    with pytest.raises(ArgumentError, match=f"^{declared} of query tell is 'a list of 1': allowed is a"):
         handler.answer("tell", 0, {"wish": as_text({"class": 0})}, False)
-    assert run.audit.summary()["questions"] == 0
+    assert run.audit.summary()["queries"] == 0
 
 
 def test_a_node_whose_value_is_none_is_left_out(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_node_whose_value_is_none_is_left_out(tmp_path: Path) -> None:
 
 
 def test_other_axes_or_numbers_are_no_raggedness() -> None:
-    asked = Question("tell", None, releases={"some": SOME}, ragged=("some",))  # type: ignore[arg-type]
+    asked = Query("tell", None, releases={"some": SOME}, ragged=("some",))  # type: ignore[arg-type]
     ones = {f"{n}": {"some": torch.ones(n, 3)} for n in (2, 3, 4)}
     assert faults(ones, asked, 100.0) == {}
     flat = {**ones, "4": {"some": torch.ones(4)}}
@@ -155,19 +155,19 @@ def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
     with pytest.raises(DataError, match="no JSON text"):
         handler.answer("tell", 0, bad, False)
     node.gate.policy = replace(node.gate.policy, most_header=20)
-    with pytest.raises(QuestionRefused, match="most_header: 20, and wish has 30"):
+    with pytest.raises(QueryRefused, match="most_header: 20, and wish has 30"):
         handler.answer("tell", 0, {"wish": as_text({"class": 1, "why": "x" * 10})}, False)
-    assert run.audit.summary()["questions"] == run.audit.spent(node.name, "run").questions == 0
+    assert run.audit.summary()["queries"] == run.audit.spent(node.name, "run").queries == 0
     (told,) = handler.answer("tell", 0, {"wish": as_text({"class": 1})}, False)
     assert from_text(told["words"])["of"] == 1
 
 
 @pytest.mark.parametrize("of", ["rows", "scores", "counts"])
 def test_no_noise_hides_how_much_a_node_says(of: Any) -> None:
-    """Under a budget the question is refused; without one, nothing is claimed of it."""
+    """Under a budget the query is refused; without one, nothing is claimed of it."""
     kind = Kind("some", of=of)
     for apart in ({"ragged": ("some",)}, {"values": ("some",)}):
-        asked = Question("tell", None, releases={"some": kind}, reads=("some",), times=1, **apart)  # type: ignore[arg-type]
+        asked = Query("tell", None, releases={"some": kind}, reads=("some",), times=1, **apart)  # type: ignore[arg-type]
         privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))
         side = NodeSide({"tell": asked})
         made = Mechanism("n", privacy, side, LocalConfig(), 50, Classification(3), secret=1)
@@ -179,7 +179,7 @@ def test_no_noise_hides_how_much_a_node_says(of: Any) -> None:
         assert "no guarantee" in str(unpriced(tight, asked))
 
 
-def test_parts_that_are_none_of_the_question_are_refused() -> None:
+def test_parts_that_are_none_of_the_query_are_refused() -> None:
     for apart in ({"ragged": ("sme",)}, {"values": ("wsh",)}):
         with pytest.raises(ArgumentError, match="parts that it sends or releases"):
-            Question("tell", None, {"wish": WISH}, {"some": SOME}, **apart)  # type: ignore[arg-type]
+            Query("tell", None, {"wish": WISH}, {"some": SOME}, **apart)  # type: ignore[arg-type]

@@ -46,7 +46,7 @@ def test_a_run_needs_each_owner_and_is_what_they_approved(tmp_path: Path) -> Non
         here.start()
         told = run(here)
         assert isinstance(told, str)
-        assert told.startswith("QuestionRefused: ")
+        assert told.startswith("QueryRefused: ")
         for node in here.names:
             assert node in told
             assert entries(here.folder / "nodes" / node) == []
@@ -66,7 +66,7 @@ def test_a_run_needs_each_owner_and_is_what_they_approved(tmp_path: Path) -> Non
         assert isinstance(result, dict), result
         for node in here.names:
             folder = here.folder / "nodes" / node
-            assert {entry["question"] for entry in entries(folder, "answer")} == {"count_labels", "predict"}
+            assert {entry["query"] for entry in entries(folder, "answer")} == {"count_labels", "predict"}
             told = [line["event"] for line in SecurityLog(folder).lines()]
             assert told == ["policy", "waits", "refused", "approved", "waits", "refused", "joined"]
         # A line of the log is changed: its owner is told, by `log` and `check`.
@@ -85,7 +85,7 @@ def test_a_node_below_its_minimum_refuses(tmp_path: Path) -> None:
         here.start()
         told = run(here)
         assert isinstance(told, str)
-        assert "question 'join' by rule minimum_records: 100000, and here are fewer" in told
+        assert "query 'join' by rule minimum_records: 100000, and here are fewer" in told
         for node in here.names:
             assert node in told
             assert entries(here.folder / "nodes" / node) == []

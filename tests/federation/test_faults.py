@@ -38,7 +38,7 @@ def config() -> RunConfig:
 
 @pytest.fixture
 def three(tmp_path: Path, config: RunConfig) -> Iterator[Sites]:
-    # A little longer over each question, so that what is to happen in the middle of a run does.
+    # A little longer over each query, so that what is to happen in the middle of a run does.
     with sites(tmp_path, config, delay=0.01) as made:
         made.start()
         yield made
@@ -67,7 +67,7 @@ def marked(three: Sites) -> Callable[[], bool]:
     return (three.served / "state.safetensors").exists
 
 
-def questions(three: Sites, least: int) -> Callable[[], bool]:
+def queries(three: Sites, least: int) -> Callable[[], bool]:
     return lambda: three.steps() >= least
 
 
@@ -99,7 +99,7 @@ def test_a_node_killed_again_and_again_in_distillation_takes_up_its_own_state(
         three.begin()
         if late:  # what was answered since the mark is answered again, and not counted
             until(marked(three))
-        until(questions(three, three.steps() + (3 if late else 2)))
+        until(queries(three, three.steps() + (3 if late else 2)))
         three.kill(name)
         since = time.monotonic()
         three.start(name)
@@ -118,11 +118,11 @@ def test_a_server_that_is_killed_goes_on(patient: Sites, unbroken: Unbroken, mom
     if moment == "local training":
         until((patient.own("node-1") / "learning.safetensors").exists)
     elif moment == "before its first save":
-        until(questions(patient, 10))
+        until(queries(patient, 10))
         assert not marked(patient)()
     else:
         until(marked(patient))
-        until(questions(patient, 30))
+        until(queries(patient, 30))
     patient.kill("server")
     since = time.monotonic()
     patient.begin()
@@ -147,7 +147,7 @@ def test_a_server_killed_after_its_nodes_have_remembered_and_before_itself(
 def test_everything_is_killed_at_once(patient: Sites, unbroken: Unbroken) -> None:
     patient.begin()
     until(marked(patient))
-    until(questions(patient, 15))
+    until(queries(patient, 15))
     for name in ("server", *patient.names):
         patient.kill(name)
     since = time.monotonic()
@@ -187,7 +187,7 @@ def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str)
         else:
             three.kill("node-1")
         since, before = time.monotonic(), three.steps()
-        until(questions(three, before + 8))
+        until(queries(three, before + 8))
         told_time(f"node {how}, quorum 0.6, until the others go on", since)
         without = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
         if how == "frozen":
@@ -200,7 +200,7 @@ def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str)
         gone, back = result["events"]
         assert (gone["node"], gone["event"]) == ("node-1", "left out")
         assert (back["node"], back["event"]) == ("node-1", "back")
-        # The numbers are those of the first question without the node, and of the first one with it again.
+        # The numbers are those of the first query without the node, and of the first one with it again.
         numbers = {line["number"] for line in three.audit("server") if line["node"] == "node-1"}
         everyone = {line["number"] for line in three.audit("server") if line["node"] == "node-0"}
         away = everyone - numbers
@@ -209,7 +209,7 @@ def test_a_run_goes_on_without_a_node_and_lets_it_back(tmp_path: Path, how: str)
         assert without - numbers <= away
         assert numbers | away == everyone == set(range(61))
         assert all(torch.isfinite(value).all() for value in three.student().values())
-        # It has said nothing twice, and trained its critic on no question twice.
+        # It has said nothing twice, and trained its critic on no query twice.
         mine = [(line["number"], line["part"]) for line in three.audit("node-1")]
         assert len(mine) == len(set(mine))
 

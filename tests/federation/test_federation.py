@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError, QuestionMismatch, QuestionRefused
+from fedstill.core.errors import ArgumentError, DataError, QueryMismatch, QueryRefused
 from fedstill.federation.inprocess import InProcess, partition
 from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
@@ -21,7 +21,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 
 SHAPE, B = (1, 8, 8), 3
 ALIKE = ("small-cnn:4",) * 3
@@ -50,14 +50,14 @@ class World:
             torch.manual_seed(index)
             node.add("critic", PatchCritic(1, 4), lambda m: torch.optim.Adam(m.parameters(), 0.01))
             self.nodes.append(node)
-        questions = (
-            Question(
+        queries = (
+            Query(
                 "examine", self._examine, {"x": "inputs"}, {"logits": "logits", "critic": "critic"}, ("x",)
             ),
-            Question("tell", self._tell, {}, {"size": "data sizes"}),
+            Query("tell", self._tell, {}, {"size": "data sizes"}),
         )
         side = NodeSide(
-            {question.name: question for question in questions},
+            {query.name: query for query in queries},
             prepare=lambda nodes: None,
             look=lambda nodes, x: {},
         )
@@ -135,7 +135,7 @@ def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
     (second,) = torch.autograd.grad(loss, x, retain_graph=True)
     assert torch.equal(first, second)
     assert world.audit.summary() == audit
-    with pytest.raises(QuestionMismatch):
+    with pytest.raises(QueryMismatch):
         torch.autograd.grad(2 * loss, x)
 
 
@@ -207,7 +207,7 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
         close(mine, expected)
 
 
-def test_an_old_question_can_be_asked_again_after_its_group_was_parted() -> None:
+def test_an_old_query_can_be_asked_again_after_its_group_was_parted() -> None:
     world = World(ALIKE)
     first = world.federation.ask("examine", x=image())
     world.federation.ask("examine", of=["n1"], x=image(1))
@@ -227,13 +227,13 @@ def test_unknown_nodes_are_named(of: Any, named: str) -> None:
         World(ALIKE).federation.ask("tell", of=of)
 
 
-def test_unknown_questions_tensors_and_parts_are_named() -> None:
+def test_unknown_queries_tensors_and_parts_are_named() -> None:
     federation = World(ALIKE).federation
-    with pytest.raises(ArgumentError, match="question is 'gossip': allowed is one of examine, tell"):
+    with pytest.raises(ArgumentError, match="query is 'gossip': allowed is one of examine, tell"):
         federation.ask("gossip")
-    with pytest.raises(ArgumentError, match=r"tensors of question examine is \['y'\]"):
+    with pytest.raises(ArgumentError, match=r"tensors of query examine is \['y'\]"):
         federation.ask("examine", y=image())
-    with pytest.raises(ArgumentError, match="tensors of question examine"):
+    with pytest.raises(ArgumentError, match="tensors of query examine"):
         federation.ask("examine")
     with pytest.raises(ArgumentError, match="answer is 'sizes': allowed is one of size"):
         federation.ask("tell")["sizes"]
@@ -257,7 +257,7 @@ def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stac
     (grad,) = torch.autograd.grad(loss_of(answers), x)  # and it can still be pulled back
     y = image()
     close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])
-    with pytest.raises(QuestionMismatch):
+    with pytest.raises(QueryMismatch):
         world.federation.ask("examine", number=first.number, x=image(1))
 
 
@@ -265,37 +265,37 @@ def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stac
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
-        (PolicyConfig(questions=("tell",)), "questions: tell"),
-        (PolicyConfig(most_questions=1), "most_questions: 1"),
+        (PolicyConfig(queries=("tell",)), "queries: tell"),
+        (PolicyConfig(most_queries=1), "most_queries: 1"),
         (PolicyConfig(most_bytes=4), "most_bytes: 4 bytes"),
     ],
 )
-def test_a_refusal_names_node_question_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
+def test_a_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked, policies={"n0": policy})
     world.federation.ask("tell")
     before, audit = world.critics(), world.audit.summary()
-    with pytest.raises(QuestionRefused) as caught:
+    with pytest.raises(QueryRefused) as caught:
         world.federation.ask("examine", x=image())
     error = caught.value
-    assert (error.node, error.question, error.rule) == ("n0", "examine", rule)
+    assert (error.node, error.query, error.rule) == ("n0", "examine", rule)
     assert world.calls == 0
     assert all(torch.equal(p, q) for p, q in zip(before, world.critics(), strict=True))
     assert world.audit.summary() == audit
 
 
 def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
-    world = World(ALIKE, policies={"n1": PolicyConfig(questions=("tell",))})
+    world = World(ALIKE, policies={"n1": PolicyConfig(queries=("tell",))})
     world.federation.require(["tell"])
-    with pytest.raises(QuestionRefused, match="'n1' refuses question 'examine' by rule questions: tell"):
+    with pytest.raises(QueryRefused, match="'n1' refuses query 'examine' by rule queries: tell"):
         world.federation.require(["tell", "examine"])
-    assert world.federation.objections(world.federation.questions["examine"]) == {"n1": "questions: tell"}
-    policies = {"n0": PolicyConfig(questions=("examine",)), "n1": PolicyConfig(questions=("none",))}
-    with pytest.raises(QuestionRefused) as caught:
+    assert world.federation.objections(world.federation.queries["examine"]) == {"n1": "queries: tell"}
+    policies = {"n0": PolicyConfig(queries=("examine",)), "n1": PolicyConfig(queries=("none",))}
+    with pytest.raises(QueryRefused) as caught:
         World(ALIKE, policies=policies).federation.require(["tell", "examine"])
     assert str(caught.value) == (
-        "node 'n0' refuses question 'tell' by rule questions: examine; "
-        "node 'n1' refuses question 'tell' by rule questions: none; "
-        "node 'n1' refuses question 'examine' by rule questions: none"
+        "node 'n0' refuses query 'tell' by rule queries: examine; "
+        "node 'n1' refuses query 'tell' by rule queries: none; "
+        "node 'n1' refuses query 'examine' by rule queries: none"
     )
     assert world.calls == 0
     assert world.audit.summary() == AuditLog().summary()
@@ -303,20 +303,20 @@ def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
 
 @pytest.mark.parametrize("limit", [2, 3])
 def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None:
-    world = World(ALIKE, policies=dict.fromkeys(("n0", "n1"), PolicyConfig(most_questions=limit)))
-    questions = {
-        name: dataclasses.replace(question, times=times)
-        for (name, question), times in zip(world.federation.questions.items(), (2, 1), strict=True)
+    world = World(ALIKE, policies=dict.fromkeys(("n0", "n1"), PolicyConfig(most_queries=limit)))
+    queries = {
+        name: dataclasses.replace(query, times=times)
+        for (name, query), times in zip(world.federation.queries.items(), (2, 1), strict=True)
     }
-    side = NodeSide(questions, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+    side = NodeSide(queries, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
     federation = InProcess(world.nodes, world.groups, side, Compute())
     assert federation.limits() == {"n0": limit, "n1": limit}
     if limit == 3:
         federation.require(["examine", "tell"])
         return
-    rule = f"most_questions: {limit}, and the run asks 3"
-    said = f"nodes 'n0', 'n1' refuse question 'examine, tell' by rule {rule}"
-    with pytest.raises(QuestionRefused, match=said):
+    rule = f"most_queries: {limit}, and the run asks 3"
+    said = f"nodes 'n0', 'n1' refuse query 'examine, tell' by rule {rule}"
+    with pytest.raises(QueryRefused, match=said):
         federation.require(["examine", "tell"])
     assert world.audit.summary() == AuditLog().summary()
 
@@ -327,8 +327,8 @@ def test_a_part_of_the_answer_that_does_not_depend_on_x_has_no_way_back() -> Non
     def rate(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return {"logits": group.bench("model")(x), "rate": torch.arange(float(len(group)))}
 
-    question = Question("rate", rate, {"x": "inputs"}, {"logits": "logits", "rate": "critic"}, ("x",))
-    side = NodeSide({"rate": question}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
+    query = Query("rate", rate, {"x": "inputs"}, {"logits": "logits", "rate": "critic"}, ("x",))
+    side = NodeSide({"rate": query}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
     federation = InProcess(world.nodes, partition(world.nodes, True), side, Compute())
     x = image()
     answers = federation.ask("rate", x=x)
@@ -348,7 +348,7 @@ def test_a_user_module_of_any_kind_can_be_a_node() -> None:
     groups = partition(world.nodes, True)
     assert [len(group) for group in groups] == [2, 1]
     federation = InProcess(
-        world.nodes, groups, NodeSide(world.federation.questions, *[lambda *_: None] * 3), Compute()
+        world.nodes, groups, NodeSide(world.federation.queries, *[lambda *_: None] * 3), Compute()
     )  # type: ignore[arg-type,list-item]
     x = image()
     (grad,) = torch.autograd.grad(loss_of(federation.ask("examine", x=x)), x)

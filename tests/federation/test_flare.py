@@ -46,8 +46,8 @@ pytestmark = pytest.mark.waits
 SAME = (
     "accuracy",
     "bytes",
-    "questions",
-    "questions_by_name",
+    "queries",
+    "queries_by_name",
     "leaves",
     "local",
     "ensemble",

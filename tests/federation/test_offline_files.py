@@ -13,7 +13,7 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import BundleError, NodeFault, QuestionMismatch
+from fedstill.core.errors import BundleError, NodeFault, QueryMismatch
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import Public
 from fedstill.federation import offline_files, signed_files
@@ -23,12 +23,12 @@ from fedstill.federation.offline_files import (
     FORMAT,
     AnswersHeader,
     NodeAnswers,
-    Questions,
+    Queries,
     Replies,
     pack_answers,
     read_answers,
-    read_questions,
-    write_questions,
+    read_queries,
+    write_queries,
 )
 from fedstill.federation.offline_link import AnswerFiles
 from fedstill.federation.remote import Remote
@@ -75,23 +75,23 @@ def live() -> InProcess:
     return InProcess(nodes, partition(nodes, False), side, COMPUTE)
 
 
-def asked() -> Questions:
+def asked() -> Queries:
     table = {"name": "fedkd", **vars(CONFIG)}
-    plan = Plan("questions", table, SPEC, public=fingerprint(public_data()), public_note=("made", "by hand"))
-    return Questions(plan, public_data(), tuple(CONFIG.asks(public_data(), SEED)))
+    plan = Plan("queries", table, SPEC, public=fingerprint(public_data()), public_note=("made", "by hand"))
+    return Queries(plan, public_data(), tuple(CONFIG.asks(public_data(), SEED)))
 
 
-def with_levels(levels: int) -> Questions:
+def with_levels(levels: int) -> Queries:
     mine = asked()
     return replace(mine, plan=replace(mine.plan, method={**mine.plan.method, "levels": levels}))
 
 
 @dataclass
 class World:
-    """A folder with questions and each node's answers, and the keys of all."""
+    """A folder with queries and each node's answers, and the keys of all."""
 
     folder: Path
-    questions: Questions
+    queries: Queries
 
     def path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
@@ -106,13 +106,13 @@ class World:
         return {name: self.print(name) for name in NAMES}
 
     def read(self, name: str = "node-0", keys: Mapping[str, str] | None = None) -> NodeAnswers:
-        return read_answers(self.path(name), self.questions, keys)
+        return read_answers(self.path(name), self.queries, keys)
 
     def files(self) -> AnswerFiles:
-        return AnswerFiles(self.questions, [self.read(name) for name in NAMES])
+        return AnswerFiles(self.queries, [self.read(name) for name in NAMES])
 
     def federation(self) -> Remote:
-        plan, declared = self.questions.plan, self.questions.declared()
+        plan, declared = self.queries.plan, self.queries.declared()
         remote = Remote(self.files(), plan, declared, LinkConfig(), AuditLog(), COMPUTE)
         remote.join()
         return remote
@@ -130,11 +130,11 @@ class World:
 def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundles")
     world = World(folder, asked())
-    write_questions(world.path("questions"), world.questions, world.key("server"))
-    world.questions = read_questions(world.path("questions"))
-    federation, given = live(), world.questions
+    write_queries(world.path("queries"), world.queries, world.key("server"))
+    world.queries = read_queries(world.path("queries"))
+    federation, given = live(), world.queries
     answers = {
-        number: federation._answer(NAMES, Sent(ask.question, number, ask.tensors, False))
+        number: federation._answer(NAMES, Sent(ask.query, number, ask.tensors, False))
         for number, ask in enumerate(given.asks)
     }
     for name in NAMES:
@@ -151,10 +151,10 @@ def world(first: Path, tmp_path: Path) -> World:
         copied = tmp_path / path.name
         copied.write_bytes(path.read_bytes())
         copied.chmod(path.stat().st_mode)
-    return World(tmp_path, read_questions(tmp_path / "questions.safetensors"))
+    return World(tmp_path, read_queries(tmp_path / "queries.safetensors"))
 
 
-def header(given: Questions, name: str) -> AnswersHeader:
+def header(given: Queries, name: str) -> AnswersHeader:
     return AnswersHeader(given.sha256, given.signer, False, name, PolicyConfig())
 
 
@@ -162,7 +162,7 @@ def replies(name: str, answers: Mapping[int, Any]) -> Replies:
     hello = {"name": name, "protocol": PROTOCOL, "versions": {"fedstill": "0"}}
     join = {
         "objections": {},
-        "most_questions": None,
+        "most_queries": None,
         "learned": False,
         "last": -1,
         "marks": [],
@@ -189,7 +189,7 @@ def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.
     assert len(seen) == len(expected)
     for (name, sent), planned in zip(seen, expected, strict=True):
         tensors = {key: value for key, value in sent.items() if isinstance(value, torch.Tensor)}
-        assert digest(name, tensors) == digest(planned.question, planned.tensors)
+        assert digest(name, tensors) == digest(planned.query, planned.tensors)
 
 
 # --- the same figures ----------------------------------------------------------------------------
@@ -214,39 +214,39 @@ def test_the_student_from_files_is_the_student_of_the_live_run(world: World) -> 
 def test_a_file_cannot_answer_what_it_was_not_asked(world: World) -> None:
     federation = world.federation()
     federation.ask("count_labels")
-    with pytest.raises(QuestionMismatch):
+    with pytest.raises(QueryMismatch):
         federation.ask("predict", rows=torch.tensor([0, 5]), view=torch.tensor(0))
-    with pytest.raises(QuestionMismatch):
+    with pytest.raises(QueryMismatch):
         federation.ask("count_labels", number=99)
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_questions_come_back_as_they_were(world: World) -> None:
-    mine, again = asked(), world.questions
+def test_queries_come_back_as_they_were(world: World) -> None:
+    mine, again = asked(), world.queries
     assert (again.plan, again.contents()) == (mine.plan, mine.contents())
     assert again.public is not None
     assert torch.equal(again.public.inputs, public_data().inputs)
     assert (again.public.name, again.public.note) == ("made", "by hand")
     for one, other in zip(again.asks, mine.asks, strict=True):
-        assert digest(one.question, one.tensors) == digest(other.question, other.tensors)
+        assert digest(one.query, one.tensors) == digest(other.query, other.tensors)
     assert again.signer == world.print("server")
     assert not again.trusted
-    assert read_questions(world.path("questions"), [world.print("server")]).trusted
+    assert read_queries(world.path("queries"), [world.print("server")]).trusted
 
 
-def test_the_same_questions_give_the_same_file_and_others_do_not_replace_it(world: World) -> None:
-    path, key = world.path("questions"), world.key("server")
+def test_the_same_queries_give_the_same_file_and_others_do_not_replace_it(world: World) -> None:
+    path, key = world.path("queries"), world.key("server")
     before = path.read_bytes(), signed_files.signature_of(path).read_bytes()
-    assert write_questions(path, asked(), key) == world.questions.sha256
+    assert write_queries(path, asked(), key) == world.queries.sha256
     assert (path.read_bytes(), signed_files.signature_of(path).read_bytes()) == before
     with pytest.raises(BundleError, match="holds something else already"):
-        write_questions(path, with_levels(100), key)
+        write_queries(path, with_levels(100), key)
     assert path.read_bytes() == before[0]
 
 
-@pytest.mark.parametrize("which", ["questions", "node-1"])
+@pytest.mark.parametrize("which", ["queries", "node-1"])
 @pytest.mark.parametrize("where", [0.001, 0.999])
 def test_a_changed_byte_is_refused_before_anything_is_parsed(
     world: World, which: str, where: float, monkeypatch: pytest.MonkeyPatch
@@ -257,42 +257,42 @@ def test_a_changed_byte_is_refused_before_anything_is_parsed(
     blob[int(where * len(blob))] ^= 1
     path.write_bytes(blob)
     with pytest.raises(BundleError, match="does not fit its signature"):
-        read_questions(path) if which == "questions" else world.read(which)
+        read_queries(path) if which == "queries" else world.read(which)
     signed_files.signature_of(path).unlink()
     with pytest.raises(BundleError, match=r"\.sig is missing"):
-        read_questions(path) if which == "questions" else world.read(which)
+        read_queries(path) if which == "queries" else world.read(which)
 
 
-def test_answers_are_no_questions_and_the_other_way_round(world: World) -> None:
-    with pytest.raises(BundleError, match=r"node-0\.safetensors holds answers: allowed are questions"):
-        read_questions(world.path("node-0"))
-    with pytest.raises(BundleError, match=r"holds questions: allowed are answers"):
-        world.read("questions")
+def test_answers_are_no_queries_and_the_other_way_round(world: World) -> None:
+    with pytest.raises(BundleError, match=r"node-0\.safetensors holds answers: allowed are queries"):
+        read_queries(world.path("node-0"))
+    with pytest.raises(BundleError, match=r"holds queries: allowed are answers"):
+        world.read("queries")
     signed_files.write(world.path("x"), b"nothing of the kind", world.key("server"))
-    with pytest.raises(BundleError, match="holds no questions"):
-        read_questions(world.path("x"))
+    with pytest.raises(BundleError, match="holds no queries"):
+        read_queries(world.path("x"))
 
 
-def test_questions_with_an_option_that_is_not_known_are_of_another_version(world: World) -> None:
+def test_queries_with_an_option_that_is_not_known_are_of_another_version(world: World) -> None:
     for change, said in (
         ({"surprise": 1}, "no plan that this version of fedstill can follow: unknown key 'method.surprise'"),
         ({"name": "magic"}, "method.name is 'magic'"),
         ({"levels": -1}, "method.levels is -1"),
     ):
-        header, tensors = unpack(world.path("questions").read_bytes())
+        header, tensors = unpack(world.path("queries").read_bytes())
         header["plan"]["method"] |= change
         signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
         with pytest.raises(BundleError, match=re.escape(said)):
-            read_questions(world.path("x"))
+            read_queries(world.path("x"))
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda h, t: h.update(format=1), f"is of format 1: this version of fedstill reads {FORMAT}"),
-        (lambda h, t: h.pop("questions"), "questions is empty"),
-        (lambda h, t: h["questions"].pop(), "does not list the questions that it holds"),
-        (lambda h, t: t.update(stray=torch.zeros(1)), "holds a tensor 'stray', which belongs to no question"),
+        (lambda h, t: h.pop("queries"), "queries is empty"),
+        (lambda h, t: h["queries"].pop(), "does not list the queries that it holds"),
+        (lambda h, t: t.update(stray=torch.zeros(1)), "holds a tensor 'stray', which belongs to no query"),
         (
             lambda h, t: t["public.inputs"].fill_(float("nan")),
             "public data: 23 examples hold NaN or infinity",
@@ -314,12 +314,12 @@ def test_questions_with_an_option_that_is_not_known_are_of_another_version(world
         (lambda h, t: h.update(plan=None), "has no plan"),
     ],
 )
-def test_questions_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:
-    header, tensors = unpack(world.path("questions").read_bytes())
+def test_queries_that_do_not_hold_together_are_refused(world: World, change: Any, said: str) -> None:
+    header, tensors = unpack(world.path("queries").read_bytes())
     change(header, tensors)
     signed_files.write(world.path("x"), pack(header, tensors), world.key("server"))
     with pytest.raises(BundleError, match=re.escape(said)) as caught:
-        read_questions(world.path("x"))
+        read_queries(world.path("x"))
     assert "\n" not in str(caught.value)
 
 
@@ -341,20 +341,20 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
         copy = name.with_name(name.name.replace("node-0", "again"))
         copy.write_bytes(name.read_bytes())
     with pytest.raises(BundleError, match=r"node-0\.safetensors and .*again\.safetensors are both of node"):
-        AnswerFiles(world.questions, [world.read(), world.read("again")])
+        AnswerFiles(world.queries, [world.read(), world.read("again")])
     with pytest.raises(BundleError, match="there are no answers"):
-        AnswerFiles(world.questions, [])
+        AnswerFiles(world.queries, [])
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda h, t: t.pop("1.logits"), "does not hold one answer to each of the 3 questions"),
-        (lambda h, t: h["told"]["privacy"].pop(), "does not hold one answer to each of the 3 questions"),
+        (lambda h, t: t.pop("1.logits"), "does not hold one answer to each of the 3 queries"),
+        (lambda h, t: h["told"]["privacy"].pop(), "does not hold one answer to each of the 3 queries"),
         (lambda h, t: h.pop("told"), "what its node tells is of another form"),
         (lambda h, t: h["told"]["join"].update(marks=3), "marks is 3"),
         (lambda h, t: h["told"]["privacy"][1].clear(), "does not say how an answer is protected"),
-        (lambda h, t: h["policy"].update(questions=3), "policy.questions is 3"),
+        (lambda h, t: h["policy"].update(queries=3), "policy.queries is 3"),
         (lambda h, t: h.pop("node"), "node is empty"),
     ],
 )
@@ -369,7 +369,7 @@ def test_answers_that_do_not_hold_together_are_refused(world: World, change: Any
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda t: t["0.counts"].fill_(float("nan")), "question 'count_labels': counts hold NaN"),
+        (lambda t: t["0.counts"].fill_(float("nan")), "query 'count_labels': counts hold NaN"),
         (lambda t: t.update({"1.logits": t["1.logits"][:-1]}), "'predict': logits are .* of shape .22, 3."),
         (lambda t: t.update({"1.logits": t["1.logits"][:, :2]}), "'predict': logits are .23, 2., for 3 cl"),
         (lambda t: t.update({"0.weights": torch.zeros(2)}), "answered .*'weights'"),

@@ -1,4 +1,4 @@
-"""Files of questions at a node: whose code runs, what is written of refusals, and folders of no name."""
+"""Files of queries at a node: whose code runs, what is written of refusals, and folders of no name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from fedstill.cli import main as cli
-from fedstill.core.errors import ArgumentError, QuestionRefused, RunFolderError
+from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
 from fedstill.core.registry import looking_in
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import Public
 from fedstill.federation import offline_node, signed_files
-from fedstill.federation.offline_files import Questions, write_questions
+from fedstill.federation.offline_files import Queries, write_queries
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
 from fedstill.node.replies import Progress
@@ -50,7 +50,7 @@ epochs = 1
 batch = 8
 [policy]
 """
-ASKS = 3  # of a file: as many as it has questions
+ASKS = 3  # of a file: as many as it has queries
 METHOD = """
 from dataclasses import dataclass
 from fedstill.methods.fedkd import FedKD
@@ -72,8 +72,8 @@ def make_node(folder: Path, policy: str = "") -> Path:
     return folder
 
 
-def make_questions(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Path:
-    """A file of questions; the last question has other tensors, if any are given."""
+def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Path:
+    """A file of queries; the last query has other tensors, if any are given."""
     public = Public(
         "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
     )
@@ -82,7 +82,7 @@ def make_questions(path: Path, method: str = "fedkd", **other: torch.Tensor) -> 
     *asks, last = CONFIG.asks(public, 4)
     asks.append(replace(last, tensors={**last.tensors, **other}))
     key = signed_files.own_key(path.with_name("server.key"))
-    write_questions(path, Questions(plan, public, tuple(asks)), key)
+    write_queries(path, Queries(plan, public, tuple(asks)), key)
     return path
 
 
@@ -102,23 +102,23 @@ def test_code_comes_from_the_nodes_folder_and_never_from_the_working_folder(
     node = make_node(tmp_path / "clinic", f'methods = ["{named}"]\nkinds = ["{kind}"]\n')
     (node / f"{own_module}.py").write_text(METHOD)
     with looking_in(node):  # as the server has it, too
-        questions = make_questions(tmp_path / "questions.safetensors", named)
+        queries = make_queries(tmp_path / "queries.safetensors", named)
     del sys.modules[own_module]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / f"{own_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
     monkeypatch.chdir(elsewhere)
-    answered = offline_node.answer(node, questions)
+    answered = offline_node.answer(node, queries)
     assert answered.left[kind] > 0
     assert not (elsewhere / "ran").exists()
     assert Path(str(sys.modules[own_module].__file__)).parent == node
-    assert offline_node.answer(node, questions).again
+    assert offline_node.answer(node, queries).again
 
 
 def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
-    questions = make_questions(tmp_path / "questions.safetensors")
-    offline_node.answer(node, questions, tmp_path / "answers")
+    queries = make_queries(tmp_path / "queries.safetensors")
+    offline_node.answer(node, queries, tmp_path / "answers")
     (entry,) = [line for line in entries(node) if line["part"] == "kept"]
     (kept,) = node.glob(f"runs/*/{offline_node.LET_OUT}")
     blob = kept.read_bytes()
@@ -126,28 +126,28 @@ def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_pa
     assert entry["content"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
     (node / "secret").write_text("rehearsal 8\n")
     with pytest.raises(RunFolderError, match="is not what was let out"):
-        offline_node.answer(node, questions, tmp_path / "again")
+        offline_node.answer(node, queries, tmp_path / "again")
 
 
 def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = make_node(tmp_path / "clinic", 'approve = "each run"\n')
-    questions, out = make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers"
-    with pytest.raises(QuestionRefused, match=r"by rule approve: run .* waits"):
-        offline_node.answer(node, questions, out)
+    queries, out = make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
+    with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
+        offline_node.answer(node, queries, out)
     assert entries(node) == []
     with pytest.raises(SystemExit):
-        cli.main(["questions", "show", str(questions)])
+        cli.main(["queries", "show", str(queries)])
     shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
     with pytest.raises(SystemExit):  # what the university reads out is what waits here
         cli.main(["node", "approve", str(node), shown.removeprefix("run ")])
-    offline_node.answer(node, questions, out)
-    assert offline_node.answer(node, questions, out).again
+    offline_node.answer(node, queries, out)
+    assert offline_node.answer(node, queries, out).again
     with pytest.raises(SystemExit):
         cli.main(["node", "reject", str(node), shown.removeprefix("run ")])
-    with pytest.raises(QuestionRefused, match="rejected by its owner"):
-        offline_node.answer(node, questions, out)  # not even what has left already
+    with pytest.raises(QueryRefused, match="rejected by its owner"):
+        offline_node.answer(node, queries, out)  # not even what has left already
     told = [(line["event"], line["who"]) for line in SecurityLog(node).lines()]
     signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
     assert [event for event, _ in told] == [
@@ -156,24 +156,24 @@ def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
     assert {who for event, who in told if event in ("waits", "joined")} == {signer}
 
 
-def test_the_same_questions_under_another_key_neither_use_nor_undo_an_approval(tmp_path: Path) -> None:
+def test_the_same_queries_under_another_key_neither_use_nor_undo_an_approval(tmp_path: Path) -> None:
     node, out = make_node(tmp_path / "clinic", 'approve = "each run"\n'), tmp_path / "answers"
     files = []
     for server in ("first", "second"):
         (tmp_path / server).mkdir()
-        files.append(make_questions(tmp_path / server / "questions.safetensors"))
+        files.append(make_queries(tmp_path / server / "queries.safetensors"))
     first, second = files
     assert first.read_bytes() == second.read_bytes()
-    with pytest.raises(QuestionRefused):
+    with pytest.raises(QueryRefused):
         offline_node.answer(node, first, out)
     requests = Requests(node, owner_folder.read(node))
     (asked,) = requests.all()
     requests.decide(asked.sha256, True)
     for _ in range(2):
-        with pytest.raises(QuestionRefused, match=r"by rule approve: run .* waits"):
+        with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
             offline_node.answer(node, second, out)
     offline_node.answer(node, first, out)
-    with pytest.raises(QuestionRefused, match=r"by rule approve: run .* waits"):
+    with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
         offline_node.answer(node, second, out)  # not even what has left already
     assert {request.server == asked.server: request.state for request in requests.all()} == {
         True: "used",
@@ -186,9 +186,9 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, out = make_node(tmp_path / "clinic", 'approve = "each run"\n'), tmp_path / "answers"
-    questions = make_questions(tmp_path / "questions.safetensors")
-    with pytest.raises(QuestionRefused):
-        offline_node.answer(node, questions, out)
+    queries = make_queries(tmp_path / "queries.safetensors")
+    with pytest.raises(QueryRefused):
+        offline_node.answer(node, queries, out)
     requests = Requests(node, owner_folder.read(node))
     (sha256,) = [request.sha256 for request in requests.all()]
     requests.decide(sha256, True)
@@ -214,8 +214,8 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     if at == "training":
         monkeypatch.setattr(Session, "learn", learn)
     monkeypatch.setattr(Session, "answer", answer)
-    with pytest.raises(QuestionRefused, match="is rejected by its owner"):
-        offline_node.answer(node, questions, out, report=reject if at == "training" else lambda _: None)
+    with pytest.raises(QueryRefused, match="is rejected by its owner"):
+        offline_node.answer(node, queries, out, report=reject if at == "training" else lambda _: None)
     assert len(asked) == {"training": 0, "answers": 1, "the end": ASKS}[at]
     assert len(learned) == (at == "training")
     assert not out.exists()
@@ -223,32 +223,32 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
 
 
 def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:
-    questions = make_questions(tmp_path / "questions.safetensors")
+    queries = make_queries(tmp_path / "queries.safetensors")
     signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
     one, other = (
         make_node(tmp_path / allowed[:4], f'allowed_servers = ["{allowed}"]\n')
         for allowed in (signer, "0" * 32)
     )
-    assert offline_node.answer(one, questions, tmp_path / "answers").signer
-    with pytest.raises(QuestionRefused, match=f"by rule allowed_servers: not {signer}"):
-        offline_node.answer(other, questions, tmp_path / "others")
+    assert offline_node.answer(one, queries, tmp_path / "answers").signer
+    with pytest.raises(QueryRefused, match=f"by rule allowed_servers: not {signer}"):
+        offline_node.answer(other, queries, tmp_path / "others")
 
 
 def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
-    questions = make_questions(tmp_path / "questions.safetensors", rows=torch.tensor([3, 1000]).int())
-    with pytest.raises(QuestionRefused, match="names rows outside the 23"):
-        offline_node.answer(node, questions, tmp_path / "answers")
+    queries = make_queries(tmp_path / "queries.safetensors", rows=torch.tensor([3, 1000]).int())
+    with pytest.raises(QueryRefused, match="names rows outside the 23"):
+        offline_node.answer(node, queries, tmp_path / "answers")
     (refusal,) = entries(node, "refused")
     assert refusal["number"] == len(list(entries(node, "answer"))) > 0
-    assert refusal["question"] == "predict"
+    assert refusal["query"] == "predict"
     assert "rows outside the 23" in refusal["rule"]
 
 
 def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic", "most_bytes = 100\n")
-    with pytest.raises(QuestionRefused, match="most_bytes: 100"):
-        offline_node.answer(node, make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers")
+    with pytest.raises(QueryRefused, match="most_bytes: 100"):
+        offline_node.answer(node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers")
     (refusal,) = entries(node, "refused")
     assert refusal["rule"] == "most_bytes: 100 bytes"
 
@@ -257,11 +257,11 @@ def test_what_is_left_of_a_limit_is_known_before_any_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = len(CONFIG.asks(Public("made", torch.zeros(23, *SHAPE)), 4))
-    node = make_node(tmp_path / "clinic", f"most_questions = {asked + 1}\n")
-    offline_node.answer(node, make_questions(tmp_path / "one.safetensors"), tmp_path / "one")
+    node = make_node(tmp_path / "clinic", f"most_queries = {asked + 1}\n")
+    offline_node.answer(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
     monkeypatch.setattr(Session, "learn", lambda *given: pytest.fail("it trained for nothing"))
-    with pytest.raises(QuestionRefused, match=f"most_questions: 1, and the file asks {asked}"):
-        offline_node.answer(node, make_questions(tmp_path / "two.safetensors"), tmp_path / "two")
+    with pytest.raises(QueryRefused, match=f"most_queries: 1, and the file asks {asked}"):
+        offline_node.answer(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 
 
 def test_what_fails_in_another_library_is_a_refusal_in_the_log(
@@ -273,7 +273,7 @@ def test_what_fails_in_another_library_is_a_refusal_in_the_log(
     node = make_node(tmp_path / "clinic")
     monkeypatch.setattr(Session, "answer", fails)
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="patient 4711"):
-        offline_node.answer(node, make_questions(tmp_path / "questions.safetensors"), tmp_path / "answers")
+        offline_node.answer(node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers")
     (refusal,) = entries(node, "refused")
     assert refusal["rule"] == "its data or model fail here: its own log says more"
     assert not caplog.messages
@@ -282,7 +282,7 @@ def test_what_fails_in_another_library_is_a_refusal_in_the_log(
 def test_a_folder_whose_name_is_no_text_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    questions = make_questions(tmp_path / "questions.safetensors")
+    queries = make_queries(tmp_path / "queries.safetensors")
     try:
         node = make_node(Path(os.fsdecode(bytes(tmp_path / "clinic") + b"\xff")))
     except OSError:
@@ -295,7 +295,7 @@ def test_a_folder_whose_name_is_no_text_is_one_line(
     for words in (
         ["node", "check", str(node)],
         ["node", "check", "."],
-        ["node", "answer", ".", str(questions)],
+        ["node", "answer", ".", str(queries)],
     ):
         with pytest.raises(SystemExit) as left:
             cli.main(words)
@@ -305,12 +305,12 @@ def test_a_folder_whose_name_is_no_text_is_one_line(
         assert "utf-8" in told.err.lower()
 
 
-def test_answers_to_other_questions_are_not_written_over(tmp_path: Path) -> None:
+def test_answers_to_other_queries_are_not_written_over(tmp_path: Path) -> None:
     node, out = make_node(tmp_path / "clinic"), tmp_path / "answers"
-    first, second = (make_questions(tmp_path / name) for name in ("one.safetensors", "two.safetensors"))
+    first, second = (make_queries(tmp_path / name) for name in ("one.safetensors", "two.safetensors"))
     offline_node.answer(node, first, out)
     before = out.read_bytes()
-    with pytest.raises(ArgumentError, match="this one answers other questions"):
+    with pytest.raises(ArgumentError, match="this one answers other queries"):
         offline_node.answer(node, second, out)
     assert out.read_bytes() == before
     assert offline_node.answer(node, first, out).again  # the same may be written again

@@ -27,7 +27,7 @@ import pytest
 pytest.importorskip("nvflare")
 
 from fedstill.cli import server as command
-from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QuestionRefused
+from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QueryRefused
 from fedstill.core.progress import Bars
 from fedstill.core.startup_kit import StartupKit
 from fedstill.data.loading import load
@@ -398,7 +398,7 @@ def test_the_status_names_runs_and_what_became_of_them(
 ) -> None:
     refused = federation.folder / "runs/trial-0-1f"  # whose job FLARE has forgotten
     refused.mkdir()
-    (refused / "stopped.json").write_text('{"error": "QuestionRefused", "text": "node \'east\' refuses"}')
+    (refused / "stopped.json").write_text('{"error": "QueryRefused", "text": "node \'east\' refuses"}')
     command.main(["status", str(federation.folder)])
     said = capsys.readouterr().out
     assert "2 nodes are there:" in said
@@ -729,7 +729,7 @@ def test_owners_decide_which_runs_begin(
     data = load(config.data, config.task, train_needed=False)
     public = load_public(config.public, data, config.task)[1]
     described = describe(plan_of(config, data, public, "run", 2), public)
-    with pytest.raises(QuestionRefused):
+    with pytest.raises(QueryRefused):
         requests.require("run", described, server)
     requests.decide(described.sha256, True)
 
@@ -738,8 +738,8 @@ def test_owners_decide_which_runs_begin(
     with pytest.raises(FedstillError) as refused:
         submit(replace(config, method=replace(config.method, epochs=2)), out, Bars(False), Listeners())
     told = str(refused.value)
-    assert "east' refuses question 'join' by rule minimum_records: 5, and here are fewer" in told
-    assert "north' refuses question 'join' by rule approve: run" in told
+    assert "east' refuses query 'join' by rule minimum_records: 5, and here are fewer" in told
+    assert "north' refuses query 'join' by rule approve: run" in told
     states = {each.sha256: (each.state, each.server) for each in requests.all()}
     assert states.pop(described.sha256) == ("approved", server)
     ((other, state),) = states.items()

@@ -21,7 +21,7 @@ import torch
 from fedstill.core.checkpoint import load_state
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import as_table
-from fedstill.core.errors import DataError, FedstillError, NodeFault, QuestionRefused
+from fedstill.core.errors import DataError, FedstillError, NodeFault, QueryRefused
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
 from fedstill.data.input_spec import InputSpec
@@ -38,7 +38,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.host import Host
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, Plan
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import assemble, local_processes
@@ -156,7 +156,7 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     away = Away(config, tmp_path)
     live = away.live()
     told = live.run()
-    assert (told["bytes"], told["questions"]) == (figures["bytes"], figures["questions"])
+    assert (told["bytes"], told["queries"]) == (figures["bytes"], figures["queries"])
     assert told["leaves"] == figures["leaves"]
     assert [node["bytes"] for node in told["nodes"]] == [node["bytes"] for node in figures["nodes"]]
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
@@ -189,7 +189,7 @@ def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, 
     away = Away(config, tmp_path)
     live = away.live()
     told = live.run()
-    assert (told["bytes"], told["questions"]) == (figures["bytes"], figures["questions"])
+    assert (told["bytes"], told["queries"]) == (figures["bytes"], figures["queries"])
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert told["privacy"] == figures["privacy"]
     assert told["privacy"]["guarantee"]
@@ -203,7 +203,7 @@ def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, 
 
 
 def test_no_run_gets_at_the_data_of_nodes_of_their_own(tmp_path: Path) -> None:
-    with pytest.raises(QuestionRefused, match="private data"):
+    with pytest.raises(QueryRefused, match="private data"):
         Away(tiny("centralized"), tmp_path).live().run()
 
 
@@ -232,7 +232,7 @@ X = torch.arange(8.0).view(2, 1, 2, 2) / 8
 class Scripted:
     """Nodes k = 1, 2, 3 that answer k x_0, k x_1 of each input, and do what a test tells them to."""
 
-    most: int | None = None  # questions that they answer
+    most: int | None = None  # queries that they answer
 
     def __init__(self, **link: Any) -> None:
         self.heard: list[tuple[str, str]] = []
@@ -240,12 +240,12 @@ class Scripted:
         self.nodes = ["one", "two", "three"]
         self.marks: dict[str, list[int]] = {name: [] for name in self.nodes}
         self.last = dict.fromkeys(self.nodes, -1)
-        question = Question("weigh", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, ("x",))
+        query = Query("weigh", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, ("x",))
         self.audit = AuditLog()
         self.federation = Remote(
             self,
             Plan("one", {"name": "fediod"}, SPEC),
-            {"weigh": question},
+            {"weigh": query},
             LinkConfig(**{"wait": 0.5, **link}),
             self.audit,
             Compute(),
@@ -264,7 +264,7 @@ class Scripted:
         if do == "hello":
             told = {"name": node, "protocol": PROTOCOL, "versions": {}}
         elif do == "join":
-            about = {"objections": {}, "most_questions": self.most, "learned": True}
+            about = {"objections": {}, "most_queries": self.most, "learned": True}
             told = {**about, "marks": self.marks[node], "last": self.last[node]}
         elif do == "answer":
             self.last[node] = header["number"]
@@ -373,7 +373,7 @@ def test_who_refuses_at_the_start_is_left_out_where_the_quorum_allows_it(
             about, objections={"weigh": "outputs_only: no logits"}
         )
     if not goes_on:
-        with pytest.raises(QuestionRefused, match="outputs_only: no logits"):
+        with pytest.raises(QueryRefused, match="outputs_only: no logits"):
             nodes.federation.require(["weigh"])
         assert nodes.events() == []
         return
@@ -483,14 +483,14 @@ def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: st
     nodes.federation.ask("weigh", x=x)["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
-    assert nodes.events() == [("two", 1, "left out")]  # in question 0 it had a part
+    assert nodes.events() == [("two", 1, "left out")]  # in query 0 it had a part
     assert reason in nodes.federation.out["two"].reason
 
 
 def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
     nodes = Scripted(quorum=0.6)
     logits = nodes.federation.ask("weigh", x=X.clone().requires_grad_())["logits"]
-    said = r"question 'weigh': the method's gradients of logits hold NaN .* its loss is not finite"
+    said = r"query 'weigh': the method's gradients of logits hold NaN .* its loss is not finite"
     with pytest.raises(DataError, match=said):
         (logits.sum() * torch.nan).backward()
     assert nodes.federation.out == {}
@@ -498,11 +498,11 @@ def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
 
 def test_who_refuses_does_not_come_back() -> None:
     nodes = Scripted(quorum=0.6)
-    error = {"kind": "QuestionRefused", "rule": "most_questions: 1", "text": "x", "question": "weigh"}
+    error = {"kind": "QueryRefused", "rule": "most_queries: 1", "text": "x", "query": "weigh"}
     nodes.breaks("two", "answer", lambda: pack({"error": error}))
     assert nodes.ask().nodes == ("one", "three")
     assert nodes.federation.out["two"].back is False
-    assert "most_questions: 1" in nodes.federation.out["two"].reason
+    assert "most_queries: 1" in nodes.federation.out["two"].reason
 
 
 def test_nodes_that_have_none_left_are_no_nodes_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,16 +513,16 @@ def test_nodes_that_have_none_left_are_no_nodes_without_a_limit(monkeypatch: pyt
 
 def test_all_who_refuse_are_named_with_their_rules() -> None:
     nodes = Scripted()
-    none = "questions: none"
-    rules = {"one": none, "two": "most_questions: 1", "three": none}
+    none = "queries: none"
+    rules = {"one": none, "two": "most_queries: 1", "three": none}
     for node, rule in rules.items():
-        error = {"kind": "QuestionRefused", "rule": rule, "text": "x", "question": "weigh"}
+        error = {"kind": "QueryRefused", "rule": rule, "text": "x", "query": "weigh"}
         nodes.breaks(node, "answer", lambda error=error: pack({"error": error}))  # type: ignore[misc]
-    with pytest.raises(QuestionRefused) as caught:
+    with pytest.raises(QueryRefused) as caught:
         nodes.ask()
     assert str(caught.value) == (
-        "nodes 'one', 'three' refuse question 'weigh' by rule questions: none; "
-        "node 'two' refuses question 'weigh' by rule most_questions: 1"
+        "nodes 'one', 'three' refuse query 'weigh' by rule queries: none; "
+        "node 'two' refuses query 'weigh' by rule most_queries: 1"
     )
 
 
@@ -537,7 +537,7 @@ def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> Non
     with pytest.raises(NodeFault) as caught:
         nodes.ask()
     assert str(caught.value) == (
-        "node 'one, three', question 'weigh': one: no answer within 0.1 s (link.wait); "
+        "node 'one, three', query 'weigh': one: no answer within 0.1 s (link.wait); "
         "three: no answer within 0.1 s (link.wait): no way; 1 of 3 nodes are left, link.quorum wants 3"
     )
 
@@ -549,7 +549,7 @@ def test_a_node_of_another_version_is_named() -> None:
     assert f"it speaks protocol 1, the server {PROTOCOL}" in nodes.federation.out["two"].reason
 
 
-def test_a_question_asked_again_after_others_is_counted_anew() -> None:
+def test_a_query_asked_again_after_others_is_counted_anew() -> None:
     """A node that went back and was asked in another order answers anew, and pays anew."""
     nodes = Scripted()
 
@@ -565,7 +565,7 @@ def test_a_question_asked_again_after_others_is_counted_anew() -> None:
         nodes.federation.number = 0
         nodes.ask()
         assert paid(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
-    assert nodes.audit.spent("two", ALL).questions == 1, "who says nothing of it is asked the same again"
+    assert nodes.audit.spent("two", ALL).queries == 1, "who says nothing of it is asked the same again"
     nodes.breaks("one", "answer", after(7))
     with pytest.raises(FedstillError, match="after is 7"):
         nodes.ask()
@@ -738,7 +738,7 @@ def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
     told = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert (told["accuracy"], told["bytes"]) == (figures["accuracy"], figures["bytes"])
-    assert live.federation.meter.questions >= 1 + 2 * 6
+    assert live.federation.meter.queries >= 1 + 2 * 6
 
 
 # --- what a node may not do to a run -----------------------------------------------------------------------
@@ -757,7 +757,7 @@ WITHOUT_BYTES = len(json.dumps(TOLD)).to_bytes(8, "little") + json.dumps(TOLD).e
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a mismatch": (
-        lambda: pack({"error": {"kind": "QuestionMismatch", "text": "x", "number": 1}}),
+        lambda: pack({"error": {"kind": "QueryMismatch", "text": "x", "number": 1}}),
         "again as number 1 with other content",
     ),
     "a shape that no memory has": (
@@ -826,7 +826,7 @@ def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.
 
 
 SAID = dataclasses.asdict(Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)))
-ABOUT = {"objections": {}, "most_questions": None, "learned": True, "marks": [], "last": -1}
+ABOUT = {"objections": {}, "most_queries": None, "learned": True, "marks": [], "last": -1}
 
 
 @pytest.mark.parametrize(

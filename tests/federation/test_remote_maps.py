@@ -61,7 +61,7 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     away = Away(config, tmp_path)
     live = away.live()
     told = live.run()
-    assert (told["bytes"], told["questions"]) == (figures["bytes"], figures["questions"])
+    assert (told["bytes"], told["queries"]) == (figures["bytes"], figures["queries"])
     assert told["leaves"] == figures["leaves"]
     assert ("perceptual loss is off" in str(figures.get("notes"))) == (not options)
     assert told.get("notes") == figures.get("notes"), "nodes told it as they joined"

@@ -25,7 +25,7 @@ def stopped(folder: Path, error: str, at: float = 1000.0) -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        ("QuestionRefused", "refused: node 'a' says no"),
+        ("QueryRefused", "refused: node 'a' says no"),
         ("MethodRefused", "refused: node 'a' says no"),
         ("ArgumentError", "stopped: node 'a' says no"),
         ("NodeFault", f"stopped: node 'a' says no{AGAIN}"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedstill.core.checkpoint import load_state
-from fedstill.core.errors import ArgumentError, FedstillError, NodeFault, QuestionRefused
+from fedstill.core.errors import ArgumentError, FedstillError, NodeFault, QueryRefused
 from fedstill.federation import summed as summed_answers
 from fedstill.federation.transport import LinkError
 from fedstill.methods import _averaging
@@ -160,17 +160,17 @@ def test_outside_the_owners_hours_no_sum_is_made_readable(tmp_path: Path) -> Non
         return serve(message)
 
     four = Four(summed("fedavg", quorum=0.7), tmp_path / "away", closes, sums_may_differ=True)
-    with pytest.raises(NodeFault, match="question 'reveal' by rule hours"):
+    with pytest.raises(NodeFault, match="query 'reveal' by rule hours"):
         four.live().run()
 
 
 def test_an_owner_who_wants_sums_refuses_answers_one_by_one(tmp_path: Path) -> None:
-    with pytest.raises(QuestionRefused, match="sums_only"):
+    with pytest.raises(QueryRefused, match="sums_only"):
         Four(summed("fedavg", sums=False), tmp_path / "away").live().run()
 
 
 def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> None:
-    """It leaves the sum out of a question, or takes it for itself."""
+    """It leaves the sum out of a query, or takes it for itself."""
     refusals: list[str] = []
 
     def asks(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
@@ -217,7 +217,7 @@ def test_a_server_that_shows_nodes_different_plans_has_them_not_meet(tmp_path: P
             return serve(pack(told, tensors))
         return serve(message)
 
-    with pytest.raises(QuestionRefused, match="signature"):
+    with pytest.raises(QueryRefused, match="signature"):
         Four(summed("fedavg"), tmp_path / "away", bent).live().run()
 
 
@@ -243,7 +243,7 @@ def test_a_server_that_told_nodes_different_things_reads_no_later_sum(
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         told, tensors = unpack(message)
-        if node == "node-0" and told.get("question") == when:
+        if node == "node-0" and told.get("query") == when:
             name = {"begin": "parameters", "examine": "x"}[when]
             return serve(pack(told, {**tensors, name: change(tensors[name])}))
         return serve(message)
@@ -283,7 +283,7 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     def stopped(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["do"] == "join" and node == "node-0":
             joining.append(message)
-        if header.get("question") == "predict":
+        if header.get("query") == "predict":
             told.append(four.hosts["node-0"].session.node.told["counts"])  # type: ignore[union-attr]
             raise RuntimeError("the server stops here")
         return serve(message)
@@ -307,7 +307,7 @@ def test_counts_that_are_not_on_disk_do_not_leave_when_they_are_asked_for_again(
     """The disk was full when they were to be kept; the server sends the same message once more."""
 
     def full(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if node != "node-0" or header.get("question") != "count_labels":
+        if node != "node-0" or header.get("query") != "count_labels":
             return serve(message)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RunFolder, "save", lambda *given: (_ for _ in ()).throw(OSError(28, "full")))
@@ -336,15 +336,15 @@ def test_gradients_pulled_back_at_another_scale_are_refused(tmp_path: Path) -> N
 def between(
     serve: Serve, message: bytes, name: str, extra: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> bytes:
-    """What a node answers at last to a server that leaves room between its questions, and between its sums,
-    and asks one question more before one of a name: the same, but for what is told here."""
+    """What a node answers at last to a server that leaves room between its queries, and between its sums,
+    and asks one query more before one of a name: the same, but for what is told here."""
     told, sent = unpack(message)
     if told["do"] != "answer":
         return serve(message)
     numbers = [told, *([told["sum"]] if "sum" in told else [])]
     for each in numbers:
         each["number"] = 2 * each["number"] + 1
-    if told["question"] == name:
+    if told["query"] == name:
         earlier = {**told, "number": told["number"] - 1}
         if "sum" in told:
             earlier["sum"] = {**told["sum"], "number": told["sum"]["number"] - 1}
@@ -352,13 +352,13 @@ def between(
     return serve(pack(told, sent))
 
 
-def test_a_question_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_path: Path) -> None:
-    """One node starts from other weights; a question that calls itself a sum which is read without some, and
+def test_a_query_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_path: Path) -> None:
+    """One node starts from other weights; a query that calls itself a sum which is read without some, and
     is none, comes to all alike after that."""
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         told, sent = unpack(message)
-        other = {"parameters": sent["parameters"] + 0.5} if header.get("question") == "begin" else {}
+        other = {"parameters": sent["parameters"] + 0.5} if header.get("query") == "begin" else {}
         if other and node != "node-0":
             other = sent
         if other:
@@ -373,10 +373,10 @@ def test_a_question_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_p
     assert from_ring(torch.stack(later[: len(NAMES)]).sum(0)).abs().median() > 1e3
 
 
-def test_a_question_that_fails_half_way_is_not_forgotten(
+def test_a_query_that_fails_half_way_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One node learns from other weights, for a question whose answer then fails."""
+    """One node learns from other weights, for a query whose answer then fails."""
     failing, plain = [False], _averaging.whole_numbers
 
     def whole_numbers(module: torch.nn.Module) -> torch.Tensor:
@@ -388,7 +388,7 @@ def test_a_question_that_fails_half_way_is_not_forgotten(
     monkeypatch.setattr(_averaging, "whole_numbers", whole_numbers)
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if node != "node-0" or header.get("question") != "train":
+        if node != "node-0" or header.get("query") != "train":
             return between(serve, message, "", {}, {})
         sent = unpack(message)[1]
         failing[0] = True
@@ -452,7 +452,7 @@ def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
     four = Four(config, tmp_path / "away")
     for host in four.hosts.values():
         host.file = replace(host.file, local=adam)
-    with pytest.raises(QuestionRefused, match=r"local\.optimizer"):
+    with pytest.raises(QueryRefused, match=r"local\.optimizer"):
         four.live().run()
 
 

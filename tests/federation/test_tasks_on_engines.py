@@ -138,7 +138,7 @@ def test_messages_change_nothing(task: str, method: str, tmp_path: Path) -> None
     live = Away(config, tmp_path / "away").live() if (tmp_path / "away").mkdir() is None else None
     assert live is not None
     told = live.run()
-    assert (told["bytes"], told["questions"]) == (figures["bytes"], figures["questions"])
+    assert (told["bytes"], told["queries"]) == (figures["bytes"], figures["queries"])
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     for figure in experiment.task.figures:
         assert told[figure.key] == figures[figure.key] == figures["student"][figure.key]

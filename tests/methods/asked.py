@@ -1,20 +1,20 @@
-"""Questions that several methods ask, each by itself."""
+"""Queries that several methods ask, each by itself."""
 
 from __future__ import annotations
 
 from fedstill.core.compute import Compute
 from fedstill.methods._histogram import CountsLabels, TellsSize
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSetting, Question, declared
+from fedstill.protocol.queries import NodeSetting, Query, declared
 from fedstill.tasks import Task
 from fedstill.tasks.classification import Classification
 
 
-def count_labels(task: Task) -> Question:
-    (question,) = declared(CountsLabels(), NodeSetting(task, LocalConfig(), Compute()))
-    return question
+def count_labels(task: Task) -> Query:
+    (query,) = declared(CountsLabels(), NodeSetting(task, LocalConfig(), Compute()))
+    return query
 
 
-def tell_size() -> Question:
-    (question,) = declared(TellsSize(), NodeSetting(Classification(2), LocalConfig(), Compute()))
-    return question
+def tell_size() -> Query:
+    (query,) = declared(TellsSize(), NodeSetting(Classification(2), LocalConfig(), Compute()))
+    return query

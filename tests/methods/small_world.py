@@ -175,12 +175,12 @@ def run(here: World, turns: int | None = None) -> World:
 def answering(here: World, change: Callable[..., Any]) -> None:
     """From now on nodes' answers are what ``change`` makes of them.
 
-    It gets the question, who is asked, what is sent and, by calling the last argument, what they answer.
+    It gets the query, who is asked, what is sent and, by calling the last argument, what they answer.
     """
     answer = here.federation._answer
 
     def changed(asked: tuple[str, ...], sent: Sent) -> Any:
-        return change(sent.question, asked, sent.tensors, partial(answer, asked, sent))
+        return change(sent.query, asked, sent.tensors, partial(answer, asked, sent))
 
     here.federation._answer = changed
 

@@ -19,11 +19,11 @@ from fedstill.methods._server import Server
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, side_of
 from fedstill.protocol.payload_kinds import Kind
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks.classification import Classification
 from tests.methods.small_world import make_nodes
 
-SHARE = Kind("share", "how much of the outputs is told", of="question")
+SHARE = Kind("share", "how much of the outputs is told", of="query")
 
 
 class Box:
@@ -56,7 +56,7 @@ class Keeps(Method):
     title: ClassVar[str] = "Keeps"
     rounds: int = 4
 
-    @question(sends={"x": "inputs", "t": "schedule", "share": SHARE}, releases={"logits": "logits"})
+    @query(sends={"x": "inputs", "t": "schedule", "share": SHARE}, releases={"logits": "logits"})
     def answer(self, nodes: Any, x: torch.Tensor, t: int, share: float) -> dict[str, torch.Tensor]:
         assert isinstance(t, int)
         assert isinstance(share, float)

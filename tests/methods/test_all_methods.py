@@ -22,7 +22,7 @@ from torch import nn
 import fedstill
 from fedstill.core.compute import EngineConfig
 from fedstill.core.config_tables import as_table
-from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QuestionRefused
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QueryRefused
 from fedstill.core.run_writer import Records
 from fedstill.core.workers import Workers
 from fedstill.data.input_spec import InputSpec
@@ -163,7 +163,7 @@ def test_stacked_and_one_by_one_give_equal_figures(name: str, options: dict[str,
     groups = [groups for phase, groups in stacked.experiment.groups.items() if phase == "distillation"]
     assert [len(group) for group in groups[0]] == [3]
     same_networks(stacked, alone, atol=NEAR)
-    for key in ("bytes", "questions", "questions_by_name", "leaves", "turns"):
+    for key in ("bytes", "queries", "queries_by_name", "leaves", "turns"):
         assert stacked.figures[key] == alone.figures[key], key
     assert stacked.figures["accuracy"] == pytest.approx(alone.figures["accuracy"], abs=2.0)
     if not alone.experiment.side.learns:
@@ -216,7 +216,7 @@ def test_something_is_learned_by_whoever_the_method_is_judged_by(name: str, opti
 
 
 class Moments:
-    """Counts what happens in a run, questions answered and states saved, and stops it after so many."""
+    """Counts what happens in a run, queries answered and states saved, and stops it after so many."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[str] = []
@@ -224,9 +224,9 @@ class Moments:
         self.counted = ""
         ask, save = Federation.ask, Records.save
 
-        def asked(federation: Federation, question: str, **given: Any) -> Any:
-            answers = ask(federation, question, **given)
-            self.happened(f"asked {question}")
+        def asked(federation: Federation, query: str, **given: Any) -> Any:
+            answers = ask(federation, query, **given)
+            self.happened(f"asked {query}")
             return answers
 
         def saved(records: Records, state: Any, since: float | None = None) -> None:
@@ -259,7 +259,7 @@ def stopped(moments: Moments, after: int, one: Setting, out: Path) -> None:
 def test_a_run_that_was_stopped_goes_on_to_the_figures_of_the_unbroken_one(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped between two turns, and within a turn: after a question of the second half, unsaved."""
+    """Stopped between two turns, and within a turn: after a query of the second half, unsaved."""
     whole = plain(name, options)
     moments = Moments(monkeypatch)
     (tmp_path / "count").mkdir()
@@ -367,31 +367,27 @@ def test_the_audit_log_shows_no_more_than_was_declared(name: str, options: dict[
     up = {kind for kind, size in kinds.items() if size["up"]}
     down = {kind for kind, size in kinds.items() if size["down"]}
     assert up <= set(side.leaves())
-    assert down <= {kind for question in side.questions.values() for kind in question.sends.values()} | {
-        "gradients"
-    }
+    assert down <= {kind for query in side.queries.values() for kind in query.sends.values()} | {"gradients"}
     assert one.figures["leaves"] == sorted(side.leaves())
     # What is declared in vain would have a policy refuse the method for nothing.
-    asked = {name for name, times in one.figures["questions_by_name"].items() if times}
-    told = {kind for name in asked for kind in side.questions[name].releases.values()}
+    asked = {name for name, times in one.figures["queries_by_name"].items() if times}
+    told = {kind for name in asked for kind in side.queries[name].releases.values()}
     assert told <= up
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_each_question_is_asked_as_often_as_it_says(name: str, options: dict[str, Any]) -> None:
+def test_each_query_is_asked_as_often_as_it_says(name: str, options: dict[str, Any]) -> None:
     """A node with a limit refuses beforehand by it."""
     one = plain(name, options)
-    declared = {
-        question.name: question.times for question in one.experiment.side.questions.values() if question.times
-    }
-    asked = one.figures["questions_by_name"]
+    declared = {query.name: query.times for query in one.experiment.side.queries.values() if query.times}
+    asked = one.figures["queries_by_name"]
     assert set(asked) <= set(declared)
     for node in one.experiment.nodes:
-        assert one.experiment.audit.spent(node.name, ALL).questions <= sum(declared.values())
+        assert one.experiment.audit.spent(node.name, ALL).queries <= sum(declared.values())
     if "participation" not in options and name != "centralized":
         assert asked == declared
         for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which asks its target otherwise
-            assert one.experiment.audit.spent(node.name, ALL).questions == sum(declared.values())
+            assert one.experiment.audit.spent(node.name, ALL).queries == sum(declared.values())
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -404,16 +400,16 @@ def test_no_answer_is_larger_than_an_owner_has_approved(name: str, options: dict
         InputSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
         public=fingerprint(given),
     )
-    asked = describe(plan, given).questions
+    asked = describe(plan, given).queries
     sizes: Counter[tuple[str, int, str]] = Counter()
     for entry in one.experiment.audit.entries():
-        sizes[entry["node"], entry["number"], entry["question"]] += sum(entry["up"].values())
-    for (_, _, question), size in sizes.items():
-        assert size <= (asked[question]["bytes"] or size)
+        sizes[entry["node"], entry["number"], entry["query"]] += sum(entry["up"].values())
+    for (_, _, query), size in sizes.items():
+        assert size <= (asked[query]["bytes"] or size)
 
 
 def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
-    """Refused at construction, with no network touched and no question asked."""
+    """Refused at construction, with no network touched and no query asked."""
     networks = [one.student, *one.models]
     first = copy.deepcopy([network.state_dict() for network in networks])
     with pytest.raises(kind) as caught:
@@ -434,8 +430,8 @@ def test_a_gate_of_outputs_only_refuses_all_else_before_any_training(
     if not told:
         assert ran(setting(name, options, policies=policies)).figures == plain(name, options).figures
         return
-    error = refused(setting(name, options, policies=policies), QuestionRefused)
-    assert isinstance(error, QuestionRefused)
+    error = refused(setting(name, options, policies=policies), QueryRefused)
+    assert isinstance(error, QueryRefused)
     assert error.node == "node-1"
     assert "outputs_only: no " in error.rule
     assert any(kind in error.rule for kind in told)

@@ -81,7 +81,7 @@ def test_of_drawn_maps_all_nodes_judge_the_same_images() -> None:
     for _ in range(4):
         one.server.step()
     assert set(up(one)) == {"data sizes", "critic", "gradients"}
-    assert one.audit.summary()["questions_by_name"] == {"tell_size": 1, "judge": 2}
+    assert one.audit.summary()["queries_by_name"] == {"tell_size": 1, "judge": 2}
 
 
 def test_it_reconstructs_from_outlines() -> None:
@@ -120,9 +120,9 @@ def away(one: World, *names: str) -> None:
     """Let nodes be away as maps are told, and only then."""
     one.federation.link = LinkConfig(quorum=0.3)
 
-    def heard(question: str, asked: Any, sent: Any, answer: Any) -> Any:
-        if question == "tell_maps" and asked[0] in names:
-            one.federation.leave_out(asked[0], question, "no answer", back=True, since=answer.args[1].number)
+    def heard(query: str, asked: Any, sent: Any, answer: Any) -> Any:
+        if query == "tell_maps" and asked[0] in names:
+            one.federation.leave_out(asked[0], query, "no answer", back=True, since=answer.args[1].number)
             return {}
         return answer()
 
@@ -137,7 +137,7 @@ def test_a_node_that_comes_back_without_having_told_maps_is_not_asked_about_its_
     for _ in range(3):
         one.server.step()
     assert one.federation.present == ("n0", "n1", "n2")
-    assert one.audit.summary()["questions_by_name"]["judge"] == 2 * 2, "of two nodes in two steps"
+    assert one.audit.summary()["queries_by_name"]["judge"] == 2 * 2, "of two nodes in two steps"
 
 
 def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:

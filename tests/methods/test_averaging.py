@@ -234,7 +234,7 @@ def test_a_personal_part_never_appears_in_any_message(
     one = world(config(rounds=3), descent(6), engine=engine)
     crossed: list[torch.Tensor] = []
 
-    def heard(question: str, asked: Any, sent: Any, answer: Any) -> Any:
+    def heard(query: str, asked: Any, sent: Any, answer: Any) -> Any:
         up = answer()
         crossed.extend([*sent.values(), *(tensor for told in up.values() for tensor in told.values())])
         return up
@@ -289,7 +289,7 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
     one = world(config(rounds=5, participation=0.5), descent(10), sizes=sizes, engine=engine)
     heard: list[tuple[str, ...]] = []
 
-    def listening(question: str, asked: tuple[str, ...], sent: Any, answer: Any) -> Any:
+    def listening(query: str, asked: tuple[str, ...], sent: Any, answer: Any) -> Any:
         heard.append(asked)
         return answer()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods import Answers, LabelHistogram, Method
 from fedstill.methods._node_memory import memory
 from fedstill.methods.fd import FD, others
@@ -103,7 +103,7 @@ def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_nois
     # Each of ten rows of ten numbers moves by 2 at most, in each of two rounds.
     assert total(budgets.mechanism.schedule()) == {Event("laplace", 0.5 / (2 * 10)): 20}
     with pytest.raises(
-        QuestionRefused, match="protect class scores: its model also learns the distance to what"
+        QueryRefused, match="protect class scores: its model also learns the distance to what"
     ):
         Simulation(digits_world.setting("fd", {}, privacies=[protected("dp-sgd")] * 3))
 
@@ -169,11 +169,11 @@ def test_fedproto_networks_of_unlike_features_need_a_size_for_all() -> None:
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
 def test_prototypes_leave_by_name_only_and_under_no_mechanism(name: str) -> None:
     """Of a class with one record they are that record's features: no output, and nothing bounds them."""
-    with pytest.raises(QuestionRefused, match="outputs_only: no prototypes"):
+    with pytest.raises(QueryRefused, match="outputs_only: no prototypes"):
         Simulation(digits_world.setting(name, {}, policies=[PolicyConfig()] * 3))
     Simulation(digits_world.setting(name, {}, policies=[PolicyConfig(kinds=("prototypes",))] * 3))
     for mechanism in ("dp-sgd", "noisy-outputs"):
-        with pytest.raises(QuestionRefused, match="does not say what it reads"):
+        with pytest.raises(QueryRefused, match="does not say what it reads"):
             Simulation(digits_world.setting(name, {}, privacies=[protected(mechanism)] * 3))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import tables
 from fedstill.methods.column_sums import ColumnSums, scaled, sums
@@ -25,7 +25,7 @@ from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import COLUMN_SUMS
-from fedstill.protocol.queries import NodeSide, Question, declared
+from fedstill.protocol.queries import NodeSide, Query, declared
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
@@ -48,19 +48,19 @@ def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
     return tables.encoded(cells, schema, "clinic", lambda row: f"row {row}")
 
 
-def asked(schema: Schema = SCHEMA) -> tuple[Question, Any]:
-    """The question, and its setting at a node."""
+def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
+    """The query, and its setting at a node."""
     at = SimpleNamespace(task=TASK, schema=schema, sums=False)
-    (question,) = declared(ColumnSums(), at)
-    return question, at
+    (query,) = declared(ColumnSums(), at)
+    return query, at
 
 
 def told(data: TensorData) -> torch.Tensor:
-    """What the question's handler reads of a node's records."""
-    question, _ = asked()
+    """What the query's handler reads of a node's records."""
+    query, _ = asked()
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
     group.knowing = lambda at, number: SimpleNamespace(**vars(group), at=at)
-    return question.handler(group, 0)["moments"][0]
+    return query.handler(group, 0)["moments"][0]
 
 
 def test_sums_by_hand() -> None:
@@ -71,10 +71,10 @@ def test_sums_by_hand() -> None:
 @given(seed=st.integers(0, 2**31), count=st.integers(3, 30), group=st.integers(1, 2))
 @settings(max_examples=25, deadline=None)
 def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, group: int) -> None:
-    question, _ = asked()
+    query, _ = asked()
     config = DPSGD(sums_noise=3.0, group_size=group)
-    made = Mechanism("clinic", config, NodeSide({question.name: question}), LocalConfig(), count, TASK)
-    rule = made.rule(question, "moments")
+    made = Mechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, TASK)
+    rule = made.rule(query, "moments")
     x = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
     x[:, 1:3] = x[:, 1:3].sign().clamp(0)
     x[:group] = torch.tensor([1.0, 1, 0, -1, 0])  # what moves all sums as far as can be
@@ -94,7 +94,7 @@ def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, gr
     assert rule.price(shape) == {Event("gaussian", 3.0 / group): 1}
     assert made.schedule()["other"] == {Event("gaussian", 3.0 / group): 1}
     bare = Mechanism("clinic", DPSGD(sums_noise=0.0), made.side, LocalConfig(), count, TASK)
-    assert bare.rule(question, "moments").price(shape) is None
+    assert bare.rule(query, "moments").price(shape) is None
 
 
 def test_scales_by_hand() -> None:
@@ -127,7 +127,7 @@ PARTS = [rows(CELLS), rows({**CELLS, "age": [100, 100, 100, 100]})]
 
 def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path: Path) -> None:
     policy, private = PolicyConfig(kinds=("column sums",)), DPSGD(epsilon=3.0, sums_noise=1e-6)
-    with pytest.raises(QuestionRefused, match="epsilon"):
+    with pytest.raises(QueryRefused, match="epsilon"):
         Simulation(setting(policy, PARTS, privacies=[private] * 2)).run()
     loose = DPSGD(sums_noise=1e-6)
     experiment = Simulation(setting(policy, PARTS, privacies=[loose] * 2))
@@ -139,7 +139,7 @@ def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path:
     log.open(tmp_path / FILE)
     entries = [entry for entry in log.entries() if entry["part"] == "answer"]
     assert [entry["price"] for entry in entries] == [{"gaussian(1e-06)": 1}] * 2
-    assert {entry["question"] for entry in entries} == {"sum_columns"}
+    assert {entry["query"] for entry in entries} == {"sum_columns"}
     log.close()
     made = tables.read_schema(tmp_path / "schema.toml")
     # Ages of both: -0.8 in all and squares of 1.14, over 8 rows.
@@ -153,7 +153,7 @@ def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path:
 
 
 def test_owners_let_sums_out_by_name_alone() -> None:
-    with pytest.raises(QuestionRefused, match=r"no column sums, unless its owner names it in policy\.kinds"):
+    with pytest.raises(QueryRefused, match=r"no column sums, unless its owner names it in policy\.kinds"):
         Simulation(setting(PolicyConfig(), PARTS))
     Simulation(setting(PolicyConfig(kinds=("column sums",)), PARTS))
     assert not COLUMN_SUMS.output

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
+from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.data.public import Public
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods._label_maps import FromMaps, Maps, told, whose
@@ -95,7 +95,7 @@ def test_images_that_are_not_square_are_not_turned() -> None:
 
 
 def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
-    with pytest.raises(QuestionRefused, match=r"label_maps: no .* method\.conditions = .drawn"):
+    with pytest.raises(QueryRefused, match=r"label_maps: no .* method\.conditions = .drawn"):
         world(policy=PolicyConfig())
     for policy in (PolicyConfig(label_maps=True), PolicyConfig(outputs_only=False)):
         world(policy=policy).server.step()
@@ -105,18 +105,18 @@ def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
 def test_by_default_no_node_says_how_far_images_are_from_its_own() -> None:
     """Asked often enough that tells the image, though no map has left."""
     one = world()
-    examine, gate = one.side.questions["examine"], Gate("n0", PolicyConfig(), AuditLog())
+    examine, gate = one.side.queries["examine"], Gate("n0", PolicyConfig(), AuditLog())
     assert str(gate.objection(examine)).startswith("label_maps: no difference, unless its owner")
-    apart = world(pixel=0.0, perceptual=0.0).side.questions["examine"]
+    apart = world(pixel=0.0, perceptual=0.0).side.queries["examine"]
     assert gate.objection(apart) is None
     assert (examine.reads, apart.reads) == (("difference",), ()), "it comes of the records themselves"
 
 
 def test_letting_label_maps_out_lets_nothing_else_out() -> None:
     one = world()
-    gate, question = one.nodes[0].gate, one.side.questions["tell_maps"]
-    assert gate.objection(question) is None
-    more = replace(question, releases={**question.releases, "weights": "parameters"})
+    gate, query = one.nodes[0].gate, one.side.queries["tell_maps"]
+    assert gate.objection(query) is None
+    more = replace(query, releases={**query.releases, "weights": "parameters"})
     assert gate.objection(more) == "outputs_only: no parameters"
 
 
@@ -135,7 +135,7 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
         one = world()
         one.federation.link = link
 
-        def lying(question: str, asked: Any, sent: Any, answer: Any) -> Any:
+        def lying(query: str, asked: Any, sent: Any, answer: Any) -> Any:
             return {name: {"maps": wrong} if name == "n1" else each for name, each in answer().items()}
 
         answering(one, lying)

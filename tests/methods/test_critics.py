@@ -65,7 +65,7 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
     assert slope[0, 3].abs().sum() == 0 == slope[1, 0].abs().sum()
 
 
-def test_a_question_with_too_few_maps_is_refused() -> None:
+def test_a_query_with_too_few_maps_is_refused() -> None:
     node, critics = world().nodes[0], critics_of()
     with pytest.raises(ArgumentError, match=r"shape of maps is \(3, 16, 16\): allowed is one for each of 4"):
         critics.judge(Group([node]), 0, X, MAPS[:, :3])

@@ -47,9 +47,9 @@ def heard(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
     """What is asked and answered from now on."""
     log = []
 
-    def noted(question: str, asked: Any, sent: Any, answer: Any) -> Any:
+    def noted(query: str, asked: Any, sent: Any, answer: Any) -> Any:
         told = answer()
-        log.append((question, dict(sent), told))
+        log.append((query, dict(sent), told))
         return told
 
     answering(here, noted)
@@ -116,8 +116,8 @@ def test_a_label_is_asked_for_again_only_when_it_is_too_old() -> None:
     log = heard(here)
     run(here)
     since: dict[int, int] = {}
-    for question, sent, _ in log:
-        if question != "learn":
+    for query, sent, _ in log:
+        if query != "learn":
             continue
         t, new, kept = int(sent["round"]), sent["rows"].tolist(), sent["kept"].tolist()
         assert len({*new, *kept}) == 11
@@ -134,14 +134,14 @@ def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> Non
     kept, plain = run(world(replace(ALL, keep=3))), world(ALL)
     first = heard(plain)
     run(plain)
-    t_g = next(sent["t_g"] for question, sent, _ in first if question == "learn")
+    t_g = next(sent["t_g"] for query, sent, _ in first if query == "learn")
     told = {int(row): t_g[at] for at, row in enumerate(first[0][1]["rows"])}
     for row, label in told.items():
         assert torch.equal(memory(kept.nodes[0], "labels")["t_g"][row], label)
     size = len(MIXED) * N * CLASSES * 4
     assert kept.audit.summary()["by_kind"]["logits"] == {"up": size, "down": size}
     assert plain.audit.summary()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}
-    assert kept.audit.summary()["questions_by_name"] == {"predict": 3, "learn": 3}
+    assert kept.audit.summary()["queries_by_name"] == {"predict": 3, "learn": 3}
 
 
 def test_who_was_away_gets_all_labels_anew() -> None:

@@ -139,7 +139,7 @@ def test_equal_weights_need_no_counts() -> None:
     torch.testing.assert_close(
         made.server.state.targets["outputs"], told(made)[0].mean(0), rtol=1e-4, atol=1e-5
     )
-    assert made.audit.summary()["questions_by_name"] == {"predict": 1}
+    assert made.audit.summary()["queries_by_name"] == {"predict": 1}
 
 
 def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,15 +147,15 @@ def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fedad, "CHUNK", 5)
     made = run(world())
     summary = made.audit.summary()
-    assert summary["questions_by_name"] == {"count_labels": 1, "predict": 3}
-    assert made.side.questions["predict"].times == 3
+    assert summary["queries_by_name"] == {"count_labels": 1, "predict": 3}
+    assert made.side.queries["predict"].times == 3
     assert summary["by_kind"]["logits"]["up"] == 3 * N * 64 * 4
     assert summary["by_kind"][ATTENTION] == {"up": 3 * N * 64 * 4, "down": 0}
     for name, value in whole.server.state.targets.items():
         torch.testing.assert_close(made.server.state.targets[name], value, rtol=1e-4, atol=1e-5)
     assert CONFIG.one_round
     asks = CONFIG.asks(made.public, SEED)
-    assert [ask.question for ask in asks] == ["count_labels"] + ["predict"] * 3
+    assert [ask.query for ask in asks] == ["count_labels"] + ["predict"] * 3
     assert [ask.tensors["rows"].tolist() for ask in asks[1:]] == [[0, 5], [5, 10], [10, 13]]
 
 
@@ -172,17 +172,17 @@ def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do() -> None:
 
 def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_not() -> None:
     side = world().side
-    question = side.questions["predict"]
-    assert Gate("n0", PolicyConfig(outputs_only=True), AuditLog()).objection(question) is None
+    query = side.queries["predict"]
+    assert Gate("n0", PolicyConfig(outputs_only=True), AuditLog()).objection(query) is None
     learned = Mechanism("n0", DPSGD(epsilon=5.0), side, LOCAL, 10, IMAGES)
-    assert isinstance(learned.rule(question, "attention"), Derived)
-    assert unpriced(learned, question) is None
+    assert isinstance(learned.rule(query, "attention"), Derived)
+    assert unpriced(learned, query) is None
     side = world(specs=("small-cnn:4",) * 3, student="small-cnn:4", task=LABELS).side
-    question = side.questions["predict"]
+    query = side.queries["predict"]
     noisy = Mechanism("n0", NoisyOutputs(), side, LOCAL, 10, LABELS)
-    assert isinstance(noisy.rule(question, "attention"), Exact)
+    assert isinstance(noisy.rule(query, "attention"), Exact)
     priced = Mechanism("n0", NoisyOutputs(epsilon=5.0), side, LOCAL, 10, LABELS)
-    refused = unpriced(priced, question)
+    refused = unpriced(priced, query)
     assert refused is not None
     assert "no guarantee for attention maps" in refused
 
@@ -201,4 +201,4 @@ def test_stacked_and_one_by_one_give_equal_figures() -> None:
 def test_a_run_goes_on_to_the_same_student_and_asks_nobody_again(tmp_path: Path) -> None:
     straight, rest = run(world()), run(gone_on(world, 2, tmp_path), 1)
     assert torch.equal(to_vector(rest.server.student), to_vector(straight.server.student))
-    assert rest.audit.summary()["questions_by_name"] == {}
+    assert rest.audit.summary()["queries_by_name"] == {}

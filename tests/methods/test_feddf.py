@@ -128,7 +128,7 @@ def test_teachers_weighed_by_their_label_counts(specs: tuple[str, ...]) -> None:
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     assert torch.equal(here.server.state.histogram.counts, counts)
     told = here.audit.summary()
-    assert "tell_size" not in told["questions_by_name"]
+    assert "tell_size" not in told["queries_by_name"]
     assert told["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in here.nodes}
     received = {names[0]: {name: to_vector(models[name]) for name in names} for names, _ in here.server.kinds}
@@ -198,10 +198,10 @@ def without(here: World, away: set[str]) -> None:
     """Let nodes be away as others train."""
     here.federation.link = LinkConfig(quorum=0.2)
 
-    def heard(question: str, asked: Any, sent: Any, answer: Any) -> Any:
-        gone = away & set(asked) if question == "train" else set()
+    def heard(query: str, asked: Any, sent: Any, answer: Any) -> Any:
+        gone = away & set(asked) if query == "train" else set()
         for name in gone:
-            here.federation.leave_out(name, question, "no answer", back=True, since=answer.args[1].number)
+            here.federation.leave_out(name, query, "no answer", back=True, since=answer.args[1].number)
         return {name: told for name, told in answer().items() if name not in gone}
 
     answering(here, heard)

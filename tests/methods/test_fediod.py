@@ -101,7 +101,7 @@ class Plain:
         self.s_opt = torch.optim.Adam(self.S.parameters())
         self.sizes = [len(data) for data in self.data]
         self.pi = [size / sum(self.sizes) for size in self.sizes]
-        self.t, self.number = 0, 1  # question 0 asked for the label counts
+        self.t, self.number = 0, 1  # query 0 asked for the label counts
         self.remembered: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def rate(self, first: float, last: float) -> float:
@@ -282,7 +282,7 @@ def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_
     node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))}
     one.side.prepare([node])
     before = to_vector(node.modules["critic"])
-    one.side.questions["examine"].handler(Group([node]), 0, x=x)
+    one.side.queries["examine"].handler(Group([node]), 0, x=x)
     assert times[0] == drawn
     assert not torch.equal(to_vector(node.modules["critic"]), before)
 

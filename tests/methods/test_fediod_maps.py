@@ -50,7 +50,7 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
     one, plain = world(config, features=features), world(config, features=features)
     losses = one.server.step()
 
-    for node in plain.nodes:  # questions before the first examine, which take numbers
+    for node in plain.nodes:  # queries before the first examine, which take numbers
         node.model.requires_grad_(False)
     G, S = plain.server.state.generator, plain.server.student.eval()
     plain.server.state.source.load(one.server.state.source.state(), torch.device("cpu"))
@@ -58,7 +58,7 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
     x = G(TASK.condition(wish.maps))
     sizes = [float(len(node.data)) for node in plain.nodes]
     pi = torch.tensor(sizes) / sum(sizes)
-    number = 1 + len(plain.nodes)  # the counts were question 0, then each node was asked for its maps
+    number = 1 + len(plain.nodes)  # the counts were query 0, then each node was asked for its maps
     gan, unlike, z = torch.zeros(()), torch.zeros(()), []
     for k, node in enumerate(plain.nodes):
         D, drawn = node.modules["critic"].train(), node.sample(config.batch, "critic", number)
@@ -140,7 +140,7 @@ def test_pretraining_moves_generator_and_critics_and_leaves_the_student() -> Non
     assert "logits" not in up(one)
     one.server.step()
     assert not torch.equal(weights(one.server.student), student)
-    assert one.audit.summary()["questions_by_name"] == {
+    assert one.audit.summary()["queries_by_name"] == {
         "count_labels": 1, "tell_maps": 3, "judge": 2, "examine": 1,
     }  # fmt: skip
 
@@ -151,9 +151,9 @@ def test_critics_are_weighed_before_the_student_as_with_it() -> None:
         one = world(pretrain=1, gan_weights=how)
         given: list[torch.Tensor] = []
 
-        def heard(question: str, *_: Any, given: list[torch.Tensor] = given) -> Any:
+        def heard(query: str, *_: Any, given: list[torch.Tensor] = given) -> Any:
             answers = _[-1]()
-            if question == "judge":
+            if query == "judge":
                 given.extend(F.softplus(each["critic"]).flatten(1).sum(1).mean() for each in answers.values())
             return answers
 
@@ -328,7 +328,7 @@ def test_nodes_and_student_get_what_is_measured_of_an_image() -> None:
     losses = one.server.step()
     assert set(losses) >= {"gan", "difference", "mimic", "student"}
     assert len(seen) >= 4
-    asked = one.server.state.student.replay.sample(100, 0)[0]  # all of this one question
+    asked = one.server.state.student.replay.sample(100, 0)[0]  # all of this one query
     measured = RECONSTRUCTION.observe(asked)
     assert (measured - asked).abs().max() > 0.01, "which is less than the whole image"
     for x in seen:

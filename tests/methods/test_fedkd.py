@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.errors import QuestionRefused
+from fedstill.core.errors import QueryRefused
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import shifted
 from fedstill.federation.federation import Answers
@@ -103,7 +103,7 @@ def test_the_ensemble_is_eq_1_by_hand() -> None:
     with torch.no_grad():
         mean = torch.stack([node.model(equal.public.inputs) for node in equal.nodes]).mean(0)
     torch.testing.assert_close(targets(equal)[0], mean, rtol=1e-4, atol=1e-5)
-    assert "count_labels" not in equal.federation.questions
+    assert "count_labels" not in equal.federation.queries
 
 
 def test_quantized_answers_are_off_by_less_than_one_step_and_always_up() -> None:
@@ -118,7 +118,7 @@ def test_quantized_answers_are_off_by_less_than_one_step_and_always_up() -> None
 
 def test_a_bound_fixed_beforehand_is_not_asked_for_and_clips() -> None:
     here = run(world(replace(CLEAR, levels=200, z_max=0.5, weights="equal")), 1)
-    assert "tell_range" not in here.federation.questions
+    assert "tell_range" not in here.federation.queries
     assert "logit range" not in here.audit.summary()["by_kind"]
     assert targets(here).abs().max() <= 0.5
     agreed = run(world(replace(CLEAR, levels=200)), 1)
@@ -163,7 +163,7 @@ def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
 def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
     here = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
     assert all(paid(here.audit, node.name)[1] == 1 for node in here.nodes), "tell_range"
-    with pytest.raises(QuestionRefused, match=r"guarantee for logit range; .*, in question tell_range"):
+    with pytest.raises(QueryRefused, match=r"guarantee for logit range; .*, in query tell_range"):
         world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))
 
@@ -183,10 +183,10 @@ def test_every_example_is_asked_in_chunks_once_and_never_its_inputs(monkeypatch:
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     here = run(world(CONFIG))
     asked = here.audit.summary()
-    assert asked["questions_by_name"] == {"count_labels": 1, "predict": 3, "tell_range": 1}
+    assert asked["queries_by_name"] == {"count_labels": 1, "predict": 3, "tell_range": 1}
     assert asked["by_kind"]["logits"]["up"] == N * CLASSES * len(SPECS)
     assert set(asked["by_kind"]) == {"indices", "label counts", "logit range", "logits", "schedule"}
-    assert here.federation.questions["predict"].times == 3
+    assert here.federation.queries["predict"].times == 3
     torch.testing.assert_close(targets(here), targets(whole))
 
 

@@ -50,12 +50,12 @@ def answers(here: World, x: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def asked(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, torch.Tensor]]]:
-    """Questions as the server asks them."""
+    """Queries as the server asks them."""
     log, ask = [], here.federation.ask
 
-    def noted(question: str, **sent: Any) -> Any:
-        log.append((question, sent))
-        return ask(question, **sent)
+    def noted(query: str, **sent: Any) -> Any:
+        log.append((query, sent))
+        return ask(query, **sent)
 
     monkeypatch.setattr(here.federation, "ask", noted)
     return log
@@ -88,18 +88,18 @@ def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = log[1][1]["rows"].long()
     expected = (counts[:, None] / counts.sum(0) * before[:, rows]).sum(0)
     torch.testing.assert_close(log[2][1]["consensus"], expected)
-    assert "count_labels" not in world(CONFIG).federation.questions
+    assert "count_labels" not in world(CONFIG).federation.queries
 
 
-def test_one_question_a_round_and_what_it_weighs() -> None:
+def test_one_query_a_round_and_what_it_weighs() -> None:
     here = run(world(CONFIG))
     told = here.audit.summary()
-    assert told["questions_by_name"] == {"communicate": 1, "digest": 1, "digest_and_communicate": 2}
+    assert told["queries_by_name"] == {"communicate": 1, "digest": 1, "digest_and_communicate": 2}
     logits = len(MIXED) * 11 * CLASSES * 4 * 3
     assert told["by_kind"]["logits"] == {"up": logits, "down": logits}
     assert set(told["by_kind"]) == {"indices", "logits", "schedule"}
     single = run(world(replace(CONFIG, rounds=1)))
-    assert single.audit.summary()["questions_by_name"] == {"communicate": 1, "digest": 1}
+    assert single.audit.summary()["queries_by_name"] == {"communicate": 1, "digest": 1}
 
 
 # --- digest, revisit -----------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(local_training, "train", noted)
     here = run(world(CONFIG, stacked=False))
-    assert here.side.first == Span(0, 2, 5)  # done before the first question
+    assert here.side.first == Span(0, 2, 5)  # done before the first query
     assert [span[1:] for span in spans if span[0] == "n0"] == [(2, 3, 5), (3, 4, 5), (4, 5, 5)]
 
 
@@ -169,8 +169,8 @@ def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     assert labels is not None
     assert (answers(here).argmax(2) == labels).float().mean() > 0.9
     whole = run(world(replace(CONFIG, public_epochs=1)))
-    assert whole.audit.summary()["questions_by_name"]["transfer"] == 1
-    assert whole.side.first is None  # the first part of local training follows in the same question
+    assert whole.audit.summary()["queries_by_name"]["transfer"] == 1
+    assert whole.side.first is None  # the first part of local training follows in the same query
 
 
 def test_transfer_goes_on_to_the_first_part_of_local_training() -> None:

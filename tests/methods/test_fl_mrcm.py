@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, NodeFault, QuestionRefused
+from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent
@@ -74,16 +74,14 @@ def test_the_target_tells_the_features_of_its_own_images_in_the_servers_network(
 def test_nobody_else_tells_where_a_target_is_named() -> None:
     made = world(replace(CONFIG, target="n1"))
     w, round = to_vector(made.server.student), torch.tensor(0)
-    with pytest.raises(
-        QuestionRefused, match=r"'n2' refuses question 'tell_features' by rule method.target: n1"
-    ):
+    with pytest.raises(QueryRefused, match=r"'n2' refuses query 'tell_features' by rule method.target: n1"):
         made.federation.ask("tell_features", of=["n2"], parameters=w, round=round)
 
 
 def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
     made = run(world())  # the target is the first node
     summary = made.audit.summary()
-    assert summary["questions_by_name"] == {"tell_size": 1, "tell_features": 2, "train": 2, "align": 2}
+    assert summary["queries_by_name"] == {"tell_size": 1, "tell_features": 2, "train": 2, "align": 2}
     size = 6 * 16 * 2 * 2 * 4
     # Up once a round, and down to both sources.
     assert summary["by_kind"][FEATURES] == {"up": 2 * size, "down": 2 * 2 * size}
@@ -97,12 +95,12 @@ def test_a_target_that_is_no_node_is_refused() -> None:
 
 def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None:
     side = world().side
-    without = replace(side, questions={"tell_features": side.questions["tell_features"]})
+    without = replace(side, queries={"tell_features": side.queries["tell_features"]})
     mechanism = Mechanism("n0", DPSGD(epsilon=5.0), without, LOCAL, 10, TASK)
-    told = unpriced(mechanism, side.questions["tell_features"])
+    told = unpriced(mechanism, side.queries["tell_features"])
     assert told is not None
     assert "no guarantee for latent features" in told
-    with pytest.raises(QuestionRefused, match=r"align.*does not say what it reads"):
+    with pytest.raises(QueryRefused, match=r"align.*does not say what it reads"):
         Mechanism("n0", DPSGD(), side, LOCAL, 10, TASK)
 
 
@@ -115,7 +113,7 @@ def test_without_alignment_it_is_fedavg(engine: str) -> None:
         run(world(config, engine=engine)) for config in (replace(CONFIG, lambda_adv=0.0), FedAvg(rounds=2))
     )
     same(made.server.student, plain.server.student)
-    assert set(made.side.questions) == {"tell_size", "train"}
+    assert set(made.side.queries) == {"tell_size", "train"}
 
 
 def test_a_step_at_a_source_by_hand() -> None:
@@ -169,18 +167,18 @@ def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
     made.federation.leave_out("n0", "train", "gone", back=False)
     run(made, 1)
     assert made.server.state.features is told
-    assert made.audit.summary()["questions_by_name"]["align"] == 2
+    assert made.audit.summary()["queries_by_name"]["align"] == 2
 
 
-@pytest.mark.parametrize("question", ["tell_features", "train"])
+@pytest.mark.parametrize("query", ["tell_features", "train"])
 @pytest.mark.parametrize("quorum", [0.5, 1.0])
-def test_sources_go_on_without_a_target_that_fails(question: str, quorum: float) -> None:
+def test_sources_go_on_without_a_target_that_fails(query: str, quorum: float) -> None:
     made = world()
     made.federation.link = LinkConfig(quorum=quorum)
 
     def faulty(name: str, asked: Any, sent: Any, answer: Any) -> Any:
         given = answer()
-        if name == question and "n0" in given:
+        if name == query and "n0" in given:
             return {**given, "n0": {part: each * torch.nan for part, each in given["n0"].items()}}
         return given
 
@@ -194,8 +192,8 @@ def test_sources_go_on_without_a_target_that_fails(question: str, quorum: float)
     assert made.server.done == 2
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
-    asked = made.audit.summary()["questions_by_name"]
-    assert asked.get("align", 0) == (2 if question == "train" else 0), "with what it told before, if anything"
+    asked = made.audit.summary()["queries_by_name"]
+    assert asked.get("align", 0) == (2 if query == "train" else 0), "with what it told before, if anything"
 
 
 def test_a_round_without_any_answer_stops_the_run() -> None:

@@ -93,12 +93,12 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
             method = METHODS[name]()
             if refusal(method.needs(), task) is None:
                 try:
-                    asked = side_of(method, setting).questions.values()
+                    asked = side_of(method, setting).queries.values()
                 except ArgumentError:  # an option that is not for this task
                     continue
                 tensors |= {part for each in asked for part in (*each.sends, *each.releases)}
     assert {"logits", "counts", "x"} <= tensors
-    # Audits of gates ask questions of their own, `methods/audited.py`, and read the answers; an approval's
+    # Audits of gates ask queries of their own, `methods/audited.py`, and read the answers; an approval's
     # document has keys of its own.
     others = ("mechanism_audits.py", "worlds.py", "request_text.py")
     # Roles, and keys of files and batches.

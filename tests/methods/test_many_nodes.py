@@ -1,4 +1,4 @@
-"""Many nodes, few asked: what a server does for a question grows with the nodes, not with their square."""
+"""Many nodes, few asked: what a server does for a query grows with the nodes, not with their square."""
 
 from __future__ import annotations
 

@@ -85,14 +85,14 @@ def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_path: Path) -> None:
-    policies = [PolicyConfig(questions=())] * 3  # who answers nothing can take part
+    policies = [PolicyConfig(queries=())] * 3  # who answers nothing can take part
     one = setting(Standalone(), engine=EngineConfig(name=engine), policies=policies)
     alone = [
         trained_alone(f"node-{index}", one.parts[index], model) for index, model in enumerate(one.models)
     ]
     experiment = Simulation(one)
     figures = experiment.run(tmp_path)
-    assert (figures["questions"], figures["questions_by_name"], figures["leaves"]) == (0, {}, [])
+    assert (figures["queries"], figures["queries_by_name"], figures["leaves"]) == (0, {}, [])
     assert figures["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
     assert entries(tmp_path) == []
     for model, expected in zip(one.models, alone, strict=True):
@@ -158,7 +158,7 @@ def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
         "down": 0,
         "by_kind": {"label counts": {"up": told, "down": 0}},
     }
-    assert figures["questions_by_name"] == {"count_labels": 1}
+    assert figures["queries_by_name"] == {"count_labels": 1}
     x = torch.zeros(5, *SHAPE)
     asked_about(experiment, x)
     kinds = experiment.audit.summary()["by_kind"]
@@ -204,6 +204,6 @@ def test_centralized_hands_over_exactly_the_data(tmp_path: Path) -> None:
     }
     assert [node["bytes"] for node in figures["nodes"]] == [{"up": size, "down": 0} for size in each]
     lines = entries(tmp_path)
-    assert [(line["node"], line["question"]) for line in lines] == [
+    assert [(line["node"], line["query"]) for line in lines] == [
         (f"node-{index}", "hand_over") for index in range(3)
     ]

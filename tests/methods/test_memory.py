@@ -1,4 +1,4 @@
-"""What the server remembers of its questions."""
+"""What the server remembers of its queries."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method, side_of
-from fedstill.protocol.queries import NodeSetting, Question
+from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.tasks.classification import Classification
@@ -137,17 +137,17 @@ def test_a_class_that_says_it_lies_among_ours_is_not_ours() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counting(CountsLabels, Idle):
-    """Counts labels by the package's own question, or by one of its own that is called so."""
+    """Counts labels by the package's own query, or by one of its own that is called so."""
 
     own: bool = False
 
-    def questions(self, at: NodeSetting) -> Iterable[Question]:
-        for asked in super().questions(at):
+    def queries(self, at: NodeSetting) -> Iterable[Query]:
+        for asked in super().queries(at):
             yield replace(asked, handler=lambda *given, **sent: {}) if self.own else asked
 
 
 def test_only_the_packages_own_answers_keep_their_kinds_name() -> None:
     at = NodeSetting(Classification(3), LocalConfig(), Compute())
-    plain, posing = (side_of(Counting(own=own), at).questions["count_labels"] for own in (False, True))
+    plain, posing = (side_of(Counting(own=own), at).queries["count_labels"] for own in (False, True))
     assert {kind.package for kind in plain.releases.values()} == {""}
     assert {kind.package for kind in posing.releases.values()} == {"tests"}

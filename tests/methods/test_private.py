@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstill.core.compute import EngineConfig
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import FILE, AuditLog
@@ -112,7 +112,7 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {}, [privately("dp-sgd")] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         model = Event("gaussian", 0.5, rate=16 / size)  # 2 epochs in batches of 16
-        critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 questions
+        critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 queries
         price = Price({model: steps, critic: 3, Event("laplace", 10.0): 1})
         assert paid(experiment.audit, node.name) == (as_text(price), 0)
 
@@ -215,11 +215,11 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
 
 
 def test_rounds_of_training_are_refused_under_pate_and_bare_under_noise_on_outputs() -> None:
-    with pytest.raises(QuestionRefused, match="teachers learn once"):
+    with pytest.raises(QueryRefused, match="teachers learn once"):
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
     _, figures = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
     assert figures["privacy"]["text"] == "no guarantee"
-    with pytest.raises(QuestionRefused, match="guarantee"):
+    with pytest.raises(QueryRefused, match="guarantee"):
         Simulation(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
 
 
@@ -230,17 +230,17 @@ def test_public_data_among_a_nodes_own_are_refused_under_a_mechanism() -> None:
 
 def test_ratings_of_critics_on_the_records_themselves_are_refused_under_a_budget() -> None:
     bare = setting("fediod", {"importance": "realness"}, [privately("pate", epsilon=1e6)] * 3)
-    with pytest.raises(QuestionRefused, match="guarantee"):
+    with pytest.raises(QueryRefused, match="guarantee"):
         Simulation(bare)
 
 
 @pytest.mark.parametrize("mechanism", ["pate", "noisy-outputs"])
 def test_a_distance_to_batch_norm_that_no_noise_covers_is_refused_under_a_budget(mechanism: str) -> None:
     bare = setting("dense", {}, [privately(mechanism, epsilon=1e6)] * 3)
-    with pytest.raises(QuestionRefused, match="no guarantee for batch norm distance"):
+    with pytest.raises(QueryRefused, match="no guarantee for batch norm distance"):
         Simulation(bare)
 
 
 def test_a_run_beyond_the_budget_is_refused_before_anything_is_trained() -> None:
-    with pytest.raises(QuestionRefused, match=r"privacy budget: the budget is epsilon 0\.5"):
+    with pytest.raises(QueryRefused, match=r"privacy budget: the budget is epsilon 0\.5"):
         Simulation(setting("fediod", {}, [privately("dp-sgd", epsilon=0.5)] * 3))

@@ -13,7 +13,7 @@ import torch
 from fedstill import tasks
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import Public
 from fedstill.methods import fedkd
 from fedstill.methods.centralized import Centralized
@@ -163,7 +163,7 @@ def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: in
     torch.testing.assert_close(z_hat[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_large_pictures_are_asked_about_in_smaller_questions() -> None:
+def test_large_pictures_are_asked_about_in_smaller_queries() -> None:
     pictures = Public("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
     assert fedkd.chunk(pictures) == 2**24 // (3 * 256 * 256) == 85
     assert fedkd.chunk(Public("made", torch.zeros(5, 3, 32, 32))) == 2000
@@ -191,10 +191,10 @@ def test_what_would_be_shifted_and_cannot_be_is_refused(name: str, options: Any,
 
 
 def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
-    one = setting("multi-label", PublicOnly(), policies=[PolicyConfig(questions=())] * 2)
+    one = setting("multi-label", PublicOnly(), policies=[PolicyConfig(queries=())] * 2)
     experiment = Simulation(one)
     figures = experiment.run()
-    assert figures["bytes"]["up"] == figures["questions"] == 0
+    assert figures["bytes"]["up"] == figures["queries"] == 0
     other = setting("multi-label", PublicOnly(), parts=[data_of("multi-label", 5, 50 + k) for k in range(2)])
     Simulation(other).run()
     for mine, theirs in zip(one.student.parameters(), other.student.parameters(), strict=True):
@@ -243,11 +243,11 @@ def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
 def test_teachers_and_noisy_pictures_are_refused_before_training(name: str) -> None:
     method = FedKD(epochs=1, batch=8, z_max=10.0)
     pate = PATE(epsilon=30.0, pate=PateConfig(teachers=3))
-    with pytest.raises(QuestionRefused, match=r"teachers vote for one class an input.*take dp-sgd"):
+    with pytest.raises(QueryRefused, match=r"teachers vote for one class an input.*take dp-sgd"):
         Simulation(setting(name, method, privacies=[pate] * 2))
     noisy = NoisyOutputs(epsilon=1e4, outputs=OutputsConfig(bound=5.0))
     if name == "multi-label":
         assert Simulation(setting(name, method, privacies=[noisy] * 2)).run()["privacy"]["guarantee"]
         return
-    with pytest.raises(QuestionRefused, match=r"are pictures.*take dp-sgd"):
+    with pytest.raises(QueryRefused, match=r"are pictures.*take dp-sgd"):
         Simulation(setting(name, method, privacies=[noisy] * 2))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.seeds import torch_generator
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.co_boosting import CoBoosting
@@ -181,14 +181,14 @@ def test_what_leaves_asked_and_uploaded(config: Any) -> None:
     beside = {"batch norm distance"} if config is DENSER else set()
     assert told == [{"logits", "gradients", *beside}, {"parameters"}]
     assert [len({entry["number"] for entry in one.audit.entries()}) for one in (asked, uploaded)] == [
-        config.steps * config.questions_a_step,
+        config.steps * config.queries_a_step,
         1,
     ]
 
 
 def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
     for config in (DENSER, BOOSTING):
-        with pytest.raises(QuestionRefused, match="outputs_only: no parameters"):
+        with pytest.raises(QueryRefused, match="outputs_only: no parameters"):
             world(replace(config, models="uploaded"), policy=PolicyConfig())
         world(config, policy=PolicyConfig())
 
@@ -231,9 +231,9 @@ def test_who_was_away_as_label_counts_were_told_does_not_count_once_back(models:
     here = world(config)
     here.federation.link = LinkConfig(quorum=0.3)
 
-    def heard(question: str, asked: Any, sent: Any, answer: Any) -> Any:
-        if question == "count_labels":
-            here.federation.leave_out("n1", question, "no answer", back=True, since=answer.args[1].number)
+    def heard(query: str, asked: Any, sent: Any, answer: Any) -> Any:
+        if query == "count_labels":
+            here.federation.leave_out("n1", query, "no answer", back=True, since=answer.args[1].number)
         return {name: told for name, told in answer().items() if name not in here.federation.out}
 
     answering(here, heard)

@@ -56,7 +56,7 @@ SUMMED = {
     "FedIOD": FEDIOD,
     "FedIOD by size": replace(FEDIOD, importance="size"),
     "FedIOD without slopes": replace(FEDIOD, through=False),
-    "FedIOD with fresh questions": replace(FEDIOD, student_inputs="fresh", student_steps=1),
+    "FedIOD with fresh queries": replace(FEDIOD, student_inputs="fresh", student_steps=1),
     "FedKD": FEDKD,
     "FedKD, all alike": replace(FEDKD, weights="equal"),
     "FedZGE": FedZGE(
@@ -175,11 +175,11 @@ def asked(name: str) -> str:
     chosen: dict[str, Any] = {key: value for key, value in wanted.items() if key in own}
     at = NodeSetting(small_world.TASK, LocalConfig(), Compute(), stand_in(small_world.TASK), sums=True)
     try:
-        questions = replace(method, **chosen).node_side(at).questions
-        check_summed(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), questions)
+        queries = replace(method, **chosen).node_side(at).queries
+        check_summed(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), queries)
     except ArgumentError:
         return ""
-    return "sums" if any(question.sums for question in questions.values()) else "nothing leaves"
+    return "sums" if any(query.sums for query in queries.values()) else "nothing leaves"
 
 
 def test_each_method_runs_on_sums_or_is_refused_as_the_page_says() -> None:
@@ -232,7 +232,7 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
         task=Classification(classes),
         **({"public": public} if method.needs().public else {}),
     )
-    for name in {"count_labels", "tell_size"} & here.side.questions.keys():
+    for name in {"count_labels", "tell_size"} & here.side.queries.keys():
         here.server.ask(name)
     return here
 
@@ -240,8 +240,8 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
 def seen(here: World, gradients: bool = False) -> torch.Tensor:
     """Return everything that the server reads about one input, with the gradients of each class."""
     found = []
-    for name, asked in here.side.questions.items():
-        if not asked.sums_outputs or "consensus" in asked.sends:  # which is the other question once more
+    for name, asked in here.side.queries.items():
+        if not asked.sums_outputs or "consensus" in asked.sends:  # which is the other query once more
             continue
         x = torch.zeros(1, *small_world.SHAPE, requires_grad=gradients)
         view = next(VIEWS)  # of which nothing is cached; the input is zero in all of them

@@ -265,9 +265,9 @@ def test_a_file_says_of_a_model_what_a_node_file_says(tmp_path: Path) -> None:
 def test_an_endpoint_is_asked_in_parts_and_names_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def answer(question: Any) -> Any:
-        asked.append(question["inputs"])
-        return {"probabilities": [[0.25, 0.75]] * len(question["inputs"]), "classes": ["yes", "no"]}
+    def answer(query: Any) -> Any:
+        asked.append(query["inputs"])
+        return {"probabilities": [[0.25, 0.75]] * len(query["inputs"]), "classes": ["yes", "no"]}
 
     monkeypatch.setattr(predictors, "MOST_VALUES", 3 * 2)
     with serving(answer) as url:
@@ -279,9 +279,9 @@ def test_an_endpoint_is_asked_in_parts_and_names_its_classes(monkeypatch: pytest
 
 
 def test_an_endpoint_may_give_logits_or_numbers() -> None:
-    with serving(lambda question: {"logits": [row[:2] for row in question["inputs"]]}) as url:
+    with serving(lambda query: {"logits": [row[:2] for row in query["inputs"]]}) as url:
         assert torch.equal(named(url, Path())(ROWS), ROWS[:, :2])
-    with serving(lambda question: {"numbers": [20.0] * len(question["inputs"])}) as url:
+    with serving(lambda query: {"numbers": [20.0] * len(query["inputs"])}) as url:
         assert named(url, Path(), table(DAYS), takes="raw")(ROWS).tolist() == [[0.0], [0.0]]
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from fedstill.methods import Group, payload_kinds, question
+from fedstill.methods import Group, payload_kinds, query
 from fedstill.methods.fediod import FedIOD
 
 NAME = "tests.node.judging:Judging"
@@ -20,7 +20,7 @@ kinds = ["tests: logits", "tests: critic", "tests: gradients", "tests: label cou
 class Judging(FedIOD):
     title: ClassVar[str] = "Judging"
 
-    @question(
+    @query(
         sends={"x": payload_kinds.INPUTS},
         releases={"critic": payload_kinds.CRITIC},
         differentiable=("x",),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.node_data import PrivateConfig
@@ -37,7 +37,7 @@ def refused(clinic: Clinic) -> str:
     """By which rule the node does not let its run in."""
     told = clinic.say("join", plan=clinic.plan.to_dict())
     assert isinstance(told, dict), told
-    assert told["kind"] == "QuestionRefused"
+    assert told["kind"] == "QueryRefused"
     return str(told["rule"])
 
 
@@ -78,7 +78,7 @@ def test_hours_have_a_beginning_and_an_end(hours: str, at: str, inside: bool) ->
     if inside:
         admission.require_hour("clinic", policy, "join", clock)
         return
-    with pytest.raises(QuestionRefused, match=f"question 'join' by rule hours: {hours}"):
+    with pytest.raises(QueryRefused, match=f"query 'join' by rule hours: {hours}"):
         admission.require_hour("clinic", policy, "join", clock)
 
 
@@ -135,7 +135,7 @@ def test_after_hours_nothing_is_learned_or_answered(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(clinic.host.file.policy.__class__, "hours", f"{soon}-{later}")
     object.__setattr__(clinic.host.file.policy, "hours", f"{soon}-{later}")
     for do in ("learn", "answer", "pull back"):
-        told = clinic.say(do, seconds=1, question="examine", number=0, differentiable=True)
+        told = clinic.say(do, seconds=1, query="examine", number=0, differentiable=True)
         assert told["rule"].startswith(f"hours: {soon}-{later}")
     assert clinic.left() == []
 
@@ -362,7 +362,7 @@ def test_another_server_or_another_protection_is_asked_anew(tmp_path: Path) -> N
 
 
 def test_whoever_asks_twice_is_not_taken_for_the_server_that_was_approved(tmp_path: Path) -> None:
-    """Nor does another's question end the run that was approved."""
+    """Nor does another's query end the run that was approved."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -500,7 +500,7 @@ def test_requests_under_ever_new_keys_are_limited_and_touch_no_approval(
 
 
 def test_a_run_that_one_server_began_is_not_continued_by_another(tmp_path: Path) -> None:
-    """Also where both have an approval: its state and its question numbers are the first one's."""
+    """Also where both have an approval: its state and its query numbers are the first one's."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.asker = KNOWN
     refused(clinic)
@@ -545,7 +545,7 @@ def test_a_run_that_waits_does_not_stop_the_one_at_work(tmp_path: Path) -> None:
 
 
 def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
-    """Six questions about four inputs each; over a stop, too, and whatever the policy would allow."""
+    """Six queries about four inputs each; over a stop, too, and whatever the policy would allow."""
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
     decide(clinic)
@@ -561,11 +561,11 @@ def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
     assert isinstance(clinic.ask(0), tuple)  # the same again, which costs nothing
     assert isinstance(clinic.ask(5), tuple)
     refusal = clinic.ask(6)
-    assert (refusal["kind"], refusal["question"], refusal["rule"]) == (
-        "QuestionRefused", "examine", "approved: 6 times",
+    assert (refusal["kind"], refusal["query"], refusal["rule"]) == (
+        "QueryRefused", "examine", "approved: 6 times",
     )  # fmt: skip
     lines = entries(clinic.folder, "answer", "gradient")
-    limit = describe(PLAN, None).questions["examine"]["bytes"]
+    limit = describe(PLAN, None).queries["examine"]["bytes"]
     each = [sum(line["up"].values()) for line in lines]
     assert max(each) + min(each) <= limit
 
@@ -577,7 +577,7 @@ def test_more_bytes_than_were_approved_do_not_leave(tmp_path: Path) -> None:
     clinic.ready()
     approved = clinic.session.node.gate.approved
     assert approved is not None
-    approved.table["questions"]["examine"]["bytes"] = 4 * B * CLASSES  # the logits alone
+    approved.table["queries"]["examine"]["bytes"] = 4 * B * CLASSES  # the logits alone
     assert clinic.ask(0)["rule"] == "approved: 160 bytes of an answer"
     assert clinic.left() == []
 
@@ -623,7 +623,7 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     refused(clinic)
     code, out, _ = command("node", "requests", clinic.folder)
     assert code == 0
-    asked = ("examine: 6 times, up to 4 inputs", "count_labels: 1 time;", "steps = 6", "7 questions")
+    asked = ("examine: 6 times, up to 4 inputs", "count_labels: 1 time;", "steps = 6", "7 queries")
     for told in (*asked, "student mlp:8; goes on with 3 nodes or more"):
         assert told in " ".join(out.split())
     assert command("node", "requests", clinic.folder, found.sha256)[1] == found.text
@@ -652,17 +652,17 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
 def test_a_rule_beside_an_approval_is_said_when_it_is_given_and_written_down(
     tmp_path: Path, command: Main, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clinic = Clinic(tmp_path / "clinic", EACH + 'questions = ["count_labels"]\n')
+    clinic = Clinic(tmp_path / "clinic", EACH + 'queries = ["count_labels"]\n')
     refused(clinic)
     code, out, _ = command("node", "approve", clinic.folder, describe(clinic.plan, None).sha256)
     assert code == 0
-    assert "But examine is refused all the same, as node.toml is: questions: count_labels." in out
+    assert "But examine is refused all the same, as node.toml is: queries: count_labels." in out
     assert "count_labels is refused" not in out
     for _ in range(2):  # a server that joins again is told again, and nothing is written twice
         assert joined(clinic)
     *_, line = SecurityLog(clinic.folder).lines()
-    assert (line["event"], line["question"], line["why"]) == ("refused", "examine", "questions: count_labels")
-    assert caplog.text.count("run one: examine will be refused: questions: count_labels") == 1
+    assert (line["event"], line["query"], line["why"]) == ("refused", "examine", "queries: count_labels")
+    assert caplog.text.count("run one: examine will be refused: queries: count_labels") == 1
     assert events(clinic).count("refused") == 2
 
 

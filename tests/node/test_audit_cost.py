@@ -17,7 +17,7 @@ PRICE, OWNER = {"gaussian(4.0)": 1}, PrivacyConfig(epsilon=3.0, total_epsilon=5.
 def charged(log: AuditLog, run: str, unit: str = "a record", bare: int = 0) -> None:
     about = (run, DATA, "clinic", 0, "examine", "answer")
     assert log.charge(
-        Entry(*about, content=run, price={} if bare else PRICE, bare=bare, unit=unit, questions=1)
+        Entry(*about, content=run, price={} if bare else PRICE, bare=bare, unit=unit, queries=1)
     )
 
 

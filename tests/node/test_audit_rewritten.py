@@ -52,7 +52,7 @@ FIELDS: dict[str, Any] = {
     "content": [],
     "left": {},
     "after": [1],
-    "question": [1],
+    "query": [1],
     "rule": "\ud800",
     "run": "",
     "up": {"logits": -1},
@@ -60,7 +60,7 @@ FIELDS: dict[str, Any] = {
     "price": {"rubbish": 1},
     "learned": {"x": 2**53},
     "bare": True,
-    "questions": 1.0,
+    "queries": 1.0,
     "entry": "x",
 }
 LINES = {

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from fedstill.core import timing
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import Public
 from fedstill.federation import offline_node
 from fedstill.node import memory_limits
@@ -161,10 +161,10 @@ def test_texts_are_not_coded_into_a_vocabulary_or_length_too_large(tmp_path: Pat
 
 
 @linux
-def test_a_question_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path: Path) -> None:
+def test_a_query_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path: Path) -> None:
     """most_rows allows 100,000: in a small CNN they would take 4 GB."""
     folder, plan = tmp_path / "rows", PLAN.to_dict()
-    asked = {"run": "one", "question": "examine", "differentiable": True}
+    asked = {"run": "one", "query": "examine", "differentiable": True}
     messages = [
         pack({"do": "join", "plan": plan}),
         pack({"do": "learn", "run": "one", "seconds": 60}),
@@ -173,7 +173,7 @@ def test_a_question_about_more_inputs_than_there_is_memory_for_is_refused(tmp_pa
     ]
     change = {"mlp:8": "small-cnn"}
     replies, grown = served(folder, *messages, policy=f"most_memory = {GIB}\n", change=change)
-    assert replies[2]["rule"].startswith("most_memory: a question about 100000 inputs at once")
+    assert replies[2]["rule"].startswith("most_memory: a query about 100000 inputs at once")
     assert replies[2]["took"] < 10
     assert "kind" not in replies[3]
     assert grown < GIB // 2
@@ -185,7 +185,7 @@ def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Pa
     spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
     public = Public("ours", torch.zeros(4, *spec.shape), None, "")
     plan = dataclasses.replace(fedmd(first=0)[0], spec=spec, public=fingerprint(public))
-    asked = {"do": "answer", "run": "one", "question": "communicate", "differentiable": False}
+    asked = {"do": "answer", "run": "one", "query": "communicate", "differentiable": False}
     messages = [
         pack({"do": "join", "plan": plan.to_dict()}, public_tensors(public)),
         pack({**asked, "number": 0}, {"rows": torch.zeros(100_000, dtype=torch.int32)}),
@@ -195,7 +195,7 @@ def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Pa
     Clinic(folder)
     pixels_of(folder)
     replies, grown = served(folder, *messages, policy=f"most_memory = {GIB // 2}\n", change=change)
-    assert replies[1]["rule"].startswith("most_memory: a question about 100000 public inputs at once")
+    assert replies[1]["rule"].startswith("most_memory: a query about 100000 public inputs at once")
     assert "kind" not in replies[2]
     assert grown < GIB // 8
 
@@ -217,7 +217,7 @@ def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -
     policy = f"most_memory = {GIB}\n"
     (refused, told), grown = served(folder, *messages, policy=policy, change=change, ceiling=True)
     assert refused["rule"] == RUN
-    assert refused["kind"] == "QuestionRefused"
+    assert refused["kind"] == "QueryRefused"
     assert "kind" not in told
     assert grown < GIB
 
@@ -283,15 +283,15 @@ def test_a_message_is_measured_as_it_is_computed_with(tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, wire=WireConfig(inputs="int8"))
     clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n", plan).ready()
     sent = plan.wire.coarsen({"x": torch.ones(60, *SHAPE)}, {"x": "inputs"})
-    said = clinic.say("answer", sent, question="examine", number=0, differentiable=True)
+    said = clinic.say("answer", sent, query="examine", number=0, differentiable=True)
     assert said["rule"] == "most_message: 10000, and in float32 it has 15360 bytes"
 
 
-def test_a_file_of_questions_is_a_message(tmp_path: Path) -> None:
+def test_a_file_of_queries_is_a_message(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n")
-    path = tmp_path / "questions.safetensors"
+    path = tmp_path / "queries.safetensors"
     path.write_bytes(bytes(10_001))
-    with pytest.raises(QuestionRefused, match=r"most_message: 10000, and .* has 10001 bytes"):
+    with pytest.raises(QueryRefused, match=r"most_message: 10000, and .* has 10001 bytes"):
         offline_node.answer(clinic.folder, path)
 
 
@@ -307,7 +307,7 @@ def fedmd(**options: Any) -> tuple[Plan, Public]:
 def asked_to_digest(clinic: Clinic, number: int = 0) -> Any:
     rows = torch.arange(32).int()
     sent = {"rows": rows, "consensus": torch.zeros(32, CLASSES), "round": torch.tensor(0)}
-    return clinic.say("answer", sent, question="digest", number=number, differentiable=False)
+    return clinic.say("answer", sent, query="digest", number=number, differentiable=False)
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -323,8 +323,8 @@ def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, private: bool
     assert 2 < time.monotonic() - start < 20
     assert said["rule"] == "most_seconds: 2, and it takes longer"
     assert clinic.lines()[-1]["rule"] == said["rule"]
-    if private:  # as after any question that fails while something is learned privately
-        assert "it failed at question 0 (digest)" in asked_to_digest(clinic, 1)["text"]
+    if private:  # as after any query that fails while something is learned privately
+        assert "it failed at query 0 (digest)" in asked_to_digest(clinic, 1)["text"]
 
 
 def test_training_that_a_plan_parts_into_endless_rounds_is_refused(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_what_many_steps_cost_is_not_worked_out_past_the_time_of_a_message() -> 
         epsilon(price, 1e-5)
 
 
-def test_training_before_the_first_question_stops_at_the_limit_and_goes_on(tmp_path: Path) -> None:
+def test_training_before_the_first_query_stops_at_the_limit_and_goes_on(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "most_seconds = 1\n")
     path = clinic.folder / "node.toml"
     path.write_text(path.read_text().replace("epochs = 4", "epochs = 2000"))
@@ -386,7 +386,7 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     assert "most_disk" in clinic.say("remember", mark=1)["rule"]
     assert not list(clinic.session.kept.path.glob("mark-*"))
     for number in range(50):  # each refusal is a line, until there is no room for it
-        clinic.say("answer", question="none", number=number, differentiable=False)
+        clinic.say("answer", query="none", number=number, differentiable=False)
     assert sum(path.stat().st_size for path in clinic.folder.glob("audit.sqlite*")) < used + 50_000
     assert "most_disk" in clinic.ask(1)["rule"]
     clinic.say("leave")

@@ -44,7 +44,7 @@ def records(task: Task, count: int, seed: int) -> TensorData:
 
 
 def told(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
-    """What the question's handler reads of a node's records."""
+    """What the query's handler reads of a node's records."""
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
     group.knowing = lambda at, number: SimpleNamespace(**vars(group), at=at, number=number)
     answer = count_labels(task).handler(group, 0)
@@ -58,14 +58,14 @@ def test_no_record_moves_counts_further_than_is_paid_for(
     name: str, seed: int, count: int, group: int
 ) -> None:
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
-    data, question = records(task, count, seed), count_labels(task)
+    data, query = records(task, count, seed), count_labels(task)
     config = DPSGD(counts_noise=SCALE, group_size=group)
-    made = Mechanism("clinic", config, NodeSide({question.name: question}), LocalConfig(), count, task)
+    made = Mechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, task)
     before, after = told(task, data), told(task, data.subset(torch.arange(group, count)))
-    reading = question.reads or ()
+    reading = query.reads or ()
     assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
     for each in reading:
-        rule = made.rule(question, each)
+        rule = made.rule(query, each)
         moved = (rule.bound(before[each]).double() - rule.bound(after[each]).double()).abs().sum().item()
         ((event, times),) = (rule.price(tuple(before[each].shape)) or {}).items()
         assert (event.kind, times) == ("laplace", 1)
@@ -76,8 +76,8 @@ def test_no_record_moves_counts_further_than_is_paid_for(
 @pytest.mark.parametrize("name", TASKS)
 def test_sizes_are_the_number_of_examples(name: str) -> None:
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
-    question, answer = count_labels(task), told(task, records(task, 12, 0))
-    answer = dict(question.finish(answer, {})) if question.finish else answer
+    query, answer = count_labels(task), told(task, records(task, 12, 0))
+    answer = dict(query.finish(answer, {})) if query.finish else answer
     assert answer["sizes"].item() == pytest.approx(12)
     assert answer["counts"].shape == (task.classes,)
 
@@ -87,16 +87,15 @@ def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: str) -> None:
     """Where all nodes told 0, the server would divide nothing by nothing."""
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     least, seen = [], False
-    for question in (count_labels(task), tell_size()):
+    for query in (count_labels(task), tell_size()):
         config = DPSGD(counts_noise=SCALE)
-        made = Mechanism("clinic", config, NodeSide({question.name: question}), LocalConfig(), 3, task)
+        made = Mechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), 3, task)
         for draw in range(40):
             blank = {"counts": torch.zeros(task.classes), "sizes": torch.tensor(0.0)}
             noised = {
-                each: made.rule(question, each).noise(blank[each], seeded(draw))
-                for each in question.reads or ()
+                each: made.rule(query, each).noise(blank[each], seeded(draw)) for each in query.reads or ()
             }
-            left = dict(question.finish(noised, {})) if question.finish else noised
+            left = dict(query.finish(noised, {})) if query.finish else noised
             least.append(left["sizes"].item())
             seen = seen or ("counts" in left and not left["counts"].any())
     assert min(least) == 1
@@ -108,9 +107,9 @@ def test_of_very_many_images_no_one_moves_the_shares_further_than_is_paid() -> N
     task = tasks.TASKS["segmentation"]().make(2)
     targets = torch.zeros(300_001, 1, 3, dtype=torch.int64)
     targets[::3, 0, 0] = 1
-    question = count_labels(task)
-    config, side = DPSGD(counts_noise=SCALE), NodeSide({question.name: question})
-    rule = Mechanism("clinic", config, side, LocalConfig(), 3, task).rule(question, "counts")
+    query = count_labels(task)
+    config, side = DPSGD(counts_noise=SCALE), NodeSide({query.name: query})
+    rule = Mechanism("clinic", config, side, LocalConfig(), 3, task).rule(query, "counts")
 
     def bounded(targets: torch.Tensor) -> torch.Tensor:
         return rule.bound(task.counts(TensorData(torch.zeros(len(targets), 1), targets)))

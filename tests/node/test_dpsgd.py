@@ -304,7 +304,7 @@ def test_augmentation_follows_from_the_secret_and_not_from_the_nodes_seed() -> N
     one = stepped()
     assert torch.equal(stepped(seed=1), one)
     assert not torch.allclose(stepped(secret=1), one, atol=1e-2)
-    assert not torch.allclose(stepped(asking="another question"), one, atol=1e-2)
+    assert not torch.allclose(stepped(asking="another query"), one, atol=1e-2)
 
 
 def test_moves_follow_an_inputs_content_and_are_as_even_as_chance() -> None:
@@ -383,7 +383,7 @@ def test_noise_and_samples_follow_from_names_and_secret() -> None:
     for other in (moved(made(), private(1.0), 0.5, 2), moved(made(), private(1.0, secret=1), 0.5, 1)):
         assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.2, "other names, other noise"
     node = made()
-    node.asking = "another question"
+    node.asking = "another query"
     assert abs(torch.corrcoef(torch.stack([one, moved(node, private(1.0), 0.5, 1)]))[0, 1]) < 0.2
 
 

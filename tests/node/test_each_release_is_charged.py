@@ -59,15 +59,15 @@ def released(clinic: Clinic) -> int:
 # --- a server that goes back and asks again under other numbers ----------------------------------------
 
 
-@pytest.mark.parametrize("question", ["examine", "judge"])
-def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Path, question: str) -> None:
+@pytest.mark.parametrize("query", ["examine", "judge"])
+def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Path, query: str) -> None:
     clinic = Clinic(tmp_path / "clinic", POLICY + PRIVATE, JUDGES).ready()
     seen: set[bytes] = set()
     for number in range(1, 5):
         clinic.say("recall", mark=0)
-        clinic.ask(number, image(0), question=question)
+        clinic.ask(number, image(0), query=query)
         for more in range(3):
-            seen.add(clinic.ask(1001 + more, image(more), question=question)[1]["critic"].numpy().tobytes())
+            seen.add(clinic.ask(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
     assert len(seen) == 12, "each had a critic of its own"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12
@@ -76,7 +76,7 @@ def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Pa
 
 def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
     """By numbers alone a server could have nearly twice as much as its owner allows."""
-    clinic = Clinic(tmp_path / "clinic", "most_questions = 6\n" + PRIVATE).ready()
+    clinic = Clinic(tmp_path / "clinic", "most_queries = 6\n" + PRIVATE).ready()
     answered = 0
     for number in range(1, 6):
         clinic.say("recall", mark=0)
@@ -93,8 +93,8 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("private", ["", PRIVATE])
-def test_a_further_gradient_of_an_answer_is_a_further_question(tmp_path: Path, private: str) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_questions = 2\n" + private).ready()
+def test_a_further_gradient_of_an_answer_is_a_further_query(tmp_path: Path, private: str) -> None:
+    clinic = Clinic(tmp_path / "clinic", "most_queries = 2\n" + private).ready()
     clinic.ask(0)
     first = clinic.pull(0, 1.0)[1]
     told = []
@@ -104,14 +104,14 @@ def test_a_further_gradient_of_an_answer_is_a_further_question(tmp_path: Path, p
         told.append(clinic.pull(0, value))
     same(told[0][1], first)
     same(told[2][1], first)
-    assert told[1][1], "the second question"
-    assert "most_questions: 2" in told[3]["text"]
+    assert told[1][1], "the second query"
+    assert "most_queries: 2" in told[3]["text"]
     assert clinic.left() == [(0, "answer"), (0, "gradient"), (0, "gradient")]
 
 
 @pytest.mark.parametrize("change", ["a run's folder is gone", "another name", "another run"])
 def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
-    policy = "most_questions = 3\nmost_bytes = 1000000\n"
+    policy = "most_queries = 3\nmost_bytes = 1000000\n"
     clinic = Clinic(tmp_path / "clinic", policy).ready()
     for number in range(3):
         clinic.ask(number)
@@ -131,9 +131,9 @@ def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
         again.again()
     told, _ = again.say("join", plan=plan.to_dict())
     again.say("learn", seconds=60)
-    assert "most_questions: 3" in again.ask(7)["text"]
+    assert "most_queries: 3" in again.ask(7)["text"]
     if change != "a run's folder is gone":
-        assert told["objections"]["examine"] == "most_questions: 3, over all runs"
+        assert told["objections"]["examine"] == "most_queries: 3, over all runs"
 
 
 # --- other last digits ---------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     budget = f"epsilon = {1.0001 * epsilon(whole, 1e-5)!r}\n"
     private = PRIVATE.replace('"dp-sgd"\n', f'"dp-sgd"\n{budget}')
     clinic = Clinic(tmp_path / "clinic", private).ready()
-    counts_labels = {"question": "count_labels", "number": 0, "differentiable": False}
+    counts_labels = {"query": "count_labels", "number": 0, "differentiable": False}
     clinic.say("answer", **counts_labels)
     for number in range(1, 7):
         assert clinic.ask(number)[1]
@@ -235,7 +235,7 @@ def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
 def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server can make a question fail behind the training: kept, each repetition would be a free round."""
+    """A server can make a query fail behind the training: kept, each repetition would be a free round."""
     public = Public("shared", image(5), None, "")
     method = {"name": "fedmd", "rounds": 20, "first": 1}
     plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", ""))
@@ -250,12 +250,12 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
         raise RuntimeError("half way")
 
     monkeypatch.setattr(fedmd, "logits", fails)
-    ask = {"question": "digest_and_communicate", "number": 0, "differentiable": False}
+    ask = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
     assert clinic.say("answer", sent, **ask)["kind"] == "OwnDataError"
     assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
     for mark in (0, 1):
-        assert "failed at question 0" in clinic.say("remember", mark=mark)["text"]
+        assert "failed at query 0" in clinic.say("remember", mark=mark)["text"]
     assert clinic.say("recall", mark=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("remember", mark=0) == ({}, {})
@@ -282,10 +282,10 @@ def test_a_round_that_is_none_costs_nothing_and_trains_nothing(tmp_path: Path, w
 
     def train(number: int, round: torch.Tensor) -> Any:
         sent = {"parameters": before, "round": round}
-        return clinic.say("answer", sent, question="train", number=number, differentiable=False)
+        return clinic.say("answer", sent, query="train", number=number, differentiable=False)
 
     refused = train(0, wrong if isinstance(wrong, torch.Tensor) else torch.tensor(wrong))
-    assert refused["kind"] in ("ArgumentError", "QuestionRefused")
+    assert refused["kind"] in ("ArgumentError", "QueryRefused")
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert not clinic.rows(), "nothing is charged"
     assert train(1, torch.tensor(1))[1]
@@ -308,7 +308,7 @@ def test_a_model_that_has_told_of_itself_is_not_trained_once_more(tmp_path: Path
     [
         (PRIVATE.replace('"dp-sgd"', '"dp-sgd"\ndelta = 0.03'), "privacy.delta is 0.03"),
         ('[privacy]\nmechanism = "dp-sgd"\n', "privacy.epsilon is inf"),
-        ('questions = ["exmine"]\n', "exmine"),
+        ('queries = ["exmine"]\n', "exmine"),
     ],
 )
 def test_what_check_refuses_is_not_answered(
@@ -346,7 +346,7 @@ def quick(folder: Path) -> Clinic:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(OPERATIONS)
-def test_no_order_of_questions_stops_and_digits_shows_less_than_has_left(operations: Any) -> None:
+def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operations: Any) -> None:
     """The model counts what anybody outside has seen: distinct bytes, and distinct critics behind them."""
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         clinic = quick(Path(place) / "clinic")
@@ -360,7 +360,7 @@ def test_no_order_of_questions_stops_and_digits_shows_less_than_has_left(operati
             elif what == "pull":
                 left = clinic.pull(last, one)
                 if isinstance(left, dict):  # already pulled otherwise, or nothing to pull, or no number
-                    assert left["kind"] == ("ArgumentError" if last < 0 else "QuestionMismatch")
+                    assert left["kind"] == ("ArgumentError" if last < 0 else "QueryMismatch")
                     continue
                 left = left[1]
             else:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.node.audit_entries import ALL, Asked, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
@@ -24,19 +24,19 @@ from fedstill.privacy.events import Bill, Event, Price
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.run_plan import Description
 from fedstill.tasks.classification import Classification
 from tests.audited import entries, paid
 
-QUESTION = Question(
+QUERY = Query(
     "examine",
     lambda group, number: {},
     sends={"x": "inputs"},
     releases={"logits": "logits", "critic": "critic"},
     differentiable=("x",),
 )
-UPLOAD = Question("upload", lambda group, number: {}, releases={"logits": "logits", "weights": PARAMETERS})
+UPLOAD = Query("upload", lambda group, number: {}, releases={"logits": "logits", "weights": PARAMETERS})
 ANSWER = {"logits": torch.ones(2, 3), "critic": torch.ones(4, dtype=torch.float64)}  # 24 and 32 bytes
 
 
@@ -44,8 +44,8 @@ def gate(audit: AuditLog | None = None, **policy: Any) -> Gate:
     return Gate("clinic", PolicyConfig(**policy), audit or AuditLog())
 
 
-def asked(number: int = 0, content: str = "c0", question: str = "examine") -> Asked:
-    return Asked(number, question, content, "", {"inputs": 10})
+def asked(number: int = 0, content: str = "c0", query: str = "examine") -> Asked:
+    return Asked(number, query, content, "", {"inputs": 10})
 
 
 def release(
@@ -53,10 +53,10 @@ def release(
     what: Asked | None = None,
     part: str = "answer",
     tensors: Mapping[str, torch.Tensor] = ANSWER,
-    question: Question = QUESTION,
+    query: Query = QUERY,
     sent: Mapping[str, torch.Tensor] | None = None,
 ) -> Mapping[str, torch.Tensor]:
-    return door.release(what or asked(), part, tensors, question, sent or {})
+    return door.release(what or asked(), part, tensors, query, sent or {})
 
 
 class Journal:
@@ -71,9 +71,9 @@ class Journal:
         self.calls: list[str] = []
         self.before: Bill = {"training": Price()}
         self.learned: Bill = {}
-        self.side = NodeSide({"examine": QUESTION})
+        self.side = NodeSide({"examine": QUERY})
 
-    def rule(self, question: Question, name: str) -> Any:
+    def rule(self, query: Query, name: str) -> Any:
         return self
 
     def seal(self, text: str) -> str:
@@ -139,63 +139,63 @@ class Watched(AuditLog):
 def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
     """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
     asks = {"predict": {"times": 9, "rows": 3, "leaves": {}, "bytes": 0}}
-    door, question = gate(), Question("predict", QUESTION.handler, {"rows": "indices"}, {"logits": "logits"})
-    door.approved = Description({"questions": asks})
-    about = asked(question="predict")
-    assert release(door, about, tensors={"logits": torch.zeros(3, 5)}, question=question)
-    with pytest.raises(QuestionRefused, match="approved: 3 inputs, and the answer is about 4"):
-        release(door, about, tensors={"logits": torch.zeros(4, 5)}, question=question)
+    door, query = gate(), Query("predict", QUERY.handler, {"rows": "indices"}, {"logits": "logits"})
+    door.approved = Description({"queries": asks})
+    about = asked(query="predict")
+    assert release(door, about, tensors={"logits": torch.zeros(3, 5)}, query=query)
+    with pytest.raises(QueryRefused, match="approved: 3 inputs, and the answer is about 4"):
+        release(door, about, tensors={"logits": torch.zeros(4, 5)}, query=query)
 
 
 @pytest.mark.parametrize(
-    ("questions", "rule"),
+    ("queries", "rule"),
     [
         (("*",), None),
         (("examine",), None),
         (("count_labels", "examine"), None),
-        (("count_labels",), "questions: count_labels"),
-        ((), "questions: none"),
-        (("exam",), "questions: exam"),
+        (("count_labels",), "queries: count_labels"),
+        ((), "queries: none"),
+        (("exam",), "queries: exam"),
     ],
 )
-def test_only_the_questions_on_the_list_are_answered(questions: tuple[str, ...], rule: str | None) -> None:
-    door = gate(questions=questions)
-    assert door.objection(QUESTION) == rule
+def test_only_the_queries_on_the_list_are_answered(queries: tuple[str, ...], rule: str | None) -> None:
+    door = gate(queries=queries)
+    assert door.objection(QUERY) == rule
     if rule is None:
-        door.admit(asked(), QUESTION, {})
+        door.admit(asked(), QUERY, {})
     else:
-        with pytest.raises(QuestionRefused) as caught:
-            door.admit(asked(), QUESTION, {})
-        assert (caught.value.node, caught.value.question, caught.value.rule) == ("clinic", "examine", rule)
+        with pytest.raises(QueryRefused) as caught:
+            door.admit(asked(), QUERY, {})
+        assert (caught.value.node, caught.value.query, caught.value.rule) == ("clinic", "examine", rule)
 
 
 def test_outputs_only_refuses_parameters_and_nothing_else() -> None:
     assert gate().objection(UPLOAD) == "outputs_only: no parameters"
-    assert gate(questions=("upload",)).objection(UPLOAD) == "outputs_only: no parameters"
+    assert gate(queries=("upload",)).objection(UPLOAD) == "outputs_only: no parameters"
     assert gate(outputs_only=False).objection(UPLOAD) is None
-    assert gate().objection(QUESTION) is None
-    with pytest.raises(QuestionRefused, match="'clinic' refuses question 'upload' by rule outputs_only"):
-        gate().admit(asked(question="upload"), UPLOAD, {})
+    assert gate().objection(QUERY) is None
+    with pytest.raises(QueryRefused, match="'clinic' refuses query 'upload' by rule outputs_only"):
+        gate().admit(asked(query="upload"), UPLOAD, {})
 
 
-def test_most_questions_counts_questions_not_releases() -> None:
-    door = gate(most_questions=2)
+def test_most_queries_counts_queries_not_releases() -> None:
+    door = gate(most_queries=2)
     for number in range(2):
-        door.admit(asked(number), QUESTION, {})
+        door.admit(asked(number), QUERY, {})
         release(door, asked(number))
         release(door, asked(number), "gradient", {"d/dx": torch.ones(1)})
-    door.admit(asked(1), QUESTION, {})  # the same question again is not a third one
-    with pytest.raises(QuestionRefused, match="most_questions: 2"):
-        door.admit(asked(2), QUESTION, {})
+    door.admit(asked(1), QUERY, {})  # the same query again is not a third one
+    with pytest.raises(QueryRefused, match="most_queries: 2"):
+        door.admit(asked(2), QUERY, {})
 
 
 def test_each_node_has_its_own_limits_though_they_share_an_audit() -> None:
     audit = AuditLog()
-    first, second = (Gate(name, PolicyConfig(most_questions=1), audit) for name in ("a", "b"))
+    first, second = (Gate(name, PolicyConfig(most_queries=1), audit) for name in ("a", "b"))
     release(first, asked(0))
-    second.admit(asked(1), QUESTION, {})
-    with pytest.raises(QuestionRefused, match="'a'"):
-        first.admit(asked(1), QUESTION, {})
+    second.admit(asked(1), QUERY, {})
+    with pytest.raises(QueryRefused, match="'a'"):
+        first.admit(asked(1), QUERY, {})
 
 
 def test_most_bytes_is_never_overstepped_by_a_release() -> None:
@@ -203,18 +203,18 @@ def test_most_bytes_is_never_overstepped_by_a_release() -> None:
     door = gate(audit, most_bytes=2 * 56 + 55)
     for number in range(2):
         release(door, asked(number))
-    door.admit(asked(2), QUESTION, {})  # 55 bytes are left, so it may be asked
-    with pytest.raises(QuestionRefused, match="most_bytes: 167 bytes"):
+    door.admit(asked(2), QUERY, {})  # 55 bytes are left, so it may be asked
+    with pytest.raises(QueryRefused, match="most_bytes: 167 bytes"):
         release(door, asked(2))
     assert audit.spent("clinic", ALL).bytes == 112
-    assert audit.spent("clinic", ALL).questions == 2
+    assert audit.spent("clinic", ALL).queries == 2
 
 
-def test_once_the_bytes_are_used_up_no_question_is_let_in() -> None:
+def test_once_the_bytes_are_used_up_no_query_is_let_in() -> None:
     door = gate(most_bytes=56)
     release(door, asked(0))
-    with pytest.raises(QuestionRefused, match="most_bytes: 56"):
-        door.admit(asked(1), QUESTION, {})
+    with pytest.raises(QueryRefused, match="most_bytes: 56"):
+        door.admit(asked(1), QUERY, {})
 
 
 def test_less_memory_than_the_program_needs_is_refused() -> None:
@@ -228,7 +228,7 @@ def test_less_memory_than_the_program_needs_is_refused() -> None:
 
 def test_a_tensor_that_was_not_declared_does_not_leave() -> None:
     audit = AuditLog()
-    with pytest.raises(QuestionRefused, match="undeclared: diary, secret"):
+    with pytest.raises(QueryRefused, match="undeclared: diary, secret"):
         release(gate(audit), tensors={**ANSWER, "secret": torch.ones(1), "diary": torch.ones(1)})
     assert audit.summary() == AuditLog().summary()
 
@@ -263,7 +263,7 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
         journal.calls.append("finish")
         return {name: tensor.sum() * sent["z"] for name, tensor in told.items()}
 
-    released = release(door, question=replace(QUESTION, finish=finish), sent={"z": torch.tensor(2.0)})
+    released = release(door, query=replace(QUERY, finish=finish), sent={"z": torch.tensor(2.0)})
     assert journal.calls[-3:] == ["price", "finish", "charge answer"]
     assert released == {"logits": torch.tensor(18.0), "critic": torch.tensor(12.0)}, "1.5 each, x 2"
     assert audit.last.up == {"logits": 4, "critic": 8}, "bytes are those that leave"
@@ -271,7 +271,7 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
 
 def test_only_an_answer_is_finished() -> None:
     door, _, _ = journaled()
-    finishing = replace(QUESTION, finish=lambda told, sent: {})
+    finishing = replace(QUERY, finish=lambda told, sent: {})
     assert set(release(door, None, "gradient", {"d/dx": torch.ones(1)}, finishing)) == {"d/dx"}
 
 
@@ -279,10 +279,10 @@ def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch:
     door, journal, audit = journaled()
 
     def refuse(*given: Any) -> None:
-        raise QuestionRefused("clinic", "examine", "privacy budget: spent")
+        raise QueryRefused("clinic", "examine", "privacy budget: spent")
 
     monkeypatch.setattr(door.budgets, "check", refuse)
-    with pytest.raises(QuestionRefused, match="privacy budget: spent"):
+    with pytest.raises(QueryRefused, match="privacy budget: spent"):
         release(door)
     assert "charge answer" not in journal.calls
     assert list(audit.entries()) == []
@@ -310,37 +310,37 @@ def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
 
 def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> None:
     door, journal, audit = journaled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
-    door.pay(asked(0), QUESTION, {})
+    door.pay(asked(0), QUERY, {})
     release(door, asked(0))
     assert door.told(0, "answer").price == {**PAID, "gaussian(3.0, rate=0.5)": 1}
     assert audit.last.price == PAID, "it has been paid for by itself"
     release(door, asked(0), "gradient", {"d/dx": torch.ones(1)})
     assert door.told(0, "gradient").price == PAID
     journal.learned = {"critic": None}
-    door.pay(asked(1), QUESTION, {})
+    door.pay(asked(1), QUERY, {})
     release(door, asked(1))
     assert door.told(1, "answer").price is None
 
 
-def test_what_is_learned_is_paid_for_as_a_question_is_let_in_and_once() -> None:
+def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
     door, journal, _ = journaled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
     for _ in range(2):  # after a stop it is learned once more
-        door.admit(asked(), QUESTION, {})
+        door.admit(asked(), QUERY, {})
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
-        door.pay(asked(), QUESTION, {})
+        door.pay(asked(), QUERY, {})
     assert journal.calls == ["charge training"]
-    door.policy = PolicyConfig(most_questions=1)
+    door.policy = PolicyConfig(most_queries=1)
     release(door)
     journal.calls.clear()
-    with pytest.raises(QuestionRefused, match="most_questions"):
-        door.admit(asked(1), QUESTION, {})
+    with pytest.raises(QueryRefused, match="most_queries"):
+        door.admit(asked(1), QUERY, {})
     assert journal.calls == [], "what the policy refuses is not paid for"
 
 
 def test_objections_are_the_budgets_too_but_the_policys_first(monkeypatch: pytest.MonkeyPatch) -> None:
     door, _, _ = journaled()
-    monkeypatch.setattr(door.budgets, "objection", lambda question: "privacy: too dear")
-    assert door.objection(QUESTION) == "privacy: too dear"
+    monkeypatch.setattr(door.budgets, "objection", lambda query: "privacy: too dear")
+    assert door.objection(QUERY) == "privacy: too dear"
     assert door.objection(UPLOAD) == "outputs_only: no parameters"
 
 
@@ -349,10 +349,10 @@ def test_what_is_let_in_can_be_afforded_and_again_costs_nothing(monkeypatch: pyt
     given: list[Any] = []
     monkeypatch.setattr(door.budgets, "afford", lambda *what: given.append(what))
     sent = {"x": torch.ones(2)}
-    door.admit(asked(), QUESTION, sent)
-    assert given == [(asked(), QUESTION, sent)]
+    door.admit(asked(), QUERY, sent)
+    assert given == [(asked(), QUERY, sent)]
     release(door)
-    door.admit(asked(), QUESTION, sent)
+    door.admit(asked(), QUERY, sent)
     assert len(given) == 1, "asked again it is not asked for again"
 
 
@@ -377,7 +377,7 @@ def test_a_release_carries_no_graph() -> None:
 
 def noisy() -> Gate:
     """A gate with noise on its answers."""
-    side = NodeSide({"examine": replace(QUESTION, reads=())})
+    side = NodeSide({"examine": replace(QUERY, reads=())})
     outputs, gradients = OutputsConfig(noise=1.0, bound=3.0), GradientsConfig(noise=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
     mechanism = Mechanism("a", privacy, side, LocalConfig(), 10, Classification(3))
@@ -390,7 +390,7 @@ def noisy() -> Gate:
 def examined(door: Gate, logits: torch.Tensor, part: str) -> torch.Tensor:
     """What leaves in place of some logits."""
     what, name = Asked(0, "examine", "c0", "", {}), "logits" if part == "answer" else "d/dx"
-    return door.release(what, part, {name: logits}, replace(QUESTION, reads=()), {})[name]
+    return door.release(what, part, {name: logits}, replace(QUERY, reads=()), {})[name]
 
 
 def rows_of(door: Gate) -> int:
@@ -424,15 +424,15 @@ def restarted(folder: Path, **policy: Any) -> Gate:
 def test_an_old_number_does_not_lead_past_limits_after_a_restart(tmp_path: Path) -> None:
     for number in range(2):
         release(restarted(tmp_path), asked(number))
-    door = restarted(tmp_path, most_questions=2, most_bytes=2 * 56 + 55)
-    door.admit(asked(1), QUESTION, {})  # what was answered may be answered again
+    door = restarted(tmp_path, most_queries=2, most_bytes=2 * 56 + 55)
+    door.admit(asked(1), QUERY, {})  # what was answered may be answered again
     release(door, asked(1))
-    assert (door.audit.spent("clinic", ALL).questions, len(entries(tmp_path))) == (2, 2)
+    assert (door.audit.spent("clinic", ALL).queries, len(entries(tmp_path))) == (2, 2)
     for number in (0, 1, 2):
-        with pytest.raises(QuestionRefused, match="most_questions: 2"):
-            door.admit(asked(number, "another"), QUESTION, {})
+        with pytest.raises(QueryRefused, match="most_queries: 2"):
+            door.admit(asked(number, "another"), QUERY, {})
     door.policy = PolicyConfig(most_bytes=2 * 56 + 55)
-    with pytest.raises(QuestionRefused, match="most_bytes: 167 bytes"):
+    with pytest.raises(QueryRefused, match="most_bytes: 167 bytes"):
         release(door, asked(0, "another"))
 
 
@@ -454,7 +454,7 @@ def test_what_comes_with_scales_is_float32_once_they_are_taken_in(
     x: torch.Tensor, scale: torch.dtype, told: str
 ) -> None:
     tensors = {"x": x, "x:scale": torch.ones(2, dtype=scale)}
-    with pytest.raises(QuestionRefused, match=f"float32: {told}, and numbers here are torch.float32"):
+    with pytest.raises(QueryRefused, match=f"float32: {told}, and numbers here are torch.float32"):
         gate().inspect("q", tensors, {"x": INPUTS}, (1, 8, 8))
 
 
@@ -466,18 +466,18 @@ def test_short_forms_of_inputs_are_let_in(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e5m2])
 def test_numbers_are_float32_whatever_they_say(dtype: torch.dtype) -> None:
-    with pytest.raises(QuestionRefused, match=f"parameters is {dtype}"):
+    with pytest.raises(QueryRefused, match=f"parameters is {dtype}"):
         gate().inspect("q", {"parameters": torch.zeros(3).to(dtype)}, {"parameters": PARAMETERS}, ())
 
 
 def test_complex_numbers_of_any_kind_are_refused() -> None:
-    with pytest.raises(QuestionRefused, match=r"float32: logits is torch\.complex64"):
+    with pytest.raises(QueryRefused, match=r"float32: logits is torch\.complex64"):
         gate().inspect("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}, ())
 
 
 def test_what_has_no_short_form_comes_without_scales() -> None:
     maps = {"maps": torch.zeros(2, 8, 8).byte(), "maps:scale": torch.ones(2)}
-    with pytest.raises(QuestionRefused, match="tensors: maps:scale came, and label maps have no scales"):
+    with pytest.raises(QueryRefused, match="tensors: maps:scale came, and label maps have no scales"):
         gate().inspect("q", maps, {"maps": LABEL_MAPS}, (1, 8, 8))
 
 
@@ -496,7 +496,7 @@ def test_what_has_no_short_form_comes_without_scales() -> None:
 def test_label_maps_are_limited_as_inputs_are(maps: torch.Tensor, told: str) -> None:
     sends = {"maps": LABEL_MAPS}
     gate(most_rows=4).inspect("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
-    with pytest.raises(QuestionRefused, match=told):
+    with pytest.raises(QueryRefused, match=told):
         gate(most_rows=4).inspect("q", {"maps": maps}, sends, (1, 8, 8))
 
 
@@ -509,7 +509,7 @@ def test_scores_of_another_shape_than_the_tasks_do_not_leave(scores: torch.Tenso
     door = gate(audit)
     door.outputs = (3,)
     sent = {"x": torch.zeros(2, 5)}
-    with pytest.raises(QuestionRefused, match=rf"outputs: logits are {said}"):
+    with pytest.raises(QueryRefused, match=rf"outputs: logits are {said}"):
         release(door, tensors={**ANSWER, "logits": scores}, sent=sent)
     assert not audit.sums.bytes
     assert set(release(door, tensors=ANSWER, sent=sent)) == set(ANSWER)

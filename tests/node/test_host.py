@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import UnidentifiedImageError
 
-from fedstill.core.errors import FedstillError, QuestionRefused
+from fedstill.core.errors import FedstillError, QueryRefused
 from fedstill.data.input_spec import InputSpec
 from fedstill.federation.replies import read
 from fedstill.models.module_utils import to_vector
@@ -34,7 +34,7 @@ from fedstill.node.replies import NOTHING, About
 from fedstill.privacy.accounting import epsilon
 from fedstill.privacy.events import from_text
 from fedstill.protocol.messages import MESSAGES
-from fedstill.protocol.queries import Question
+from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import PROTOCOL, Plan
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
 from fedstill.tasks.classification import ClassificationConfig
@@ -101,7 +101,7 @@ class Clinic:
         return self
 
     def ask(self, number: int, x: torch.Tensor | None = None, **header: Any) -> Any:
-        header = {"question": "examine", "differentiable": True, **header}
+        header = {"query": "examine", "differentiable": True, **header}
         return self.say("answer", {"x": image(number) if x is None else x}, number=number, **header)
 
     def pull(self, number: int, value: float = 1.0) -> Any:
@@ -167,15 +167,15 @@ def clinic(tmp_path: Path) -> Clinic:
 
 
 def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", 'questions = ["count_labels"]\nmost_questions = 5')
+    clinic = Clinic(tmp_path / "clinic", 'queries = ["count_labels"]\nmost_queries = 5')
     hello, _ = clinic.say("hello")
     assert hello.keys() == {"protocol", "versions"}  # its name is the link's to know
     assert hello["protocol"] == PROTOCOL
     assert hello["versions"]["torch"] == torch.__version__
     told, released = clinic.say("join", plan=PLAN.to_dict())
     assert not released
-    assert told["objections"] == {"examine": "questions: count_labels"}
-    assert (told["most_questions"], told["learned"], told["marks"], told["last"]) == (5, False, [], -1)
+    assert told["objections"] == {"examine": "queries: count_labels"}
+    assert (told["most_queries"], told["learned"], told["marks"], told["last"]) == (5, False, [], -1)
     assert (told["model"], told["frozen"]) == ("MLP", False)
     assert told["parameters"] == (64 * 8 + 8) + (8 * 8 + 8) + (8 * CLASSES + CLASSES)
     assert clinic.lines() == []
@@ -186,7 +186,7 @@ def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypa
     monkeypatch.setattr(first_training, "CHUNK", 7)
     tick(monkeypatch)
     clinic.say("join", plan=PLAN.to_dict())
-    assert clinic.ask(0)["text"] == "node 'clinic', question 'examine': its local training is not done yet"
+    assert clinic.ask(0)["text"] == "node 'clinic', query 'examine': its local training is not done yet"
     assert clinic.say("learn", seconds=0)[0] == {"percent": 0, "learned": False}
     # 4 epochs of 40 examples, 8 at a time, are 20 steps.
     assert clinic.say("learn", seconds=1.5)[0] == {"percent": 30, "learned": False}
@@ -227,7 +227,7 @@ def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
     wire = WireConfig(inputs="int8", gradients="float16")
     clinic = Clinic(tmp_path / "clinic", plan=replace(PLAN, wire=wire)).ready()
     sent = wire.coarsen({"x": image(0)}, {"x": "inputs"})
-    header = {"number": 0, "question": "examine", "differentiable": True}
+    header = {"number": 0, "query": "examine", "differentiable": True}
     assert clinic.say("answer", sent, **header)[1]["logits"].dtype == torch.float32
     _, released = clinic.pull(0)
     assert {name: tensor.dtype for name, tensor in released.items()} == {
@@ -291,7 +291,7 @@ def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
     whole, broken = (
         Clinic(tmp_path / name, PRIVATELY[mechanism]).salted().ready() for name in ("whole", "broken")
     )
-    counted = {"question": "count_labels", "number": 0, "differentiable": False}
+    counted = {"query": "count_labels", "number": 0, "differentiable": False}
     same(whole.say("answer", **counted)[1], broken.say("answer", **counted)[1])
     for number in range(1, 7):  # the run as it is declared
         if number == 4:
@@ -311,7 +311,7 @@ def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
 
 def labels_of(clinic: Clinic) -> torch.Tensor:
     """Noisy counts of its labels: they follow from nothing but its data and the noise."""
-    _, left = clinic.say("answer", question="count_labels", number=0, differentiable=False)
+    _, left = clinic.say("answer", query="count_labels", number=0, differentiable=False)
     counts: torch.Tensor = left["counts"]
     return counts
 
@@ -364,7 +364,7 @@ def test_how_long_it_took_is_told_in_tenths_where_networks_learn_in_private(tmp_
         asked = [
             clinic.host.serve(
                 pack(
-                    {"do": "answer", "run": "one", "question": "examine", "number": number}
+                    {"do": "answer", "run": "one", "query": "examine", "number": number}
                     | {"differentiable": False},
                     {"x": image(number)},
                 )
@@ -399,7 +399,7 @@ def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
     about, _ = clinic.say("join", public_tensors(public), plan=plan.to_dict())
     assert about["objections"] == {}
     clinic.say("learn", seconds=60)
-    header = {"question": "communicate", "number": 0, "differentiable": False}
+    header = {"query": "communicate", "number": 0, "differentiable": False}
     return clinic, clinic.say("answer", {"rows": ROWS}, **header)[1]["logits"]
 
 
@@ -408,7 +408,7 @@ ROWS = torch.arange(8).int()
 
 def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, turn: int = 0) -> Any:
     tensors = {"rows": ROWS.clone(), "consensus": scores, "round": torch.tensor(turn), "rows_next": rows}
-    header = {"question": "digest_and_communicate", "number": number, "differentiable": False}
+    header = {"query": "digest_and_communicate", "number": number, "differentiable": False}
     return clinic.say("answer", tensors, **header)
 
 
@@ -497,13 +497,13 @@ def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalle
     after = paid(clinic)["training"]
     assert after - before >= len(taken) == 3
     assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
-    spoilt = "it failed at question 1 (digest_and_communicate): the run goes on from an earlier mark"
+    spoilt = "it failed at query 1 (digest_and_communicate): the run goes on from an earlier mark"
     taken = steps(monkeypatch)
     for number in (1, 2):
         refused = a_round(clinic, scores, ROWS, number)
         assert refused["kind"] == "NodeFault"
         assert spoilt in refused["text"]
-    communicate = {"question": "communicate", "number": 3, "differentiable": False}
+    communicate = {"query": "communicate", "number": 3, "differentiable": False}
     assert spoilt in clinic.say("answer", {"rows": ROWS}, **communicate)["text"], "nor does it tell of it"
     assert taken == []
     assert paid(clinic)["training"] == after
@@ -526,9 +526,9 @@ def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_pa
 
 
 def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic) -> None:
-    question = Question("rows", lambda group, number: {}, {"rows": "indices"})
-    with pytest.raises(QuestionRefused, match="rows names rows outside the 0 of the public data"):
-        clinic.session.sizes.require(question, {"rows": torch.ones(1).int()})
+    query = Query("rows", lambda group, number: {}, {"rows": "indices"})
+    with pytest.raises(QueryRefused, match="rows names rows outside the 0 of the public data"):
+        clinic.session.sizes.require(query, {"rows": torch.ones(1).int()})
 
 
 def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:
@@ -540,14 +540,14 @@ def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:
     clinic.say("recall", mark=2)
     assert clinic.session.about().marks == (2,)
     assert clinic.session.about().last == 1
-    assert clinic.ask(1)["kind"] == "QuestionMismatch"  # before the mark
+    assert clinic.ask(1)["kind"] == "QueryMismatch"  # before the mark
     clinic.say("recall", mark=0)
     assert clinic.session.about().marks == ()
 
 
 # --- refusals -----------------------------------------------------------------------------------------
 
-REFUSED = "QuestionRefused"
+REFUSED = "QueryRefused"
 BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     "too many channels": ({}, {"x": torch.zeros(2, 3, 8, 8)}, REFUSED, "inputs here are (B, 1, 8, 8)"),
     "no batch": ({}, {"x": torch.zeros(8, 8)}, REFUSED, "inputs here are (B, 1, 8, 8)"),
@@ -569,19 +569,19 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     ),
     "other tensors": ({}, {"y": torch.zeros(2, 1, 8, 8)}, REFUSED, "exactly ['x']"),
     "no tensors": ({}, {}, REFUSED, "exactly ['x']"),
-    "an unknown question": ({"question": "tell_all"}, {}, "ArgumentError", "count_labels, examine"),
-    "other content": ({"number": 1}, {"x": image(9)}, "QuestionMismatch", "again as number 1"),
-    "an old number with other content": ({"number": 0}, {"x": image(9)}, "QuestionMismatch", "number 0"),
+    "an unknown query": ({"query": "tell_all"}, {}, "ArgumentError", "count_labels, examine"),
+    "other content": ({"number": 1}, {"x": image(9)}, "QueryMismatch", "again as number 1"),
+    "an old number with other content": ({"number": 0}, {"x": image(9)}, "QueryMismatch", "number 0"),
     "a negative number": ({"number": -5}, {"x": image(0)}, "ArgumentError", "number is -5"),
     "a number beyond all": ({"number": 10**30}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "a word for a number": ({"number": "six"}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "true for a number": ({"number": True}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run is 'two'"),
-    "pulled before asked": ({"do": "pull back"}, {"logits": torch.ones(2, 10)}, "QuestionMismatch", "2"),
+    "pulled before asked": ({"do": "pull back"}, {"logits": torch.ones(2, 10)}, "QueryMismatch", "2"),
     "pulled with other gradients": (
         {"do": "pull back", "number": 1},
         gradients(1.0),
-        "QuestionMismatch",
+        "QueryMismatch",
         "number 1",
     ),
     "pulled with nan": (
@@ -606,7 +606,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     sums, critic, before = clinic.session.audit.summary(), clinic.critic(), len(clinic.lines())
     files = sorted(path for path in clinic.folder.rglob("*") if path.is_file())
     header, tensors, kind, text = BAD[case]
-    given = {"do": "answer", "run": "one", "question": "examine", "number": 2, "differentiable": True}
+    given = {"do": "answer", "run": "one", "query": "examine", "number": 2, "differentiable": True}
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         reply, released = unpack(clinic.host.serve(pack({**given, **header}, tensors)))
     assert not released
@@ -619,7 +619,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     if asked["do"] in ("answer", "pull back") and asked["run"] == "one":
         (refusal,) = refusals
         assert refusal["rule"] in reply["error"]["text"]
-        assert text != "a whole number" or refusal["number"] == -1  # of no question that there is
+        assert text != "a whole number" or refusal["number"] == -1  # of no query that there is
     else:
         assert refusals == []
     # Nothing has left, nothing was trained, and it goes on as before; also after it was started again.
@@ -628,20 +628,20 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     assert sorted(path for path in clinic.folder.rglob("*") if path.is_file()) == files
     assert "logits" in clinic.ask(2)[1]
     with closing(AuditLog(clinic.folder / FILE)) as again:
-        assert again.summary("one")["questions"] == 3
+        assert again.summary("one")["queries"] == 3
 
 
 def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
-    for method, question, rule in (
+    for method, query, rule in (
         ({"name": "fedavg", "rounds": 2}, "train", "outputs_only: no parameters"),
         ({"name": "centralized"}, "hand_over", "private data: they never leave a node"),
     ):
-        plan = replace(PLAN, method=method, run=f"run-{question}")
-        clinic = Clinic(tmp_path / question, plan=plan)
+        plan = replace(PLAN, method=method, run=f"run-{query}")
+        clinic = Clinic(tmp_path / query, plan=plan)
         about, _ = clinic.say("join", plan=plan.to_dict())
-        assert about["objections"][question].startswith(rule)
-        assert about["most_questions"] is None
-        refused = clinic.say("answer", question=question, number=0, differentiable=False)
+        assert about["objections"][query].startswith(rule)
+        assert about["most_queries"] is None
+        refused = clinic.say("answer", query=query, number=0, differentiable=False)
         assert refused["kind"] == REFUSED
         assert refused["rule"].startswith(rule)
 
@@ -650,7 +650,7 @@ def name_of(value: Any) -> str:
     return str(value)[:40]
 
 
-ASKED = {"question": "examine", "number": 0, "differentiable": True}
+ASKED = {"query": "examine", "number": 0, "differentiable": True}
 
 
 @pytest.mark.parametrize(
@@ -680,7 +680,7 @@ ASKED = {"question": "examine", "number": 0, "differentiable": True}
         ("method", {"critic_width": True}, "method.critic_width is "),
         ("method", {"batch": -(2**60)}, "method.batch is "),
         ("learn", {"seconds": float("nan")}, "seconds is nan: allowed is a number"),
-        ("answer", {"question": ["examine"], "number": 0, "differentiable": True}, "allowed is a text"),
+        ("answer", {"query": ["examine"], "number": 0, "differentiable": True}, "allowed is a text"),
         ("pull back", {"number": "0"}, "number is '0': allowed is a whole number"),
         ("answer", {**ASKED, "sum": float("nan")}, "sum is nan: allowed is a table"),
         ("answer", {**ASKED, "sum": {"number": 1, "members": ["a"], "more": 1}}, "unknown key 'sum.more'"),
@@ -747,7 +747,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
     header=st.fixed_dictionaries(
         {},
         optional={
-            "question": st.sampled_from(["examine", "gradient"]) | VALUES,
+            "query": st.sampled_from(["examine", "gradient"]) | VALUES,
             "number": VALUES,
             "differentiable": VALUES,
             "seconds": VALUES,
@@ -781,7 +781,7 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
     assert told == {
         "kind": "OwnDataError",
         "text": "its data or model fail here: its own log says more",
-        "question": "examine",
+        "query": "examine",
     }
     assert "patient 4711" in caplog.text
 

@@ -35,54 +35,52 @@ from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 
 def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
-    """A critic that has seen question 1 answers question 2 otherwise than one that has not."""
-    clinic = Clinic(tmp_path / "clinic", "most_questions = 4").ready()
+    """A critic that has seen query 1 answers query 2 otherwise than one that has not."""
+    clinic = Clinic(tmp_path / "clinic", "most_queries = 4").ready()
     first = [clinic.ask(number)[1] for number in (0, 1, 2)]
     lines = len(clinic.left())
     clinic.say("recall", mark=0)
     _, skipped = clinic.ask(2)
     assert not torch.equal(skipped["critic"], first[2]["critic"])
-    assert clinic.session.audit.spent(DATA, ALL).questions == 4
+    assert clinic.session.audit.spent(DATA, ALL).queries == 4
     assert len(clinic.left()) == lines + 1
     assert clinic.lines()[-1].get("after", "") != clinic.lines()[2]["after"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
     clinic.say("recall", mark=0)
-    assert "most_questions: 4" in clinic.ask(1)["text"]
+    assert "most_queries: 4" in clinic.ask(1)["text"]
     clinic.say("recall", mark=0)
     for number in (0, 1, 2):
         same(clinic.ask(number)[1], first[number])
-    assert clinic.session.audit.spent(DATA, ALL).questions == 4
+    assert clinic.session.audit.spent(DATA, ALL).queries == 4
 
 
 def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_questions = 3").ready()
+    clinic = Clinic(tmp_path / "clinic", "most_queries = 3").ready()
     clinic.ask(0)
     clinic.ask(1)
     clinic.say("leave")
-    other = Clinic(tmp_path / "clinic", "most_questions = 3", dataclasses.replace(PLAN, run="two"))
+    other = Clinic(tmp_path / "clinic", "most_queries = 3", dataclasses.replace(PLAN, run="two"))
     told, _ = other.say("join", plan=other.plan.to_dict())
-    assert told["most_questions"] == 1  # are left
+    assert told["most_queries"] == 1  # are left
     other.say("learn", seconds=60)
     other.ask(0)
-    assert "most_questions: 3" in other.ask(1)["text"]
+    assert "most_queries: 3" in other.ask(1)["text"]
     other.say("leave")
-    third = Clinic(tmp_path / "clinic", "most_questions = 3", dataclasses.replace(PLAN, run="three"))
+    third = Clinic(tmp_path / "clinic", "most_queries = 3", dataclasses.replace(PLAN, run="three"))
     told, _ = third.say("join", plan=third.plan.to_dict())
-    assert told["objections"] == dict.fromkeys(
-        ("count_labels", "examine"), "most_questions: 3, over all runs"
-    )
-    assert told["most_questions"] == 0  # and not None, which is no limit
+    assert told["objections"] == dict.fromkeys(("count_labels", "examine"), "most_queries: 3, over all runs")
+    assert told["most_queries"] == 0  # and not None, which is no limit
 
 
-def test_questions_of_a_run_itself_are_not_taken_from_what_it_may_still_ask(tmp_path: Path) -> None:
-    """A run that begins or continues has the limit less the questions of other runs."""
-    Clinic(tmp_path / "clinic", "most_questions = 5").ready().ask(0)
-    other = Clinic(tmp_path / "clinic", "most_questions = 5", dataclasses.replace(PLAN, run="two")).ready()
+def test_queries_of_a_run_itself_are_not_taken_from_what_it_may_still_ask(tmp_path: Path) -> None:
+    """A run that begins or continues has the limit less the queries of other runs."""
+    Clinic(tmp_path / "clinic", "most_queries = 5").ready().ask(0)
+    other = Clinic(tmp_path / "clinic", "most_queries = 5", dataclasses.replace(PLAN, run="two")).ready()
     other.ask(0)
     other.ask(1)
     other.again()
     told, _ = other.say("join", plan=other.plan.to_dict())
-    assert told["most_questions"] == 4  # 5 less the one of run "one"; two of the four are used
+    assert told["most_queries"] == 4  # 5 less the one of run "one"; two of the four are used
 
 
 def test_bytes_are_limited_over_all_runs_too(tmp_path: Path) -> None:
@@ -108,8 +106,8 @@ def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
 
 
 def test_a_run_of_which_nothing_has_left_is_bound_to_nothing(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", "questions = ['predict']").ready()
-    assert "questions: predict" in clinic.ask(0)["text"]
+    clinic = Clinic(tmp_path / "clinic", "queries = ['predict']").ready()
+    assert "queries: predict" in clinic.ask(0)["text"]
     clinic.say("remember", mark=1)
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
@@ -239,7 +237,7 @@ def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
     clinic.say("learn", seconds=60)
     rows = {"rows": torch.zeros(50_000, dtype=torch.uint8)}
-    given = {"question": "communicate", "number": 0, "differentiable": False}
+    given = {"query": "communicate", "number": 0, "differentiable": False}
     assert "most_rows: 64, and rows names 50000" in clinic.say("answer", rows, **given)["text"]
     assert clinic.left() == []
 
@@ -264,9 +262,9 @@ def test_row_numbers_that_no_public_data_have_reach_no_network(
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
     clinic.say("learn", seconds=60)
-    given = {"question": "communicate", "number": 0, "differentiable": False}
+    given = {"query": "communicate", "number": 0, "differentiable": False}
     told = clinic.say("answer", {"rows": rows}, **given)
-    assert told["kind"] == "QuestionRefused"
+    assert told["kind"] == "QueryRefused"
     assert told["rule"].startswith(rule)
     assert clinic.left() == []
     assert isinstance(clinic.say("answer", {"rows": torch.tensor([0, 5, 5, 1])}, **given), tuple)
@@ -286,9 +284,9 @@ def test_parameters_that_are_no_vector_of_float32_reach_no_network(bad: str, tmp
         "int64": own.long(),
         "bool": own.bool(),
     }
-    given = {"question": "train", "number": 0, "differentiable": False}
+    given = {"query": "train", "number": 0, "differentiable": False}
     told = clinic.say("answer", {"parameters": sent[bad], "round": torch.tensor(0)}, **given)
-    assert told["kind"] == "QuestionRefused"
+    assert told["kind"] == "QueryRefused"
     assert told["rule"].partition(":")[0] in ("parameters", "float32")
     assert torch.equal(to_vector(clinic.session.node.model), own)
 
@@ -329,10 +327,10 @@ def test_a_message_that_comes_late_changes_no_state(tmp_path: Path) -> None:
 def test_a_mark_is_set_where_the_node_is(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=PLAN.to_dict())
-    assert "it is not before question 0" in clinic.say("remember", mark=0)["text"]  # still learning
+    assert "it is not before query 0" in clinic.say("remember", mark=0)["text"]  # still learning
     clinic.say("learn", seconds=60)
     clinic.ask(3)
-    assert "it is not before question 2" in clinic.say("remember", mark=2)["text"]
+    assert "it is not before query 2" in clinic.say("remember", mark=2)["text"]
 
 
 def test_what_a_server_sends_forges_no_line_of_the_log(
@@ -341,11 +339,11 @@ def test_what_a_server_sends_forges_no_line_of_the_log(
     clinic = Clinic(tmp_path / "clinic").ready()
     name = "x\n2026-11-22 06:05:11 INFO node: number 3, predict: 0 bytes left" + "y" * 900_000
     with caplog.at_level(logging.WARNING, "fedstill.node"):
-        clinic.ask(0, question=name)
+        clinic.ask(0, query=name)
     (line,) = caplog.messages
     assert "\n" not in line
     assert len(line) < 2000
-    assert len(clinic.lines()[-1]["question"]) <= 300
+    assert len(clinic.lines()[-1]["query"]) <= 300
 
 
 def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) -> None:
@@ -368,10 +366,10 @@ def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
     before = clinic.lines()
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         told = clinic.ask(0, torch.ones(400, *SHAPE))
-    assert told["question"] == "message"
+    assert told["query"] == "message"
     (line,) = caplog.messages
     assert line.startswith("refused message: ")
-    assert clinic.lines() == before, "nobody knows which question it was"
+    assert clinic.lines() == before, "nobody knows which query it was"
 
 
 def test_what_is_too_large_does_not_wait_for_its_turn(tmp_path: Path) -> None:
@@ -440,10 +438,10 @@ def test_what_a_stranger_asks_is_not_noted_under_the_run_that_goes_on(tmp_path: 
 def test_no_gradient_leaves_of_an_answer_that_was_refused(tmp_path: Path) -> None:
     """Answers of 400 classes are larger than gradients of 8 x 8 images, which the limit lets pass."""
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(400))))
-    policy = "most_questions = 1\nmost_bytes = 6000\n"
+    policy = "most_queries = 1\nmost_bytes = 6000\n"
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, spec=spec)).ready()
     assert "most_bytes" in clinic.ask(0)["rule"]
-    assert clinic.say("pull back", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QuestionMismatch"
+    assert clinic.say("pull back", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QueryMismatch"
     assert clinic.left() == []
 
 
@@ -465,7 +463,7 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
 
     monkeypatch.setattr(clinic.session.node.model, "forward", fails)
     rows = {"rows": torch.tensor([0, 2]), "view": torch.tensor(0)}
-    said = clinic.say("answer", rows, question="predict", number=0, differentiable=False)
+    said = clinic.say("answer", rows, query="predict", number=0, differentiable=False)
     assert said["text"] == "its data or model fail here: its own log says more"
     assert clinic.session.audit.spent(DATA, ALL).total
 
@@ -481,7 +479,7 @@ def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     clinic.say("learn", seconds=60)
     for parameter in clinic.session.node.model.parameters():
         torch.nn.init.constant_(parameter, float("nan"))
-    ask = {"question": "predict", "differentiable": False}
+    ask = {"query": "predict", "differentiable": False}
     one, more = ({"rows": torch.tensor([0, rows]), "view": torch.tensor(0)} for rows in (1, 4))
     _, released = clinic.say("answer", one, number=0, **ask)
     assert (released["logits"] == -128).all()
@@ -516,7 +514,7 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
     clinic.say("join", plan=plan.to_dict())
     huge = torch.full((1, *SHAPE), torch.finfo(torch.float32).max)
     huge[..., ::2] *= -1
-    _, released = clinic.say("answer", {"x": huge}, question="examine", number=0, differentiable=False)
+    _, released = clinic.say("answer", {"x": huge}, query="examine", number=0, differentiable=False)
     assert released["logits"].isfinite().all()
     assert clinic.session.audit.spent(DATA, ALL).total
 
@@ -562,7 +560,7 @@ def test_noised_counts_alone_weigh_as_one_at_least(tmp_path: Path, privacy: str,
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, method=method))
     clinic.say("join", plan=clinic.plan.to_dict())
     handler, (node,) = clinic.session.handler, clinic.session.handler.group.nodes
-    kept = SimpleNamespace(question=SimpleNamespace(sums={"parameters": "size"}))
+    kept = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
     adding = handler._adding(node, SumCall(1, ("clinic", "b", "c")), cast(Any, kept))
     assert adding is not None
     assert adding.least == least
@@ -583,11 +581,9 @@ FORMS: list[tuple[dict[str, Any], str, str, torch.Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("method", "question", "name", "sound"), FORMS, ids=[each[0]["name"] for each in FORMS]
-)
+@pytest.mark.parametrize(("method", "query", "name", "sound"), FORMS, ids=[each[0]["name"] for each in FORMS])
 def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
-    method: dict[str, Any], question: str, name: str, sound: torch.Tensor, tmp_path: Path
+    method: dict[str, Any], query: str, name: str, sound: torch.Tensor, tmp_path: Path
 ) -> None:
     public = PUBLIC if name == "rows" else None
     plan = Plan("one", method, SPEC, public=fingerprint(public) if public else "")
@@ -601,10 +597,10 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
     clinic.say("learn", seconds=60)
     schedule = {
         key: torch.tensor(0)
-        for key, kind in clinic.session.side.questions[question].sends.items()
+        for key, kind in clinic.session.side.queries[query].sends.items()
         if kind == SCHEDULE
     }
-    given = {"question": question, "differentiable": False}
+    given = {"query": query, "differentiable": False}
     bent = [
         sound.unsqueeze(0),
         sound.reshape(-1)[:1],
@@ -616,7 +612,7 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
     ]
     for number, tensor in enumerate(bent):
         told = clinic.say("answer", {name: tensor.contiguous(), **schedule}, number=number, **given)
-        assert told["kind"] in ("ArgumentError", "QuestionRefused"), (tuple(tensor.shape), tensor.dtype, told)
+        assert told["kind"] in ("ArgumentError", "QueryRefused"), (tuple(tensor.shape), tensor.dtype, told)
     assert clinic.left() == []
     assert isinstance(clinic.say("answer", {name: sound, **schedule}, number=50, **given), tuple)
 
@@ -641,10 +637,10 @@ def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
     rows = torch.tensor([0, 5, 5, 1])
     sound = {"rows": rows, "consensus": torch.zeros(4, 10), "round": torch.tensor(0)}
     before = to_vector(clinic.session.node.model)
-    told = clinic.say("answer", {**sound, name: tensor}, question="digest", number=0, differentiable=False)
-    assert (told["kind"], told["rule"].startswith(rule)) == ("QuestionRefused", True), told
+    told = clinic.say("answer", {**sound, name: tensor}, query="digest", number=0, differentiable=False)
+    assert (told["kind"], told["rule"].startswith(rule)) == ("QueryRefused", True), told
     assert torch.equal(to_vector(clinic.session.node.model), before)
-    assert isinstance(clinic.say("answer", sound, question="digest", number=0, differentiable=False), tuple)
+    assert isinstance(clinic.say("answer", sound, query="digest", number=0, differentiable=False), tuple)
 
 
 @pytest.mark.parametrize(
@@ -657,10 +653,8 @@ def test_label_counts_of_other_classes_than_the_runs_reach_no_network(
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
     clinic.say("join", plan=plan.to_dict())
     clinic.say("learn", seconds=60)
-    sends = clinic.session.side.questions["train"].sends
+    sends = clinic.session.side.queries["train"].sends
     others = {name: torch.zeros(3) for name, kind in sends.items() if kind not in (LABEL_COUNTS, SCHEDULE)}
     sent = {**others, "counts": counts, "round": torch.tensor(0)}
-    told = clinic.say("answer", sent, question="train", number=0, differentiable=False)
-    assert (told["kind"], told["rule"].startswith("label counts: counts is")) == ("QuestionRefused", True), (
-        told
-    )
+    told = clinic.say("answer", sent, query="train", number=0, differentiable=False)
+    assert (told["kind"], told["rule"].startswith("label counts: counts is")) == ("QueryRefused", True), told

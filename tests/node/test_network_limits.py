@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.node.network_limits import within_parameters
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from tests.node.test_host import FEDIOD, PLAN, Clinic
 
 HUGE = {
@@ -39,7 +39,7 @@ def joined(folder: Path, method: dict[str, Any], policy: str = OPEN) -> Any:
 def test_a_plan_with_huge_networks_is_refused_before_they_have_memory(tmp_path: Path, which: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     told = joined(tmp_path / "clinic", HUGE[which])
-    assert told["kind"] == "QuestionRefused"
+    assert told["kind"] == "QueryRefused"
     assert told["rule"] == "most_parameters: 50000000, and the networks that the plan asks for have more"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
@@ -55,7 +55,7 @@ def test_the_limit_is_the_owners_and_exact(tmp_path: Path) -> None:
         PolicyConfig(most_parameters=-1)
 
 
-def test_a_question_that_brings_a_network_is_refused_too() -> None:
+def test_a_query_that_brings_a_network_is_refused_too() -> None:
     """FedGEN makes the server's generator at each round."""
     made: list[nn.Module] = []
 
@@ -64,11 +64,11 @@ def test_a_question_that_brings_a_network_is_refused_too() -> None:
         return {}
 
     sends = {"generator": GENERATOR_PARAMETERS}
-    questions = {"train": Question("train", handler, sends), "other": Question("other", handler)}
-    side = within_parameters(NodeSide(questions), 10_000, "clinic")
-    with pytest.raises(QuestionRefused, match="'train' by rule most_parameters: 10000"):
-        side.questions["train"].handler(None, 0)
+    queries = {"train": Query("train", handler, sends), "other": Query("other", handler)}
+    side = within_parameters(NodeSide(queries), 10_000, "clinic")
+    with pytest.raises(QueryRefused, match="'train' by rule most_parameters: 10000"):
+        side.queries["train"].handler(None, 0)
     assert not made
-    side.questions["other"].handler(None, 0)
-    within_parameters(NodeSide(questions), 10_100, "clinic").questions["train"].handler(None, 0)
+    side.queries["other"].handler(None, 0)
+    within_parameters(NodeSide(queries), 10_100, "clinic").queries["train"].handler(None, 0)
     assert len(made) == 2

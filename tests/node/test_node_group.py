@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -457,7 +457,7 @@ def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_priv
     one.private = {private: PrivateSteps(1.0, 1.0, draws=lambda *names: None)}
     group.bench(role).train(True)
     losses = group.bench(role)(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
-    with pytest.raises(QuestionRefused, match=f"its networks learn with DP-SGD, and here its {role} would"):
+    with pytest.raises(QueryRefused, match=f"its networks learn with DP-SGD, and here its {role} would"):
         group.step(role, losses)
     assert all(torch.equal(value, before[name]) for name, value in one.modules[role].state_dict().items())
 

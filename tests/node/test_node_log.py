@@ -21,7 +21,7 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.run_plan import PLAN_FILE, Plan
 from fedstill.tasks.classification import Classification
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same
@@ -90,7 +90,7 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
         audit.settle("the disk was replaced", gone=change == "gone with its head")
     if change != "gone with its head":  # with which nobody knows what was spent
         after = spent(clinic)
-        assert (after.run, after.bare_run, after.questions) == (before.run, before.bare_run, before.questions)
+        assert (after.run, after.bare_run, after.queries) == (before.run, before.bare_run, before.queries)
     clinic.ready()  # the same process: nothing was left locked
     same(ask(clinic, 0)[1], answer)
     assert not isinstance(ask(clinic, 3), dict)
@@ -147,11 +147,11 @@ def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:
 def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
     """Equal in all but the name, they draw other noise: two looks at the same records."""
     audit = AuditLog()
-    question = Question(
+    query = Query(
         "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=4, reads=()
     )
     config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
-    side, x = NodeSide({"predict": question}), {"x": torch.zeros(4, 1, 4, 4)}
+    side, x = NodeSide({"predict": query}), {"x": torch.zeros(4, 1, 4, 4)}
     paid, left = [], []
     for name in ("first", "second", "second"):
         mechanism = Mechanism(
@@ -161,8 +161,8 @@ def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
         gate = Gate(name, PolicyConfig(), audit, "run", DATA)
         gate.budgets = Budgets(mechanism, audit, "run", DATA)
         asked = Asked(0, "predict", "content", "", {})
-        gate.admit(asked, question, x)
-        left.append(gate.release(asked, "answer", {"logits": torch.zeros(4, 4)}, question, x)["logits"])
+        gate.admit(asked, query, x)
+        left.append(gate.release(asked, "answer", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
         paid.append(sum(audit.spent(DATA, "run").run.values()))
         assert not audit.spent(name, "run").run
     assert not torch.equal(left[0], left[1])

@@ -19,7 +19,7 @@ def test_costs_are_shown_at_the_delta_of_their_own_budget(tmp_path: Path) -> Non
     """Laplace noise of scale 2 costs epsilon = 1/2 + 2 log(1 - delta)."""
     owner_folder.init(tmp_path / "clinic")
     (tmp_path / "clinic/node.toml").write_text(f'name = "clinic"\n{PRIVACY}')
-    about = {"run": "one", "payer": DATA, "node": "clinic", "number": 0, "question": "examine"}
+    about = {"run": "one", "payer": DATA, "node": "clinic", "number": 0, "query": "examine"}
     with closing(AuditLog(tmp_path / "clinic" / FILE)) as audit:
         audit.charge(
             Entry(**about, part="answer", price={"laplace(2.0)": 1}, unit="a record", up={"counts": 40})
@@ -31,4 +31,4 @@ def test_costs_are_shown_at_the_delta_of_their_own_budget(tmp_path: Path) -> Non
     assert shown.costs[ALL].epsilon == pytest.approx(0.289279, abs=1e-4)
     assert shown.costs[ALL].left == pytest.approx(5 - 0.289279, abs=1e-4)
     (day,) = shown.left.values()
-    assert (day.refused, day.bare, dict(day.kinds), day.questions) == (1, 0, {"counts": 40}, {0})
+    assert (day.refused, day.bare, dict(day.kinds), day.queries) == (1, 0, {"counts": 40}, {0})

@@ -491,7 +491,7 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
 
 def asked(method: str) -> Any:
     setting = NodeSetting(ClassificationConfig().make(10), LocalConfig(), Compute())
-    return METHODS[method]().node_side(setting).questions
+    return METHODS[method]().node_side(setting).queries
 
 
 def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
@@ -501,13 +501,13 @@ def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
     file = owner_folder.read(folder)
     predictor = owner_model.make_model(file, folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
-    counts = {"count_labels": "questions: examine, train"}
+    counts = {"count_labels": "queries: examine, train"}
     through = models.carries_gradient(network, (1, 8, 8))
     assert owner_folder.objections(file, through, asked("fediod")) == counts
     through = models.carries_gradient(predictor, (1, 8, 8))
     assert owner_folder.objections(file, through, asked("fediod")) == {**counts, "examine": models.PREDICTS}
     assert owner_folder.objections(file, through, asked("fedavg")) == {
-        "tell_size": "questions: examine, train",
+        "tell_size": "queries: examine, train",
         "train": "outputs_only: no parameters",
     }
 

@@ -13,7 +13,7 @@ from fedstill.node import owner_folder
 from fedstill.node.audit_entries import DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.policy_checks import known_questions, policy_faults, privacy_faults
+from fedstill.node.policy_checks import known_queries, policy_faults, privacy_faults
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE
 
@@ -136,16 +136,16 @@ def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_t
     assert owner_folder.examine(folder).faults == ()
 
 
-def test_a_question_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
+def test_a_query_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
     assert policy_faults(PolicyConfig()) == []
-    assert policy_faults(PolicyConfig(questions=("*", *known_questions()))) == []
-    (fault,) = policy_faults(PolicyConfig(questions=("examine", "count_lables")))
-    assert "unknown question of policy.questions 'count_lables': did you mean 'count_labels'?" in fault
+    assert policy_faults(PolicyConfig(queries=("*", *known_queries()))) == []
+    (fault,) = policy_faults(PolicyConfig(queries=("examine", "count_lables")))
+    assert "unknown query of policy.queries 'count_lables': did you mean 'count_labels'?" in fault
     rest = MODEL + '[policy]\nquestions = ["examin"]\n'
     (fault,) = owner_folder.examine(folder_of(tmp_path / "clinic", rest=rest)).faults
     assert "did you mean 'examine'" in fault
 
 
-def test_questions_of_methods_options_are_known() -> None:
+def test_queries_of_methods_options_are_known() -> None:
     """Asked by FedIOD for fresh inputs, FedMD for transfer learning, and FedKD where bounds are agreed on."""
-    assert {"predict", "transfer", "tell_range", "examine", "train", "hand_over"} <= known_questions()
+    assert {"predict", "transfer", "tell_range", "examine", "train", "hand_over"} <= known_queries()

@@ -15,7 +15,7 @@ pytest.importorskip("cryptography")
 
 from fedstill.cli import node
 from fedstill.federation import offline_node
-from fedstill.federation.offline_files import write_questions
+from fedstill.federation.offline_files import write_queries
 from fedstill.federation.signed_files import own_key
 from fedstill.node import owner_folder
 from fedstill.node.host import Host
@@ -42,7 +42,7 @@ model = "mlp:8"
 
 
 def work(home: Path, umask: int) -> None:
-    """One node answers a file of questions, and takes part in a live run, in a process whose umask closes
+    """One node answers a file of queries, and takes part in a live run, in a process whose umask closes
     nothing.
 
     Nothing is closed afterwards: rights that are not right as a file is made stay wrong.
@@ -70,8 +70,8 @@ def work(home: Path, umask: int) -> None:
                 wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
                 seen[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
 
-    write_questions(home / "questions", make(config), own_key(home / "server.key"))
-    offline_node.answer(folder, home / "questions", folder / "answers", report=look)
+    write_queries(home / "queries", make(config), own_key(home / "server.key"))
+    offline_node.answer(folder, home / "queries", folder / "answers", report=look)
     look()
     host = Host(folder)
 

@@ -38,7 +38,7 @@ from fedstill.privacy.statement import SEVERAL
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.method import side_of
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSetting, question
+from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.instances import Instances
 from fedstill.tasks.segmentation import Segmentation
@@ -117,23 +117,23 @@ class World:
         assert self.node.gate.budgets is not None
         return self.node.gate.budgets.mechanism
 
-    def ask(self, x: torch.Tensor = X, number: int | None = None, question: str = "examine") -> Any:
-        sent = {"x": x} if question == "examine" else {}
-        answers = self.federation.ask(question, number=number, **sent)
+    def ask(self, x: torch.Tensor = X, number: int | None = None, query: str = "examine") -> Any:
+        sent = {"x": x} if query == "examine" else {}
+        answers = self.federation.ask(query, number=number, **sent)
         return {name: answers[name][0].detach() for name in answers.tensors}
 
     def clean(self, x: torch.Tensor = X) -> torch.Tensor:
         """What the node's model says, as the gate bounds it."""
         with torch.no_grad():
             z = self.node.model.eval()(x)
-        return self.mechanism.rule(self.federation.questions["examine"], "logits").bound(z)
+        return self.mechanism.rule(self.federation.queries["examine"], "logits").bound(z)
 
     def pulled(self, x: torch.Tensor = X) -> torch.Tensor:
         """A gradient as the gate bounds it, before noise: ``(B, C, H, W)``."""
         x = x.clone().requires_grad_()
         upstream = torch.linspace(-1, 1, ROWS * CLASSES).view(ROWS, CLASSES)
         (found,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
-        return self.mechanism.rule(self.federation.questions["examine"], "d/dx").bound(found)
+        return self.mechanism.rule(self.federation.queries["examine"], "d/dx").bound(found)
 
     def spent(self) -> Mapping[str, int]:
         return self.audit.spent("clinic", "run").run
@@ -347,7 +347,7 @@ def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
 
 def released(one: World, rows: int = ROWS) -> Price:
     """What answers about some inputs cost by themselves."""
-    bill = one.mechanism.release(one.federation.questions["examine"], {"logits": (rows, CLASSES)})
+    bill = one.mechanism.release(one.federation.queries["examine"], {"logits": (rows, CLASSES)})
     return total(bill) or Price()
 
 
@@ -416,7 +416,7 @@ def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(CriticOptions):
-    """A stranger's method, whose questions learn more than they say."""
+    """A stranger's method, whose queries learn more than they say."""
 
     title: ClassVar[str] = "Greedy"
     early: bool = False
@@ -426,21 +426,21 @@ class Greedy(CriticOptions):
         if self.early:
             train_round(Group([*nodes]).knowing(at), 0, 3)
 
-    @question(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
+    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
     def silent(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         train_round(nodes, 0, 3)  # and no span
         return {"logits": nodes.bench("model")(x)}
 
-    @question(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=(), span=lambda self, sent: ROUND)
+    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=(), span=lambda self, sent: ROUND)
     def twice(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         train_round(nodes, 0, 3)
         return self.silent(nodes, x)
 
-    @question(sends={"x": INPUTS}, releases={"critic": CRITIC}, reads=(), trains=("critic",))
+    @query(sends={"x": INPUTS}, releases={"critic": CRITIC}, reads=(), trains=("critic",))
     def one_by_one(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return self.critics(nodes.at).judge(nodes, 0, x)  # of self.batch records, and rows says nothing
 
-    @question(sends={"x": INPUTS}, releases={"critic": CRITIC}, reads=(), trains=("critic",), rows=ROWS)
+    @query(sends={"x": INPUTS}, releases={"critic": CRITIC}, reads=(), trains=("critic",), rows=ROWS)
     def five_steps(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return [self.critics(nodes.at).judge(nodes, 0, x) for _ in range(5)][-1]
 

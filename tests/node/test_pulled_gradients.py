@@ -14,7 +14,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import QuestionMismatch, QuestionRefused
+from fedstill.core.errors import QueryMismatch, QueryRefused
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.masked_handler import MaskedHandler
@@ -23,7 +23,7 @@ from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import FINER, Added, SumCall, from_ring, total
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
 from tests.node.test_host import CLASSES, MAP, B, Clinic
@@ -48,7 +48,7 @@ def answer(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Ten
 
 
 def side_of(how: Added) -> NodeSide:
-    asked = Question("examine", answer, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
+    asked = Query("examine", answer, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
     return NodeSide({"examine": asked})
 
 
@@ -125,34 +125,34 @@ def test_gradients_of_any_form_reach_no_network_unless_they_fit_the_answer(
 ) -> None:
     if fits(pull) or any(name.endswith(":scale") for name in pull):
         return
-    header = {"do": "pull back", "run": "one", "number": 0, "question": "gradient"}
+    header = {"do": "pull back", "run": "one", "number": 0, "query": "gradient"}
     told, released = unpack(clinic.host.serve(pack(header, pull)))
-    assert told["error"]["kind"] == "QuestionRefused"
+    assert told["error"]["kind"] == "QueryRefused"
     assert not released
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pull=PULLS)
 def test_scales_of_any_form_raise_typed_errors(pull: dict[str, torch.Tensor], clinic: Clinic) -> None:
-    header = {"do": "pull back", "run": "one", "number": 0, "question": "gradient"}
+    header = {"do": "pull back", "run": "one", "number": 0, "query": "gradient"}
     if fits({name: tensor for name, tensor in pull.items() if not name.endswith(":scale")}):
         return
     told, _ = unpack(clinic.host.serve(pack(header, pull)))
-    assert told["error"]["kind"] in ("QuestionRefused", "DataError")
+    assert told["error"]["kind"] in ("QueryRefused", "DataError")
 
 
 def test_sound_gradients_are_pulled_back_after_all_of_that(clinic: Clinic) -> None:
     clinic.ask(7)
-    assert clinic.say("pull back", {}, number=7)["kind"] == "QuestionRefused"
+    assert clinic.say("pull back", {}, number=7)["kind"] == "QueryRefused"
     _, released = clinic.say("pull back", sound_gradients(0.5), number=7)
     assert released["d/dx"].shape == (B, 1, 8, 8)
 
 
-def test_gradients_of_a_question_without_differentiable_inputs_are_refused() -> None:
-    asked = Question("examine", answer, {"x": INPUTS}, {"logits": LOGITS})
+def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> None:
+    asked = Query("examine", answer, {"x": INPUTS}, {"logits": LOGITS})
     handler = RequestHandler(Group([node_of("a")]), NodeSide({"examine": asked}), Compute())
     handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True)
-    with pytest.raises(QuestionRefused, match="gradients"):
+    with pytest.raises(QueryRefused, match="gradients"):
         handler.pull_back(0, {"a": {"logits": SLOPES}})
 
 
@@ -161,10 +161,10 @@ def test_a_refused_pull_uses_no_number_of_a_sum(tmp_path: Path) -> None:
     about: Any = (Group([node_of("a")]), side_of("size"), Compute(), {"a": -1}, WireConfig())
     handler = MaskedHandler(party.masks["a"], *about)
     handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True, SumCall(1, NAMES))
-    with pytest.raises(QuestionRefused, match="gradients"):
+    with pytest.raises(QueryRefused, match="gradients"):
         handler.pull_back(0, {"a": {"logits": SLOPES.double()}}, SumCall(2, NAMES))
     assert handler.pull_back(0, {"a": {"logits": SLOPES}}, SumCall(2, NAMES))
     handler.answer("examine", 1, {"x": torch.ones(1, 2)}, True, SumCall(3, NAMES))
     handler.answer("examine", 2, {"x": torch.ones(1, 2)}, True, SumCall(4, NAMES))
-    with pytest.raises(QuestionMismatch):  # the graph of question 1 is gone
+    with pytest.raises(QueryMismatch):  # the graph of query 1 is gone
         handler.pull_back(1, {"a": {"logits": SLOPES}}, SumCall(5, NAMES))

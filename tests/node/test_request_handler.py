@@ -1,4 +1,4 @@
-"""A request handler answers each question once, pulls back, and hands out through its nodes' gates."""
+"""A request handler answers each query once, pulls back, and hands out through its nodes' gates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import NodeFault, QuestionMismatch, QuestionRefused
+from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
 from fedstill.node.audit_entries import ALL, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.exchanges import KEPT
@@ -28,7 +28,7 @@ from fedstill.node.run_budgets import Budgets
 from fedstill.privacy.dpsgd import PrivateSteps
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import Span
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from tests.node.test_gate import Journal
 
 B = 2
@@ -36,21 +36,19 @@ X = torch.randn(B, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 
 
 class Office:
-    """Three nodes behind one handler; its question trains each node's critic by one step."""
+    """Three nodes behind one handler; its query trains each node's critic by one step."""
 
     def __init__(self, policies: Mapping[str, PolicyConfig] | None = None) -> None:
         self.audit, self.calls, self.grad_enabled = AuditLog(), 0, False
         self.outputs: list[weakref.ref[torch.Tensor]] = []
         self.nodes = [self._node(name, (policies or {}).get(name, PolicyConfig())) for name in "abc"]
-        questions = (
-            Question(
-                "examine", self._examine, {"x": "inputs"}, {"logits": "logits", "score": "critic"}, ("x",)
-            ),
-            Question("leak", self._leak, {}, {"logits": "logits"}),
-            Question("two", self._two, {"x": "inputs", "y": "inputs"}, {"logits": "logits"}, ("x", "y")),
+        queries = (
+            Query("examine", self._examine, {"x": "inputs"}, {"logits": "logits", "score": "critic"}, ("x",)),
+            Query("leak", self._leak, {}, {"logits": "logits"}),
+            Query("two", self._two, {"x": "inputs", "y": "inputs"}, {"logits": "logits"}, ("x", "y")),
         )
         self.side = NodeSide(
-            {question.name: question for question in questions},
+            {query.name: query for query in queries},
             prepare=lambda nodes: None,
             look=lambda nodes, x: {},
         )
@@ -129,18 +127,18 @@ def test_an_answer_has_one_part_a_node_and_the_critic_has_learned() -> None:
 
 
 def failing(office: Office, number: int = 0, **change: Any) -> None:
-    """Let a question fail once, after its networks have learned."""
-    questions: Any = office.side.questions
-    sound = questions["examine"]
+    """Let a query fail once, after its networks have learned."""
+    queries: Any = office.side.queries
+    sound = queries["examine"]
 
     def handler(*given: Any, **tensors: torch.Tensor) -> Any:
         sound.handler(*given, **tensors)
         raise RuntimeError("out of memory")
 
-    questions["examine"] = replace(sound, handler=handler, **change)
+    queries["examine"] = replace(sound, handler=handler, **change)
     with pytest.raises(RuntimeError, match="out of memory"):
         office.ask(number)
-    questions["examine"] = replace(sound, **change)
+    queries["examine"] = replace(sound, **change)
 
 
 def privately(office: Office) -> None:
@@ -166,11 +164,11 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
     failing(office, 1, **change)
     calls, critics = office.calls, office.critics()
     for number, name, tensors in ((1, "examine", {"x": X}), (2, "examine", {"x": X}), (3, "leak", {})):
-        with pytest.raises(NodeFault, match=r"failed at question 1 \(examine\): the run goes on from an"):
+        with pytest.raises(NodeFault, match=r"failed at query 1 \(examine\): the run goes on from an"):
             office.handler.answer(name, number, tensors, True)
     assert office.calls == calls
     assert not office.has_changed_since(critics)
-    assert office.audit.spent("b", ALL).questions == 1
+    assert office.audit.spent("b", ALL).queries == 1
     office.handler = RequestHandler(
         office.handler.group, office.side, Compute()
     )  # as after going back to a mark
@@ -198,7 +196,7 @@ def test_what_is_answered_after_a_failure_passes_for_no_answer_without_it() -> N
     office.handler = RequestHandler(Group(office.nodes), office.side, Compute())
     failing(office)
     assert not same(office.ask(1), first)
-    assert office.audit.spent("b", ALL).questions == 2
+    assert office.audit.spent("b", ALL).queries == 2
 
 
 def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None:
@@ -208,7 +206,7 @@ def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None
         office.ask(number)
     critics = office.critics()
     for number in (0, 1):  # 0 was answered long ago, 1 never was: neither may train the critic now
-        with pytest.raises(QuestionMismatch, match=f"number {number}"):
+        with pytest.raises(QueryMismatch, match=f"number {number}"):
             office.ask(number)
     for number in numbers[-KEPT:]:
         office.ask(number)
@@ -218,12 +216,12 @@ def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None
 
 @pytest.mark.parametrize("refusing", ["a", "c"])
 def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing: str) -> None:
-    office = Office({refusing: PolicyConfig(questions=("count",))})
+    office = Office({refusing: PolicyConfig(queries=("count",))})
     before = office.critics()
-    with pytest.raises(QuestionRefused) as caught:
+    with pytest.raises(QueryRefused) as caught:
         office.ask()
     error = caught.value
-    assert (error.node, error.question, error.rule) == (refusing, "examine", "questions: count")
+    assert (error.node, error.query, error.rule) == (refusing, "examine", "queries: count")
     assert office.calls == 0
     assert not office.has_changed_since(before)
     assert office.audit.summary() == AuditLog().summary()
@@ -274,7 +272,7 @@ def test_what_cannot_be_pulled_back_is_a_mismatch(case: str) -> None:
     if case == "the next one has been asked":
         office.ask(1)
     before = office.audit.summary()
-    with pytest.raises(QuestionMismatch):
+    with pytest.raises(QueryMismatch):
         office.pull(pulls())
     assert office.audit.summary() == before
 
@@ -295,7 +293,7 @@ def test_without_gradients_no_graph_is_kept() -> None:
     assert office.outputs
 
 
-def test_a_graph_is_kept_until_it_is_pulled_back_or_the_next_question() -> None:
+def test_a_graph_is_kept_until_it_is_pulled_back_or_the_next_query() -> None:
     office = Office()
     office.ask(0)
     assert office.grad_enabled
@@ -348,8 +346,8 @@ def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
     assert not office.has_changed_since(critics), "the critics have moved once"
     each = {"up": B * 4 * 4, "down": B * 16 * 4}
     assert audit.summary()["by_node"] == dict.fromkeys("abc", each)
-    assert [audit.spent(name, ALL).questions for name in "abc"] == [1, 1, 1]
-    with pytest.raises(QuestionMismatch):
+    assert [audit.spent(name, ALL).queries for name in "abc"] == [1, 1, 1]
+    with pytest.raises(QueryMismatch):
         office.ask(0, X + 1)
 
 
@@ -363,10 +361,10 @@ def test_an_answer_that_failed_half_way_is_gone_once_the_next_is_out() -> None:
     audit.full = None
     office.ask(1)
     before = audit.summary()
-    with pytest.raises(QuestionMismatch):
+    with pytest.raises(QueryMismatch):
         office.ask(0)
     assert audit.summary() == before
-    assert [audit.spent(name, ALL).questions for name in "abc"] == [2, 1, 1]
+    assert [audit.spent(name, ALL).queries for name in "abc"] == [2, 1, 1]
 
 
 def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
@@ -379,7 +377,7 @@ def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
     audit.full = ("b", "gradient")
     with pytest.raises(OSError, match="no space"):
         office.pull(pulls())
-    with pytest.raises(QuestionMismatch):
+    with pytest.raises(QueryMismatch):
         office.pull(pulls(1))
     audit.full = None
     assert same(office.pull(pulls()), expected)
@@ -399,7 +397,7 @@ def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number(
     calls = parted.calls
     for handler in handlers:
         for old in (2, 3):
-            with pytest.raises(QuestionMismatch):
+            with pytest.raises(QueryMismatch):
                 handler.answer("examine", old, {"x": X}, False)
     assert parted.calls == calls
     expected = whole.ask(4)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, OwnDataError, QuestionRefused
+from fedstill.core.errors import ArgumentError, OwnDataError, QueryRefused
 from fedstill.data.node_data import PrivateConfig
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner_folder
@@ -28,7 +28,7 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import Kind
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.tasks.classification import Classification
 
 ROWS, EXAMPLES = 8, 100
@@ -36,20 +36,20 @@ X = {"x": torch.zeros(ROWS, 1, 4, 4)}
 LOGITS = {"logits": torch.full((ROWS, 4), 2.5)}  # of 20 teachers, 5 vote for each class
 # 20 steps of DP-SGD at rate 0.1
 LOCAL = LocalConfig(epochs=2, batch=10)
-PREDICT = Question(
+PREDICT = Query(
     "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=ROWS, reads=()
 )
-RANGE = Question("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, reads=())
+RANGE = Query("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, reads=())
 BARE = {"range": torch.ones(())}
 VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
-ONE = Event("gaussian", 40 / 4)  # of a question about 8 inputs
+ONE = Event("gaussian", 40 / 4)  # of a query about 8 inputs
 TRAINED = DPSGD(training=StepsConfig(noise=1.5))
 STEP = Event("gaussian", 1.5, rate=0.1)
 OUTPUTS = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=80.0, bound=1.0))
 
 
 class Node:
-    """A node of one question, or two: its gate, and what it has paid."""
+    """A node of one query, or two: its gate, and what it has paid."""
 
     def __init__(
         self,
@@ -60,30 +60,30 @@ class Node:
         two: bool = False,
         **change: Any,
     ) -> None:
-        questions = (replace(PREDICT, **change), RANGE)
-        self.question, self.run = questions[0], run
+        queries = (replace(PREDICT, **change), RANGE)
+        self.query, self.run = queries[0], run
         self.audit = audit or AuditLog()
-        self.side = NodeSide({question.name: question for question in questions[: 1 + two]})
+        self.side = NodeSide({query.name: query for query in queries[: 1 + two]})
         self.mechanism = Mechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
         self.mechanism.binding = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
         self.gate.budgets = Budgets(self.mechanism, self.audit, run, "clinic")
 
-    def ask(self, number: int, question: Question | None = None, tensors: Any = None) -> Any:
+    def ask(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
         """As the request handler does."""
-        asked = Asked(number, (question or self.question).name, f"c{number}", "", {})
-        self.gate.admit(asked, question or self.question, X)
-        return self.gate.release(asked, "answer", tensors or LOGITS, question or self.question, X)
+        asked = Asked(number, (query or self.query).name, f"c{number}", "", {})
+        self.gate.admit(asked, query or self.query, X)
+        return self.gate.release(asked, "answer", tensors or LOGITS, query or self.query, X)
 
     def spent(self) -> Spent:
         return self.audit.spent("clinic", self.run)
 
     def asks(self, first: int = 0, most: int = 1000) -> int:
-        """How many questions it answers before it refuses."""
+        """How many queries it answers before it refuses."""
         for number in range(first, first + most):
             try:
                 self.ask(number)
-            except QuestionRefused:
+            except QueryRefused:
                 return number - first
         return most
 
@@ -105,30 +105,30 @@ def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
     assert answered == fit(ONE, 1.5) > 2
     assert from_text(node.spent().run) == Price({ONE: answered})
     one = {str(ONE): answered}
-    counted = {"questions_run": answered, "questions": answered, "bytes": answered * 128}
+    counted = {"queries_run": answered, "queries": answered, "bytes": answered * 128}
     assert node.spent() == Spent(one, one, **counted)
 
 
-def test_a_refused_question_is_refused_before_it_is_computed_and_charges_nothing() -> None:
+def test_a_refused_query_is_refused_before_it_is_computed_and_charges_nothing() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     answered = node.asks()
     spent = node.spent()
     asked = Asked(answered, "predict", "c", "", {})
-    with pytest.raises(QuestionRefused, match="privacy budget"):
-        node.gate.admit(asked, node.question, X)
-    with pytest.raises(QuestionRefused, match="privacy budget"):  # and once more where it would leave
-        node.gate.release(asked, "answer", LOGITS, node.question, X)
+    with pytest.raises(QueryRefused, match="privacy budget"):
+        node.gate.admit(asked, node.query, X)
+    with pytest.raises(QueryRefused, match="privacy budget"):  # and once more where it would leave
+        node.gate.release(asked, "answer", LOGITS, node.query, X)
     assert node.spent() == spent
-    assert node.gate.audit.spent("clinic", ALL).questions == answered
+    assert node.gate.audit.spent("clinic", ALL).queries == answered
 
 
-def test_a_question_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
+def test_a_query_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     asked = Asked(0, "predict", "c", "", {})
     many = {"x": torch.zeros(2000, 1, 4, 4)}
-    with pytest.raises(QuestionRefused, match="privacy budget"):
-        node.gate.admit(asked, node.question, many)
-    node.gate.admit(asked, node.question, X)
+    with pytest.raises(QueryRefused, match="privacy budget"):
+        node.gate.admit(asked, node.query, many)
+    node.gate.admit(asked, node.query, X)
 
 
 def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_not_leave() -> None:
@@ -142,7 +142,7 @@ def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_no
     assert from_text(node.spent().run) == total(node.mechanism.schedule())
     assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
-    with pytest.raises(OwnDataError, match=r"rows of question predict is \(8, 16\): allowed are 4 numbers a"):
+    with pytest.raises(OwnDataError, match=r"rows of query predict is \(8, 16\): allowed are 4 numbers a"):
         narrow.ask(0, tensors=told)
     assert narrow.spent() == Spent({}, {})
     row = replace(config.outputs, how="gaussian")  # a row's length is bounded, whatever is in it
@@ -153,10 +153,10 @@ def test_a_refusal_does_not_tell_how_many_votes_reached_the_threshold() -> None:
     """What a release turned out to cost follows from the records, and of a refused one nothing is paid."""
     pate = PateConfig(teachers=20, noise=40.0, threshold=5.0, threshold_noise=40.0)
     node = Node(replace(VOTES, pate=pate, epsilon=3.0))
-    many = {"logits": LOGITS["logits"].repeat(1000, 1)}  # more than the question declares
+    many = {"logits": LOGITS["logits"].repeat(1000, 1)}  # more than the query declares
     told = set()
     for number in range(4):
-        with pytest.raises(QuestionRefused) as refused:
+        with pytest.raises(QueryRefused) as refused:
             node.ask(number, tensors=many)
         told.add(refused.value.rule)
     assert len(told) == 1
@@ -172,7 +172,7 @@ def test_the_budget_of_the_data_holds_over_runs() -> None:
     assert second.asks() == fit(ONE, 2.0) - first > 0
     assert second.spent().total == {str(ONE): fit(ONE, 2.0)}
     assert Node(config, audit, "three").asks() == 0
-    with pytest.raises(QuestionRefused, match="the budget is epsilon 2 at"):
+    with pytest.raises(QueryRefused, match="the budget is epsilon 2 at"):
         Node(config, audit, "three").ask(0)
 
 
@@ -186,7 +186,7 @@ def test_what_was_paid_for_another_unit_adds_up_with_nothing(sizes: tuple[int, i
     assert (objection is None) == holds
     if not holds:
         assert "protects other units than privacy.group_size" in str(objection)
-        with pytest.raises(QuestionRefused, match="protects other units"):
+        with pytest.raises(QueryRefused, match="protects other units"):
             Node(second, audit, "two").ask(0)
     Node(replace(second, total_epsilon=math.inf), audit, "three").ask(0)
     mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.objection(PREDICT)
@@ -201,9 +201,9 @@ def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> N
     assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
 
 
-def test_a_run_with_a_question_that_has_no_price_is_refused_at_its_first() -> None:
+def test_a_run_with_a_query_that_has_no_price_is_refused_at_its_first() -> None:
     node = Node(replace(VOTES, epsilon=3.0), two=True)
-    assert str(node.gate.objection(PREDICT)).endswith(", in question tell_range")
+    assert str(node.gate.objection(PREDICT)).endswith(", in query tell_range")
     assert Node(replace(VOTES, epsilon=3.0)).gate.objection(PREDICT) is None
 
 
@@ -243,17 +243,17 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     other = Node(TRAINED, audit, "two")
     other.ask(0)
     assert (other.spent().run, other.spent().total) == ({str(STEP): 20}, {str(STEP): 40})
-    assert (other.spent().questions_run, other.spent().questions) == (1, 5)
+    assert (other.spent().queries_run, other.spent().queries) == (1, 5)
 
 
 def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
     dear = epsilon(Price({STEP: 20}), 1e-5)
     node = Node(replace(TRAINED, epsilon=dear * 0.99))
-    with pytest.raises(QuestionRefused, match="privacy budget"):
+    with pytest.raises(QueryRefused, match="privacy budget"):
         node.ask(0)
     asked = Asked(0, "predict", "c0", "", {})
-    with pytest.raises(QuestionRefused, match="privacy budget"):
-        node.gate.release(asked, "answer", LOGITS, node.question, X)
+    with pytest.raises(QueryRefused, match="privacy budget"):
+        node.gate.release(asked, "answer", LOGITS, node.query, X)
     assert node.spent() == Spent({}, {})
     audit, enough = AuditLog(), replace(TRAINED, epsilon=dear * 1.01)
     assert Node(enough, audit).asks(most=3) == 3
@@ -270,7 +270,7 @@ def test_what_was_released_may_be_released_again_though_the_budget_is_spent() ->
     # after a stop
     again = Node(replace(VOTES, epsilon=1.5), audit)
     asked = Asked(0, "predict", "c0", "", {})
-    released = again.gate.release(asked, "answer", LOGITS, again.question, X)
+    released = again.gate.release(asked, "answer", LOGITS, again.query, X)
     assert torch.equal(released["logits"], left[0]["logits"])
     assert again.spent() == node.spent()
 
@@ -279,25 +279,25 @@ def test_what_leaves_equal_and_was_not_before_the_noise_is_another_release() -> 
     node, asked, one = Node(OUTPUTS), Asked(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
     close = one.clone()
     close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
-    same = replace(node.question, finish=lambda told, sent: {"logits": torch.zeros(1)})
+    same = replace(node.query, finish=lambda told, sent: {"logits": torch.zeros(1)})
     for z in (one, close, one):
         node.gate.release(asked, "answer", {"logits": z}, same, X)
     assert list(node.spent().run.values()) == [2]
 
 
-# --- what networks learn for a question ---------------------------------------------------------------
+# --- what networks learn for a query ---------------------------------------------------------------
 
 LEARNING = {"times": 3, "span": lambda sent: Span(0, 1, 4)}  # 5 of 20 steps
 CRITIC = Event("gaussian", 2.0, rate=ROWS / EXAMPLES)
 
 
-def test_nobody_sees_that_two_questions_had_the_same_answer() -> None:
+def test_nobody_sees_that_two_queries_had_the_same_answer() -> None:
     """Under masks a server that compared them would find where a node's network bends."""
     node = Node(TRAINED)
 
     def left(number: int, part: str = "answer") -> str:
-        asked = Asked(number, node.question.name, f"c{number}", "", {})
-        node.gate.release(asked, part, LOGITS, node.question, X)
+        asked = Asked(number, node.query.name, f"c{number}", "", {})
+        node.gate.release(asked, part, LOGITS, node.query, X)
         return str(node.gate.told(number, part, masked=True).left)
 
     told = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
@@ -307,15 +307,15 @@ def test_nobody_sees_that_two_questions_had_the_same_answer() -> None:
 
 def admitted(node: Node, number: int = 0, content: str = "c0", after: str = "") -> None:
     asked = Asked(number, "predict", content, after, {})
-    node.gate.admit(asked, node.question, X)
-    node.gate.pay(asked, node.question, X)
+    node.gate.admit(asked, node.query, X)
+    node.gate.pay(asked, node.query, X)
 
 
 def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
-    return [(row["question"], row["part"], row["number"], row["price"]) for row in node.audit.entries()]
+    return [(row["query"], row["part"], row["number"], row["price"]) for row in node.audit.entries()]
 
 
-def test_what_is_learned_is_charged_as_a_question_is_let_in() -> None:
+def test_what_is_learned_is_charged_as_a_query_is_let_in() -> None:
     node = Node(replace(TRAINED, critic=StepsConfig(noise=2.0)), trains=("critic",), **LEARNING)
     node.side = replace(node.side, first=None)
     admitted(node)
@@ -341,7 +341,7 @@ def test_what_cannot_be_paid_for_is_not_learned() -> None:
     for number in range(2):
         admitted(node, number)
     rows = charged(node)
-    with pytest.raises(QuestionRefused, match="privacy budget"):
+    with pytest.raises(QueryRefused, match="privacy budget"):
         admitted(node, 2)
     assert charged(node) == rows
 
@@ -367,9 +367,9 @@ def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
     assert node.spent() == Spent({}, {}, 1, 1, 1, 1, 4)
     for budget in ("epsilon", "total_epsilon"):
         strict = Node(replace(VOTES, **{budget: 1.5}))
-        with pytest.raises(QuestionRefused, match="no guarantee for logit range"):
+        with pytest.raises(QueryRefused, match="no guarantee for logit range"):
             strict.ask(0, RANGE, BARE)
-        with pytest.raises(QuestionRefused, match="without any guarantee"):
+        with pytest.raises(QueryRefused, match="without any guarantee"):
             strict.gate.release(Asked(0, "tell_range", "c", "", {}), "answer", BARE, RANGE, X)
         assert strict.spent() == Spent({}, {})
 
@@ -380,7 +380,7 @@ def test_what_left_without_a_guarantee_voids_the_budget() -> None:
         Node(VOTES, audit, run).ask(number, RANGE, BARE)
 
     def said(config: PrivacyConfig, run: str) -> str:
-        with pytest.raises(QuestionRefused) as refused:
+        with pytest.raises(QueryRefused) as refused:
             Node(config, audit, run).ask(9)
         return refused.value.rule
 
@@ -400,7 +400,7 @@ def test_what_left_without_a_guarantee_voids_the_budget() -> None:
 
 def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
     node = Node(NoPrivacy(epsilon=3.0))
-    with pytest.raises(QuestionRefused, match="mechanism none gives no guarantee for logits"):
+    with pytest.raises(QueryRefused, match="mechanism none gives no guarantee for logits"):
         node.ask(0)
 
 
@@ -462,9 +462,7 @@ def test_noise_is_found_that_both_budgets_can_pay(
 
 
 def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
-    count = Question(
-        "count", PREDICT.handler, releases={"counts": "label counts"}, times=1, reads=("counts",)
-    )
+    count = Query("count", PREDICT.handler, releases={"counts": "label counts"}, times=1, reads=("counts",))
     sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PATE(**{"epsilon": 8.0, **change})

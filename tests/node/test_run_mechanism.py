@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, QuestionRefused
+from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS
 from fedstill.methods.fedad import ATTENTION
 from fedstill.methods.fedkd import LOGIT_RANGE
@@ -25,7 +25,7 @@ from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.release_rules import Exact
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PARAMETERS
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import SCALE
 from fedstill.tasks import Kind, Task
 from fedstill.tasks.classification import Classification
@@ -36,7 +36,7 @@ from tests.privacies import protected
 ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)
 LOCAL = LocalConfig(epochs=2, batch=10)  # 20 steps at rate 0.1
-EXAMINE = Question(
+EXAMINE = Query(
     "examine",
     lambda group, number: {},
     {"x": "inputs"},
@@ -47,15 +47,15 @@ EXAMINE = Question(
     reads=(),
     trains=("critic",),
 )
-PREDICT = Question("predict", EXAMINE.handler, {"x": "inputs"}, {"logits": "logits"}, reads=())
-COUNT = Question(
+PREDICT = Query("predict", EXAMINE.handler, {"x": "inputs"}, {"logits": "logits"}, reads=())
+COUNT = Query(
     "count_labels",
     EXAMINE.handler,
     releases={"counts": "label counts", "sizes": "label counts"},
     times=1,
     reads=("counts",),
 )
-TRAIN = Question(
+TRAIN = Query(
     "train",
     EXAMINE.handler,
     {"span": "schedule"},
@@ -75,13 +75,13 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def side(*questions: Question, **more: Any) -> NodeSide:
-    return NodeSide({question.name: question for question in questions or (EXAMINE, COUNT)}, **more)
+def side(*queries: Query, **more: Any) -> NodeSide:
+    return NodeSide({query.name: query for query in queries or (EXAMINE, COUNT)}, **more)
 
 
 def protection(
     mechanism: Any,
-    *questions: Question,
+    *queries: Query,
     config: Mapping[str, Any] = GIVEN,
     examples: int = EXAMPLES,
     task: Task = TASK,
@@ -89,7 +89,7 @@ def protection(
 ) -> Mechanism:
     own = {name: more.pop(name) for name in ("first", "learns") if name in more}
     changed = protected(mechanism, **{**config, **more})
-    made = Mechanism("clinic", changed, side(*questions, **own), LOCAL, examples, task)
+    made = Mechanism("clinic", changed, side(*queries, **own), LOCAL, examples, task)
     made.binding = "data"
     return made
 
@@ -114,17 +114,17 @@ def near(one: Price | None, other: Price | None) -> None:
     assert [row[4] for row in mine] == pytest.approx([row[4] for row in theirs])
 
 
-def priced(made: Mechanism, question: Question, part: str, shapes: Any, sent: Any = None) -> Price | None:
+def priced(made: Mechanism, query: Query, part: str, shapes: Any, sent: Any = None) -> Price | None:
     """Of one release, with what is learned for it."""
-    return total(made.bill(question, part, shapes, sent or {}))
+    return total(made.bill(query, part, shapes, sent or {}))
 
 
-def answer(made: Mechanism, question: Question = EXAMINE, noised: Any = None) -> Price | None:
+def answer(made: Mechanism, query: Query = EXAMINE, noised: Any = None) -> Price | None:
     """Of an answer: as it is expected, or as it turned out."""
-    shapes = {name: SHAPES[name] for name in question.releases}
+    shapes = {name: SHAPES[name] for name in query.releases}
     if noised is not None:
-        return total(made.release(question, shapes, noised))
-    return priced(made, question, "answer", shapes)
+        return total(made.release(query, shapes, noised))
+    return priced(made, query, "answer", shapes)
 
 
 # --- prices by hand -----------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ MAPS = Maps(CLASSES)
 
 @pytest.mark.parametrize("task", [MAPS, MultiLabel(CLASSES)])
 def test_teachers_vote_for_one_class_only(task: Task) -> None:
-    with pytest.raises(QuestionRefused, match="teachers vote for one class an input, which task"):
+    with pytest.raises(QueryRefused, match="teachers vote for one class an input, which task"):
         protection("pate", task=task)
     assert protection("pate", count_labels(task), task=task).protects, "numbers of examples are no votes"
 
@@ -219,7 +219,7 @@ def test_teachers_vote_for_one_class_only(task: Task) -> None:
 def test_what_is_made_of_votes_to_be_added_is_no_vote() -> None:
     """A teacher more or less moves the logarithm of each class's share, and not two of them by one vote."""
     summed = replace(PREDICT, sums=dict.fromkeys(PREDICT.releases, "mean"))
-    with pytest.raises(QuestionRefused, match=r"noise is on votes, and what is added over nodes \(link"):
+    with pytest.raises(QueryRefused, match=r"noise is on votes, and what is added over nodes \(link"):
         protection("pate", summed)
     protection("noisy-outputs", summed)  # bounds and noises whatever it is
 
@@ -236,7 +236,7 @@ def test_what_a_strangers_method_makes_of_votes_is_no_vote() -> None:
 
 
 def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
-    with pytest.raises(QuestionRefused, match="outputs of task segmentation are pictures"):
+    with pytest.raises(QueryRefused, match="outputs of task segmentation are pictures"):
         protection("noisy-outputs", PREDICT, task=MAPS)
     near(
         answer(protection("noisy-outputs", PREDICT, task=MultiLabel(CLASSES)), PREDICT), laplace(6 / 16, ROWS)
@@ -259,7 +259,7 @@ def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
 def test_maps_and_images_of_records_have_no_guarantee_whatever_is_said_of_them(
     mechanism: Any, kind: str, cure: str, reads: tuple[str, ...]
 ) -> None:
-    told = Question("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
+    told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
     made = protection(mechanism, told, task=MAPS, epsilon=3.0)
     assert priced(made, told, "answer", {"told": (5,)}) is None
     refused = unpriced(made, told)
@@ -279,7 +279,7 @@ def test_maps_and_images_of_records_have_no_guarantee_whatever_is_said_of_them(
 def test_what_has_no_guarantee_comes_with_its_cure(
     mechanism: Any, kind: str, reads: tuple[str, ...], cure: str
 ) -> None:
-    told = Question("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
+    told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
     refused = unpriced(protection(mechanism, told, epsilon=3.0), told)
     assert str(refused).endswith(f"gives no guarantee for {kind}; with {cure} none are told")
 
@@ -433,10 +433,10 @@ def test_a_larger_share_of_epsilon_is_less_noise() -> None:
 # --- refusals -----------------------------------------------------------------------------------------
 
 
-def test_a_question_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
+def test_a_query_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
     silent = replace(PREDICT, reads=None)
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        with pytest.raises(QuestionRefused, match="does not say what it reads of the records"):
+        with pytest.raises(QueryRefused, match="does not say what it reads of the records"):
             protection(mechanism, silent)
     assert answer(protection("none", silent), silent) is None
     protection("pate", replace(silent, releases={}))  # it tells nothing
@@ -517,7 +517,7 @@ def test_the_statement_of_no_mechanism_says_so() -> None:
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
 def test_a_network_that_no_mechanism_knows_is_not_trained_under_one(mechanism: Any) -> None:
     taught = replace(EXAMINE, trains=("critic", "dreamer"))
-    with pytest.raises(QuestionRefused, match="it trains dreamer, which learns without noise"):
+    with pytest.raises(QueryRefused, match="it trains dreamer, which learns without noise"):
         protection(mechanism, taught)
     assert protection("none", taught) is not None
 

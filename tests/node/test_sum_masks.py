@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
-from fedstill.core.errors import QuestionRefused, RunFolderError
+from fedstill.core.errors import QueryRefused, RunFolderError
 from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_masks import SumMasks, sign, stream
 from fedstill.node.summand import Adding
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, Kind
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumCall, from_ring, to_ring, total
 from tests.kits import Authority
 from tests.unknowns import free_directions
@@ -79,8 +79,8 @@ def read(each: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
     return from_ring(total(each)["z"])
 
 
-def refused(rule: str) -> pytest.RaisesExc[QuestionRefused]:
-    return pytest.raises(QuestionRefused, match=rule)
+def refused(rule: str) -> pytest.RaisesExc[QueryRefused]:
+    return pytest.raises(QueryRefused, match=rule)
 
 
 # --- a sum of all ------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_a_mask_looks_random_and_never_comes_again(party: Party) -> None:
 
 @pytest.mark.parametrize("lie", ["content", "members", "number"])
 def test_nodes_that_are_told_different_things_give_no_sum(party: Party, lie: str) -> None:
-    """A server that sends one node the real question and all others one whose answer it knows."""
+    """A server that sends one node the real query and all others one whose answer it knows."""
     told = {
         "content": [(SumCall(1, NAMES), "x"), *[(SumCall(1, NAMES), "y")] * 3],
         "members": [(SumCall(1, NAMES), "x"), *[(SumCall(1, NAMES[:3]), "x")] * 2, (SumCall(1, NAMES), "x")],
@@ -216,9 +216,7 @@ def test_an_answer_that_cannot_be_added_spoils_the_whole_sum_and_is_not_refused(
 ) -> None:
     """Else a server learned how large one node's answers are, place by place; and from zeros in its place the
     others' sum."""
-    question = Question(
-        "predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"}
-    )
+    query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
     found = []
     for call in (SumCall(1, NAMES), SumCall(2, NAMES)):
         each = []
@@ -227,7 +225,7 @@ def test_an_answer_that_cannot_be_added_spoils_the_whole_sum_and_is_not_refused(
             masks = party.masks[name]
             masks.admit("predict", call)
             adding = Adding({}, mask=masks.mask(call, "predict", ["content"]), spoil=masks.noise(call))
-            each.append(adding.cover(name, question, {"z": z}))
+            each.append(adding.cover(name, query, {"z": z}))
         found.append(from_ring(total(each)["z"]))
     for sums in found:
         assert bool(sums.isfinite().all())
@@ -241,9 +239,7 @@ def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_proces
 ) -> None:
     """By sums that are spoilt a server that chooses what is asked finds how large an answer is; by a refusal
     it would know whose."""
-    question = Question(
-        "predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"}
-    )
+    query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
 
     def asked(number: int, large: bool = False) -> torch.Tensor:
         each, call = [], SumCall(number, NAMES)
@@ -253,7 +249,7 @@ def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_proces
             mask = masks.mask(call, "predict", ["content"])
             adding = Adding({}, mask=mask, spoil=masks.noise(call), always=masks.exhausted)
             z = torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]])
-            each.append(adding.cover(name, question, {"z": z}))
+            each.append(adding.cover(name, query, {"z": z}))
         return from_ring(total(each)["z"])
 
     assert asked(1).tolist() == [[4.0, 8.0]]
@@ -389,7 +385,7 @@ def test_cards_of_others_are_told_from_forged_ones(party: Party, tmp_path: Path)
 
 def test_an_answer_is_weighed_by_the_first_counts_that_left_and_under_noise_by_one_at_least() -> None:
     """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
-    count = Question("count", lambda group, number, **_: {}, {}, {"n": LABEL_COUNTS}, sums={"n": "sum"})
+    count = Query("count", lambda group, number, **_: {}, {}, {"n": LABEL_COUNTS}, sums={"n": "sum"})
     for least, expected in ((0.0, [0.0, 7.0]), (1.0, [1.0, 7.0])):
         adding = Adding({}, least=least)
         adding.keep(count, {"n": torch.tensor([0.0, 7.0])})
@@ -474,7 +470,7 @@ def side_of(trap: Trap, name: str) -> NodeSide:
     of: Any = "records" if plain == "records" else "scores"
     made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or Kind(plain, of=of).at(package)
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
-    asked = Question(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
+    asked = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
     return NodeSide({name: asked}, adds=adds)
 
 

@@ -10,7 +10,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.protocol.messages import (
     MESSAGES,
     Agree,
-    AnswerQuestion,
+    AnswerQuery,
     Envelope,
     Introduce,
     JoinRun,
@@ -33,8 +33,8 @@ SAID: tuple[Message, ...] = (
     SayHello(),
     JoinRun({"run": "one", "method": {"name": "fedkd"}}),
     Learn(2.0),
-    AnswerQuestion("examine", 3, True),
-    AnswerQuestion("examine", 3, False, CALL),
+    AnswerQuery("examine", 3, True),
+    AnswerQuery("examine", 3, False, CALL),
     PullBack(3),
     PullBack(3, sum=CALL),
     Introduce(),
@@ -74,6 +74,6 @@ def test_each_form_is_among_these() -> None:
     ids=str,
 )
 def test_a_sum_of_another_form_is_refused(told: Any, name: str) -> None:
-    header = AnswerQuestion("examine", 3, True).header(Envelope())
+    header = AnswerQuery("examine", 3, True).header(Envelope())
     with pytest.raises(ArgumentError, match=f"^{name} is "):
         read_message({**header, "sum": told})

@@ -1,4 +1,4 @@
-"""Methods as declarations: questions, what a stranger may call its releases, what a plan may name."""
+"""Methods as declarations: queries, what a stranger may call its releases, what a plan may name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedstill.protocol.payload_kinds import (
     Kind,
     kind_named,
 )
-from fedstill.protocol.queries import NodeSetting, Question, question
+from fedstill.protocol.queries import NodeSetting, Query, query
 from fedstill.protocol.run_plan import Plan
 from fedstill.tasks.classification import Classification, ClassificationConfig
 
@@ -45,7 +45,7 @@ class Asks(Method):
     rounds: int = 3
     often: bool = True
 
-    @question(
+    @query(
         sends={"x": "inputs", "round": "schedule"},
         releases={"logits": LOGITS},
         differentiable=("x",),
@@ -58,7 +58,7 @@ class Asks(Method):
     def told(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
         return {"logits": x.sum((2, 3, 4)) + round + nodes.number}
 
-    @question(name="begin", releases={"counts": LABEL_COUNTS}, when=lambda self, at: self.often)
+    @query(name="begin", releases={"counts": LABEL_COUNTS}, when=lambda self, at: self.often)
     def count(self, nodes: Any) -> dict[str, torch.Tensor]:
         return {}
 
@@ -72,8 +72,8 @@ class Nodes:
         return self
 
 
-def test_a_question_is_what_its_function_is_marked_with() -> None:
-    told, begin = Asks(rounds=5).questions(AT)
+def test_a_query_is_what_its_function_is_marked_with() -> None:
+    told, begin = Asks(rounds=5).queries(AT)
     assert (told.name, told.times, told.rows, told.differentiable) == ("told", 5, 4, ("x",))
     assert (begin.name, dict(begin.releases)) == ("begin", {"counts": LABEL_COUNTS})
     assert told.span is not None
@@ -82,11 +82,11 @@ def test_a_question_is_what_its_function_is_marked_with() -> None:
     assert told.finish({"logits": torch.ones(1)}, {})["logits"].item() == 5
     answer = told.handler(Nodes(), 7, x=torch.ones(2, 3, 1, 1, 1), round=2)
     assert answer["logits"].tolist() == [[10.0] * 3] * 2
-    assert [each.name for each in Asks(often=False).questions(AT)] == ["told"]
+    assert [each.name for each in Asks(often=False).queries(AT)] == ["told"]
 
 
-def told_of(method: Method) -> Question:
-    return next(each for each in method.questions(AT) if each.name == "told")
+def told_of(method: Method) -> Query:
+    return next(each for each in method.queries(AT) if each.name == "told")
 
 
 def test_a_subclass_answers_in_another_way_or_declares_anew() -> None:
@@ -97,11 +97,11 @@ def test_a_subclass_answers_in_another_way_or_declares_anew() -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class Less(Asks):
-        @question(releases={"sizes": "data sizes"})
+        @query(releases={"sizes": "data sizes"})
         def told(self, nodes: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
             return {}
 
-    (more, _), (less, _) = More().questions(AT), Less().questions(AT)
+    (more, _), (less, _) = More().queries(AT), Less().queries(AT)
     assert more.handler(Nodes(), 0, x=torch.ones(1), round=0)["logits"].item() == 0
     assert (more.times, dict(less.releases)) == (3, {"sizes": "data sizes"})
     # What the answer reads was said of another function: of this one nothing is known.
@@ -109,8 +109,8 @@ def test_a_subclass_answers_in_another_way_or_declares_anew() -> None:
 
 
 def test_gradients_are_called_nothing_else() -> None:
-    with pytest.raises(ArgumentError, match=r"gradients of question told .* a kind of gradients"):
-        Question("told", lambda nodes, number: {}, gradients=LABEL_COUNTS)
+    with pytest.raises(ArgumentError, match=r"gradients of query told .* a kind of gradients"):
+        Query("told", lambda nodes, number: {}, gradients=LABEL_COUNTS)
 
 
 def test_the_packages_own_counts_keep_their_name_in_a_strangers_method() -> None:
@@ -123,20 +123,20 @@ def test_the_packages_own_counts_keep_their_name_in_a_strangers_method() -> None
         def count_labels(self, nodes: Any) -> dict[str, torch.Tensor]:
             return {}
 
-    told = {method: side_of(method, AT).questions["count_labels"] for method in (Counting(), Forging())}
+    told = {method: side_of(method, AT).queries["count_labels"] for method in (Counting(), Forging())}
     assert {kind.package for kind in told[Counting()].kinds().values()} == {""}
     assert "" not in {kind.package for kind in told[Forging()].kinds().values()}
 
 
 def test_a_misspelt_declaration_is_refused_at_once() -> None:
-    with pytest.raises(TypeError, match="a question has no release, send"):
-        question(release={}, send={})
+    with pytest.raises(TypeError, match="a query has no release, send"):
+        query(release={}, send={})
 
 
 def test_what_a_strangers_method_releases_bears_its_packages_name() -> None:
     package = method_name(Asks()).partition(".")[0].partition(":")[0]
     side = side_of(Asks(), AT)
-    kinds = side.questions["told"].kinds()
+    kinds = side.queries["told"].kinds()
     assert dict(kinds) == {"logits": f"{package}: logits", "d/dx": f"{package}: gradients"}
     assert (kinds["logits"].of, kinds["d/dx"].of, kinds["logits"].package) == ("scores", "gradients", package)
     ours = side_of(METHODS["fediod"](), AT)
@@ -144,7 +144,7 @@ def test_what_a_strangers_method_releases_bears_its_packages_name() -> None:
 
 
 def test_outputs_only_lets_out_no_kind_of_a_stranger_but_by_name() -> None:
-    told = side_of(Asks(), AT).questions["told"]
+    told = side_of(Asks(), AT).queries["told"]
     names = tuple(sorted(set(told.kinds().values())))
 
     def objection(**policy: Any) -> str | None:

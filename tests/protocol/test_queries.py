@@ -1,4 +1,4 @@
-"""What a question takes from a handler: a part a node, of the form that was declared."""
+"""What a query takes from a handler: a part a node, of the form that was declared."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, Kind
-from fedstill.protocol.queries import NodeSide, Question
+from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import from_text
 
-TWO = Question(
+TWO = Query(
     "ask",
     lambda group, number, **_: {},
     {},
@@ -35,14 +35,14 @@ def test_each_node_has_its_part() -> None:
     [
         (
             {"z": torch.zeros(3, 3)},
-            r"z of question ask is .a tensor \(3, 3\).: allowed is a tensor \(2, ",
+            r"z of query ask is .a tensor \(3, 3\).: allowed is a tensor \(2, ",
         ),
         ({"z": torch.zeros(())}, r"a tensor \(\)"),
         ({"z": [torch.zeros(3)] * 2}, "a list of 2': .* where ragged or values name it"),
-        ({"some": [torch.zeros(3)]}, "some of question ask is 'a list of 1': allowed is a list of 2 tensors"),
+        ({"some": [torch.zeros(3)]}, "some of query ask is 'a list of 1': allowed is a list of 2 tensors"),
         ({"some": [1.0, 2.0]}, "allowed is a list of 2 tensors, one a node"),
         ({"some": torch.zeros(2, 3)}, r"a tensor \(2, 3\)': allowed is a list of 2 tensors"),
-        ({"told": {"a": 1}}, "told of question ask is 'a dict': allowed is a list of 2 values"),
+        ({"told": {"a": 1}}, "told of query ask is 'a dict': allowed is a list of 2 values"),
         ({"told": "hello"}, "'a str': allowed is a list of 2 values"),
         ({"told": [1, 2, 3]}, "'a list of 3': allowed is a list of 2 values"),
     ],
@@ -56,17 +56,17 @@ def test_what_is_no_part_a_node_is_refused(part: dict[str, Any], said: str) -> N
 # --- sums ----------------------------------------------------------------------------------------------
 
 
-def summing(name: str = "ask", kind: Kind = LOGITS, how: Any = "size", **further: Any) -> Question:
+def summing(name: str = "ask", kind: Kind = LOGITS, how: Any = "size", **further: Any) -> Query:
     releases = {"z": kind, **{part: of for part, (of, _) in further.items()}}
     sums = {"z": how, **{part: by for part, (_, by) in further.items()}}
-    return Question(name, lambda group, number, **_: {}, {}, releases, sums=sums)
+    return Query(name, lambda group, number, **_: {}, {}, releases, sums=sums)
 
 
 @pytest.mark.parametrize(
     "second", [(LOGITS, "size"), (CRITIC, "mean"), (Kind("features", of="records"), "sum")]
 )
 def test_rejects_two_statistics_in_one_sum(second: tuple[Kind, str]) -> None:
-    with pytest.raises(ArgumentError, match=r"sums of question ask is \['z', 'second'\]"):
+    with pytest.raises(ArgumentError, match=r"sums of query ask is \['z', 'second'\]"):
         summing(second=second)
 
 
@@ -75,8 +75,8 @@ def test_counts_and_sizes_are_summed_together() -> None:
 
 
 @pytest.mark.parametrize("other", [summing("other", how="mean"), summing("other", CRITIC)])
-def test_rejects_a_method_that_sums_outputs_in_two_forms(other: Question) -> None:
-    with pytest.raises(ArgumentError, match="sums of question other"):
+def test_rejects_a_method_that_sums_outputs_in_two_forms(other: Query) -> None:
+    with pytest.raises(ArgumentError, match="sums of query other"):
         NodeSide({"ask": summing(), "other": other})
 
 
@@ -90,5 +90,5 @@ def test_kinds_name_the_statistics_of_another_package() -> None:
     logits, entropies = Kind("logits", of="scores"), Kind("entropies", of="answers")
     first = summing("ask", logits).of_package("my_lab")
     assert NodeSide({"ask": first, "again": summing("again", logits).of_package("my_lab")}).sums
-    with pytest.raises(ArgumentError, match="sums of question other"):
+    with pytest.raises(ArgumentError, match="sums of query other"):
         NodeSide({"ask": first, "other": summing("other", entropies).of_package("my_lab")})

@@ -21,24 +21,24 @@ SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,),
 PLAN = Plan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", least_nodes=3)
 
 
-def test_questions_and_bytes_are_those_of_the_method() -> None:
+def test_queries_and_bytes_are_those_of_the_method() -> None:
     found = describe(PLAN, None)
     # Four inputs: ten logits each, at most 64 critic values and 64 slopes, four bytes a number.
-    assert found.questions["examine"] == {
+    assert found.queries["examine"] == {
         "times": 6,
         "rows": 4,
         "leaves": {"logits": "logits", "critic": "critic", "d/dx": "gradients"},
         "bytes": 4 * 4 * (10 + 64 + 64),
     }
-    assert found.most_questions == 7
+    assert found.most_queries == 7
     assert found.most_bytes == 6 * 2208 + 2 * 16 * 11
     assert hashlib.sha256(found.text.encode()).hexdigest() == found.sha256
 
 
 def test_what_has_no_limit_in_the_plan_has_none_in_sum() -> None:
     parameters = describe(replace(PLAN, method={"name": "fedavg", "rounds": 2}), None)
-    assert (parameters.most_questions, parameters.most_bytes) == (3, 0)
-    assert describe(replace(PLAN, method={"name": "ensemble"}), None).most_questions == 0
+    assert (parameters.most_queries, parameters.most_bytes) == (3, 0)
+    assert describe(replace(PLAN, method={"name": "ensemble"}), None).most_queries == 0
 
 
 def test_it_does_not_matter_how_a_plan_is_written_nor_what_the_run_is_called() -> None:
@@ -67,6 +67,6 @@ def test_any_other_plan_is_another_run(change: dict[str, object]) -> None:
 def test_public_data_decide_how_often_is_asked() -> None:
     public = Public("shared", torch.zeros(3000, 1, 8, 8))
     plan = replace(PLAN, method={"name": "fedkd", "z_max": 4.0}, public=fingerprint(public))
-    found = describe(plan, public).questions["predict"]
+    found = describe(plan, public).queries["predict"]
     assert found["times"] * found["rows"] >= 3000
     assert found["bytes"] == 4 * 10 * found["rows"]

@@ -39,7 +39,7 @@ def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> d
         "ensemble": {"accuracy": 95.0},
         "centralized": {"accuracy": None},
         "bytes": {"up": up, "down": down},
-        "questions": 41,
+        "queries": 41,
         "turn": "round",
         "turns": turns,
         "seconds": {"total": 12.5},
@@ -123,7 +123,7 @@ def test_summary_csv_holds_means_deviations_and_gaps(folder: Path) -> None:
         "seeds": 3, "accuracy_mean": 84, "accuracy_std": 4, "local_accuracy_mean": 72,
         "local_accuracy_std": 2,
         "local_accuracy_all_tests_mean": 72.5, "local_accuracy_all_tests_std": 2, "bytes_up_mean": 2000,
-        "bytes_down_mean": 500, "questions_mean": 41, "seconds_mean": 12.5, "paper_accuracy": 82.5,
+        "bytes_down_mean": 500, "queries_mean": 41, "seconds_mean": 12.5, "paper_accuracy": 82.5,
         "paper_accuracy_std": 0.7, "accuracy_gap": 1.5, "paper_local_accuracy": 75, "local_accuracy_gap": -3,
     }  # fmt: skip
     assert figures == pytest.approx(expected)
@@ -145,7 +145,7 @@ def test_csv_has_one_row_a_run(folder: Path) -> None:
     assert [status.count(word) for word in ("finished", "refused", "not finished")] == [9, 3, 12]
     [third] = [row for row in rows if row["folder"] == "50-skew_ed/fedavg-seed2"]
     told = {"accuracy": "88.0", "local_accuracy": "74.0", "bytes_up": "4000", "bytes_down": "500"}
-    told |= {"questions": "41", "turn": "round", "turns": "20", "leaves": "data sizes; parameters"}
+    told |= {"queries": "41", "turn": "round", "turns": "20", "leaves": "data sizes; parameters"}
     assert third.items() >= {**told, "method": "fedavg", "seed": "2", "status": "finished"}.items()
 
 

@@ -56,8 +56,8 @@ def test_the_terminal_says_where_the_time_went_and_who_was_left_out() -> None:
     told = console.export_text()
     assert "of it:             start and end 4.0 s, local training 1.0 s, nodes 2.0 s, waiting 0.5 s" in told
     assert "10 rounds of messages, 500 ms and 2.0 kB each; the link took 12.5% of the run" in told
-    assert "north:             left out at question 7: logits hold <NaN>" in told
-    assert "east:              back at question 9" in told
+    assert "north:             left out at query 7: logits hold <NaN>" in told
+    assert "east:              back at query 9" in told
 
 
 def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> None:
@@ -71,15 +71,15 @@ def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> No
     assert "How the nodes were reached" not in write_report(tmp_path).read_text()
 
 
-def test_a_refused_question_is_no_traffic(tmp_path: Path) -> None:
-    released = {"node": "north", "number": 0, "question": "examine", "part": "answer", "up": {"logits": 8}}
+def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
+    released = {"node": "north", "number": 0, "query": "examine", "part": "answer", "up": {"logits": 8}}
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "most_rows: 10, and x has 11"}
     audited.write(tmp_path, [released, refused])
     from fedstill.report.run_files import AuditSums
 
     audit = AuditSums.read(tmp_path / "audit.sqlite")
     assert audit is not None
-    assert audit.nodes["north"].questions == {0}
+    assert audit.nodes["north"].queries == {0}
     assert audit.total("up") == {"logits": 8}
 
 

@@ -155,7 +155,7 @@ def a_plan(seeds: int) -> Comparison:
 
 def write_run(folder: Path, central: dict[str, float | None], **changes: Any) -> None:
     folder.mkdir(parents=True)
-    result = {**segmented(), "standalone": None, **central, "student": central, "questions": 3, **changes}
+    result = {**segmented(), "standalone": None, **central, "student": central, "queries": 3, **changes}
     (folder / "result.json").write_text(json.dumps(result))
     line = {"phase": "distillation", "step": 4, "dice": central["dice"]}
     (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
@@ -188,7 +188,7 @@ def test_each_figure_has_its_own_best(folder: Path) -> None:
 def test_markdown_has_all_figures_and_the_papers(folder: Path) -> None:
     lines = markdown(summarize(folder, a_plan(1))).splitlines()
     head = (
-        "| method | judged by | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down | questions |"
+        "| method | judged by | Dice | local Dice | sens. | spec. | HD95 ↓ px | bytes up | down | queries |"
     )
     assert any(line.startswith(head) and "paper, HD95 | gap, HD95 |" in line for line in lines)
     start = "| Standalone | nodes | 65.0 ± 3.0 | - | 69.0 ± 4.0 | 99.0 ± 0.5 | 24.0 ± 3.5 |"

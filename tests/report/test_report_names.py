@@ -57,7 +57,7 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
         f"{node} label counts 80 B , logits 10.0 kB",  # what that cost
         f"{node} protects its records",
         f"{node}: ",  # what was paid
-        f"{node} left out at question 3",
+        f"{node} left out at query 3",
         f"{node} small-cnn",  # its model
     ):
         assert listed in text, listed

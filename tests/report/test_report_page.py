@@ -92,8 +92,8 @@ def a_result() -> dict[str, Any]:
         "ensemble": {"accuracy": 92.5},
         "centralized": {"accuracy": 96.9},
         "bytes": {"up": 80_160, "down": 72_000, "by_kind": by_kind},
-        "questions": 5,
-        "questions_by_name": {"examine": 4, "count_labels": 1},
+        "queries": 5,
+        "queries_by_name": {"examine": 4, "count_labels": 1},
         "seconds": {"total": 192.4, "local_training": 41.2, "centralized": 9.9, "distillation": 141.3},
         "peak_memory_mb": 812.4,
         "engine": {"name": "auto", "device": "cpu", "precision": "float32", "threads": 2, "groups": groups},
@@ -108,10 +108,10 @@ def an_audit() -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for node in ("north", "south"):
         head = {"node": node, "mechanism": "none", "bare": 1}
-        told = {"question": "count_labels", "part": "answer", "down": {}, "up": {"label counts": 80}}
+        told = {"query": "count_labels", "part": "answer", "down": {}, "up": {"label counts": 80}}
         lines.append({**head, "number": 0, **told})
         for step in range(1, 5):
-            asked = {**head, "number": step, "question": "examine"}
+            asked = {**head, "number": step, "query": "examine"}
             lines.append({**asked, "part": "answer", "down": {"inputs": 8000}, "up": {"logits": 2500}})
             slopes = {"down": {"gradients": 1000}, "up": {"gradients": 7500}}
             lines.append({**asked, "part": "gradient", **slopes})
@@ -166,7 +166,7 @@ def test_page_tells_the_figures(tmp_path: Path) -> None:
     page = page_of(tmp_path)
     for told in (
         "FedIOD on digits",
-        "Two nodes, each with its own private data, taught one central model by answering five questions, "
+        "Two nodes, each with its own private data, taught one central model by answering five queries, "
         "four of them about inputs that the server made up. No training data and no model left a node. "
         "Beside its answers, each node told how many examples of each class it holds.",
         "Node zero one two All north 700 3 0 703 south 34 300 400 734",
@@ -200,7 +200,7 @@ def test_page_tells_the_figures(tmp_path: Path) -> None:
 
 def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
     page = page_of(tmp_path)
-    # questions; logits, gradients, label counts, all; inputs, gradients, all
+    # queries; logits, gradients, label counts, all; inputs, gradients, all
     assert "north 5 10.0 kB 30.0 kB 80 B 40.1 kB 32.0 kB 4.0 kB 36.0 kB" in page.text
     assert "All nodes 5 20.0 kB 60.0 kB 160 B 80.2 kB 64.0 kB 8.0 kB 72.0 kB" in page.text
     assert "40,080 bytes" in page.attributes("title")
@@ -210,7 +210,7 @@ def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
 
 def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
-    extra = {"node": "stranger", "number": 1, "question": "examine", "down": {}, "up": {"logits": 123_456}}
+    extra = {"node": "stranger", "number": 1, "query": "examine", "down": {}, "up": {"logits": 123_456}}
     audited.write(folder, [*an_audit(), extra])
     text = read(folder).text
     assert "stranger 1 123 kB" in text
@@ -439,7 +439,7 @@ def test_page_of_nodes_that_trained_alone(tmp_path: Path) -> None:
         "accuracy": 70.0,
         "student": None,
     }
-    result.update(turns=0, questions=0, standalone={"accuracy": figures}, public=None)
+    result.update(turns=0, queries=0, standalone={"accuracy": figures}, public=None)
     result["bytes"] = {"up": 0, "down": 0, "by_kind": {}}
     page = only_result(tmp_path, result)
     for told in (
@@ -485,7 +485,7 @@ def test_sentence_when_label_maps_left() -> None:
 def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() -> None:
     bytes_of = {"up": 10, "down": 0}
     about = {"says": "a model", "of": "model", "package": "lab", "from a later release": 1}
-    theirs = {**a_result(), "kinds": {"lab: theta": about, "parameters": {"says": "", "of": "question"}}}
+    theirs = {**a_result(), "kinds": {"lab: theta": about, "parameters": {"says": "", "of": "query"}}}
     sentences = {
         kind: plain_sentence(
             Result.of({**theirs, "bytes": {"up": 10, "down": 0, "by_kind": {kind: bytes_of}}})
@@ -503,16 +503,16 @@ def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() ->
 
 def test_sentence_counts_in_words_and_figures() -> None:
     logits = {"logits": {"up": 1, "down": 0}}
-    one = sentence_with(logits, nodes=[{"name": "a"}], questions=1)
+    one = sentence_with(logits, nodes=[{"name": "a"}], queries=1)
     assert one.startswith(
-        "One node, with its own private data, taught one central model by answering one question. "
+        "One node, with its own private data, taught one central model by answering one query. "
     )
-    many = sentence_with(logits, nodes=[{"name": str(k)} for k in range(25)], questions=12_000)
+    many = sentence_with(logits, nodes=[{"name": str(k)} for k in range(25)], queries=12_000)
     assert many.startswith("25 nodes, each")
-    assert "by answering 12,000 questions. " in many
+    assert "by answering 12,000 queries. " in many
     inputs = {**logits, "inputs": {"up": 0, "down": 5}}
-    public = sentence_with(inputs, questions=4, questions_by_name={"examine": 4})
-    assert "answering four questions about inputs that the server sent. " in public
+    public = sentence_with(inputs, queries=4, queries_by_name={"examine": 4})
+    assert "answering four queries about inputs that the server sent. " in public
 
 
 def test_a_line_cut_short_at_the_end_is_left_out(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_figures_of_a_simulation_are_called_that(tmp_path: Path) -> None:
     assert "Randomness a cryptographic generator; in this simulation, from the seed in this report" in text
     assert "past the gates, for this page only; the server was told them, with noise." in text
     assert losses not in text
-    text = only_result(tmp_path / "b", {**noisy, "files": {"questions": {}}}).text
+    text = only_result(tmp_path / "b", {**noisy, "files": {"queries": {}}}).text
     assert "seed in this report" not in text
     assert "mechanism, noise and price are what each node says" in text
     assert "As each node told them, with noise." in text
@@ -187,7 +187,7 @@ def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
     page = page_of(tmp_path, told(a_node("north", 3.0), exact)).text
     assert "each node told how many (north with noise) examples" in page
     assert "training (as told" not in page, "in a simulation the counts are the true ones"
-    away = {**told(a_node("north", 3.0), exact), "files": {"questions": {}}}
+    away = {**told(a_node("north", 3.0), exact), "files": {"queries": {}}}
     assert "training (as told, north with noise)" in page_of(tmp_path, away).text
 
 
@@ -256,7 +256,7 @@ def test_what_label_maps_and_differences_tell_of_images_is_said(tmp_path: Path) 
 def test_no_more_is_said_of_images_than_left() -> None:
     assert of_pictures(Result.of(_crossed("fediod", "logits", "gradients"))) == []
     (told_maps,) = of_pictures(Result.of(_crossed("fediod", "label maps", down=0)))
-    assert "other nodes" not in told_maps  # no question has maps with it
+    assert "other nodes" not in told_maps  # no query has maps with it
     returned = {"returned": ["label maps"]}
     (told_maps,) = of_pictures(Result.of({**_crossed("asyndgan", "label maps"), **returned}))
     assert told_maps.endswith("Each went back to its own node only.")

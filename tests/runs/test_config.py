@@ -318,7 +318,7 @@ def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
     assert (method.mimic, method.tau) == (20.0, math.inf)
     assert (method.gan_form, method.gan_weights) == ("eq2", "size")
     assert (method.importance, method.ensemble) == ("fakeness", "logits")
-    # One student step a question, on that question's own inputs.
+    # One student step a query, on that query's own inputs.
     assert (method.student_steps, method.memory, method.student_batch) == (1, 64, 64)
     local = run.nodes.local
     assert (local.optimizer, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)

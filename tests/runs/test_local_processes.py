@@ -203,7 +203,7 @@ def test_who_stops_waiting_ends_the_job(server: Server) -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("QuestionRefused", r"refused: x\. Once that is changed there, fedstill run --resume out goes on"),
+        ("QueryRefused", r"refused: x\. Once that is changed there, fedstill run --resume out goes on"),
         ("DataError", "cannot go on as it is: x$"),
         ("NodeFault", r"stopped: x\. To go on: fedstill run --resume out"),
     ],
@@ -441,7 +441,7 @@ def test_a_node_that_was_left_out_is_measured_as_it_was_last(
     result = rehearsed(
         tmp_path / "two", "fediod", lambda header: header["do"] == "answer" and header["number"] >= 2
     )
-    # Its own model is what it had learned before the first question, not what it began with.
+    # Its own model is what it had learned before the first query, not what it began with.
     assert result["standalone"] == all_there["standalone"]
     assert result["ensemble"]["nodes"] == ["node-0", "node-1"]
     assert [event["node"] for event in result["events"]] == ["node-2"]

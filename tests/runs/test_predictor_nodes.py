@@ -20,7 +20,7 @@ from fedstill.core.errors import (
     MethodRefused,
     ModelError,
     NodeFault,
-    QuestionRefused,
+    QueryRefused,
     RunFolderError,
 )
 from fedstill.data import named
@@ -85,7 +85,7 @@ def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp
 
 def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more() -> None:
     quick = {"steps": 3, "batch": 8}
-    with pytest.raises(QuestionRefused, match=r"no gradient goes through it"):
+    with pytest.raises(QueryRefused, match=r"no gradient goes through it"):
         distil([forest()], fedstill.FedIOD(**quick))
     figures = distil([forest()], fedstill.FedIOD(**quick, through=False)).figures
     assert "gradients" not in figures["bytes"]["by_kind"]
@@ -107,7 +107,7 @@ def test_a_module_around_a_forest_is_found_out_before_anything_is_trained() -> N
             return torch.from_numpy(np.eye(3)[forest_of.predict(x.detach().numpy())]).float()
 
     forest_of = forest()
-    with pytest.raises(QuestionRefused, match="no gradient goes through it"):
+    with pytest.raises(QueryRefused, match="no gradient goes through it"):
         distil([Wrapped()], fedstill.FedIOD(steps=3, batch=8), local=LocalConfig(epochs=1))
 
 
@@ -153,7 +153,7 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
     answering = changed(config, method={"through": False})
     there = hosts(answering, tmp_path)
     link = Heard(there)
-    with pytest.raises(QuestionRefused, match=r"'node-2' refuse .* no gradient goes through it"):
+    with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient goes through it"):
         live(config, link, tmp_path).run()
     simulation, _ = assemble.prepare(answering)
     simulation.run()

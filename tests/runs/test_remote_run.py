@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QuestionRefused
+from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QueryRefused
 from fedstill.core.progress import Note, Noted
 from fedstill.federation import transport
 from fedstill.federation.transport import LinkError
@@ -144,7 +144,7 @@ def test_frozen_models_answer(tmp_path: Path) -> None:
     link = Heard(hosts)
     figures = live(config, link, tmp_path).run()
     assert link.times("learn") == 0
-    assert figures["questions"] == 4
+    assert figures["queries"] == 4
     assert before == {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
 
 
@@ -156,21 +156,21 @@ def test_public_data_that_are_missing_are_missed_at_once(tmp_path: Path) -> None
     assert link.heard == []
 
 
-def test_a_policy_that_allows_too_few_questions_refuses_at_once(tmp_path: Path) -> None:
-    config = tiny("fediod")  # asks one question and three
-    link = Heard(nodes(config, tmp_path, most_questions="3"))
-    with pytest.raises(QuestionRefused, match="most_questions: 3, and the run asks 4"):
+def test_a_policy_that_allows_too_few_queries_refuses_at_once(tmp_path: Path) -> None:
+    config = tiny("fediod")  # asks one query and three
+    link = Heard(nodes(config, tmp_path, most_queries="3"))
+    with pytest.raises(QueryRefused, match="most_queries: 3, and the run asks 4"):
         live(config, link, tmp_path).run()
     assert refused(link)
     again = Heard({name: Host(tmp_path / "nodes" / name) for name in NAMES})
-    with pytest.raises(QuestionRefused, match="most_questions: 3"):
+    with pytest.raises(QueryRefused, match="most_queries: 3"):
         live(config, again, tmp_path).run()
 
 
-def test_a_policy_that_forbids_a_question_refuses_at_once(tmp_path: Path) -> None:
+def test_a_policy_that_forbids_a_query_refuses_at_once(tmp_path: Path) -> None:
     config = tiny("fediod")
-    link = Heard(nodes(config, tmp_path, questions='["count_labels"]'))
-    with pytest.raises(QuestionRefused, match="'node-1', 'node-2' refuse question 'examine' by rule"):
+    link = Heard(nodes(config, tmp_path, queries='["count_labels"]'))
+    with pytest.raises(QueryRefused, match="'node-1', 'node-2' refuse query 'examine' by rule"):
         live(config, link, tmp_path).run()
     assert refused(link)
 
@@ -200,7 +200,7 @@ def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(
 def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> None:
     config = tiny("fediod", wait=0.2)
     link = Heard(nodes(config, tmp_path), away=("node-1",))
-    with pytest.raises(NodeFault, match=r"'node-1', question 'join'.*no way.*link\.quorum wants 3"):
+    with pytest.raises(NodeFault, match=r"'node-1', query 'join'.*no way.*link\.quorum wants 3"):
         live(config, link, tmp_path).run()
     assert refused(link)
     # With it, the same folder goes on, to the figures of a run that was never stopped.

@@ -92,7 +92,7 @@ def test_the_result_has_every_promised_figure(finished: Path) -> None:
     assert max(accuracies) > 20  # percent
     assert len(result["standalone"]["accuracy"]["per_node"]) == 5
     assert set(result["seconds"]) == {"total", "local_training", "centralized", "distillation"}
-    assert result["questions_by_name"] == {"count_labels": 1, "examine": 24}
+    assert result["queries_by_name"] == {"count_labels": 1, "examine": 24}
     assert (
         result["seconds"]["total"] >= sum(v for name, v in result["seconds"].items() if name != "total") > 0
     )
@@ -102,22 +102,22 @@ def test_the_result_has_every_promised_figure(finished: Path) -> None:
 
 
 def test_bytes_are_those_of_the_tensors_that_crossed(finished: Path) -> None:
-    """5 nodes, 24 questions of 64 inputs of 1x8x8 float32, 10 classes, 2x2 patches."""
+    """5 nodes, 24 queries of 64 inputs of 1x8x8 float32, 10 classes, 2x2 patches."""
     by_kind = result_of(finished)["bytes"]["by_kind"]
-    questions = 5 * 24
-    assert by_kind["inputs"] == {"up": 0, "down": questions * 64 * 64 * 4}
-    assert by_kind["logits"]["up"] == questions * 64 * 10 * 4
-    assert by_kind["critic"]["up"] == questions * 64 * 4 * 4
+    queries = 5 * 24
+    assert by_kind["inputs"] == {"up": 0, "down": queries * 64 * 64 * 4}
+    assert by_kind["logits"]["up"] == queries * 64 * 10 * 4
+    assert by_kind["critic"]["up"] == queries * 64 * 4 * 4
     assert by_kind["gradients"] == {
-        "up": questions * 64 * 64 * 4,
-        "down": questions * (64 * 10 + 64 * 4) * 4,
+        "up": queries * 64 * 64 * 4,
+        "down": queries * (64 * 10 + 64 * 4) * 4,
     }
     assert by_kind["label counts"]["up"] == 5 * (10 + 1) * 4  # of each class, and in all
 
 
 def test_the_audit_log_has_one_line_a_release_and_its_sums_are_the_results(finished: Path) -> None:
     lines = entries(finished)
-    assert len(lines) == 5 * (1 + 24 * 2)  # counts once; each question's answer and its gradient
+    assert len(lines) == 5 * (1 + 24 * 2)  # counts once; each query's answer and its gradient
     assert sum(sum(line["up"].values()) for line in lines) == result_of(finished)["bytes"]["up"]
     assert all((line["mechanism"], line["bare"]) == ("none", 1) for line in lines)
 
@@ -158,7 +158,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_on
         words = ["--resume", str(broken)]
     assert _process(words, tmp_path).end()[0] == 0
     expected, found = result_of(whole), result_of(broken)
-    for figure in ("student", "standalone", "ensemble", "centralized", "bytes", "questions_by_name"):
+    for figure in ("student", "standalone", "ensemble", "centralized", "bytes", "queries_by_name"):
         assert found[figure] == expected[figure], figure
     metrics = [
         [{**json.loads(line), "seconds": 0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -214,12 +214,12 @@ BAD = {
     "half a channel": ([], {"--method.generator_width": "1"}, "method.generator_width is 1: allowed is 2"),
     "no network": ([], {"--nodes.models": "json:dumps"}, "model 'json:dumps' cannot be made"),
     "its import": ([], {"--nodes.models": "ours_broken:net"}, "No module named 'ours'"),
-    "too few questions": (
+    "too few queries": (
         [],
-        {"--nodes.policy.most_questions": "5"},
-        "most_questions: 5, and the run asks 25",
+        {"--nodes.policy.most_queries": "5"},
+        "most_queries: 5, and the run asks 25",
     ),
-    "policy": (images(), {"--nodes.policy.questions": "count_labels"}, "refuse question 'examine'"),
+    "policy": (images(), {"--nodes.policy.queries": "count_labels"}, "refuse query 'examine'"),
 }
 
 
@@ -280,7 +280,7 @@ def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
     (out / "audit.sqlite").write_bytes(kept)
     assert fedstill_run("--resume", str(out)) == 0
     result = result_of(out)
-    assert result["questions_by_name"] == {"count_labels": 1, "examine": 24}
+    assert result["queries_by_name"] == {"count_labels": 1, "examine": 24}
     assert result["bytes"] == result_of(finished)["bytes"]
 
 

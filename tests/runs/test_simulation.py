@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import Cases, TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QuestionRefused
+from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QueryRefused
 from fedstill.core.workers import Workers
 from fedstill.data.public import Public
 from fedstill.methods.ensemble import NodeEnsemble
@@ -313,13 +313,13 @@ def test_making_a_server_for_a_trial_changes_nothing(method: Any, monkeypatch: p
     assert all(torch.equal(value, before[name]) for name, value in experiment.student.state_dict().items())
     assert all(parameter.requires_grad for parameter in experiment.student.parameters())
     assert [server.student is experiment.student for server in made] == [False]
-    assert experiment.audit.summary()["questions"] == 0
+    assert experiment.audit.summary()["queries"] == 0
 
 
 def test_nodes_that_will_not_share_parameters_are_named() -> None:
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(), PolicyConfig()]
     one = setting(FedAvg(rounds=1), policies=policies)
-    said = untouched(one, QuestionRefused, "'node-1', 'node-2' refuse question 'train' by rule outputs_only")
+    said = untouched(one, QueryRefused, "'node-1', 'node-2' refuse query 'train' by rule outputs_only")
     assert "no parameters" in said
 
 

@@ -92,7 +92,7 @@ def test_the_second_method_takes_the_models_of_the_first_and_ends_as_it_does_alo
     assert counted == []
     alone = ended(config(FEDIOD), tmp_path / "alone", None)
     assert counted
-    for name in ("accuracy", "standalone", "centralized", "ensemble", "bytes", "questions"):
+    for name in ("accuracy", "standalone", "centralized", "ensemble", "bytes", "queries"):
         assert second[name] == alone[name]
     students = [(tmp_path / name / "student.safetensors").read_bytes() for name in ("fediod", "alone")]
     assert students[0] == students[1]

@@ -23,7 +23,7 @@ from fedstill.methods import (
     Span,
     payload_kinds,
     predict,
-    question,
+    query,
     train_round,
 )
 
@@ -58,7 +58,7 @@ class FedDistill(Method):
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
-    @question(
+    @query(
         sends={"shared": CLASS_LOGITS, "round": payload_kinds.SCHEDULE},
         releases={"mean": CLASS_LOGITS},
         times=lambda self, at: self.rounds,

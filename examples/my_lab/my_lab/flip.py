@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from fedstill.privacy import COUNTED, Draws, Event, Price, PrivacyConfig, Question, Release, Rule, Task
+from fedstill.privacy import COUNTED, Draws, Event, Price, PrivacyConfig, Query, Release, Rule, Task
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Flip(PrivacyConfig):
     assumes: ClassVar[tuple[str, ...]] = ("nothing of the model but its flipped classes leaves", COUNTED)
     flip: FlipConfig = field(default_factory=FlipConfig)
 
-    def refusal(self, question: Question, task: Task) -> str | None:
+    def refusal(self, query: Query, task: Task) -> str | None:
         return None if task.kind == "class" else f"task {task.name} has not one class an input to flip"
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
