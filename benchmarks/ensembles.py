@@ -40,15 +40,15 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
     for node in experiment.nodes:
         local_training.train([node], task, local, experiment.compute)
     test = experiment.test
-    answers = torch.stack(
+    responses = torch.stack(
         [local_training.predict(node.model, test.inputs, experiment.compute) for node in experiment.nodes]
     )  # (K, N, classes)
     weights = task.importance(torch.stack([task.counts(node.data) for node in experiment.nodes]))
-    outputs: dict[str, torch.Tensor] = {way: task.ensemble(answers, weights, way) for way in WAYS}
+    outputs: dict[str, torch.Tensor] = {way: task.ensemble(responses, weights, way) for way in WAYS}
     for turns in TURNS:
-        outputs[f"turns={turns}"] = formulas.consensus(answers.log_softmax(2), weights, turns)
+        outputs[f"turns={turns}"] = formulas.consensus(responses.log_softmax(2), weights, turns)
     found = {way: task.metrics(output, test.targets)["accuracy"] for way, output in outputs.items()}
-    alone = [task.metrics(answer, test.targets)["accuracy"] for answer in answers]
+    alone = [task.metrics(response, test.targets)["accuracy"] for response in responses]
     return {"standalone": mean(alone), **found}
 
 

@@ -279,8 +279,8 @@ class NodesPart:
         adam.step()
         x = self.x.detach().requires_grad_()
         with torch.autocast(self.x.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            answer = T(x).float().square().mean() + F.softplus(D(x)).mean()
-        self.gradients[k].copy_(torch.autograd.grad(answer, x)[0])
+            response = T(x).float().square().mean() + F.softplus(D(x)).mean()
+        self.gradients[k].copy_(torch.autograd.grad(response, x)[0])
 
     def all(self) -> None:
         """All nodes' parts."""

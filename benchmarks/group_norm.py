@@ -79,11 +79,11 @@ def main() -> None:
     for spec, shape, batch in NETWORKS:
         for precision in ("float32", "bfloat16"):
             found = measured(spec, shape, batch, precision)
-            step, answer = (
+            step, response = (
                 {way: 1e3 * statistics.median(each) for way, each in part.items()} for part in found.values()
             )
             cells = [f"{step[way]:.1f}" for way in ways]
-            cells += [f"{answer['last', side]:.1f}" for side in ("torch's", "ours")]
+            cells += [f"{response['last', side]:.1f}" for side in ("torch's", "ours")]
             print(f"| {spec} | {precision} | {' | '.join(cells)} |", flush=True)
 
 

@@ -100,10 +100,10 @@ def free_query(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], tor
         federation = InProcess(all_nodes, [[node] for node in all_nodes], side, compute)
         x = torch.zeros(batch, 1, 28, 28, requires_grad=True)
 
-        def ask() -> None:
-            federation.ask("echo", x=x)["logits"].sum().backward()  # type: ignore[no-untyped-call]
+        def call() -> None:
+            federation.query("echo", x=x)["logits"].sum().backward()  # type: ignore[no-untyped-call]
 
-        yield ask, x, audit
+        yield call, x, audit
         audit.close()
 
 
@@ -118,15 +118,15 @@ def count(nodes: int, batch: int = 8) -> Counts:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # what is called in other threads would not be seen
     try:
-        with free_query(nodes, batch) as (ask, x, _):
-            ask()  # what is made once is made
+        with free_query(nodes, batch) as (call, x, _):
+            call()  # what is made once is made
             with _Operations() as seen:
-                ask()
+                call()
             collecting = gc.isenabled()
             gc.disable()  # what it calls, callbacks of other packages too, is no part of a query
             sys.setprofile(called)
             try:
-                ask()
+                call()
             finally:
                 sys.setprofile(None)
                 if collecting:
@@ -144,7 +144,7 @@ def counts_a_node(few: int = 4, many: int = 12) -> Counts:
 
 def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dict[str, float]:
     """Microseconds a node, medians: of the query, of its parts, and of the same without a federation."""
-    with free_query(options.nodes, options.batch) as (ask, x, audit):
+    with free_query(options.nodes, options.batch) as (call, x, audit):
 
         def by_hand() -> None:
             z = torch.stack([x.flatten(1)[:, :CLASSES] * 1.0 for _ in range(options.nodes)])
@@ -157,7 +157,7 @@ def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dic
                     audit.append(Entry(*about, down={"inputs": 1}, up={"logits": 1}))
 
         parts: dict[str, Callable[[], object]] = {
-            "query": ask,
+            "query": call,
             "the same by hand": by_hand,
             "of it two entries of the log": write,
             "of it digest of x": lambda: digest("examine", {"x": x}),

@@ -89,14 +89,14 @@ def query_seconds(
     gate, examine = node.gate, side.queries["examine"]
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(ROWS, *shape, generator=generator)
-    answer = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
+    response = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
     gate.objection(examine)  # is the whole run affordable? computed once, before the first query
     seconds = []
     for number in range(times):
         asked = Asked(number, "examine", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes})
         start = time.perf_counter()
         gate.admit(asked, examine, {"x": x})
-        gate.release(asked, ANSWER, answer, examine, {"x": x})
+        gate.release(asked, ANSWER, response, examine, {"x": x})
         gate.release(asked, GRADIENT, {"d/dx": x}, examine, {})
         seconds.append(time.perf_counter() - start)
     return seconds[5:]

@@ -39,9 +39,9 @@ def table(name: str) -> tuple[Schema, dict[str, Sequence[object]]]:
     x, y = make_classification(20_000, 10, n_informative=6, n_clusters_per_class=1, flip_y=0, random_state=0)
     x = x.clip(-8, 8)
     columns = [SchemaColumn(name=f"x{place}", range=(-8.0, 8.0)) for place in range(10)]
-    answer = SchemaColumn(name="ill", type="category", categories=("0", "1"))
+    response = SchemaColumn(name="ill", type="category", categories=("0", "1"))
     cells: dict[str, Sequence[object]] = {f"x{place}": x[:, place].tolist() for place in range(10)}
-    return Schema("ill", (*columns, answer)), {**cells, "ill": y.tolist()}
+    return Schema("ill", (*columns, response)), {**cells, "ill": y.tolist()}
 
 
 def widened(column: SchemaColumn, times: float) -> SchemaColumn:

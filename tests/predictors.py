@@ -32,13 +32,13 @@ def write_onnx(path: Path, weights: np.ndarray[Any, Any], gives: str = "probabil
 
 
 @contextmanager
-def serving(answer: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
+def serving(response: Callable[[Any], Any], status: int = 200) -> Iterator[str]:
     """An address of this machine that answers what a function makes of a query: bytes, or JSON."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            told = answer(asked)
+            told = response(asked)
             body = told if isinstance(told, bytes) else json.dumps(told).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))

@@ -62,9 +62,9 @@ def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> N
     assert (first["name"], second["name"]) == ("majority", "counts")
     experiment, heard, _ = hear(run, replay(run), 100)
     for node, told in zip(experiment.nodes, first["found"]["nodes"], strict=True):
-        answers = heard.answers(node.name)
-        assert answers is not None
-        assert told["guess"] == str(int(torch.softmax(answers[1][-100:], 1).mean(0).argmax()))
+        responses = heard.responses(node.name)
+        assert responses is not None
+        assert told["guess"] == str(int(torch.softmax(responses[1][-100:], 1).mean(0).argmax()))
         assert told["true"] == str(int(torch.bincount(node.data.targets, minlength=10).argmax()))
     right = sum(node["guess"] == node["true"] for node in first["found"]["nodes"])
     assert right >= 2, "most records are of few classes"

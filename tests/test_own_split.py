@@ -113,9 +113,9 @@ def test_an_ensemble_by_its_name(lab: Lab) -> None:
 # --- numbers by hand ------------------------------------------------------------------------------------
 
 
-def by_hand(answers: torch.Tensor) -> torch.Tensor:
+def by_hand(responses: torch.Tensor) -> torch.Tensor:
     """The median over nodes of log-probabilities ``(K, B, C)``, as numpy has it."""
-    return torch.from_numpy(np.median(answers.log_softmax(2).numpy(), 0))
+    return torch.from_numpy(np.median(responses.log_softmax(2).numpy(), 0))
 
 
 @pytest.mark.usefixtures("beside")
@@ -124,8 +124,8 @@ def test_fedkds_student_learns_from_the_median() -> None:
     assert isinstance(config, FedKD)
     made = run(fedkd_world(config), 1)
     with torch.no_grad():
-        answers = torch.stack([node.model(made.public.inputs) for node in made.nodes])
-    torch.testing.assert_close(targets(made)[0], by_hand(answers), rtol=1e-4, atol=1e-5)
+        responses = torch.stack([node.model(made.public.inputs) for node in made.nodes])
+    torch.testing.assert_close(targets(made)[0], by_hand(responses), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("beside")
@@ -137,8 +137,8 @@ def test_fediods_student_remembers_the_median_and_the_generator_learns_through_i
     one.server.step()
     x, z = one.server.state.student.replay.sample(config.batch, 0, 0)
     with torch.no_grad():
-        answers = torch.stack([node.model(x) for node in one.nodes])
-    torch.testing.assert_close(z, by_hand(answers), rtol=1e-4, atol=1e-5)
+        responses = torch.stack([node.model(x) for node in one.nodes])
+    torch.testing.assert_close(z, by_hand(responses), rtol=1e-4, atol=1e-5)
     after = list(one.server.state.generator.parameters())
     assert all(value.isfinite().all() for value in after)
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
@@ -146,14 +146,14 @@ def test_fediods_student_remembers_the_median_and_the_generator_learns_through_i
 
 @pytest.mark.usefixtures("beside")
 def test_a_task_says_what_is_compared() -> None:
-    answers = torch.tensor([[[0.0, 9.0]], [[100.0, 101.0]], [[3.0, -3.0]], [[5.0, 5.0]], [[0.0, 1.0]]])
+    responses = torch.tensor([[[0.0, 9.0]], [[100.0, 101.0]], [[3.0, -3.0]], [[5.0, 5.0]], [[0.0, 1.0]]])
     even = torch.full((5, 1, 2), 0.2)
-    log_odds = MultiLabel(2).ensemble(answers, even, "my_lab.robust:median")
+    log_odds = MultiLabel(2).ensemble(responses, even, "my_lab.robust:median")
     assert log_odds.tolist() == [[3.0, 5.0]]  # of each label by itself
-    trimmed = MultiLabel(2).ensemble(answers, even, "my_lab.robust:trimmed_mean")
+    trimmed = MultiLabel(2).ensemble(responses, even, "my_lab.robust:trimmed_mean")
     torch.testing.assert_close(trimmed, torch.tensor([[8 / 3, 5.0]]))  # (0 + 3 + 5) / 3, (1 + 5 + 9) / 3
     # Of classes log-probabilities: a node's own offset, as the second one's 100, does not count.
-    classes = Classification(2).ensemble(answers, even, "my_lab.robust:median")
+    classes = Classification(2).ensemble(responses, even, "my_lab.robust:median")
     assert classes[0, 1] - classes[0, 0] == pytest.approx(1.0, abs=1e-5)
 
 

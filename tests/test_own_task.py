@@ -86,8 +86,8 @@ def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
     )
     assert "It can take part." in lab("node", "check", "clinic", "small.toml")
     lab("node", "answer", "clinic", "queries.safetensors")
-    answers = ("answers-clinic.safetensors", "--queries", "queries.safetensors")
-    lab("distil", *answers, "--out", "carried", "--quiet")
+    responses = ("answers-clinic.safetensors", "--queries", "queries.safetensors")
+    lab("distil", *responses, "--out", "carried", "--quiet")
     assert 0 < lab.result("carried")["mae"] < 9
 
 

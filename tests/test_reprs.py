@@ -13,10 +13,10 @@ import torch
 import fedstill
 from fedstill.data import DataSet
 from fedstill.data.public import Public
-from fedstill.federation.federation import Answers
+from fedstill.federation.federation import Responses
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models import MLP
-from fedstill.protocol.method import Ask
+from fedstill.protocol.method import QueryCall
 
 LONGEST = 800  # characters: ten lines of a terminal
 
@@ -78,8 +78,8 @@ HOLDERS = [
     DataSet("mine", SOME, SOME, tuple(map(str, range(200))), (0.5,), (0.5,)),
     Public("given", SOME.inputs, SOME.targets),
     LabelHistogram(tuple(map(str, range(90))), torch.zeros(90, 10), torch.zeros(90)),
-    Ask("examine", {"x": SOME.inputs}),
-    Answers(0, tuple(map(str, range(90))), {"logits": torch.zeros(90, 64, 10)}),
+    QueryCall("examine", {"x": SOME.inputs}),
+    Responses(0, tuple(map(str, range(90))), {"logits": torch.zeros(90, 64, 10)}),
     fedstill.Schema("c0", COLUMNS),
 ]
 

@@ -62,7 +62,7 @@ class MeanTeacher(Method):
     def turn(self, server: Server, state: State, t: int) -> Mapping[str, float]:
         """At the server, an epoch."""
         if t == 0:
-            z = server.ask("answer")["logits"]  # (K, N, C)
+            z = server.query("answer")["logits"]  # (K, N, C)
             state.told = (z / self.temperature).softmax(2).mean(0)
         server.student.train()
         draw = torch_generator(server.seed, "order", t)

@@ -63,7 +63,7 @@ def steps(
         return _features(_moves(world, record, taken, batch), noise, batch / records)
 
     see(True, 0)
-    both[True].ask("examine", x=inputs)
+    both[True].query("examine", x=inputs)
     return Distinguisher("dp-sgd", f"each of {taken} steps of training", both[True].spent(), see)
 
 
@@ -90,7 +90,7 @@ def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
         learns, optimizer = world.node.modules["critic"], world.node.optimizers["critic"]
         learns.load_state_dict(untrained)
         optimizer.state.clear()
-        world.ask("examine", x=x)
+        world.query("examine", x=x)
         kept = [optimizer.state[own]["exp_avg"].flatten() for own in learns.parameters()]
         gradient = torch.cat(kept) / (1 - optimizer.defaults["betas"][0])
         moved: torch.Tensor = gradient @ along / privacy.critic.clip
@@ -223,7 +223,7 @@ def audit_one_run(
         precision=precision,
     )
     world.learn()
-    told = world.ask("examine", x=planted.inputs)["logits"]  # (m, 10)
+    told = world.query("examine", x=planted.inputs)["logits"]  # (m, 10)
     losses = F.cross_entropy(told, planted.targets, reduction="none")
     order, each = losses.argsort(), max(1, int(guessed * canaries))
     correct = int(there[order[:each]].sum() + (~there[order[-each:]]).sum())

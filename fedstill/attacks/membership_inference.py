@@ -146,9 +146,9 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
         experiment.reopen()
         server, parts = experiment.server, torch.split(inputs, local_training.at_once(inputs))
         query, name = _scored(experiment)
-        asked = [server.ensemble(server.ask(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
+        asked = [server.ensemble(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
         return torch.cat([each for each in asked if each is not None]).float().cpu()
-    told = experiment.answers(inputs)
+    told = experiment.responses(inputs)
     if told is not None:
         return told.float().cpu()
     each = torch.stack(
@@ -269,7 +269,7 @@ class MembershipInference(Attack):
     stronger, and as many runs as shadows."""
     records: Annotated[int, Ge(10)] = 2000
     """Members that are looked at, at most; and at most as many others. Shadows learn from half of them."""
-    answers: NonNegativeInt = 2000
+    responses: NonNegativeInt = 2000
     """Answers of a node that a copy of its model is distilled from, at most; 0: none."""
 
     def __post_init__(self) -> None:
@@ -279,7 +279,7 @@ class MembershipInference(Attack):
 
     @property
     def rows_heard(self) -> int:
-        return self.answers
+        return self.responses
 
     def run(self, target: Target) -> AttackResult:
         """Attack a run's central model, and the answers of the node that has most records."""
@@ -289,12 +289,12 @@ class MembershipInference(Attack):
         found = [_central(target, self)]
         largest = max(target.nodes, key=lambda node: len(node.data))
         told = SUM if target.experiment.side.sums else largest.name
-        answered = target.heard.answers(told)
-        if answered is not None and self.answers and self.shadows:
+        answered = target.heard.responses(told)
+        if answered is not None and self.responses and self.shadows:
             found.append(_answers(target, largest, answered, self, told))
             return AttackResult({"targets": found})
         reason = "no answers left the nodes about inputs that go down with a query"
-        if not self.answers or not self.shadows:
+        if not self.responses or not self.shadows:
             reason = "membership.answers or membership.shadows is 0"
         return AttackResult({"targets": found}, skipped=[("membership through answers", reason)])
 
@@ -430,16 +430,16 @@ def _answers(
     )
     inside = halves(len(asked.records), how.shadows, own)
     shadows = together(make, asked.records, inside, task, local, own, compute=compute)
-    inputs, answers = (part[-how.answers :] for part in answered)
-    copies = proxies(make, inputs, answers, shadows, task, derive(own, "proxies"), compute=compute)
+    inputs, responses = (part[-how.responses :] for part in answered)
+    copies = proxies(make, inputs, responses, shadows, task, derive(own, "proxies"), compute=compute)
     said = torch.stack([_outputs(network, asked.all, compute) for network in copies])
     if told == SUM:
         of = f"sum of the nodes' answers, for records of {node.name}"
-        sees = f"{len(answers)} queries and the sums of all nodes' answers, from which a copy of one model"
+        sees = f"{len(responses)} queries and the sums of all nodes' answers, from which a copy of one model"
         sees += " is distilled as if it were this node's"
     else:
         of = f"answers of {node.name}"
-        sees = f"{len(answers)} queries to it and its answers, from which a copy of its model is distilled"
+        sees = f"{len(responses)} queries to it and its answers, from which a copy of its model is distilled"
     sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"
     return _told(of, sees, asked, said, inside, replace(how, trained="alone"))
 

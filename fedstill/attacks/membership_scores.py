@@ -223,7 +223,7 @@ DISTIL = LocalConfig(epochs=40, batch=64, smoothing=0.0)
 def proxies(
     make: Make,
     inputs: torch.Tensor,
-    answers: torch.Tensor,
+    responses: torch.Tensor,
     shadows: Sequence[nn.Module],
     task: Task,
     seed: int,
@@ -239,17 +239,17 @@ def proxies(
     Args:
         make: an untrained proxy, of the node's architecture as far as that is known.
         inputs: what the node was asked about ``(Q, ...)``.
-        answers: what it answered ``(Q, classes)``, as logits.
+        responses: what it answered ``(Q, classes)``, as logits.
         shadows: the attacker's own models.
 
     Raises:
         ArgumentError: no queries, or answers of another number.
     """
-    if len(answers) != len(inputs) or not len(inputs):
-        raise ArgumentError("answers", tuple(answers.shape), f"({len(inputs)}, classes)")
+    if len(responses) != len(inputs) or not len(inputs):
+        raise ArgumentError("answers", tuple(responses.shape), f"({len(inputs)}, classes)")
     compute = compute or Compute()
     asked = inputs.to(compute.device)
-    told = [answers, *(local_training.predict(shadow, asked, compute).cpu() for shadow in shadows)]
+    told = [responses, *(local_training.predict(shadow, asked, compute).cpu() for shadow in shadows)]
     pools = [TensorData(inputs, each.float()) for each in told]
     everything = torch.ones(len(told), len(inputs), dtype=torch.bool)
 

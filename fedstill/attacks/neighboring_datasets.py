@@ -93,7 +93,7 @@ class World:
         for group in alike(self.node.learners):
             local_training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
 
-    def ask(self, query: str, **tensors: torch.Tensor) -> Tensors:
+    def query(self, query: str, **tensors: torch.Tensor) -> Tensors:
         """What leaves in answer to a query, under a new number."""
         self.asked += 1
         (told,) = self.handler.answer(query, self.asked, tensors, bool(tensors))
@@ -173,13 +173,13 @@ def counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
     """Label counts, asked for twice: the record is one of its class."""
     privacy = PATE(counts_noise=scale, pate=PateConfig(teachers=1, noise=1.0))
 
-    def ask(world: World, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([world.ask("count_labels")["counts"] for _ in range(2)])
+    def call(world: World, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([world.query("count_labels")["counts"] for _ in range(2)])
 
     data, record = contradicted(seed)
     before = torch.bincount(data.targets, minlength=CLASSES).repeat(2).float()
     after = before + torch.bincount(record.targets, minlength=CLASSES).repeat(2)
-    return _attack("counts", "noisy label counts", privacy, ask, seed, (before, after))
+    return _attack("counts", "noisy label counts", privacy, call, seed, (before, after))
 
 
 def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Distinguisher:
@@ -211,7 +211,7 @@ def gradients(noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 
 
 def _answers(world: World, x: torch.Tensor) -> torch.Tensor:
     """Answers about the first digit and about its negative: a network of one layer answers the other way."""
-    return torch.cat([world.ask("examine", x=at)["logits"].flatten() for at in (x, -x)])
+    return torch.cat([world.query("examine", x=at)["logits"].flatten() for at in (x, -x)])
 
 
 def _pulled(world: World, x: torch.Tensor) -> torch.Tensor:
@@ -219,7 +219,7 @@ def _pulled(world: World, x: torch.Tensor) -> torch.Tensor:
     along, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP, -STEEP]])
     seen = []
     for pull in (steep, -steep):
-        world.ask("examine", x=x)
+        world.query("examine", x=x)
         seen.append(world.pull_back(pull)["d/dx"].flatten() @ along)
     return torch.stack(seen)
 
@@ -228,11 +228,11 @@ def _attack(
     mechanism: str,
     on: str,
     privacy: PrivacyConfig,
-    ask: Callable[[World, torch.Tensor], torch.Tensor],
+    call: Callable[[World, torch.Tensor], torch.Tensor],
     seed: int,
     ends: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Distinguisher:
-    """Ask two worlds; with the exact answers of either, also what is seen cut off at them: so much of a
+    """QueryCall two worlds; with the exact answers of either, also what is seen cut off at them: so much of a
     number is what tells the worlds apart under Laplace noise."""
     teachers = privacy.pate.teachers if isinstance(privacy, PATE) else 1
     data, record = contradicted(seed, teachers)
@@ -242,7 +242,7 @@ def _attack(
         world.learn()
 
     def see(there: bool, run: int) -> torch.Tensor:
-        seen = ask(worlds[there], x)
+        seen = call(worlds[there], x)
         return seen if ends is None else torch.cat([seen, seen.clamp(*ends)])
 
     see(False, 0)

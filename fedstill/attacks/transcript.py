@@ -46,7 +46,7 @@ class HeardRelease:
     """One release, with the query that it answers.
 
     Args:
-        part: ``"answer"`` or ``"gradient"``.
+        part: ``"response"`` or ``"gradient"``.
         kinds: the kind of each tensor that left.
         sent: what had come down, by name.
         asked: the kind of each tensor of the query; empty for what was pulled back.
@@ -115,7 +115,7 @@ class Heard:
         """What nodes were asked about ``(Q, ...)``, on the CPU; None where they were asked about nothing."""
         return torch.cat([about.cpu() for _, about in self._asked])[-self.most :] if self._asked else None
 
-    def answers(self, node: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def responses(self, node: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What a node was asked about ``(Q, ...)`` and what it answered ``(Q, classes)``; None: nothing."""
         told = self._told.get(node, {})
         if not told:
@@ -125,7 +125,7 @@ class Heard:
         return inputs[-self.most :], outputs[-self.most :]
 
 
-def _about(release: HeardRelease, public: Public | None, answers: int) -> torch.Tensor | None:
+def _about(release: HeardRelease, public: Public | None, responses: int) -> torch.Tensor | None:
     """The inputs that so many answers are about; None where they were moved."""
     for name, kind in release.asked.items():
         if kind == INPUTS and name in release.sent:
@@ -134,7 +134,7 @@ def _about(release: HeardRelease, public: Public | None, answers: int) -> torch.
     if not rows or public is None or release.moved:
         return None
     told = release.sent[rows[-1]].long().cpu()
-    if len(told) == 2 and int(told[1] - told[0]) == answers:  # from one row up to another
+    if len(told) == 2 and int(told[1] - told[0]) == responses:  # from one row up to another
         return public.inputs[int(told[0]) : int(told[1])]
     return public.inputs[told.to(public.inputs.device)]
 
@@ -149,10 +149,10 @@ class _Tapped(InProcess):
     hear: Hear
 
     def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
-        answers = super()._answer(asked, sent)
-        for node, told in self._seen(sent.query, answers, sent.call).items():
+        responses = super()._answer(asked, sent)
+        for node, told in self._seen(sent.query, responses, sent.call).items():
             self._told(node, told, sent.query, sent.number, ANSWER, sent.tensors)
-        return answers
+        return responses
 
     def _pull_back(
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None

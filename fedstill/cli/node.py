@@ -95,14 +95,14 @@ def _status(given: Given) -> None:
     number = flare_site.running(here)
     if "--json" in given:
         target = None if number is None else here.target
-        answers = target is not None and flare_kit.reaches(target)
-        print_json({"process": number, "server": target, "answers": answers, "log": str(here.log)})
-        sys.exit(0 if answers else 1)
+        responses = target is not None and flare_kit.reaches(target)
+        print_json({"process": number, "server": target, "answers": responses, "log": str(here.log)})
+        sys.exit(0 if responses else 1)
     if number is None:
         print(f"The node does not run on this machine: fedstill node start {folder}")
         sys.exit(1)
     address = here.target
     reached = flare_kit.reaches(address)
-    print(f"The node runs as process {number}; {address} {'answers' if reached else 'does not answer'}.")
+    print(f"The node runs as process {number}; {address} {'responses' if reached else 'does not response'}.")
     print(f"What became of its link stands in {here.log}.")
     sys.exit(0 if reached else 1)

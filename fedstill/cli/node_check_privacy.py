@@ -53,8 +53,12 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         again = f"the server names runs, and each may cost {config.epsilon:g} anew"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
     if config.protects and config.accountant == "pld" and math.isfinite(config.budget):
-        asks = "if what is charged follows from answers, as where a server chooses what to ask next"
-        lines.append(f"accountant pld: such budgets may be passed by some delta {asks}; rdp holds then, too")
+        planned_queries = (
+            "if what is charged follows from answers, as where a server chooses what to ask next"
+        )
+        lines.append(
+            f"accountant pld: such budgets may be passed by some delta {planned_queries}; rdp holds then, too"
+        )
     if config.protects and file.policy.approve == "policy" and not (file.data.classes or file.data.schema):
         why = "runs of other classes are refused (data.classes names the only ones)"
         lines.append(f"a server can learn for free which classes are here: {why}")

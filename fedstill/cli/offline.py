@@ -1,4 +1,4 @@
-"""A federation by files: ``fedstill queries``, ``fedstill node answer`` and ``fedstill distil``."""
+"""A federation by files: ``fedstill queries``, ``fedstill node response`` and ``fedstill distil``."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def _distil(given: Given) -> None:
     folder = out_folder(given, f"runs/{config.name}-seed{config.seed}")
     known = None if keys is None else _keys(Path(keys))
     try:
-        answers = [Path(place) for place in given.places]
+        responses = [Path(place) for place in given.places]
         result = runs.distil(
-            config, queries, answers, folder, keys=known, command=given.command, progress=given.bars
+            config, queries, responses, folder, keys=known, command=given.command, progress=given.bars
         )
     except KeyboardInterrupt:
         leave("stopped; the same command goes on", 130)
@@ -124,7 +124,7 @@ def _keys(folder: Path) -> dict[str, str]:
 
 
 def answer(given: Given) -> None:
-    """``fedstill node answer``: the answers of one node, into a file."""
+    """``fedstill node response``: the answers of one node, into a file."""
     key = given.get("--server-key")
 
     from fedstill.core.progress import Bars
@@ -188,7 +188,7 @@ def _recipe(queries: Path) -> Path:
 
 def _print_queries(queries: Queries) -> None:
     spec, public = queries.plan.spec, queries.public
-    names = Counter(ask.query for ask in queries.asks)
+    names = Counter(call.query for call in queries.calls)
     facts = {
         "method": str(queries.plan.method["name"]),
         "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),

@@ -28,7 +28,7 @@ def predict(given: Given) -> None:
     if "--json" in given:
         print_json({"answers": count, "file": str(out)})
         return
-    print(f"{counted(count, 'answer')}: {out}")
+    print(f"{counted(count, 'response')}: {out}")
 
 
 def evaluate(given: Given) -> None:

@@ -245,9 +245,9 @@ def _number(name: str, ends: tuple[float, float]) -> SchemaColumn:
 
 
 def _schema(ranges: Mapping[str, tuple[float, float]], target: str, classes: tuple[str, ...]) -> Schema:
-    answer = SchemaColumn(name=target, type="category", categories=classes)
+    response = SchemaColumn(name=target, type="category", categories=classes)
     numbers = (_number(name, ends) for name, ends in ranges.items())
-    return Schema(target, (*numbers, answer))
+    return Schema(target, (*numbers, response))
 
 
 def _cells(bunch: Any, schema: Schema) -> dict[str, Sequence[Any]]:

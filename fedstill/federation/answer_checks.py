@@ -20,7 +20,7 @@ WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.b
 
 
 def faults(
-    answers: Mapping[str, Tensors],
+    responses: Mapping[str, Tensors],
     query: Query,
     outlier: float,
     rows: int | None = None,
@@ -43,21 +43,21 @@ def faults(
     {'b': 'logits hold NaN or infinity (2 of 6 numbers)'}
     """
     found: dict[str, str] = {}
-    for node, answer in answers.items():
-        if set(answer) != set(query.releases):
-            found[node] = f"answered {sorted(answer) or 'nothing'}, not {sorted(query.releases)}"
-    for node, answer in answers.items():
+    for node, response in responses.items():
+        if set(response) != set(query.releases):
+            found[node] = f"answered {sorted(response) or 'nothing'}, not {sorted(query.releases)}"
+    for node, response in responses.items():
         if node not in found:
-            found |= _unlike(node, answer, query, rows, outputs)
-    found |= _misshapen(_without(answers, found), query)
-    found |= _illegible(_without(answers, found), query)
-    found |= not_finite(_without(answers, found))
-    for node, answer in _without(answers, found).items():
-        found |= _miscounted(node, answer, query)
-    sound = _without(answers, found)
+            found |= _unlike(node, response, query, rows, outputs)
+    found |= _misshapen(_without(responses, found), query)
+    found |= _illegible(_without(responses, found), query)
+    found |= not_finite(_without(responses, found))
+    for node, response in _without(responses, found).items():
+        found |= _miscounted(node, response, query)
+    sound = _without(responses, found)
     for name, kind in query.releases.items():
         if kind.common is not None:
-            sizes = _sizes({node: [answer[name]] for node, answer in sound.items()})
+            sizes = _sizes({node: [response[name]] for node, response in sound.items()})
             found |= _blamed(_larger(sizes, outlier, kind.common), sizes, name, outlier, query.name)
     return found
 
@@ -91,12 +91,12 @@ def require_finite(pulls: Mapping[str, Tensors], query: str) -> None:
         raise DataError(f"query {query!r}: {told}")
 
 
-def not_finite(answers: Mapping[str, Tensors]) -> dict[str, str]:
+def not_finite(responses: Mapping[str, Tensors]) -> dict[str, str]:
     """Nodes whose tensors hold NaN or infinities."""
     parts = [
         (node, name, tensor)
-        for node, answer in answers.items()
-        for name, tensor in answer.items()
+        for node, response in responses.items()
+        for name, tensor in response.items()
         if tensor.is_floating_point()
     ]
     found: dict[str, str] = {}
@@ -151,43 +151,43 @@ def oversized_gradients(
     return _blamed(larger, sizes, "gradients", outlier, query)
 
 
-def _without(answers: Mapping[str, Tensors], found: Mapping[str, str]) -> dict[str, Tensors]:
-    return {node: answer for node, answer in answers.items() if node not in found}
+def _without(responses: Mapping[str, Tensors], found: Mapping[str, str]) -> dict[str, Tensors]:
+    return {node: response for node, response in responses.items() if node not in found}
 
 
 def _unlike(
-    node: str, answer: Tensors, query: Query, rows: int | None, outputs: tuple[int, ...] | None
+    node: str, response: Tensors, query: Query, rows: int | None, outputs: tuple[int, ...] | None
 ) -> dict[str, str]:
     """Whether a node's logits have a row for each input, and in it what the task has."""
     for name, kind in query.releases.items():
-        shape = tuple(answer[name].shape)
-        if kind.common is not None and answer[name].dtype == torch.bool:
-            return {node: f"{name} are {answer[name].dtype}"}
+        shape = tuple(response[name].shape)
+        if kind.common is not None and response[name].dtype == torch.bool:
+            return {node: f"{name} are {response[name].dtype}"}
         if kind.of == "scores" and (fault := misshapen_scores(name, shape, rows, outputs)):
             return {node: fault}
     return {}
 
 
-def _illegible(answers: Mapping[str, Tensors], query: Query) -> dict[str, str]:
+def _illegible(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
     """Nodes of whose JSON values one is none."""
     found: dict[str, str] = {}
-    for node, answer in answers.items():
+    for node, response in responses.items():
         for name in query.apart.intersection(query.values):
             try:
-                from_text(answer[name])
+                from_text(response[name])
             except DataError as error:
                 found[node] = f"{name}: {error}"
     return found
 
 
-def _misshapen(answers: Mapping[str, Tensors], query: Query) -> dict[str, str]:
+def _misshapen(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
     """Nodes whose tensors have another shape or dtype than most nodes' have; of a ragged one, other axes."""
     forms = {
         node: {
             name: ((-1,) * tensor.ndim if name in query.apart else tuple(tensor.shape), tensor.dtype)
-            for name, tensor in answer.items()
+            for name, tensor in response.items()
         }
-        for node, answer in answers.items()
+        for node, response in responses.items()
     }
     found: dict[str, str] = {}
     for name in next(iter(forms.values()), {}):
@@ -206,10 +206,10 @@ def _misshapen(answers: Mapping[str, Tensors], query: Query) -> dict[str, str]:
     return found
 
 
-def _miscounted(node: str, answer: Tensors, query: Query) -> dict[str, str]:
+def _miscounted(node: str, response: Tensors, query: Query) -> dict[str, str]:
     """Whether a node's numbers of examples are such numbers, and its labels as many as its examples."""
     kinds = {name: kind for name, kind in query.releases.items() if kind.of == "counts"}
-    counted = {name: answer[name].double() for name in kinds}
+    counted = {name: response[name].double() for name in kinds}
     for name, numbers in counted.items():
         if not ((numbers >= 0) & (numbers < LARGEST)).all():
             return {node: f"{name} are not numbers from 0 up to {LARGEST:g}"}

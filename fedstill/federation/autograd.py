@@ -28,12 +28,14 @@ class Bridge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sent = dict(zip(call.names, tensors, strict=True))
-        answers = call.federation.sound_answers(call.asked, call.query, call.number, sent, True)
-        call.nodes, first = tuple(answers), next(iter(answers.values()))
+        responses = call.federation.sound_answers(call.asked, call.query, call.number, sent, True)
+        call.nodes, first = tuple(responses), next(iter(responses.values()))
         call.answered = tuple(first)
         ctx.call = call
         ctx.save_for_backward(*tensors)
-        return tuple(torch.stack([answer[name] for answer in answers.values()]) for name in call.answered)
+        return tuple(
+            torch.stack([response[name] for response in responses.values()]) for name in call.answered
+        )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

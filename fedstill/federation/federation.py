@@ -1,6 +1,6 @@
 """The federation as a server sees it: a differentiable function of what it asks about.
 
-``answers = federation.ask("examine", x=x)`` gives the nodes' answers with gradients attached: when a
+``responses = federation.query("examine", x=x)`` gives the nodes' answers with gradients attached: when a
 loss over them is pulled back, the federation sends each node the gradient that reached its answer,
 the node pulls it through its own networks, and what its gate lets out arrives in ``x.grad``. An
 engine says how nodes are reached; a method cannot tell engines apart.
@@ -42,8 +42,8 @@ from fedstill.protocol.wire_format import Tensors, as_text, from_text, refine
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What K nodes answered: ``answers["logits"]`` is ``(K, B, ...)``, in the order of ``nodes``."""
+class Responses:
+    """What K nodes answered: ``responses["logits"]`` is ``(K, B, ...)``, in the order of ``nodes``."""
 
     number: int
     nodes: tuple[str, ...]
@@ -113,10 +113,10 @@ class Federation(Summed):
         """By whose names answers come: the nodes' that the run goes on with, or one for all of them."""
         return (SUM,) if self.link.sums else self.present
 
-    def ask(
+    def query(
         self, query: str, *, of: Sequence[str] | None = None, number: int | None = None, **given: Any
-    ) -> Answers:
-        """Ask all nodes, or a few, one query.
+    ) -> Responses:
+        """QueryCall all nodes, or a few, one query.
 
         A node that stays away or answers nonsense is left out from then on, as long as a quorum remains.
 
@@ -150,24 +150,24 @@ class Federation(Summed):
         )
         if not wanted:
             sent = {name: tensor.detach() for name, tensor in tensors.items()}
-            answers = self.sound_answers(asked, query, number, sent, False)
-            first = next(iter(answers.values()))
+            responses = self.sound_answers(asked, query, number, sent, False)
+            first = next(iter(responses.values()))
             stacked = [name for name in first if name not in declared.apart]
-            return Answers(
+            return Responses(
                 number,
-                (SUM,) if self.link.sums else tuple(answers),
-                {name: torch.stack([each[name] for each in answers.values()]) for name in stacked},
-                {name: self._apart(declared, name, answers) for name in declared.apart},
+                (SUM,) if self.link.sums else tuple(responses),
+                {name: torch.stack([each[name] for each in responses.values()]) for name in stacked},
+                {name: self._apart(declared, name, responses) for name in declared.apart},
             )
         call = Call(self, asked, query, number, names)
         flat = Bridge.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
-        return Answers(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
+        return Responses(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
 
     @staticmethod
-    def _apart(query: Query, name: str, answers: Mapping[str, Tensors]) -> tuple[Any, ...]:
+    def _apart(query: Query, name: str, responses: Mapping[str, Tensors]) -> tuple[Any, ...]:
         """A part of the answers that is not stacked, one a node."""
         read = from_text if name in query.values else torch.Tensor.detach
-        return tuple(read(each[name]) for each in answers.values())
+        return tuple(read(each[name]) for each in responses.values())
 
     def state(self) -> dict[str, Any]:
         """What a run must remember of its federation."""
@@ -246,15 +246,15 @@ class Federation(Summed):
         there = tuple(name for name in asked if name not in self.out)
         if declared.sums:
             return {SUM: self._summed_answers(there, sent)}
-        answers = self._refined(self._answer(there, sent), query, number)
+        responses = self._refined(self._answer(there, sent), query, number)
         asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
         rows = asked_about[0] if asked_about else None
-        for node, fault in faults(answers, declared, self.link.outlier, rows, self.outputs).items():
+        for node, fault in faults(responses, declared, self.link.outlier, rows, self.outputs).items():
             self.leave_out(node, query, fault, back=False, since=number)
-            del answers[node]
-        if not answers:
+            del responses[node]
+        if not responses:
             raise NodeFault(", ".join(asked), query, "none of the nodes that were asked is left")
-        return answers
+        return responses
 
     def sound_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], inputs: Tensors

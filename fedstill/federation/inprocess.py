@@ -92,15 +92,15 @@ class InProcess(Federation):
         while len(self._asked_of) > KEPT:
             self._asked_of.popitem(last=False)
         handlers = self._serving(asked)
-        answers: dict[str, Tensors] = {}
+        responses: dict[str, Tensors] = {}
         content = digest(sent.query, sent.tensors)  # once: each time it would come off the device anew
         for handler in handlers:
             handler.receive(sent.query, sent.number, sent.tensors, sent.differentiable, sent.call, content)
         self._at_once(sent.query, handlers, lambda handler: handler.compute_answers(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]
-            answers.update(zip(names, handler.release_answers(sent.number), strict=True))
-        return {name: answers[name] for name in asked}
+            responses.update(zip(names, handler.release_answers(sent.number), strict=True))
+        return {name: responses[name] for name in asked}
 
     def _pull_back(
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None

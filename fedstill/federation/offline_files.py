@@ -28,7 +28,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import Hello
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import Ask, side_of
+from fedstill.protocol.method import QueryCall, side_of
 from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.run_plan import Plan, public_tensors, read_public
 from fedstill.protocol.wire_format import MOST_HEADER, Tensors, pack, unpack
@@ -61,7 +61,7 @@ class Queries:
     Args:
         plan: method, spec of inputs and classes, fingerprint of the public data.
         public: what is asked about, or None.
-        asks: the queries, in order; their places are their numbers.
+        calls: the queries, in order; their places are their numbers.
         sha256: of the file, in hexadecimal digits.
         signer: fingerprint of the key that signed it.
         trusted: whether that key was expected.
@@ -69,7 +69,7 @@ class Queries:
 
     plan: Plan
     public: Public | None
-    asks: tuple[Ask, ...]
+    calls: tuple[QueryCall, ...]
     sha256: str = ""
     signer: str = ""
     trusted: bool = False
@@ -82,7 +82,7 @@ class Queries:
 
     def contents(self) -> tuple[str, ...]:
         """The digest of each query's name and tensors."""
-        return tuple(digest(ask.query, ask.tensors) for ask in self.asks)
+        return tuple(digest(call.query, call.tensors) for call in self.calls)
 
 
 def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
@@ -94,11 +94,11 @@ def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
     Raises:
         BundleError: the place is taken by other queries, on which nodes may be at work.
     """
-    tensors = _numbered({number: ask.tensors for number, ask in enumerate(queries.asks)})
+    tensors = _numbered({number: call.tensors for number, call in enumerate(queries.calls)})
     if queries.public is not None:
         given = public_tensors(queries.public)
         tensors |= {PUBLIC + name: tensor for name, tensor in given.items()}
-    names = [ask.query for ask in queries.asks]
+    names = [call.query for call in queries.calls]
     blob = _pack(QUERIES, {"queries": names, "plan": queries.plan.to_dict()}, tensors)
     if path.exists() and path.read_bytes() != blob:
         raise BundleError(f"{path} holds something else already: choose another place for these queries")
@@ -137,10 +137,10 @@ def read_queries(
     except DataError as error:
         raise BundleError(f"{path}: {error}") from error
     parts = _by_number(path, tensors)
-    asks = tuple(Ask(name, parts.pop(number, {})) for number, name in enumerate(names))
+    calls = tuple(QueryCall(name, parts.pop(number, {})) for number, name in enumerate(names))
     if parts:
         raise BundleError(f"{path}: its header does not list the queries that it holds")
-    return Queries(plan, public, asks, hashlib.sha256(blob).hexdigest(), signer, signers is not None)
+    return Queries(plan, public, calls, hashlib.sha256(blob).hexdigest(), signer, signers is not None)
 
 
 # --- answers ----------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def read_answers(path: Path, queries: Queries, keys: Mapping[str, str] | None = 
             f"{path} answers these queries as signed by another key ({header.asked_by}): what its node was "
             f"given had a signature that is not that of {queries.signer}"
         )
-    count = len(queries.asks)
+    count = len(queries.calls)
     if set(replies.tensors) != set(range(count)) or len(replies.privacy) != count:
         raise BundleError(f"{path} does not hold one answer to each of the {count} queries")
     sha256 = hashlib.sha256(blob).hexdigest()

@@ -20,11 +20,11 @@ class AnswerFiles:
         BundleError: no answers, or two files of one node.
     """
 
-    def __init__(self, queries: Queries, answers: Sequence[NodeAnswers]) -> None:
-        if not answers:
+    def __init__(self, queries: Queries, responses: Sequence[NodeAnswers]) -> None:
+        if not responses:
             raise BundleError("there are no answers: name one file or more")
         self.bundles: dict[str, NodeAnswers] = {}
-        for each in sorted(answers, key=lambda each: natural(each.header.node)):
+        for each in sorted(responses, key=lambda each: natural(each.header.node)):
             other = self.bundles.setdefault(each.header.node, each)
             if other is not each:
                 raise BundleError(f"{other.path} and {each.path} are both of node {each.header.node!r}")
@@ -36,7 +36,7 @@ class AnswerFiles:
         header, tensors = unpack(message)
         replies = self.bundles[node].replies
         told: Mapping[str, Any] = {}
-        answer: Tensors = {}
+        response: Tensors = {}
         match read_message(header)[0]:
             case SayHello():
                 told = replies.hello
@@ -47,8 +47,8 @@ class AnswerFiles:
             case AnswerQuery(query=query, number=number, differentiable=through):
                 if through or self._contents.get(number) != digest(query, tensors):
                     return _mismatch(node, query, number)
-                told, answer = {"privacy": replies.privacy[number]}, replies.tensors[number]
-        return pack({"told": told, "seconds": 0.0}, answer)
+                told, response = {"privacy": replies.privacy[number]}, replies.tensors[number]
+        return pack({"told": told, "seconds": 0.0}, response)
 
 
 def _mismatch(node: str, query: str, number: int) -> bytes:

@@ -33,7 +33,7 @@ from fedstill.node.message_limits import limited
 from fedstill.node.refusals import note_in_audit_log
 from fedstill.node.session import Session
 from fedstill.privacy.budget import cost
-from fedstill.protocol.method import Ask
+from fedstill.protocol.method import QueryCall
 from fedstill.protocol.run_plan import Plan, public_tensors
 from fedstill.protocol.wire_format import Tensors, sizes
 
@@ -132,8 +132,8 @@ def _require_same(path: Path, given: Queries) -> None:
 def _left(given: Queries, replies: Replies) -> dict[str, int]:
     """Bytes that crossed the gate, by kind."""
     declared, total = given.declared(), Counter[str]()
-    for number, answer in sorted(replies.tensors.items()):
-        total.update(sizes(answer, declared[given.asks[number].query].releases))
+    for number, response in sorted(replies.tensors.items()):
+        total.update(sizes(response, declared[given.calls[number].query].releases))
     return dict(total)
 
 
@@ -144,12 +144,12 @@ def _let_out(host: Host, plan: Plan, given: Queries, kept: Path, report: Callabl
         session = host.session
         if session is None:
             raise BundleError("the public data that the queries are about are not in their file")
-        _admit(host, told.objections, told.most_queries, given.asks, session.audit, plan.run)
-        answers = _answers(host, session, told.learned, given.asks, report)
-        privacy = [asdict(session.node.gate.told(number, ANSWER)) for number in answers]
+        _admit(host, told.objections, told.most_queries, given.calls, session.audit, plan.run)
+        responses = _answers(host, session, told.learned, given.calls, report)
+        privacy = [asdict(session.node.gate.told(number, ANSWER)) for number in responses]
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
         done = replace(told, learned=True, last=-1, marks=())  # it has answered all there is
-        blob = pack_answers(header, Replies(asdict(host.hello()), asdict(done), privacy, answers))
+        blob = pack_answers(header, Replies(asdict(host.hello()), asdict(done), privacy, responses))
         host.require_still(session, QUERIES)
         # First the audit log: what is kept without an entry of its own does not leave.
         session.audit.charge(_letting_out(plan.run, blob, host.folder))
@@ -188,7 +188,7 @@ def _again(host: Host, given: Queries, kept: Path) -> tuple[AnswersHeader, Repli
     with closing(audit_file.open_audit(host.file, host.folder)) as audit:
         audit.require_sound()
         objections = {name: rule for name, rule in rules.items() if rule is not None}
-        _admit(host, objections, policy.most_queries or None, given.asks, audit, run)
+        _admit(host, objections, policy.most_queries or None, given.calls, audit, run)
         if not audit.sums.number(vars(_letting_out(run, blob, host.folder))):
             raise RunFolderError(
                 f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
@@ -201,7 +201,7 @@ def _again(host: Host, given: Queries, kept: Path) -> tuple[AnswersHeader, Repli
 
 
 def _answers(
-    host: Host, session: Session, learned: bool, asks: Sequence[Ask], report: Callable[[int], None]
+    host: Host, session: Session, learned: bool, calls: Sequence[QueryCall], report: Callable[[int], None]
 ) -> Mapping[int, Tensors]:
     """What the gate lets out, after the training that comes first; a refusal is written down.
 
@@ -212,30 +212,30 @@ def _answers(
         done = session.learn(SECONDS_BETWEEN)
         learned = done.learned
         report(done.percent)
-    answers = {}
-    for number, ask in enumerate(asks):
+    responses = {}
+    for number, call in enumerate(calls):
         try:
-            host.require_still(session, ask.query)
-            answers[number] = session.answer(ask.query, number, ask.tensors, False)
+            host.require_still(session, call.query)
+            responses[number] = session.answer(call.query, number, call.tensors, False)
         except (FedstillError, *OWN) as error:
-            note_in_audit_log(session, ask.query, number, error)
+            note_in_audit_log(session, call.query, number, error)
             raise
-    return answers
+    return responses
 
 
 def _admit(
     host: Host,
     objections: Mapping[str, str],
     most: int | None,
-    asks: Sequence[Ask],
+    calls: Sequence[QueryCall],
     audit: AuditLog,
     run: str,
 ) -> None:
     """Refuse before any training what would be refused after it, and what is refused today."""
-    for number, ask in enumerate(asks):
-        rule = objections.get(ask.query)
-        if rule is None and most is not None and most < len(asks):
-            rule = f"most_queries: {most}, and the file asks {len(asks)}"
+    for number, call in enumerate(calls):
+        rule = objections.get(call.query)
+        if rule is None and most is not None and most < len(calls):
+            rule = f"most_queries: {most}, and the file asks {len(calls)}"
         if rule is not None:
-            audit.append(Entry(run, DATA, host.name, number, ask.query, REFUSED, rule=rule))
-            raise QueryRefused(host.name, ask.query, rule)
+            audit.append(Entry(run, DATA, host.name, number, call.query, REFUSED, rule=rule))
+            raise QueryRefused(host.name, call.query, rule)

@@ -12,7 +12,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import Public
-from fedstill.federation.federation import Answers
+from fedstill.federation.federation import Responses
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, TellsSize, Tensors, Told
 from fedstill.methods._server import Server, adam, descend
 from fedstill.node.local_training import Work, predict, train_round
@@ -20,14 +20,14 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group, stack
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, cosine, set_lr
-from fedstill.protocol.method import Ask, Method, Needs
+from fedstill.protocol.method import Method, Needs, QueryCall
 from fedstill.protocol.payload_kinds import Kind
 from fedstill.protocol.queries import NodeSetting, Query, query
 
 __all__ = [
-    "Answers",
+    "Responses",
     "ArgumentError",
-    "Ask",
+    "QueryCall",
     "CountsLabels",
     "Group",
     "Kind",

@@ -143,7 +143,7 @@ class Averaging(TellsSize, Rounds):
         shared = server.student.get_submodule(self.shared)
         w = to_vector(shared)  # (P,)
         known = state.histogram.present(server.federation)
-        updates = server.ask("train", of=self.drawn(known, server.seed, t), parameters=w, round=t)
+        updates = server.query("train", of=self.drawn(known, server.seed, t), parameters=w, round=t)
         n = state.histogram.of(updates.nodes).sizes  # n_k (K,)
         load_vector(shared, self.combine(state, w, updates["parameters"], n))
         return {"moved": (to_vector(shared) - w).norm().item()}
@@ -153,7 +153,7 @@ class Averaging(TellsSize, Rounds):
         known = bool(state.histogram.names)
         state.histogram.gather(server)
         if not known and "begin" in server.federation.queries:
-            server.ask("begin", parameters=to_vector(server.student))
+            server.query("begin", parameters=to_vector(server.student))
 
     def combine(self, state: Any, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         """The next ``w`` (P,) from the last one, the nodes' updates ``(K, P)`` and data sizes ``(K,)``."""

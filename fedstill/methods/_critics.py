@@ -182,7 +182,7 @@ class Critics:
         Raises:
             ArgumentError: not one map, or source, for each input.
         """
-        form, answer = tuple(x.shape[:2]), {}
+        form, response = tuple(x.shape[:2]), {}
         for name, about, wanted in (("maps", maps, form), ("source", source, (*form, 3))):
             if about is not None and tuple(about.shape[: len(wanted)]) != wanted:
                 allowed = f"one for each of {form[1]} inputs"
@@ -195,11 +195,11 @@ class Critics:
             else:
                 real = self.drawn(group, number, x)["real"] if real is None else real
                 self._learn(group, real, seen.detach()[:, : real.shape[1]])
-            answer["critic"] = group.bench("critic")(seen)
+            response["critic"] = group.bench("critic")(seen)
         if self.compares and source is not None:
             each = zip(group.nodes, x, source, strict=True)
-            answer["difference"] = stack([self._difference(*mine) for mine in each])
-        return answer
+            response["difference"] = stack([self._difference(*mine) for mine in each])
+        return response
 
     def drawn(self, group: Group, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """``real``, what D_k learns on of the node's own beside x ``(G, B, ...)``; its learning rate is set.

@@ -94,10 +94,10 @@ class LabelHistogram:
         return next((each for each in vars(state).values() if isinstance(each, LabelHistogram)), None)
 
     def gather(self, server: Server) -> None:
-        """Ask every node, unless that is done."""
+        """QueryCall every node, unless that is done."""
         if not self.names:
             by_class = "count_labels" in server.federation.queries
-            told = server.ask("count_labels" if by_class else "tell_size")
+            told = server.query("count_labels" if by_class else "tell_size")
             self.names, self.sizes = told.nodes, told["sizes"]
             self.counts = told["counts"] if by_class else told["sizes"].new_zeros(len(told.nodes), 0)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedstill.methods import Answers, ArgumentError, CountsLabels, Group, Node, Server, Tensors
+from fedstill.methods import ArgumentError, CountsLabels, Group, Node, Responses, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
 from fedstill.methods._public import LogitAnswers
@@ -144,31 +144,31 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def weights(self, server: Server, state: Any, answers: Answers) -> torch.Tensor:
+    def weights(self, server: Server, state: Any, responses: Responses) -> torch.Tensor:
         """pi_k(x), ``(K, B or 1, classes)``, summing to 1 over the nodes."""
-        told = state.histogram.of(answers.nodes)
+        told = state.histogram.of(responses.nodes)
         counts = told.counts  # (K, classes)
         if self.importance == "size":
             return server.task.importance(told.sizes.unsqueeze(1).expand_as(counts))
-        if not self.rated or "critic" not in answers.tensors:  # no map is known of what was asked
+        if not self.rated or "critic" not in responses.tensors:  # no map is known of what was asked
             return server.task.importance(counts)
         if self.importance == "odds":
             by_size = told.sizes.unsqueeze(1).expand_as(counts)
-            return server.task.importance(by_size, odds(answers["critic"].detach()))
-        fake = answers["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
-        real = answers["critic_real"].unsqueeze(1)  # E D_k(x'_k) (K, 1)
+            return server.task.importance(by_size, odds(responses["critic"].detach()))
+        fake = responses["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
+        real = responses["critic_real"].unsqueeze(1)  # E D_k(x'_k) (K, 1)
         if self.importance == "realness":
             fake, real = 1 - fake, 1 - real
         return server.task.importance(counts, fake / real.clamp_min(1e-6))
 
-    def ensembled(self, server: Server, state: Any, answers: Answers) -> torch.Tensor | None:
+    def ensembled(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
         if not state.histogram.names:
             raise ArgumentError("histogram", None, "known after the first step")
-        z = answers["logits"]
-        return server.task.ensemble(z, self.weights(server, state, answers), self.ensemble)
+        z = responses["logits"]
+        return server.task.ensemble(z, self.weights(server, state, responses), self.ensemble)
 
     def fooled(
-        self, task: Task, answers: Answers, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
+        self, task: Task, responses: Responses, pi: torch.Tensor, z_bar: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """L_gan as G descends it (Eq. 2): each critic's doubts, weighed over nodes as ``gan_weights`` says.
 
@@ -176,7 +176,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         """
         if not self.critical:
             return torch.zeros((), device=z_bar.device)
-        each = doubts(answers["critic"], self.gan_form)  # (K, B)
+        each = doubts(responses["critic"], self.gan_form)  # (K, B)
         if self.gan_weights == "expertise":
             return (task.expertise(z_bar.detach(), weights) * each).sum(0).mean()
         return self.doubted(each, pi)

@@ -149,7 +149,7 @@ class Maps:
         return self.config.conditions == "drawn" or self.pool is not None
 
     def gather(self, server: Server) -> None:
-        """Ask the nodes for their maps, unless that is done or not needed.
+        """QueryCall the nodes for their maps, unless that is done or not needed.
 
         A node that does not tell them is left out, as for any other query.
         """
@@ -157,13 +157,13 @@ class Maps:
             return
         federation, given = server.federation, []
         for name in federation.present:  # one after the other, as answers of different length do not stack
-            answer = server.ask_or_none("tell_maps", of=[name])
-            if answer is None:
+            response = server.ask_or_none("tell_maps", of=[name])
+            if response is None:
                 continue
-            if wrong := self._wrong(answer["maps"][0]):
+            if wrong := self._wrong(response["maps"][0]):
                 federation.leave_out(name, "tell_maps", wrong, back=False)
             else:
-                given.append((whose(name), answer["maps"][0]))
+                given.append((whose(name), response["maps"][0]))
         if not given:
             raise NodeFault(", ".join(federation.nodes), "tell_maps", "no node has told any map")
         self._take(given)

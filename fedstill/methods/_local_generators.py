@@ -143,9 +143,9 @@ class LocalGenerators(FeatureGenerators, ABC):
         """One round; ``consistency`` is how well local heads know what local generators give (Fig. 5)."""
         G, D, histogram = state.G, split(server.student, "the student").head, state.histogram
         if not histogram.names:
-            server.ask("begin", parameters=to_vector(server.student), generator=to_vector(G))
+            server.query("begin", parameters=to_vector(server.student), generator=to_vector(G))
             histogram.gather(server)
-        answers = server.ask(
+        responses = server.query(
             "train",
             of=self.drawn(histogram.present(server.federation), server.seed, t),
             generator=to_vector(G),
@@ -153,12 +153,12 @@ class LocalGenerators(FeatureGenerators, ABC):
             counts=histogram.counts.sum(0),
             round=t,
         )
-        told = histogram.of(answers.nodes)
+        told = histogram.of(responses.nodes)
         n_y, n = told.counts, told.sizes  # (K, C), (K,)
-        uploads = Uploads(G, D, answers["generator"], answers["head"])
+        uploads = Uploads(G, D, responses["generator"], responses["head"])
         losses = {"consistency": self.consistency(server, uploads, n_y)}
-        load_vector(G, weighted_mean(answers["generator"], n))
-        load_vector(D, weighted_mean(answers["head"], n))
+        load_vector(G, weighted_mean(responses["generator"], n))
+        load_vector(D, weighted_mean(responses["head"], n))
         return losses | self.distil(server, G, D, uploads, told, t)
 
     def distil(

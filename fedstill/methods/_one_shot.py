@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import Answers, Ask, Public, Server, cosine, set_lr
+from fedstill.methods import Public, QueryCall, Responses, Server, cosine, set_lr
 from fedstill.methods._public import Weighed, WeighsNodes, known
 
 # Options that only the student's learning depends on.
@@ -44,12 +44,12 @@ class OneShot(WeighsNodes, ABC):
     # --- what a method says -----------------------------------------------------------------------------
 
     @abstractmethod
-    def about(self, public: Public, seed: int) -> Iterator[Ask]:
+    def about(self, public: Public, seed: int) -> Iterator[QueryCall]:
         """What nodes are asked about public data, in order."""
 
     @abstractmethod
     def targets(self, server: Server, state: Any) -> Mapping[str, torch.Tensor]:
-        """Ask what is :meth:`about` public data, and make of the answers what the student learns from."""
+        """QueryCall what is :meth:`about` public data, and make of the answers what the student learns from."""
 
     @abstractmethod
     def learn(self, server: Server, state: Any, e: int) -> Mapping[str, float]:
@@ -57,9 +57,9 @@ class OneShot(WeighsNodes, ABC):
 
     # --- what follows -----------------------------------------------------------------------------------
 
-    def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
+    def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
         """Label counts, where they weigh, and then all about public data."""
-        counts = [Ask("count_labels")] if self.by_counts else []
+        counts = [QueryCall("count_labels")] if self.by_counts else []
         return [*counts, *self.about(known(public), seed)]
 
     def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
@@ -71,7 +71,9 @@ class OneShot(WeighsNodes, ABC):
         server.student.train()
         return self.learn(server, state, t)
 
-    def ask(self, server: Server, state: Any, ask: Ask, **beside: float) -> tuple[Answers, torch.Tensor]:
+    def query(
+        self, server: Server, state: Any, call: QueryCall, **beside: float
+    ) -> tuple[Responses, torch.Tensor]:
         """What is answered by those who are weighed, and their weights omega ``(K, 1, C)``."""
-        answers = server.ask(ask.query, of=state.histogram.names, **ask.tensors, **beside)
-        return answers, self.omega(server, state, answers.nodes)
+        responses = server.query(call.query, of=state.histogram.names, **call.tensors, **beside)
+        return responses, self.omega(server, state, responses.nodes)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.methods import Answers, ArgumentError, Group, Node, Public, TensorData, stack, torch_generator
+from fedstill.methods import ArgumentError, Group, Node, Public, Responses, TensorData, stack, torch_generator
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
 from fedstill.methods._server import Server, descend
 from fedstill.node.local_training import at_once, make_optimizer
@@ -95,11 +95,11 @@ class WeighsNodes(CountsLabels, LogitAnswers):
         """The weights of some nodes, by class: ``(K, 1, C)``, summing to 1 over nodes."""
         return server.task.importance(state.histogram.of(nodes).counts)
 
-    def ensembled(self, server: Server, state: Any, answers: Answers) -> torch.Tensor | None:
+    def ensembled(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
         if not state.histogram.names:
             return None
-        omega = self.omega(server, state, answers.nodes)
-        return server.task.ensemble(answers["logits"], omega, self.ensemble)
+        omega = self.omega(server, state, responses.nodes)
+        return server.task.ensemble(responses["logits"], omega, self.ensemble)
 
 
 # --- the data ------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
-    Answers,
     ArgumentError,
     Group,
     Needs,
+    Responses,
     Server,
     cosine,
     descend,
@@ -136,20 +136,20 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
     def meet(self, server: Server, state: Any) -> None:
         """Before the first step: take the nodes' models, where they give them away."""
         if self.models == "uploaded" and not state.given:
-            told = server.ask("upload", of=self.weighable(state)).by_node("parameters")
+            told = server.query("upload", of=self.weighable(state)).by_node("parameters")
             state.models = {name: model for name, model in state.models.items() if name in told}
             for name, model in state.models.items():
                 load_vector(model, told[name])
             state.given = True
 
-    def answers(self, server: Server, state: Any, x: torch.Tensor) -> Answers:
+    def responses(self, server: Server, state: Any, x: torch.Tensor) -> Responses:
         """What the nodes say of x ``(B, ...)``, or what their models do."""
         if self.models == "asked":
-            return server.ask("examine", of=self.weighable(state), x=x)
+            return server.query("examine", of=self.weighable(state), x=x)
         seen = server.task.observe(x)
         each = [examined(model, seen, self.bn) for model in state.models.values()]
         told = {name: torch.stack([one[name] for one in each]) for name in each[0]}
-        return Answers(-1, tuple(state.models), told)
+        return Responses(-1, tuple(state.models), told)
 
     def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """Some steps of G on one batch, and some of the student on what it remembers."""
@@ -160,7 +160,7 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
         for step in range(self.generator_steps):
             with server.compute.step(server.seed, "server", t, step):
                 x = state.generator(wish.told).float()
-                told = self.answers(server, state, x)
+                told = self.responses(server, state, x)
                 z = self.together(server, state, told["logits"], told.nodes)  # (B, C)
                 z_S = state.student.watching(x)
                 apart = task.distance(z_S, z, self.tau)  # (B,)

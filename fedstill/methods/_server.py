@@ -15,7 +15,7 @@ from fedstill.core.errors import ArgumentError, DataError, NodeFault
 from fedstill.core.registry import check_named
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import Public
-from fedstill.federation.federation import Answers, Federation
+from fedstill.federation.federation import Federation, Responses
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.payload_kinds import INPUTS
@@ -99,8 +99,8 @@ class Server:
         self.done += 1
         return losses
 
-    def ask(self, query: str, *, of: Sequence[str] | None = None, **inputs: Any) -> Answers:
-        """What nodes answer to a query; see :meth:`fedstill.federation.federation.Federation.ask`.
+    def query(self, query: str, *, of: Sequence[str] | None = None, **inputs: Any) -> Responses:
+        """What nodes answer to a query; see :meth:`fedstill.federation.federation.Federation.call`.
 
         Args:
             query: its name.
@@ -128,9 +128,9 @@ class Server:
                 told = f"{name} is {found.dtype} of shape {tuple(found.shape)}"
                 allowed = f"{dtype} of shape (B, {', '.join(map(str, wanted))})"
                 raise DataError(f"query {query!r}: {told}: expected {allowed}")
-        return self.federation.ask(query, of=of, **sent)
+        return self.federation.query(query, of=of, **sent)
 
-    def ask_or_none(self, query: str, *, of: Sequence[str], **inputs: Any) -> Answers | None:
+    def ask_or_none(self, query: str, *, of: Sequence[str], **inputs: Any) -> Responses | None:
         """What some nodes answer; None if all of them are left out, and the run goes on with the others.
 
         Raises:
@@ -138,16 +138,16 @@ class Server:
         """
         federation = self.federation
         try:
-            return self.ask(query, of=of, **inputs)
+            return self.query(query, of=of, **inputs)
         except NodeFault:
             too_few = len(federation.present) < federation.link.least(len(federation.nodes))
             if too_few or any(name in federation.present for name in of):
                 raise
             return None
 
-    def ensemble(self, answers: Answers) -> torch.Tensor | None:
+    def ensemble(self, responses: Responses) -> torch.Tensor | None:
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""
-        return self.method.ensembled(self, self.state, answers)
+        return self.method.ensembled(self, self.state, responses)
 
     def imagine(self, count: int) -> torch.Tensor | None:
         """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fedstill.methods import Answers, Server, torch_generator
+from fedstill.methods import Responses, Server, torch_generator
 
 
 def directions(q: int, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -66,8 +66,8 @@ def ask_around(
     *purpose: str | int,
     of: Sequence[str] | None = None,
     **sent: Any,
-) -> Answers:
-    """Ask about x ``(B, ...)`` and its surroundings, (1 + q) B inputs in one query; the answers about x.
+) -> Responses:
+    """QueryCall about x ``(B, ...)`` and its surroundings, (1 + q) B inputs in one query; the answers about x.
 
     They are linear in x, as :func:`linearized` says; what is no answer to each input by itself is as it came.
 
@@ -79,9 +79,9 @@ def ask_around(
     around = torch.cat([x.detach(), (x.detach() + epsilon * u).flatten(0, 1)])
     beside = {name: torch.cat([part] * (1 + q)) for name, part in sent.items()}
     with torch.no_grad():
-        told = server.ask(query, of=of, x=around, **beside)
+        told = server.query(query, of=of, x=around, **beside)
     each = {
         name: linearized(z, x, u, epsilon) if z.ndim > 1 and z.shape[1] == len(around) else z
         for name, z in told.tensors.items()
     }
-    return Answers(told.number, told.nodes, each)
+    return Responses(told.number, told.nodes, each)

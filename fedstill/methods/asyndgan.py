@@ -19,7 +19,7 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augmented, drawn
-from fedstill.methods import Answers, Group, NodeFault, Server, descend, query, torch_generator
+from fedstill.methods import Group, NodeFault, Responses, Server, descend, query, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._generated_inputs import Imagines, made
 from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
@@ -121,12 +121,12 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         set_lr(state.g_adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
             gan, unlike, names = [], [], list[str]()
-            for answers in self.answers(server, state, t):
-                d = answers["critic"]  # (1 or K, B, h, w)
+            for responses in self.responses(server, state, t):
+                d = responses["critic"]  # (1 or K, B, h, w)
                 gan.append(doubts(d, self.gan_form).mean(1) / d[0, 0].numel())  # (1 or K,)
-                names += answers.nodes
-                if "difference" in answers.tensors:
-                    unlike.append(answers["difference"].mean(1))
+                names += responses.nodes
+                if "difference" in responses.tensors:
+                    unlike.append(responses["difference"].mean(1))
             each = torch.cat(gan)  # (K,)
             sizes = state.histogram.of(names).sizes
             pi = sizes / sizes.sum()
@@ -137,7 +137,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         descend(state.g_adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}
 
-    def answers(self, server: Server, state: Synthesizing, t: int) -> list[Answers]:
+    def responses(self, server: Server, state: Synthesizing, t: int) -> list[Responses]:
         """What nodes answer about G(x): each about its own maps, or all about the same that are nobody's."""
         present = server.federation.present
         known = [name for name in state.histogram.present(server.federation) if state.source.has(name)]
@@ -147,14 +147,14 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         if self.conditions != "nodes":
             w = state.source.draw(self.batch, "w", t)
             x = state.generator(w.told).float()  # (B, C, H, W)
-            return [server.ask("judge", of=known, x=x, **w.sent(query))]
+            return [server.query("judge", of=known, x=x, **w.sent(query))]
         wishes = [state.source.draw(self.batch, "w", t, name, of=name) for name in known]
         x = state.generator(torch.cat([w.told for w in wishes])).float()  # (K B, C, H, W)
         given = [
             server.ask_or_none("judge", of=[name], x=mine, **w.sent(query))
             for name, w, mine in zip(known, wishes, torch.split(x, self.batch), strict=True)
         ]
-        answered = [answers for answers in given if answers is not None]
+        answered = [responses for responses in given if responses is not None]
         if not answered:
             raise NodeFault(", ".join(known), "judge", "none of the nodes that were asked is left")
         return answered

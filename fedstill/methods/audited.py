@@ -34,5 +34,5 @@ class Audited(CountsLabels, CriticOptions):
     )
     def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
         """Scores of inputs; and a critic's, after one step of it on them and on as many of the node's own."""
-        answer = self.critics(nodes.at).judge(nodes, nodes.number, x)
-        return {"logits": nodes.bench("model")(nodes.at.task.observe(x)), **answer}
+        response = self.critics(nodes.at).judge(nodes, nodes.number, x)
+        return {"logits": nodes.bench("model")(nodes.at.task.observe(x)), **response}

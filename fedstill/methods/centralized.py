@@ -99,8 +99,8 @@ class Centralized(Method):
         """What it trains on: everybody's data, which are asked for again after a stop, and counted once."""
         # One after the other, as answers of different length do not stack.
         server.federation.number = 0
-        asked = [server.ask("hand_over", of=[name]) for name in server.federation.nodes]
-        parts = [(answer["inputs"][0], answer["targets"][0]) for answer in asked]
+        asked = [server.query("hand_over", of=[name]) for name in server.federation.nodes]
+        parts = [(response["inputs"][0], response["targets"][0]) for response in asked]
         if self.public:
             public = labeled(server.public)
             parts.append((public.inputs, public.targets))

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
-from fedstill.methods import Answers, Needs, Server, torch_generator
+from fedstill.methods import Needs, Responses, Server, torch_generator
 from fedstill.methods._recognized_inputs import Recognizes, Recognizing
 from fedstill.methods._student import Known
 from fedstill.tasks import Ensemble
@@ -68,8 +68,8 @@ class CoBoosting(Recognizes):
         K = len(server.federation.nodes)
         return Boosting(**self.begun(server), w=torch.full((K,), 1 / K, device=server.device))
 
-    def ensembled(self, server: Server, state: Boosting, answers: Answers) -> torch.Tensor:
-        return self.together(server, state, answers["logits"], answers.nodes)
+    def ensembled(self, server: Server, state: Boosting, responses: Responses) -> torch.Tensor:
+        return self.together(server, state, responses["logits"], responses.nodes)
 
     def together(self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]) -> torch.Tensor:
         places = [server.federation.nodes.index(name) for name in nodes]
@@ -94,7 +94,7 @@ class CoBoosting(Recognizes):
         """The batch betters w; then x~ = x + epsilon sign(d/dx v A_w(x)), v random, and A_w(x~)."""
         t, x = server.done, x.detach().requires_grad_(self.epsilon > 0)
         with server.compute.step(server.seed, "moving", t):
-            told = self.answers(server, state, x)
+            told = self.responses(server, state, x)
             z_k = told["logits"]  # (K, B, C)
             self.boost(server, state, z_k.detach(), y, told.nodes, t)
             z = self.together(server, state, z_k, told.nodes)
@@ -105,7 +105,7 @@ class CoBoosting(Recognizes):
         std = torch.tensor(server.std, device=x.device).view(-1, 1, 1)
         x = x.detach() + self.epsilon / std * slope.sign()
         with torch.no_grad(), server.compute.step(server.seed, "moved", t):
-            told = self.answers(server, state, x)
+            told = self.responses(server, state, x)
             return x, self.together(server, state, told["logits"], told.nodes)
 
     def boost(

@@ -20,9 +20,9 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import (
-    Answers,
     LabelHistogram,
     Needs,
+    Responses,
     Server,
     descend,
     torch_generator,
@@ -108,12 +108,12 @@ class CoDream(WeighsNodes, Examines):
         losses["student"] = state.student.learn(t, self.steps, [])
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def asked(self, server: Server, names: Sequence[str] | None, x: torch.Tensor) -> Answers:
+    def asked(self, server: Server, names: Sequence[str] | None, x: torch.Tensor) -> Responses:
         """The nodes' answers about dreams."""
-        return server.ask("examine", of=names, x=x)
+        return server.query("examine", of=names, x=x)
 
     def judged(
-        self, server: Server, state: Dreaming, told: Answers, x: torch.Tensor
+        self, server: Server, state: Dreaming, told: Responses, x: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Entropy, and R_adv: how unlike the student's the nodes' answers are."""
         z, K = told["logits"], len(told.nodes)

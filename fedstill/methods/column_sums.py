@@ -21,12 +21,12 @@ from fedstill.core.table_schema import Schema
 from fedstill.data.tables import SCHEMA, schema_text
 from fedstill.methods import (
     ArgumentError,
-    Ask,
     Group,
     Method,
     Needs,
     NodeSetting,
     Public,
+    QueryCall,
     Server,
     Tensors,
     payload_kinds,
@@ -71,8 +71,8 @@ class ColumnSums(Method):
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
         return (f"no model learned here, whatever the figures are: {SCHEMA} in this folder has the scales",)
 
-    def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
-        return (Ask("sum_columns"),)
+    def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
+        return (QueryCall("sum_columns"),)
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class ColumnSums(Method):
         return SumsState()
 
     def turn(self, server: Server, state: SumsState, t: int) -> Mapping[str, float]:
-        told = server.ask("sum_columns")
+        told = server.query("sum_columns")
         state.nodes, state.sums = len(server.federation.present), told["moments"].double().sum(0).cpu()
         return {}
 

@@ -167,11 +167,11 @@ class DSFL(WeighsNodes):
             state.since.fill_(NEVER)
         fresh = (state.since[o_r] == NEVER) | (state.since[o_r] + self.keep < t)
         rows, kept = o_r[fresh], o_r[~fresh]
-        told = server.ask("predict", of=present, rows=rows.int(), round=t)
+        told = server.query("predict", of=present, rows=rows.int(), round=t)
         state.t_g[rows], state.since[rows] = self.aggregated(server, state, told), t
         sent: dict[str, Any] = {"kept": kept.int()} if self.keep else {}
         sent |= {"rows": rows.int(), "t_g": state.t_g[rows], "round": t}
-        state.heard = server.ask("learn", of=told.nodes, **sent).nodes
+        state.heard = server.query("learn", of=told.nodes, **sent).nodes
         passes = {"epochs": self.student_epochs, "batch": self.distil_batch}
         divergence = partial(server.task.distance, tau=TAU)
         return {

@@ -42,6 +42,6 @@ class NodeEnsemble(WeighsNodes):
         return Told()
 
     def turn(self, server: Server, state: Told, t: int) -> Mapping[str, float]:
-        """Ask for the label counts; the rest is asking."""
+        """QueryCall for the label counts; the rest is asking."""
         self.gather(server, state)
         return {}

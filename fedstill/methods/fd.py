@@ -103,7 +103,7 @@ class FD(ClassMeans):
     def turn(self, server: Server, state: FDState, t: int) -> Mapping[str, float]:
         asked = self.drawn(server.federation.present, server.seed, t)
         before = state.F_sum
-        state.F_sum = server.ask("learn", of=asked, F_sum=before, round=t)["F"].sum(0)
+        state.F_sum = server.query("learn", of=asked, F_sum=before, round=t)["F"].sum(0)
         return {"moved": (state.F_sum - before).norm().item() / len(asked)}
 
 

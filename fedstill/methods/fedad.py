@@ -21,7 +21,7 @@ import torch
 
 from fedstill.core import timing
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import Ask, Group, Needs, Node, Public, Server, Tensors, descend, torch_generator
+from fedstill.methods import Group, Needs, Node, Public, QueryCall, Server, Tensors, descend, torch_generator
 from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
@@ -111,9 +111,9 @@ class FedAD(OneShot):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def about(self, public: Public, seed: int) -> Iterator[Ask]:
+    def about(self, public: Public, seed: int) -> Iterator[QueryCall]:
         for rows in parts(public, CHUNK):
-            yield Ask("predict", {"rows": rows})
+            yield QueryCall("predict", {"rows": rows})
 
     def begin(self, server: Server) -> Looking:
         """Nobody has been asked yet; a student without attention is refused."""
@@ -123,12 +123,12 @@ class FedAD(OneShot):
     def targets(self, server: Server, state: Looking) -> Mapping[str, torch.Tensor]:
         """Outputs ``(N, C, ...)``; with attention, its least and most ``(N, 64)``."""
         each: list[dict[str, torch.Tensor]] = []
-        for ask in self.about(known(server.public), server.seed):
-            answers, omega = self.ask(server, state, ask)  # (K, 1, C)
-            z = server.task.ensemble(answers["logits"], omega, self.ensemble)  # (B, C, ...)
+        for call in self.about(known(server.public), server.seed):
+            responses, omega = self.query(server, state, call)  # (K, 1, C)
+            z = server.task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C, ...)
             each.append({"outputs": z})
             if self.attention:
-                A = answers["attention"]  # (K, B, 64)
+                A = responses["attention"]  # (K, B, 64)
                 each[-1] |= {"least": A.amin(0), "most": A.amax(0)}  # intersection and union
         return {name: torch.cat([part[name] for part in each]) for name in each[0]}
 

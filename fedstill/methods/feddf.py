@@ -99,12 +99,12 @@ class FedDF(CountsLabels, Averaging):
         for (first, student), (names, _) in zip(state.students.items(), server.kinds, strict=True):
             asked = [name for name in taking_part if name in names]
             sent = {"parameters": to_vector(student), "round": t}
-            answers = server.ask_or_none("train", of=asked, **sent) if asked else None
-            if answers is not None:  # or else its student is taught all the same
-                x_k = answers["parameters"]  # (K_a, P_a)
-                n = state.histogram.of(answers.nodes).sizes
+            responses = server.ask_or_none("train", of=asked, **sent) if asked else None
+            if responses is not None:  # or else its student is taught all the same
+                x_k = responses["parameters"]  # (K_a, P_a)
+                n = state.histogram.of(responses.nodes).sizes
                 load_vector(student, weighted_mean(x_k, n))  # x_0 = sum n_k x_k / sum n_k
-                received[first] = dict(zip(answers.nodes, x_k, strict=True))
+                received[first] = dict(zip(responses.nodes, x_k, strict=True))
         if not received:
             raise NodeFault(", ".join(taking_part), "train", "none of the nodes that were asked is left")
         return {"student": self.fuse(server, state, received, t) if self.steps else 0.0}
@@ -138,17 +138,17 @@ class FedDF(CountsLabels, Averaging):
         x: torch.Tensor,
     ) -> torch.Tensor:
         """The mean of all received models' logits, or what else their ensemble is: ``(U, C, ...)``."""
-        answers: dict[str, torch.Tensor] = {}
+        responses: dict[str, torch.Tensor] = {}
         for first, models in received.items():
             teacher = copied(state.students[first]).eval()
             for name, x_k in models.items():
                 load_vector(teacher, x_k)
-                answers[name] = predict(teacher, x, server.compute)
-        told = state.histogram.of(list(answers))
+                responses[name] = predict(teacher, x, server.compute)
+        told = state.histogram.of(list(responses))
         if self.weights == "equal":
             told = LabelHistogram.even(told.names, server.task.classes, x.device)
         omega = server.task.importance(told.counts)  # (K, 1, C)
-        return server.task.ensemble(torch.stack(list(answers.values())), omega, self.ensemble)
+        return server.task.ensemble(torch.stack(list(responses.values())), omega, self.ensemble)
 
     def batches(
         self, optimizer: torch.optim.Optimizer, place: torch.Tensor, x: torch.Tensor, target: torch.Tensor

@@ -129,9 +129,9 @@ class FedGEN(FeatureGenerators):
     def turn(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
         shared, histogram = split(server.student, "the student").get_submodule(self.part), state.histogram
         if not histogram.names:
-            server.ask("begin", parameters=to_vector(server.student))
+            server.query("begin", parameters=to_vector(server.student))
             histogram.gather(server)
-        answers = server.ask(
+        responses = server.query(
             "train",
             of=self.drawn(histogram.present(server.federation), server.seed, t),
             generator=to_vector(state.G),
@@ -139,9 +139,9 @@ class FedGEN(FeatureGenerators):
             counts=histogram.counts.sum(0),
             round=t,
         )
-        told = histogram.of(answers.nodes)
-        load_vector(shared, weighted_mean(answers["parameters"], told.sizes))
-        return self.teach(server, state, uploaded(shared, answers["parameters"]), told.counts, t)
+        told = histogram.of(responses.nodes)
+        load_vector(shared, weighted_mean(responses["parameters"], told.sizes))
+        return self.teach(server, state, uploaded(shared, responses["parameters"]), told.counts, t)
 
     def teach(
         self, server: Server, state: Teaching, uploads: Bench, n_y: torch.Tensor, t: int

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import Answers, ArgumentError, Group, Needs, Server, cosine, descend, query, set_lr
+from fedstill.methods import ArgumentError, Group, Needs, Responses, Server, cosine, descend, query, set_lr
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
@@ -123,10 +123,10 @@ class FedIOD(Importance, FromNoise, Imagines):
         self, nodes: Group, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
     ) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
-        answer = self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
+        response = self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
         z = nodes.bench("model")(nodes.at.task.observe(x))
         own = {} if known is None else {"known": known}
-        return {"logits": z, **answer, **self.rating(nodes, x, **own)}
+        return {"logits": z, **response, **self.rating(nodes, x, **own)}
 
     def summed(self, at: NodeSetting) -> Mapping[str, Added]:
         """Weighting of the summed logits: by class counts or by size.
@@ -163,14 +163,14 @@ class FedIOD(Importance, FromNoise, Imagines):
         # Input distillation
         w = state.source.draw(self.batch, "w", t)
         with server.compute.step(server.seed, "server", t):
-            x, answers = self.asked(server, state, "examine", w)
-            sizes = state.histogram.of(answers.nodes).sizes  # |X'_k|  (K,)
+            x, responses = self.asked(server, state, "examine", w)
+            sizes = state.histogram.of(responses.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
-            z_k = answers["logits"]  # (K, B, classes, ...)
-            weights = self.weights(server, state, answers)
+            z_k = responses["logits"]  # (K, B, classes, ...)
+            weights = self.weights(server, state, responses)
             z_bar = task.ensemble(z_k, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
-            L_gan = self.fooled(task, answers, pi, z_bar, weights)  # Eq. 2
-            L_conf, L_unique = self.judged(server, answers, pi)  # Eq. 3 and 5
+            L_gan = self.fooled(task, responses, pi, z_bar, weights)  # Eq. 2
+            L_conf, L_unique = self.judged(server, responses, pi)  # Eq. 3 and 5
             L_balance = task.balance(z_bar)
             if (shift := state.student.shift) is not None:
                 shift.expect(state.histogram.counts.sum(0))
@@ -191,8 +191,8 @@ class FedIOD(Importance, FromNoise, Imagines):
                 "mimic": L_mimic,
                 "balance": L_balance,
             }
-            if "difference" in answers.tensors:  # told by the one node that owns each map
-                losses["difference"] = answers["difference"].sum(0).mean()
+            if "difference" in responses.tensors:  # told by the one node that owns each map
+                losses["difference"] = responses["difference"].sum(0).mean()
                 L_G = L_G + losses["difference"]
         descend(state.adam, L_G)
 
@@ -204,14 +204,16 @@ class FedIOD(Importance, FromNoise, Imagines):
         losses["student"] = state.student.learn(since, self.steps, fresh)
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
-    def judged(self, server: Server, answers: Answers, pi: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def judged(
+        self, server: Server, responses: Responses, pi: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """L_conf and L_unique of all z_k; 0 where the server sees the sum of the z_k only."""
-        if answers.nodes == (SUM,):
+        if responses.nodes == (SUM,):
             return torch.zeros((), device=server.device), torch.zeros((), device=server.device)
-        z_k = answers["logits"]
+        z_k = responses["logits"]
         return server.task.confidence(z_k, pi), server.task.uniqueness(z_k, pi)
 
-    def asked(self, server: Server, state: Distilling, query: str, w: Wish) -> tuple[torch.Tensor, Answers]:
+    def asked(self, server: Server, state: Distilling, query: str, w: Wish) -> tuple[torch.Tensor, Responses]:
         """x = G(w) and the nodes' answers about it."""
         x = state.generator(w.told).float()  # (B, C, H, W)
         sent = w.sent(server.federation.queries[query])
@@ -220,7 +222,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         if self.directions:
             around = self.directions, self.epsilon, server.done
             return x, ask_around(server, query, x, *around, of=names, **sent)
-        return x, server.ask(query, of=names, x=asked, **sent)
+        return x, server.query(query, of=names, x=asked, **sent)
 
     def ask_afresh(self, server: Server, state: Distilling, t: int) -> list[Known]:
         """New inputs and their ensembled answers for all of this step's turns of S: one more query.
@@ -235,7 +237,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         x, maps = torch.cat(batches), [wish.maps for wish in wishes if wish.maps is not None]
         sent = Wish(x, torch.cat(maps) if maps else None).sent(server.federation.queries["predict"])
         with torch.no_grad():
-            answers = server.ask("predict", of=state.histogram.names, x=x, **sent)
-            weights = self.weights(server, state, answers)
-            z = server.task.ensemble(answers["logits"], weights, self.ensemble)
+            responses = server.query("predict", of=state.histogram.names, x=x, **sent)
+            weights = self.weights(server, state, responses)
+            z = server.task.ensemble(responses["logits"], weights, self.ensemble)
         return list(zip(torch.split(x, self.batch), torch.split(z, self.batch), strict=True))

@@ -66,11 +66,11 @@ class FedIODMaps(FromMaps, FedIOD):
         set_lr(state.adam, cosine(t, self.turns, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
             w = state.source.draw(self.batch, "w", t)
-            _, answers = self.asked(server, state, "judge", w)
-            sizes = state.histogram.of(answers.nodes).sizes
-            losses = {"gan": self.doubted(doubts(answers["critic"], self.gan_form), sizes / sizes.sum())}
-            if "difference" in answers.tensors:
-                losses["difference"] = answers["difference"].sum(0).mean()
+            _, responses = self.asked(server, state, "judge", w)
+            sizes = state.histogram.of(responses.nodes).sizes
+            losses = {"gan": self.doubted(doubts(responses["critic"], self.gan_form), sizes / sizes.sum())}
+            if "difference" in responses.tensors:
+                losses["difference"] = responses["difference"].sum(0).mean()
             L_G = self.gan * losses["gan"] + losses.get("difference", 0.0)
         descend(state.adam, L_G)
         return {name: loss.item() for name, loss in losses.items()}

@@ -25,7 +25,7 @@ from annotated_types import Interval
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import shifted
-from fedstill.methods import ArgumentError, Ask, Group, Needs, Node, Public, Server, TensorData, Tensors
+from fedstill.methods import ArgumentError, Group, Needs, Node, Public, QueryCall, Server, TensorData, Tensors
 from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
 from fedstill.methods._perturbing import dequantize, laplace, quantize, require_numbers
 from fedstill.methods._public import (
@@ -203,7 +203,7 @@ class FedKD(OneShot):
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------
 
-    def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
+    def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
         """All that the nodes are asked, unless they must agree on a bound, which takes a round of its own."""
         if self.agreed:
             allowed = (
@@ -211,12 +211,12 @@ class FedKD(OneShot):
                 "= 0), where nodes are asked once and cannot first agree on one"
             )
             raise ArgumentError("method.z_max", self.z_max, allowed)
-        return super().asks(public, seed)
+        return super().planned_queries(public, seed)
 
-    def about(self, public: Public, seed: int) -> Iterator[Ask]:
+    def about(self, public: Public, seed: int) -> Iterator[QueryCall]:
         for p in range(self.predictions):
             for rows in parts(public, chunk(public)):
-                yield Ask("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
+                yield QueryCall("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
 
     def begin(self, server: Server) -> OneShotState:
         return OneShotState(optimizer_of(server.student, self.lr, self.optimizer))
@@ -225,13 +225,13 @@ class FedKD(OneShot):
         """z_hat of each prediction of each example."""
         z_max = self.agree(server) if self.agreed else self.z_max
         bound, each = {"z_max": z_max} if self.agreed else {}, []
-        for ask in self.about(known(server.public), server.seed):
-            answers, omega = self.ask(server, state, ask, **bound)
+        for call in self.about(known(server.public), server.seed):
+            responses, omega = self.query(server, state, call, **bound)
             # (K, B, C, ...), or of fewer nodes, whose weights make up for the others'
-            z = answers["logits"]
+            z = responses["logits"]
             if self.levels:
                 z = dequantize(z, self.levels, z_max)
-                require_numbers(answers.nodes, z)
+                require_numbers(responses.nodes, z)
             each.append(server.task.ensemble(z, omega, self.ensemble))  # Eq. 2
         z_hat = torch.stack(torch.cat(each).chunk(self.predictions))
         if not math.isinf(self.gamma):
@@ -243,7 +243,7 @@ class FedKD(OneShot):
     def agree(self, server: Server) -> float:
         """z_max: the largest logit of all nodes under all views."""
         views = [view_seed(server.seed, p) for p in range(self.predictions)]
-        told = [server.ask("tell_range", view=view)["largest"].max() for view in views]
+        told = [server.query("tell_range", view=view)["largest"].max() for view in views]
         return torch.stack(told).max().clamp_min(1e-6).item()
 
     def learn(self, server: Server, state: OneShotState, e: int) -> Mapping[str, float]:

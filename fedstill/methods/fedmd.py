@@ -193,18 +193,18 @@ class FedMD(WeighsNodes):
         d = drawn(server, self.subset, t).int()
         if not state.scores:
             if self.public_epochs:
-                server.ask("transfer")
+                server.query("transfer")
             self.gather(server, state)
-            state.scores = server.ask("communicate", of=state.histogram.names, rows=d).by_node("logits")
+            state.scores = server.query("communicate", of=state.histogram.names, rows=d).by_node("logits")
         f = torch.stack([*state.scores.values()])  # (K, B, C, ...)
         omega = self.omega(server, state, tuple(state.scores))
         consensus = server.task.ensemble(f, omega, self.ensemble)  # f~ = sum_k w_k f_k  (B, C, ...)
         sent: dict[str, Any] = {"rows": d, "consensus": consensus, "round": t}
         if t + 1 < self.rounds:
             query, sent["rows_next"] = "digest_and_communicate", drawn(server, self.subset, t + 1).int()
-            state.scores = server.ask(query, of=state.histogram.names, **sent).by_node("logits")
+            state.scores = server.query(query, of=state.histogram.names, **sent).by_node("logits")
         else:
-            server.ask("digest", of=state.histogram.names, **sent)
+            server.query("digest", of=state.histogram.names, **sent)
         set_lr(state.optimizer, cosine(t, self.rounds, self.student_lr, self.student_lr_end))
         rows, distance = d.long().to(server.device), partial(self.mismatch, server.task)
         passes = {"epochs": self.student_epochs, "batch": self.digest_batch}

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt
 from fedstill.methods import (
-    Answers,
     ArgumentError,
     CountsLabels,
     Group,
     Needs,
     NodeSetting,
+    Responses,
     Server,
     Tensors,
     Told,
@@ -137,12 +137,12 @@ class Prototypical(ClassMeans):
 
     def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         asked, before = self.drawn(self.present(server, state), server.seed, t), state.C
-        told = server.ask("learn", of=asked, C=before, round=t)
+        told = server.query("learn", of=asked, C=before, round=t)
         losses = self.aggregate(server, state, told, t)
         return {"moved": (state.C - before).norm().item(), **losses}
 
     @abstractmethod
-    def aggregate(self, server: Server, state: Any, told: Answers, t: int) -> Mapping[str, float]:
+    def aggregate(self, server: Server, state: Any, told: Responses, t: int) -> Mapping[str, float]:
         """The next global prototypes from what nodes told, ``(K, classes, p)``; its losses."""
 
 
@@ -161,7 +161,7 @@ class FedProto(CountsLabels, Prototypical):
         state.histogram.gather(server)
         return state.histogram.present(server.federation)
 
-    def aggregate(self, server: Server, state: Counted, told: Answers, t: int) -> Mapping[str, float]:
+    def aggregate(self, server: Server, state: Counted, told: Responses, t: int) -> Mapping[str, float]:
         """C^(j), the mean over those who hold the class, weighed by how much of it they hold (Eq. 6).
 
         A class that nobody told of in this round keeps the one it has.

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
-from fedstill.methods import Answers, Server, descend, seeded, torch_generator
+from fedstill.methods import Responses, Server, descend, seeded, torch_generator
 from fedstill.methods._public import passes
 from fedstill.methods.fedproto import Prototypes, Prototypical
 
@@ -69,7 +69,7 @@ class FedTGP(Prototypical):
         sgd = torch.optim.SGD(P_hat.parameters(), self.server_lr)
         return Trained(C=torch.zeros(classes, p, device=server.device), P_hat=P_hat, sgd=sgd)
 
-    def aggregate(self, server: Server, state: Trained, told: Answers, t: int) -> Mapping[str, float]:
+    def aggregate(self, server: Server, state: Trained, told: Responses, t: int) -> Mapping[str, float]:
         """S passes of ^P^c over all P_i^c that were told; all count alike."""
         C = told["C"]  # (K, classes, p)
         held = (C != 0).any(2)  # (K, classes)

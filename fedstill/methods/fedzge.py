@@ -110,9 +110,9 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
         with server.compute.step(server.seed, "server", t):
             x = state.generator(wish.told).float()
             names = state.histogram.names
-            answers = ask_around(server, "examine", x, self.directions, self.epsilon, t, of=names)
-            omega = self.omega(server, state, answers.nodes)
-            z = task.ensemble(answers["logits"], omega, self.ensemble)  # (B, C)
+            responses = ask_around(server, "examine", x, self.directions, self.epsilon, t, of=names)
+            omega = self.omega(server, state, responses.nodes)
+            z = task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C)
             losses = {
                 "fidelity": F.cross_entropy(z, y),  # L_fid: x shows y
                 "adversary": -task.distance(state.student.watching(x), z, self.tau).mean(),  # L_adv

@@ -243,10 +243,10 @@ class Endpoint:
         except (OSError, http.client.HTTPException) as error:
             raise self._wrong(f"cannot be asked: {first_line(error)}") from error
         try:
-            answer = json.loads(read)
+            response = json.loads(read)
         except (ValueError, RecursionError) as error:
             raise self._wrong(f"answers what is no JSON ({first_line(error)})") from error
-        return self._read(answer, len(x))
+        return self._read(response, len(x))
 
     def _sent(self, body: bytes) -> bytes:
         """The bytes of an answer, all of which must be here in time."""
@@ -266,10 +266,10 @@ class Endpoint:
             link.connect()
             watch.start()
             link.request("POST", self._path, body, told)
-            answer, read = link.getresponse(), bytearray()
-            if answer.status != http.client.OK:
-                raise self._wrong(f"answers with status {answer.status}: allowed is 200")
-            while piece := answer.read1(PIECE):
+            response, read = link.getresponse(), bytearray()
+            if response.status != http.client.OK:
+                raise self._wrong(f"answers with status {response.status}: allowed is 200")
+            while piece := response.read1(PIECE):
                 read += piece
                 if len(read) > MOST_BYTES:
                     raise self._wrong(f"answers more than {MOST_BYTES} bytes")
@@ -284,16 +284,16 @@ class Endpoint:
             watch.cancel()
             link.close()
 
-    def _read(self, answer: Any, rows: int) -> Floats:
+    def _read(self, response: Any, rows: int) -> Floats:
         """The numbers in an answer, once it is what it should be."""
-        given = [name for name in GIVES if isinstance(answer, dict) and name in answer]
+        given = [name for name in GIVES if isinstance(response, dict) and name in response]
         if len(given) != 1:
             raise self._wrong(f"answers none, or more than one, of {', '.join(GIVES)}")
-        names = answer.get("classes", ())
+        names = response.get("classes", ())
         if not isinstance(names, list | tuple) or not all(isinstance(name, str | int) for name in names):
             raise self._wrong("answers classes that are no list of names")
         try:
-            numbers = np.array(answer[given[0]])
+            numbers = np.array(response[given[0]])
         except ValueError as error:  # rows of different lengths
             raise self._wrong(f"answers {given[0]} that are no rows of numbers") from error
         if numbers.dtype.kind not in "iuf" or numbers.ndim not in (1, 2) or len(numbers) != rows:
@@ -485,10 +485,10 @@ def _opened(source: Any, probe: Any, numbers: bool, called: str) -> _Source:
 def _asked(predict: Callable[[Any], Any], taken: Any, called: str) -> torch.Tensor:
     """What a model gives, in float32; whatever its own kind raises is one line."""
     try:
-        answers = np.asarray(predict(taken))
-        if np.iscomplexobj(answers):  # whose imaginary part would be lost
+        responses = np.asarray(predict(taken))
+        if np.iscomplexobj(responses):  # whose imaginary part would be lost
             raise PredictorError(f"a {called} gives complex numbers: allowed are real ones")
-        return torch.from_numpy(answers.astype(np.float32))
+        return torch.from_numpy(responses.astype(np.float32))
     except _refusals() as error:
         if isinstance(error, FedstillError):
             raise

@@ -145,7 +145,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
 def parsed(line: object) -> dict[str, Any] | None:
     """All fields of a line, with ``at``; None for what no node could have written.
 
-    >>> parsed(Entry("r", "n", "n", 3, "predict", "answer", up={"logits": 8}).line("now"))["up"]
+    >>> parsed(Entry("r", "n", "n", 3, "predict", "response", up={"logits": 8}).line("now"))["up"]
     {'logits': 8}
     >>> parsed("[1]")
     """

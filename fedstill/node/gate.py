@@ -204,7 +204,7 @@ class Gate:
         """Hand over tensors: bound, noise, charge and audit on disk, then release.
 
         Args:
-            part: ``"answer"`` or ``"gradient"``.
+            part: ``"response"`` or ``"gradient"``.
             sent: the tensors that came with the query.
             wire: the form in which they travel; None is float32.
             adding: how they become a part of a sum, where the server is to see sums only.

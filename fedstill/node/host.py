@@ -39,7 +39,7 @@ from fedstill.node.message_limits import limited
 from fedstill.node.refusal_text import telling
 from fedstill.node.refusals import Refusals
 from fedstill.node.replies import NOTHING, About, Hello, Released, Told, Words
-from fedstill.node.requests import Requests, asks
+from fedstill.node.requests import Requests, requires_approval
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
@@ -317,7 +317,7 @@ class Host:
             QueryRefused: naming the rule.
         """
         self.require_admission(plan)
-        if not asks(self.file):
+        if not requires_approval(self.file):
             return None
         approved = describe(plan, public)
         self.requests.require(plan.run, approved, self.asker)

@@ -164,10 +164,10 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
         return
     need = of_weights(model) + batch * of_input(model, spec.shape, spec.task.makes.form)
     fits(_model(spec), need, most)
-    answers = public * (of_example(spec) + 2 * 4 * math.prod(spec.outputs))
-    fits(f"{public} public inputs with answers about them", need + answers, most)
+    responses = public * (of_example(spec) + 2 * 4 * math.prod(spec.outputs))
+    fits(f"{public} public inputs with answers about them", need + responses, most)
     own = COPIES * rounded(examples) * of_example(spec)
-    fits("its data beside its model and public data", need + answers + own, most)
+    fits("its data beside its model and public data", need + responses + own, most)
 
 
 def _model(spec: InputSpec) -> str:

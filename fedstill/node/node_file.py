@@ -65,7 +65,7 @@ class NodeFile(Checked):
 
     online: bool = True
     """This node joins a live federation; false: it only answers files of queries, which are carried to it
-    (`fedstill node answer`)."""
+    (`fedstill node response`)."""
 
     data: PrivateConfig = field(default_factory=PrivateConfig)
     """Your data. They never leave this machine."""

@@ -23,13 +23,13 @@ def facts(request: Request) -> dict[str, str | list[str]]:
     """What is to be known of a request, in lines by what they are about."""
     about, table = request.about, request.about.table
     method, spec, public = dict(table["method"]), table["spec"], table["public"]
-    asks = []
+    planned_queries = []
     for name, asked in about.queries.items():
         often = counted(asked["times"], "time") if asked["times"] else "as often as the server likes"
         rows = f", up to {asked['rows']} inputs" if asked["rows"] else ""
         size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
         leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
-        asks.append(f"{name}: {often}{rows}; {leaves} leave{size}")
+        planned_queries.append(f"{name}: {often}{rows}; {leaves} leave{size}")
     most = about.most_queries
     queries = counted(most, "query") if most else "queries not limited by the plan"
     left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
@@ -50,7 +50,7 @@ def facts(request: Request) -> dict[str, str | list[str]]:
         "method": clip(
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
         ),
-        "asks": asks,
+        "asks": planned_queries,
         "at most": f"{queries}, {left}",
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{learned}",
         **({"columns": columns} if schema else {"classes": classes}),

@@ -232,7 +232,7 @@ def named(server: str) -> str:
     return server or "a server that nothing proves"
 
 
-def asks(file: NodeFile) -> bool:
+def requires_approval(file: NodeFile) -> bool:
     """Whether a node's runs need its owner's approval."""
     return file.policy.approve != POLICY
 

@@ -295,14 +295,14 @@ class Mechanism:
         inputs = [len(tensor) for name, tensor in (sent or {}).items() if query.sends.get(name) == INPUTS]
         rows = max([query.rows, 1, *inputs])
         classes = self.task.classes
-        answer: dict[str, Shape] = {}
+        response: dict[str, Shape] = {}
         for name, kind in query.releases.items():
             width = query.width or classes if kind.of == "rows" else classes
-            answer[name] = (rows, width) if kind.of in ("scores", "rows") else (rows,)
+            response[name] = (rows, width) if kind.of in ("scores", "rows") else (rows,)
             if kind.by_class:
-                answer[name] = (classes,)
+                response[name] = (classes,)
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in query.differentiable}
-        return {ANSWER: answer, GRADIENT: gradient} if gradient else {ANSWER: answer}
+        return {ANSWER: response, GRADIENT: gradient} if gradient else {ANSWER: response}
 
     def _local(self, steps: int) -> Price | None:
         """Steps of local training: where the model learns without noise, releases are paid for instead."""

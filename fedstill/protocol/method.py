@@ -80,7 +80,7 @@ def refusal(needs: Needs, task: Task) -> str | None:
 
 
 @dataclass(frozen=True)
-class Ask:
+class QueryCall:
     """One query as a server asks it: its name and the tensors that go down with it."""
 
     query: str
@@ -106,7 +106,7 @@ class Method(Registered):
             of the nodes' models, weighed by their data, made only to evaluate and kept by nobody (FedMD-CG,
             section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the nodes' mean.
         learns: whether the nodes' own models are trained at all, then or later.
-        one_round: whether all that it asks can be known before the first answer (:meth:`asks`), so that
+        one_round: whether all that it asks can be known before the first answer (:meth:`planned_queries`), so that
             queries may be carried by hand.
         exact: whether ``engine.precision = "auto"`` is float32 for it, as it loses accuracy in bfloat16.
         longer: options by which a run asks more often, whichever of them it has.
@@ -132,7 +132,7 @@ class Method(Registered):
         """As of all that have a name; and what asks all at once must say what that is."""
         if missing := Registered.lacks(kind):
             return missing
-        silent = kind.one_round and kind.asks is Method.asks
+        silent = kind.one_round and kind.planned_queries is Method.planned_queries
         return "one with a method asks, as one_round says that all it asks is known" if silent else None
 
     def needs(self) -> Needs:
@@ -213,7 +213,7 @@ class Method(Registered):
         """Turn number ``t``, from 0; gives its losses."""
         return {}
 
-    def ensembled(self, server: Any, state: Any, answers: Any) -> torch.Tensor | None:
+    def ensembled(self, server: Any, state: Any, responses: Any) -> torch.Tensor | None:
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where there is no ensemble."""
         return None
 
@@ -229,7 +229,7 @@ class Method(Registered):
         """What a run leaves beside its figures and its student: texts, by the name of their file."""
         return {}
 
-    def asks(self, public: Public | None, seed: int) -> Sequence[Ask]:
+    def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
         """All that a ``one_round`` method asks, in order; every such method says it.
 
         Raises:

@@ -25,7 +25,7 @@ class Kind(str):
         says: what it says, for whoever is in charge of the data.
         of: what it is computed from. ``query``: it only goes down, or is chosen by the server.
             ``scores``: a row of class scores for each input. ``rows``: other vectors that may be bounded and
-            noised one by one, whatever they are computed from. ``answers``: other outputs of networks.
+            noised one by one, whatever they are computed from. ``responses``: other outputs of networks.
             ``critic``: outputs of a network that learns privately under every mechanism. ``gradients``: what
             is pulled back to the inputs. ``counts``: numbers of records. ``moments``: sums over the
             records of numbers that are at most 1 in magnitude. ``records``: the records themselves,

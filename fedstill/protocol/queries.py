@@ -62,7 +62,7 @@ class Query:
         returned: the tensors that go down with it to that node alone whose releases they come from.
         moves: the number by which a node moves its public inputs before it answers about them; 0 moves none.
         ragged: the tensors of its answer whose shape differs from node to node: the handler gives a list of
-            them, one a node, and the server finds them by :meth:`Answers.by_node`.
+            them, one a node, and the server finds them by :meth:`Responses.by_node`.
         values: what goes down with it, or is answered, as a JSON value and no tensor: the handler gets the
             value, and gives a list of values, one a node.
         sums: where the server is to see sums only (``at.sums``): how each part of the answer is added over
@@ -183,7 +183,7 @@ class Query:
         """
         return {name: from_text(t) if name in self.values else t for name, t in arrived.items()}
 
-    def give(self, answer: object, nodes: int) -> dict[str, Any]:
+    def give(self, response: object, nodes: int) -> dict[str, Any]:
         """What the handler gave for so many nodes, as it leaves: JSON values as text; a list, one a node, of
         what is apart.
 
@@ -192,10 +192,10 @@ class Query:
                 could tell what no mechanism has counted on; or not one part a node, so that a node's release
                 would be another's, or a piece of its own.
         """
-        if not isinstance(answer, Mapping):
-            found = type(answer).__name__
+        if not isinstance(response, Mapping):
+            found = type(response).__name__
             raise ArgumentError(f"what query {self.name} answers", found, "tensors by name, in a mapping")
-        for name, given in answer.items():
+        for name, given in response.items():
             if name not in self.apart:
                 sound = isinstance(given, torch.Tensor) and given.shape[:1] == (nodes,)
                 allowed = f"a tensor ({nodes}, ...), a part a node"
@@ -213,7 +213,7 @@ class Query:
                 raise ArgumentError(f"{name} of query {self.name}", found, allowed + told)
         return {
             name: [as_text(value) for value in given] if name in self.values else given
-            for name, given in answer.items()
+            for name, given in response.items()
         }
 
     def kinds(self) -> Mapping[str, Kind]:
@@ -442,8 +442,8 @@ def _query(
 
     def answering(function: Callable[..., Any]) -> Handler:
         def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            answer: Mapping[str, torch.Tensor] = function(method, group.knowing(at, number), **inputs)
-            return answer
+            response: Mapping[str, torch.Tensor] = function(method, group.knowing(at, number), **inputs)
+            return response
 
         return handler
 

@@ -12,7 +12,7 @@ from fedstill.node.audit_cost import Cost
 from fedstill.node.audit_entries import ALL
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import facts, line_about
-from fedstill.node.requests import APPROVES, UNPROVEN, WAITS, Request, asks
+from fedstill.node.requests import APPROVES, UNPROVEN, WAITS, Request, requires_approval
 from fedstill.privacy.budget import budgets, down, up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
@@ -33,7 +33,11 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     decided = [each for each in node.requests if each.state != WAITS]
     left = sum(sums.kinds.total() for sums in node.left.values())
     sound = node.audit is None and node.security is None
-    asked = "runs ask for your approval" if asks(node.file) else "runs need no approval: policy.approve"
+    asked = (
+        "runs ask for your approval"
+        if requires_approval(node.file)
+        else "runs need no approval: policy.approve"
+    )
     figures = [
         Fact("Requests that wait", str(len(waiting)), asked),
         Fact("Left the node", human_bytes(left), counted(len({run for _, run in node.left}), "run")),

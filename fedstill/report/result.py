@@ -156,7 +156,7 @@ class Result:
         """Bytes that came to the nodes: all that queries are about too, where a file carried both."""
         if self.files is None:
             return self.bytes.down
-        return self.files.queries.bytes * len(self.files.answers)
+        return self.files.queries.bytes * len(self.files.responses)
 
     @property
     def apart(self) -> bool:

@@ -260,7 +260,7 @@ class AnswersFile:
 @dataclass(frozen=True, kw_only=True)
 class FilesRecord:
     queries: QueriesFile = field(default_factory=QueriesFile)
-    answers: tuple[AnswersFile, ...] = ()
+    responses: tuple[AnswersFile, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

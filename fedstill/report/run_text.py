@@ -70,13 +70,13 @@ def _what_left(result: Result) -> str:
     # not ours says of its own, the page claims nothing.
     ours = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}
     models = {kind for kind in ours if kinds[kind].of == "model"}
-    answers = {kind for kind in ours & left if kinds[kind].output or kinds[kind].of == "query"}
+    responses = {kind for kind in ours & left if kinds[kind].output or kinds[kind].of == "query"}
     of_maps = {kind for kind in ours & left if kinds[kind].of_maps}
     if "private data" in left:
         return "The nodes' training data left them."
-    if "label maps" in left and not left - answers - of_maps:
+    if "label maps" in left and not left - responses - of_maps:
         return "No image and no model left a node, but the label maps of its images did."
-    if left - answers - models:
+    if left - responses - models:
         extra = " Parameters of models are among it." if left & models else ""
         return f"What left each node is listed below, kind by kind.{extra}"
     if left & models:
@@ -169,7 +169,7 @@ def _files(result: Result) -> list[str]:
     asked = result.files.queries
     size, inputs = human_bytes(asked.bytes), asked.public_inputs
     lines = [f"queries: {size} with {inputs:,} public inputs, SHA-256 {asked.sha256}"]
-    for node in result.files.answers:
+    for node in result.files.responses:
         known = "the node's own" if node.key_known else "which nobody compared"
         end = ""
         if node.asker_known is not None:

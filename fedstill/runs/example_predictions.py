@@ -102,19 +102,19 @@ def _picture(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """One case: its tensors by name, and what is to be said of it."""
     here = test.subset(rows.to(test.inputs.device)).to("cpu")
-    answers = {name: given[rows.to(given.device)].float().cpu() for name, given in outputs.items()}
-    scored = {name: _score(task, given, here) for name, given in answers.items()}
+    responses = {name: given[rows.to(given.device)].float().cpu() for name, given in outputs.items()}
+    scored = {name: _score(task, given, here) for name, given in responses.items()}
     stitched = here.cases is not None and here.cases.places is not None
     part = None if stitched else _fullest(here.targets)
     x = _whole(here, here.inputs, part)  # (C, H, W)
     if task.kind == "map":  # probabilities, as patches are averaged where they overlap
-        answers = {name: given.softmax(1) for name, given in answers.items()}
-    answers = {name: _whole(here, given, part) for name, given in answers.items()}
+        responses = {name: given.softmax(1) for name, given in responses.items()}
+    responses = {name: _whole(here, given, part) for name, given in responses.items()}
     if task.kind == "image":
-        drawn = _images(here.targets[part or 0], x, answers, mean, std)
+        drawn = _images(here.targets[part or 0], x, responses, mean, std)
     else:
         drawn = {"image": _pixels(x, mean, std), "truth": _truth(task, here, part).int()}
-        for place, given in enumerate(answers.values()):
+        for place, given in enumerate(responses.values()):
             drawn[f"output/{place}"] = task.drawing(given).int()
     size = tuple(drawn["truth"].shape[-2:])
     top, left, height, width = _window(drawn["truth"])
@@ -177,13 +177,13 @@ def _pixels(x: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> tor
 def _images(
     truth: torch.Tensor,
     seen: torch.Tensor,
-    answers: Mapping[str, torch.Tensor],
+    responses: Mapping[str, torch.Tensor],
     mean: Sequence[float],
     std: Sequence[float],
 ) -> dict[str, torch.Tensor]:
     """A true image, what the models saw of it and what they made, in units of the true one's white."""
     white = _white(_shown(truth, mean, std))
-    made = {f"output/{place}": given for place, given in enumerate(answers.values())}
+    made = {f"output/{place}": given for place, given in enumerate(responses.values())}
     return {
         key: (_shown(image, mean, std) / white).to(torch.float16)
         for key, image in {"truth": truth, "seen": seen, **made}.items()

@@ -205,7 +205,7 @@ class Run(ABC):
 
     def _outputs(self) -> Outputs:
         """What models answer on the test part; the nodes' own models are theirs to know."""
-        return Outputs(self.answers(self.test.inputs))
+        return Outputs(self.responses(self.test.inputs))
 
     def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         """Figures beside the central model's: of the nodes' models, of their ensemble, of the mark."""
@@ -229,7 +229,7 @@ class Run(ABC):
         parted, words, seed = self.needs.split, self.setting.vocabulary, self.setting.seed
         return fitted(model, self.compute, self.shape, seed, what, parted=parted, vocabulary=words)
 
-    def answers(self, inputs: torch.Tensor) -> torch.Tensor | None:
+    def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """What the central model answers about inputs ``(N, C, ...)``; None where nothing stands for one."""
         return student_outputs(self.setting.student, inputs, self.compute) if self.has_student else None
 

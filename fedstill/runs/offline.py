@@ -74,13 +74,13 @@ def make(config: RunConfig) -> Queries:
         public=fingerprint(public),
         public_note=("", "") if public is None else (public.name, public.note),
     )
-    return Queries(plan, public, tuple(method.asks(public, config.seed)))
+    return Queries(plan, public, tuple(method.planned_queries(public, config.seed)))
 
 
 def distil(
     config: RunConfig,
     queries: Path,
-    answers: Sequence[Path],
+    responses: Sequence[Path],
     out: Path,
     *,
     keys: Mapping[str, str] | None = None,
@@ -91,7 +91,7 @@ def distil(
 
     Args:
         config: the run whose queries these are. Options that change nothing at the nodes may be others.
-        answers: one file a node.
+        responses: one file a node.
         keys: fingerprints of the nodes' keys by name; None takes any, and the result says so.
         command: the exact command that repeats it, for the report.
 
@@ -105,7 +105,7 @@ def distil(
     """
     given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.called])
     _same_queries(config, given, queries)
-    read = [read_answers(path, given, keys) for path in answers]
+    read = [read_answers(path, given, keys) for path in responses]
     files = AnswerFiles(given, read)
     told = {
         "queries": {

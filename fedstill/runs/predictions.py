@@ -162,8 +162,8 @@ def unit_of(schema: Schema | None) -> tuple[float, float]:
     >>> unit_of(None)
     (0.0, 1.0)
     """
-    answer = schema.answer if schema else None
-    low, high = answer.range if answer is not None and answer.range else (-1.0, 1.0)
+    response = schema.answer if schema else None
+    low, high = response.range if response is not None and response.range else (-1.0, 1.0)
     return (low + high) / 2, (high - low) / 2
 
 

@@ -131,7 +131,7 @@ class Served(Run):
         """What the server can measure by itself: its student on its own test data, and what the link cost."""
         cost = self.federation.meter.figures(0.0, 0.0)
         told = {f"link_{name}": cost[name] for name in LINK}
-        outputs = self.answers(self.test.inputs)
+        outputs = self.responses(self.test.inputs)
         if outputs is not None:
             told[self.task.metric] = self.evaluation.leading(outputs)
         return told

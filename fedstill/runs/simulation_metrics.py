@@ -15,7 +15,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import finite
-from fedstill.federation.federation import Answers
+from fedstill.federation.federation import Responses
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.module_utils import copied, load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import at_once
@@ -46,13 +46,13 @@ class Measured(Prepared, ABC):
             told[f"local_{metric}"] = mean([{metric: value} for value in self._score_shares()])[metric]
         return told
 
-    def answers(self, inputs: torch.Tensor) -> torch.Tensor | None:
+    def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """See :class:`~fedstill.runs.loop.Run`; also of a model or an ensemble made only to be measured."""
         if self.method.central == "virtual":
             virtual = copied(self.student)
             load_vector(virtual, self._average())
             return float32_outputs(virtual, inputs, self.compute)
-        return self._ensemble(inputs) if self.method.central == "ensemble" else super().answers(inputs)
+        return self._ensemble(inputs) if self.method.central == "ensemble" else super().responses(inputs)
 
     # --- the parts of the figures ---------------------------------------------------------------------
 
@@ -60,7 +60,7 @@ class Measured(Prepared, ABC):
         own = self._own(self.known, self.side.first == WHOLE) if self.side.learns else {}
         marked = None if self.mark is None else self._own([self.mark])[self.mark.name]
         ensembled = self._ensemble(self.test.inputs, own)
-        central = ensembled if self.method.central == "ensemble" else self.answers(self.test.inputs)
+        central = ensembled if self.method.central == "ensemble" else self.responses(self.test.inputs)
         return Outputs(central, own, marked, ensembled)
 
     def _own(self, nodes: Sequence[Node], shared: bool = True) -> dict[str, torch.Tensor]:
@@ -68,7 +68,9 @@ class Measured(Prepared, ABC):
         same models."""
         file = self.trained.answers_file(nodes, "float32") if self.trained and shared else None
         if file is not None and file.exists():
-            return {name: told.to(self.compute.device) for name, told in TrainedModels.answers(file).items()}
+            return {
+                name: told.to(self.compute.device) for name, told in TrainedModels.responses(file).items()
+            }
         own = {node.name: self.evaluation.outputs(node.model) for node in nodes}
         if file is not None:
             with suppress(OSError):  # on a full disk the next run asks for itself
@@ -122,7 +124,7 @@ class Measured(Prepared, ABC):
 
     def _central(self) -> float:
         """What the central model, or what stands for it, is judged by."""
-        look, outputs = self.evaluation, self.answers(self.test.inputs)
+        look, outputs = self.evaluation, self.responses(self.test.inputs)
         if outputs is not None:
             return look.leading(outputs)
         each = [look.leading(look.outputs(node.model), node=node.name) for node in self.known]
@@ -180,10 +182,10 @@ class Measured(Prepared, ABC):
         names = present if told is None or SUM in told.names else told.names
         return [node for node in self.known if node.name in present and node.name in names]
 
-    def _heard(self, teachers: Sequence[Node], told: Mapping[str, torch.Tensor]) -> Answers:
+    def _heard(self, teachers: Sequence[Node], told: Mapping[str, torch.Tensor]) -> Responses:
         """What nodes would be answering, as the server would hear it: node by node, or their sum."""
         if not self.at_nodes.sums:
-            return Answers(-1, tuple(node.name for node in teachers), told)
+            return Responses(-1, tuple(node.name for node in teachers), told)
         asked = next(each for each in self.side.queries.values() if told.keys() <= each.sums.keys())
         added = []
         for row, node in enumerate(teachers):
@@ -191,7 +193,7 @@ class Measured(Prepared, ABC):
             added.append(summands(mine, asked.kinds(), asked.sums, node.told))
         values, _ = read_sums(total(added), asked.kinds())
         placed = self.compute.here({name: value.unsqueeze(0) for name, value in values.items()})
-        return Answers(-1, (SUM,), placed)
+        return Responses(-1, (SUM,), placed)
 
     def _only(self, nodes: Sequence[Node]) -> dict[str, Any]:
         """Says over which nodes a figure is, where these are not all."""

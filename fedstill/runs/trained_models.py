@@ -94,7 +94,7 @@ class TrainedModels:
         save_state(file, dict(outputs))
 
     @staticmethod
-    def answers(file: Path) -> dict[str, torch.Tensor]:
+    def responses(file: Path) -> dict[str, torch.Tensor]:
         """What models answer on the test part, as it was kept."""
         outputs: dict[str, torch.Tensor] = load_state(file)
         return outputs

@@ -293,9 +293,9 @@ class CentralModel(nn.Module):
 
     def forward(self, x: Any) -> torch.Tensor:
         """Logits, or numbers in their unit."""
-        return self.answers(self._checked(x))
+        return self.responses(self._checked(x))
 
-    def answers(self, x: torch.Tensor) -> torch.Tensor:
+    def responses(self, x: torch.Tensor) -> torch.Tensor:
         """The same of inputs that have been checked."""
         outputs: torch.Tensor = self.network(self.raw(x))
         return self.offset + self.scale * outputs if self.spec.task.makes.kind == "number" else outputs
@@ -305,7 +305,7 @@ class CentralModel(nn.Module):
         not come by the end of each interval; numbers as they are."""
         kind, blocks = self.spec.task.makes.kind, torch.split(self._checked(x), BLOCK)
         with torch.no_grad():
-            outputs = torch.cat([self.answers(some) for some in blocks])
+            outputs = torch.cat([self.responses(some) for some in blocks])
         if kind == "number":
             return outputs
         if kind == "time":  # outputs are log-odds of the intervals' hazards
@@ -327,7 +327,7 @@ class Portable(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs of the student."""
-        outputs = self.student.answers(x)
+        outputs = self.student.responses(x)
         sound = self.student.raw.sound(x).view(-1, *(1,) * (outputs.ndim - 1))
         return torch.where(sound, outputs, torch.nan)
 

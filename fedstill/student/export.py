@@ -32,13 +32,13 @@ class Format(NamedTuple):
 
     Args:
         name: of the file or folder, in the run's.
-        ask: loads it back and asks it about inputs.
+        outputs: loads the export and returns its outputs for inputs.
         use: how others use it, in Python.
     """
 
     name: str
     write: Callable[[Portable, torch.Tensor, Path], None]
-    ask: Callable[[Path, torch.Tensor], torch.Tensor]
+    outputs: Callable[[Path, torch.Tensor], torch.Tensor]
     use: str
 
 
@@ -81,7 +81,7 @@ def _written(student: CentralModel, kind: str, out: Path) -> float:
             warnings.simplefilter("ignore")  # the exporters' talk among themselves
             mine = portable(x)
             form.write(portable, x, out)
-            theirs = form.ask(out, x)
+            theirs = form.outputs(out, x)
     except FedstillError:
         raise
     except Exception as error:  # of three libraries, which share no class
@@ -146,8 +146,8 @@ def _ask_onnx(out: Path, x: torch.Tensor) -> torch.Tensor:
     session = _of_onnx()[1].InferenceSession(str(out), providers=["CPUExecutionProvider"])
     [given] = session.get_inputs()
     # One by one, too: a batch of another size is no other model.
-    answers = [session.run(None, {given.name: some.numpy()})[0] for some in (x[:1], x[1:])]
-    return torch.cat([torch.from_numpy(each) for each in answers])
+    responses = [session.run(None, {given.name: some.numpy()})[0] for some in (x[:1], x[1:])]
+    return torch.cat([torch.from_numpy(each) for each in responses])
 
 
 def _write_torchscript(portable: Portable, x: torch.Tensor, out: Path) -> None:
@@ -168,9 +168,9 @@ def _write_hugging_face(portable: Portable, x: torch.Tensor, out: Path) -> None:
 
 
 def _ask_hugging_face(out: Path, x: torch.Tensor) -> torch.Tensor:
-    from fedstill.student.hugging_face import ask
+    from fedstill.student.hugging_face import outputs_of
 
-    return ask(out, x)
+    return outputs_of(out, x)
 
 
 ABOUT = "fedstill.json"  # in a file of TorchScript

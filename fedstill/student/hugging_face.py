@@ -82,7 +82,7 @@ def save(student: CentralModel, out: Path) -> None:
     made.eval().save_pretrained(str(out))
 
 
-def ask(out: Path, x: torch.Tensor) -> torch.Tensor:
+def outputs_of(out: Path, x: torch.Tensor) -> torch.Tensor:
     """What a model in a folder answers about inputs as they are."""
     logits: torch.Tensor = library.AutoModel.from_pretrained(str(out), local_files_only=True)(x).logits
     return logits

@@ -42,12 +42,12 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
                 for name, value in zip(names, found.flatten().tolist(), strict=True)
             )
             return len(names)
-        answers = [] if kind == "time" else ["answer"]
+        responses = [] if kind == "time" else ["answer"]
         columns = [beyond(name) if kind == "time" else name for name in student.classes]
-        lines.writerow(["example", *answers, *map(cell, columns)])
+        lines.writerow(["example", *responses, *map(cell, columns)])
         for name, each in zip(names, found.tolist(), strict=True):
-            answer = [cell(_answer(kind, student.classes, each)) for _ in answers]
-            lines.writerow([cell(name), *answer, *(f"{share:.6f}" for share in each)])
+            response = [cell(_answer(kind, student.classes, each)) for _ in responses]
+            lines.writerow([cell(name), *response, *(f"{share:.6f}" for share in each)])
     return len(names)
 
 

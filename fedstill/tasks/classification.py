@@ -200,13 +200,13 @@ MOST_CLASSES = 30  # a larger confusion matrix is no table for people
 class SoftmaxTask(Task):
     """Logits ``(B, C, ...)``, of which a softmax over C is a distribution; further axes are like examples."""
 
-    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_conf, FedIOD Eq. 3."""
-        return formulas.mean_entropy(answers, pi)
+        return formulas.mean_entropy(responses, pi)
 
-    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5."""
-        return -formulas.divergence(answers, pi)
+        return -formulas.divergence(responses, pi)
 
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
@@ -217,17 +217,17 @@ class SoftmaxTask(Task):
             return ensembled.new_zeros(())
         return -formulas.entropy_of(ensembled.softmax(1).mean(0), 0)
 
-    def normalized(self, answers: torch.Tensor) -> torch.Tensor:
+    def normalized(self, responses: torch.Tensor) -> torch.Tensor:
         """Log-probabilities."""
-        return answers.log_softmax(2)
+        return responses.log_softmax(2)
 
-    def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def mixture(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the weighted mean of probabilities."""
-        return formulas.log_mixture(answers.log_softmax(2), weights)
+        return formulas.log_mixture(responses.log_softmax(2), weights)
 
-    def consensus(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def consensus(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-probabilities, :func:`fedstill.tasks.formulas.consensus`, pixel by pixel for maps."""
-        return formulas.consensus(answers.log_softmax(2), weights)
+        return formulas.consensus(responses.log_softmax(2), weights)
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The importance weights, averaged over the classes as the ensemble predicts them."""

@@ -31,24 +31,24 @@ def entropy_of(probs: torch.Tensor, axis: int) -> torch.Tensor:
     return entropies.sum(axis)
 
 
-def mean_entropy(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+def mean_entropy(responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
     """FedIOD Eq. 3: the nodes' mean entropy, ``sum_k pi_k H(q_k)``, over all examples.
 
     Args:
-        answers: logits ``(K, B, C, ...)``.
+        responses: logits ``(K, B, C, ...)``.
         pi: the nodes' weights ``(K,)``, summing to 1.
     """
-    return pi @ entropy(answers, 2).flatten(1).mean(1)
+    return pi @ entropy(responses, 2).flatten(1).mean(1)
 
 
-def divergence(answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+def divergence(responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
     """FedIOD Eq. 4: generalized Jensen-Shannon divergence of the nodes' predictions ``(K, B, C, ...)``, in
     nats.
 
     Between 0 (all agree) and the entropy of ``pi`` (K,) (all certain, all different).
     """
-    q_mean = torch.tensordot(pi, answers.softmax(2), dims=([0], [0]))  # (B, C, ...)
-    return entropy_of(q_mean, 1).mean() - mean_entropy(answers, pi)
+    q_mean = torch.tensordot(pi, responses.softmax(2), dims=([0], [0]))  # (B, C, ...)
+    return entropy_of(q_mean, 1).mean() - mean_entropy(responses, pi)
 
 
 def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:

@@ -63,20 +63,20 @@ class MultiLabel(Task):
 
     # --- FedIOD: answers of K nodes ---
 
-    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_conf, FedIOD Eq. 3, with the mean over labels of each one's entropy: from 0 to log 2."""
-        return pi @ entropy(answers).flatten(1).mean(1)
+        return pi @ entropy(responses).flatten(1).mean(1)
 
-    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5: minus the Jensen-Shannon divergence of each label, averaged over labels."""
-        p = torch.tensordot(pi, answers.sigmoid(), dims=([0], [0]))  # (B, C)
-        return self.confidence(answers, pi) - _entropy_of(p).mean()
+        p = torch.tensordot(pi, responses.sigmoid(), dims=([0], [0]))  # (B, C)
+        return self.confidence(responses, pi) - _entropy_of(p).mean()
 
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where each label is there in half of a batch, so that inputs show all of them."""
         return -_entropy_of(ensembled.sigmoid().mean(0)).mean()
 
-    def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def mixture(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-odds of the weighted mean probability.
 
         Log-odds themselves have no offset that could be taken away. And the consensus is this mixture: it
@@ -84,8 +84,8 @@ class MultiLabel(Task):
         weight is the same, so ``share_k = pi_k (p + 1 - p)`` whatever p is.
         """
         log_weights = weights.clamp_min(SMALLEST).log()
-        there = (log_weights + F.logsigmoid(answers)).logsumexp(0)
-        absent = (log_weights + F.logsigmoid(-answers)).logsumexp(0)
+        there = (log_weights + F.logsigmoid(responses)).logsumexp(0)
+        absent = (log_weights + F.logsigmoid(-responses)).logsumexp(0)
         return there - absent
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -23,17 +23,17 @@ class Numbers(Task):
 
     # --- FedIOD: answers of K nodes ---
 
-    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """0: a number says nothing of how sure its network is."""
-        return answers.new_zeros(())
+        return responses.new_zeros(())
 
-    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """``-sum_k pi_k (y_k - y)^2`` around the mean ``y = sum_k pi_k y_k``, a mean over inputs and pixels.
 
         The Jensen-Shannon divergence's counterpart: ``sum_k pi_k KL(N(y_k, 1/2) || N(y, 1/2))``.
         """
-        mean = torch.tensordot(pi, answers, dims=([0], [0]))  # (B, 1, ...)
-        variance: torch.Tensor = pi @ (answers - mean).square().flatten(1).mean(1)
+        mean = torch.tensordot(pi, responses, dims=([0], [0]))  # (B, 1, ...)
+        variance: torch.Tensor = pi @ (responses - mean).square().flatten(1).mean(1)
         return -variance
 
     def balance(self, ensembled: torch.Tensor) -> torch.Tensor:

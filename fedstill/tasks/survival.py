@@ -157,10 +157,10 @@ class Survival(MultiLabel):
         same sum over the intervals that it was followed through, which are those whose middle it reached.
         Nothing is smoothed.
         """
-        answers = by_interval(targets, self.classes)
-        wanted = answers.clamp_min(0).to(outputs.dtype)
+        responses = by_interval(targets, self.classes)
+        wanted = responses.clamp_min(0).to(outputs.dtype)
         each = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
-        return torch.where(answers != UNKNOWN, each, 0.0).sum(2).mean(1)
+        return torch.where(responses != UNKNOWN, each, 0.0).sum(2).mean(1)
 
     def counts(self, data: TensorData) -> torch.Tensor:
         """How many rows say something of each interval: ``(J,)`` float32; a row adds from 0 to J."""
@@ -226,8 +226,8 @@ def by_interval(targets: torch.Tensor, intervals: int) -> torch.Tensor:
     place = torch.arange(intervals, device=targets.device)
     last = time.floor().clamp(max=intervals - 1)
     none = torch.where(event, place < last, time >= place + 0.5)
-    answers = torch.where(none, 0, UNKNOWN)
-    return torch.where(event & (place == last), 1, answers)
+    responses = torch.where(none, 0, UNKNOWN)
+    return torch.where(event & (place == last), 1, responses)
 
 
 def _told(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Floats, Floats]:

@@ -162,11 +162,11 @@ class Task(ABC):
     # --- FedIOD: answers of K nodes ---
 
     @abstractmethod
-    def confidence(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_conf, FedIOD Eq. 3, of answers ``(K, B, C, ...)`` weighed by ``pi`` (K,): a scalar."""
 
     @abstractmethod
-    def uniqueness(self, answers: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5: a scalar, the lower the less the nodes agree."""
 
     @abstractmethod
@@ -177,41 +177,41 @@ class Task(ABC):
         """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
         return formulas.importance(counts.float(), ratio)
 
-    def ensemble(self, answers: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
+    def ensemble(self, responses: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
         """A(z_1..z_K, x), FedIOD Eq. 9, by an ensemble's name: ``(K, B, C, ...)`` and weights ``(K, B or 1,
         C)``, which sum to 1 over the nodes, to ``(B, C, ...)``.
 
         Raises:
             ArgumentError: it gives something else.
         """
-        weights = weights.reshape(weights.shape + (1,) * (answers.ndim - 3))
-        together = ENSEMBLES[how](answers, weights, self)
+        weights = weights.reshape(weights.shape + (1,) * (responses.ndim - 3))
+        together = ENSEMBLES[how](responses, weights, self)
         found = tuple(getattr(together, "shape", ()))
-        if found != answers.shape[1:]:
-            allowed = f"one that makes {tuple(answers.shape[1:])} of answers {tuple(answers.shape)}"
+        if found != responses.shape[1:]:
+            allowed = f"one that makes {tuple(responses.shape[1:])} of answers {tuple(responses.shape)}"
             raise ArgumentError("ensemble", how, f"{allowed}, not {found}")
-        if answers.requires_grad and torch.is_grad_enabled() and not together.requires_grad:
+        if responses.requires_grad and torch.is_grad_enabled() and not together.requires_grad:
             allowed = "one that lets gradients through, as the method asks with what is made of the answers"
             raise ArgumentError("ensemble", how, allowed)
         return together
 
-    def normalized(self, answers: torch.Tensor) -> torch.Tensor:
+    def normalized(self, responses: torch.Tensor) -> torch.Tensor:
         """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
         number by number: log-probabilities of classes, and as they are what has no such thing."""
-        return answers
+        return responses
 
-    def mixture(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def mixture(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The output ``(B, C, ...)`` that means the weighted mean of what ``(K, B, C, ...)`` predict.
 
         Args:
             weights: broadcasting with them, summing to 1 over the nodes.
         """
-        return (weights * answers).sum(0)
+        return (weights * responses).sum(0)
 
-    def consensus(self, answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def consensus(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """:meth:`mixture`, but nodes are weighed as wholes, by what they know of the classes that an input
         shows. The same where no class excludes another."""
-        return self.mixture(answers, weights)
+        return self.mixture(responses, weights)
 
     @abstractmethod
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -129,19 +129,19 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
         return made[0]
 
     monkeypatch.setattr(membership_inference, "together", once)
-    _, answers = section(again, experiment, heard, FEW)
+    _, responses = section(again, experiment, heard, FEW)
     largest = max(experiment.nodes, key=lambda node: len(node.data))
-    assert answers["of"] == f"answers of {largest.name}"
-    assert answers["sees"].startswith("200 queries to it")
-    assert answers["learned"] == answers["members"] == len(largest.data)
+    assert responses["of"] == f"answers of {largest.name}"
+    assert responses["sees"].startswith("200 queries to it")
+    assert responses["learned"] == responses["members"] == len(largest.data)
     told = heard._told[largest.name]
     for number, logits in told.items():
         told[number] = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))]
     shuffled = section(again, experiment, heard, FEW)[1]
     for attack in ("loss", "rmia"):
-        assert auc(answers, attack) > 0.53
-        assert auc(answers, attack) > auc(shuffled, attack) + 0.02
-    none = section(again, experiment, heard, replace(FEW, answers=0))
+        assert auc(responses, attack) > 0.53
+        assert auc(responses, attack) > auc(shuffled, attack) + 0.02
+    none = section(again, experiment, heard, replace(FEW, responses=0))
     assert len(none) == 1
 
 
@@ -163,9 +163,9 @@ def test_labeled_public_data_that_nodes_learn_from_are_no_members() -> None:
     experiment, heard = done(again)
     held = sum(len(part) for part in again.parts)
     assert sum(len(node.data) for node in experiment.nodes) > held, "they stand beside what nodes hold"
-    (central, *answers) = section(again, experiment, heard, replace(FEW, records=1000))
+    (central, *responses) = section(again, experiment, heard, replace(FEW, records=1000))
     assert central["members"] == held
-    assert all(each["members"] <= held for each in answers)
+    assert all(each["members"] <= held for each in responses)
 
 
 def test_no_node_took_part_in_a_student_of_public_data() -> None:
@@ -233,12 +233,12 @@ def test_a_server_that_sees_sums_only_has_their_sum_and_no_node_s_answers() -> N
     again = replay(method, public={"name": "held-out"}, link={"sums": True}, split={"nodes": 3, "alpha": 5.0})
     experiment, heard = done(again, most=100)
 
-    inputs, answers = heard.answers(SUM) or pytest.fail("no sums were heard")
+    inputs, responses = heard.responses(SUM) or pytest.fail("no sums were heard")
     alone = torch.stack([predict(node.model, inputs, experiment.compute) for node in experiment.nodes])
     counts = torch.stack([experiment.task.counts(node.data) for node in experiment.nodes]).unsqueeze(1)
     mean = (counts * alone).sum(0) / counts.sum(0)
-    torch.testing.assert_close(answers, mean, rtol=1e-3, atol=1e-3)
-    assert [heard.answers(node.name) for node in experiment.nodes] == [None] * 3
+    torch.testing.assert_close(responses, mean, rtol=1e-3, atol=1e-3)
+    assert [heard.responses(node.name) for node in experiment.nodes] == [None] * 3
     central, told = section(again, experiment, heard, replace(FEW, shadows=4))
     assert central["members"] == sum(len(node.data) for node in experiment.nodes)
     assert told["of"].startswith("sum of the nodes' answers, for records of node-")

@@ -141,9 +141,9 @@ class World:
     def says(self, inputs: torch.Tensor) -> torch.Tensor:
         return predict(self.node, inputs, COMPUTE)
 
-    def proxied(self, answers: torch.Tensor) -> tuple[list[nn.Module], Seen]:
+    def proxied(self, responses: torch.Tensor) -> tuple[list[nn.Module], Seen]:
         inputs = self.public.inputs
-        copies = proxies(network, inputs, answers, self.shadows, TEN, 5, local=DISTIL, compute=COMPUTE)
+        copies = proxies(network, inputs, responses, self.shadows, TEN, 5, local=DISTIL, compute=COMPUTE)
         return copies, look(copies[0], copies[1:], self.pool, self.theirs, COMPUTE)
 
 
@@ -154,15 +154,15 @@ def world() -> World:
 
 def test_a_proxy_says_what_was_said_up_to_what_softmax_does_not_see(world: World) -> None:
     inputs = world.public.inputs[:100]
-    answers = torch.stack([world.says(inputs), predict(world.shadows[0], inputs, COMPUTE)])
+    responses = torch.stack([world.says(inputs), predict(world.shadows[0], inputs, COMPUTE)])
     local = LocalConfig(epochs=400, batch=100, lr=3e-3, smoothing=0.0)
     copies = proxies(
-        network, inputs, answers[0] + 3.0, world.shadows[:1], TEN, 0, local=local, compute=COMPUTE
+        network, inputs, responses[0] + 3.0, world.shadows[:1], TEN, 0, local=local, compute=COMPUTE
     )
     told = torch.stack([predict(proxy, inputs, COMPUTE) for proxy in copies])
-    told, answers = (values - values.mean(2, keepdim=True) for values in (told, answers))
-    errors = (told - answers).square().mean((1, 2)) / answers.var((1, 2))
-    swapped = (told - answers.flip(0)).square().mean((1, 2)) / answers.var((1, 2))
+    told, responses = (values - values.mean(2, keepdim=True) for values in (told, responses))
+    errors = (told - responses).square().mean((1, 2)) / responses.var((1, 2))
+    swapped = (told - responses.flip(0)).square().mean((1, 2)) / responses.var((1, 2))
     assert errors.max() < 0.02
     assert swapped.min() > 2 * errors.max(), "each copies its own"
 

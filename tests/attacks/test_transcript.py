@@ -70,13 +70,13 @@ def test_the_last_queries_and_answers_are_kept(fediod: Path) -> None:
     replay(fediod).experiment().listen(releases.append)
     experiment, seen, _ = heard(fediod, most=40)
     asked = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
-    answers = seen.answers("node-1")
+    responses = seen.responses("node-1")
     assert seen.made
-    assert answers is not None
-    assert torch.equal(answers[0], torch.cat([one.sent["x"] for one in asked])[-40:])
-    assert torch.equal(answers[1], torch.cat([one.tensors["logits"] for one in asked])[-40:])
+    assert responses is not None
+    assert torch.equal(responses[0], torch.cat([one.sent["x"] for one in asked])[-40:])
+    assert torch.equal(responses[1], torch.cat([one.tensors["logits"] for one in asked])[-40:])
     assert seen.inputs is not None
-    assert torch.equal(seen.inputs, answers[0])
+    assert torch.equal(seen.inputs, responses[0])
     assert {name: told.tolist() for name, told in seen.counts.items()} == {
         node.name: torch.bincount(node.data.targets, minlength=10).tolist() for node in experiment.nodes
     }
@@ -84,14 +84,14 @@ def test_the_last_queries_and_answers_are_kept(fediod: Path) -> None:
 
 def test_answers_about_public_inputs_come_with_them(tmp_path: Path) -> None:
     experiment, seen, _ = heard(made(tmp_path / "run", FEDKD, outputs_only=True, **PUBLIC), most=10_000)
-    answers = seen.answers("node-0")
+    responses = seen.responses("node-0")
     assert not seen.made
     assert experiment.public is not None
-    assert answers is not None
-    assert len(answers[0]) == len(answers[1]) == len(experiment.public)
-    assert torch.equal(answers[0], experiment.public.inputs)
+    assert responses is not None
+    assert len(responses[0]) == len(responses[1]) == len(experiment.public)
+    assert torch.equal(responses[0], experiment.public.inputs)
     told = experiment.nodes[0].model(experiment.public.inputs)
-    assert torch.corrcoef(torch.stack([told.flatten(), answers[1].flatten()]))[0, 1] > 0.9  # but for a grid
+    assert torch.corrcoef(torch.stack([told.flatten(), responses[1].flatten()]))[0, 1] > 0.9  # but for a grid
 
 
 def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_path: Path) -> None:
@@ -204,5 +204,5 @@ def test_what_is_asked_after_the_end_is_not_heard() -> None:
     experiment, releases = listened(THREE_STEPS, **OUTPUTS)
     before = len(releases)
     x = experiment.nodes[0].data.inputs[:2]
-    experiment.server.federation.ask("examine", x=x)
+    experiment.server.federation.query("examine", x=x)
     assert len(releases) == before

@@ -286,8 +286,8 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     assert re.search(r"cost +epsilon [0-9.]+ at delta 1e-06, in all runs on these data", out)
     # What has left stays bound, though what is kept of it is lost.
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
-    (answers,) = Path("node-0").glob("runs/*/answers.safetensors")
-    answers.unlink()
+    (responses,) = Path("node-0").glob("runs/*/answers.safetensors")
+    responses.unlink()
     said = refused(command("node", "answer", "node-0", "queries.safetensors"))
     assert "it was begun otherwise: allowed is a new run" in said
 

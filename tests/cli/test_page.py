@@ -47,7 +47,7 @@ def serving(folder: Path) -> Iterator[PageServer]:
             server.shutdown()
 
 
-def ask(server: PageServer, path: str | None = None, method: str = "GET", **headers: str) -> Reply:
+def call(server: PageServer, path: str | None = None, method: str = "GET", **headers: str) -> Reply:
     """Status, headers and text of a reply; without a path, of the first page."""
     with closing(http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)) as link:
         link.request(method, f"/{server.token}/" if path is None else path, headers=headers)
@@ -95,18 +95,18 @@ def clinic(tmp_path: Path) -> Path:
 def test_only_who_has_the_address_sees_it_and_only_on_this_machine(runs: Path) -> None:
     with serving(runs) as server:
         assert server.server_address[0] == "127.0.0.1"
-        assert ask(server)[0] == 200
+        assert call(server)[0] == 200
         port = server.server_address[1]
         for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost:9000"):  # as through a tunnel
-            assert ask(server, Host=host)[0] == 200
+            assert call(server, Host=host)[0] == 200
         for host in ("evil.example", f"evil.example:{port}", "", f"127.0.0.1.evil.example:{port}", "[::1"):
-            assert ask(server, Host=host)[0] == 421
+            assert call(server, Host=host)[0] == 421
         token = server.token
         for path in ("/", "", "/x/", f"/{token}", f"/{token[:-1]}/", f"/{token}x/", "/%C3%A9/"):
-            status, _, text = ask(server, path)
+            status, _, text = call(server, path)
             assert (status, token in text) == (404, False)
         for method in ("POST", "PUT", "HEAD", "DELETE", "OPTIONS", "PATCH", "TRACE"):
-            assert ask(server, method=method)[0] == 405
+            assert call(server, method=method)[0] == 405
     with (
         pytest.raises(ConnectionRefusedError),
         closing(socket.create_connection(("127.0.0.1", port), timeout=1)),
@@ -117,12 +117,12 @@ def test_only_who_has_the_address_sees_it_and_only_on_this_machine(runs: Path) -
 def test_every_reply_keeps_other_sites_and_caches_out(runs: Path) -> None:
     with serving(runs) as server:
         for path in (None, "/"):
-            _, headers, _ = ask(server, path)
+            _, headers, _ = call(server, path)
             assert headers.items() >= page_server.HEADERS.items()
             assert headers["Cache-Control"] == "no-store"
             assert "default-src 'none'" in headers["Content-Security-Policy"]
             assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
-        (first, again) = (ask(server) for _ in range(2))
+        (first, again) = (call(server) for _ in range(2))
         nonces = [
             re.findall(r"'nonce-(.*?)'", reply[1]["Content-Security-Policy"]) for reply in (first, again)
         ]
@@ -135,11 +135,11 @@ def test_every_reply_keeps_other_sites_and_caches_out(runs: Path) -> None:
 def test_no_path_opens_a_file(runs: Path) -> None:
     with serving(runs) as server:
         at = f"/{server.token}/"
-        assert ask(server, at + "run/later%20%3Cb%3E")[0] == 200
+        assert call(server, at + "run/later%20%3Cb%3E")[0] == 200
         places = ["secret", "run/secret", "run/", "run/done/config.toml", "run/../secret", "run/..%2Fsecret"]
         places += ["run/done%2Fresult.json", "run/%2Fetc", "../secret", "run/done%00", "%2e%2e/secret"]
         for path in places:
-            status, _, text = ask(server, at + path)
+            status, _, text = call(server, at + path)
             assert (status, "nobody" in text) == (404, False), path
 
 
@@ -148,9 +148,9 @@ def test_no_path_opens_a_file(runs: Path) -> None:
 
 def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
     with serving(runs) as server:
-        page = Page(ask(server)[2])
+        page = Page(call(server)[2])
         link = next(link for link in page.attributes("href") if link.startswith("run/later"))
-        later = Page(ask(server, f"/{server.token}/{link}")[2])
+        later = Page(call(server, f"/{server.token}/{link}")[2])
     assert "done" in page.text
     assert "FedIOD done Accuracy 93.4%" in page.text
     assert f"The runs in {runs.resolve()}." in page.text
@@ -168,7 +168,7 @@ def test_a_node_shows_who_waits_what_left_and_what_is_left(clinic: Path) -> None
     before = {path: path.stat().st_mtime_ns for path in clinic.rglob("*") if not path.name.startswith(FILE)}
     sha256 = describe(PLAN, None).sha256
     with serving(clinic) as server:
-        status, _, html = ask(server)
+        status, _, html = call(server)
     page = Page(html)
     assert status == 200, page.text
     assert f"fedstill node approve {clinic} {sha256[:32]} --server 66687aad" in page.text
@@ -218,9 +218,9 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(server_view.flare_kit, "server", lambda folder: folder)
         monkeypatch.setattr(server_view.flare_site, "running", lambda site: 77)
         with serving(tmp_path) as server:
-            page = Page(ask(server)[2])
-            assert ask(server, f"/{server.token}/run/one")[0] == 200
-            assert ask(server, f"/{server.token}/run/two")[0] == 404
+            page = Page(call(server)[2])
+            assert call(server, f"/{server.token}/run/one")[0] == 200
+            assert call(server, f"/{server.token}/run/two")[0] == 404
             assert not closed
         assert len(closed) == 1, "or its session would keep the process alive after Ctrl+C"
     assert "It runs as process 77." in page.text
@@ -238,7 +238,7 @@ def test_what_is_wrong_with_a_log_is_on_top(clinic: Path) -> None:
     log.write_text(log.read_text().replace("6668", "6669", 1))
     (clinic / f"{FILE}.head").unlink()
     with serving(clinic) as server:
-        text = Page(ask(server)[2]).text
+        text = Page(call(server)[2]).text
     assert "Logs not sound" in text
     assert "The security log is not as it was written: security.jsonl: line 1 " in text
     assert f"its head {FILE}.head is missing" in text
@@ -248,13 +248,13 @@ def test_it_neither_waits_for_a_node_nor_keeps_one_waiting(clinic: Path) -> None
     with closing(AuditLog(clinic / FILE)) as audit:
         requests = Requests(clinic, owner_folder.read(clinic))
         with audit._db.turn(), requests._alone(), SecurityLog(clinic)._alone(), serving(clinic) as server:
-            assert ask(server)[0] == 200
+            assert call(server)[0] == 200
 
 
 def test_what_cannot_be_read_is_said(clinic: Path) -> None:
     (clinic / "node.toml").write_text("name = <b>\n")
     with serving(clinic) as server:
-        status, _, html = ask(server)
+        status, _, html = call(server)
     page = Page(html)
     assert (status, "This cannot be shown" in page.text, "b" in {tag for tag, _ in page.tags}) == (
         500,
@@ -321,7 +321,7 @@ def test_many_slow_connections_leave_few_threads_and_room_for_a_request(runs: Pa
         while threading.active_count() > before + page_server.CONNECTIONS and time.monotonic() < deadline:
             time.sleep(0.02)
         assert threading.active_count() <= before + page_server.CONNECTIONS
-        assert ask(server)[0] == 200
+        assert call(server)[0] == 200
 
 
 def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
@@ -340,7 +340,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_ended_by_the_deadline(
             except OSError:
                 ended = True
         assert ended
-        assert ask(server)[0] == 200
+        assert call(server)[0] == 200
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -353,7 +353,7 @@ def test_a_page_that_takes_longer_than_the_deadline_is_sent(monkeypatch: pytest.
 
     with PageServer(page) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        assert ask(server)[::2] == (200, "<html>slow</html>")
+        assert call(server)[::2] == (200, "<html>slow</html>")
         server.shutdown()
 
 

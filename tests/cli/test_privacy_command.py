@@ -160,9 +160,9 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     clinic.ready()
     assert isinstance(clinic.say("answer", {}, query="count_labels", number=0, differentiable=False), tuple)
     for number in range(1, 7):
-        assert isinstance(clinic.ask(number), tuple)
+        assert isinstance(clinic.query(number), tuple)
         assert isinstance(clinic.pull(number), tuple)
-    assert clinic.ask(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
+    assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
     clinic.session.close()
     assert plan.cost.price
     told = audit_file.spent(owner_folder.read(clinic.folder), clinic.folder)

@@ -154,10 +154,10 @@ def test_work_that_has_work_done_at_once_does_not_wait_for_a_thread_to_be_free()
     def both(ten: int) -> list[int]:
         return workers.each(lambda one: ten + one, [1, 2], ["inner"] * 2)
 
-    def ask() -> None:
+    def call() -> None:
         done.append(workers.each(both, [10, 20, 30], ["outer"] * 3))
 
-    asking = Thread(target=ask, daemon=True)
+    asking = Thread(target=call, daemon=True)
     asking.start()
     asking.join(20)
     assert done == [[[11, 12], [21, 22], [31, 32]]]

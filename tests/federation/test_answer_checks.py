@@ -27,8 +27,8 @@ def sound(seed: int, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def found(outlier: float = 100.0, **answers: Any) -> dict[str, str]:
-    return faults(answers, ASKED, outlier)
+def found(outlier: float = 100.0, **responses: Any) -> dict[str, str]:
+    return faults(responses, ASKED, outlier)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
@@ -65,35 +65,37 @@ def test_another_form_than_the_others_is_found(changes: dict[str, Any], what: st
 
 def test_far_too_large_logits_are_found_by_the_others_median() -> None:
     ones = torch.ones(B, C)
-    answers = {name: sound(0, logits=ones * factor) for name, factor in zip("abc", (1, 3, 1000), strict=True)}
+    responses = {
+        name: sound(0, logits=ones * factor) for name, factor in zip("abc", (1, 3, 1000), strict=True)
+    }
     # The others' sizes are 1 and 3, their median 2: 1000 / 2.
-    assert faults(answers, ASKED, 100.0) == {
+    assert faults(responses, ASKED, 100.0) == {
         "c": "logits are 500 times as large as others': link.outlier 100"
     }
-    assert faults(answers, ASKED, 499.0) == {
+    assert faults(responses, ASKED, 499.0) == {
         "c": "logits are 500 times as large as others': link.outlier 499"
     }
-    assert faults(answers, ASKED, 501.0) == {}
-    assert faults(answers, ASKED, float("inf")) == {}
+    assert faults(responses, ASKED, 501.0) == {}
+    assert faults(responses, ASKED, float("inf")) == {}
 
 
 @pytest.mark.parametrize("kind", ["critic", "parameters"])
 def test_scores_and_weights_are_compared_in_size(kind: str) -> None:
     asked = Query("tell", lambda group, number: {}, releases={"w": kind})
-    answers = {
+    responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
     }
     # The others' median is 2.25, so 225 is the most.
-    assert list(faults(answers, asked, 100.0)) == ["c"]
-    assert faults(answers, asked, 120.0) == {}
+    assert list(faults(responses, asked, 100.0)) == ["c"]
+    assert faults(responses, asked, 120.0) == {}
     # Others that say next to nothing make no outlier of one that says as much as is usual.
-    answers = {
+    responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (1e-6, 1e-3, 99.0), strict=True)
     }
-    assert faults(answers, asked, 100.0) == {}
-    answers["c"]["w"] *= 2
-    assert list(faults(answers, asked, 100.0)) == ["c"]
-    assert faults({"c": answers["c"]}, asked, 100.0) == {}  # alone there is nobody to compare with
+    assert faults(responses, asked, 100.0) == {}
+    responses["c"]["w"] *= 2
+    assert list(faults(responses, asked, 100.0)) == ["c"]
+    assert faults({"c": responses["c"]}, asked, 100.0) == {}  # alone there is nobody to compare with
 
 
 def test_of_two_nodes_that_differ_neither_is_blamed() -> None:
@@ -117,9 +119,9 @@ def test_nodes_that_say_nothing_make_no_outlier_of_one_that_does() -> None:
 
 @given(st.integers(0, 2), st.sampled_from([float("nan"), float("inf"), 1e5]), st.integers(0, B * C - 1))
 def test_one_wrong_number_anywhere_names_its_node_alone(row: int, wrong: float, place: int) -> None:
-    answers = {name: sound(seed) for seed, name in enumerate("abc")}
-    answers["abc"[row]]["logits"].view(-1)[place] = wrong
-    assert list(faults(answers, ASKED, 100.0)) == ["abc"[row]]
+    responses = {name: sound(seed) for seed, name in enumerate("abc")}
+    responses["abc"[row]]["logits"].view(-1)[place] = wrong
+    assert list(faults(responses, ASKED, 100.0)) == ["abc"[row]]
 
 
 @pytest.mark.parametrize(
@@ -154,11 +156,11 @@ def test_examples_are_counted_in_numbers_that_agree(
 def test_sizes_that_are_told_by_themselves_are_whole_numbers_and_no_sum_of_labels() -> None:
     told_apart = {"counts": "label counts", "sizes": "data sizes"}
     asked = Query("count", lambda group, number: {}, releases=told_apart)
-    answers = {
+    responses = {
         "a": {"counts": torch.tensor([9.0, 4.0]), "sizes": torch.tensor(10.0)},  # some examples have both
         "b": {"counts": torch.tensor([1.0, 1.0]), "sizes": torch.tensor(9.5)},
     }
-    assert faults(answers, asked, 100.0) == {"b": "sizes are not whole numbers"}
+    assert faults(responses, asked, 100.0) == {"b": "sizes are not whole numbers"}
 
 
 def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:

@@ -53,13 +53,13 @@ class Tells(Method):
         return {"some": mine, "words": words}
 
     def turn(self, server: Server, state: SimpleNamespace, t: int) -> Mapping[str, float]:
-        """Ask for class t; what nodes say agrees with what they give."""
-        answers = server.ask("tell", wish={"class": t, "why": None})
-        told = answers.by_node("words")
-        given = {node: len(some) for node, some in answers.by_node("some").items()}
+        """QueryCall for class t; what nodes say agrees with what they give."""
+        responses = server.query("tell", wish={"class": t, "why": None})
+        told = responses.by_node("words")
+        given = {node: len(some) for node, some in responses.by_node("some").items()}
         assert given == {node: words["n"] for node, words in told.items()}
         with pytest.raises(ArgumentError, match=r"answers.by_node\('some'\) gives what each node answered"):
-            answers["some"]
+            responses["some"]
         state.told = told
         return {"records": float(sum(given.values())), "of": float(sum(each["of"] for each in told.values()))}
 

@@ -95,9 +95,9 @@ def image(seed: int = 0, **how: Any) -> torch.Tensor:
     return torch.randn(B, *SHAPE, generator=generator).requires_grad_(how.get("grad", True))
 
 
-def loss_of(answers: Any) -> torch.Tensor:
+def loss_of(responses: Any) -> torch.Tensor:
     """Something that couples nodes, inputs and both parts of the answer."""
-    z, d = answers["logits"], answers["critic"]
+    z, d = responses["logits"], responses["critic"]
     loss: torch.Tensor = z.softmax(2).mean(0).square().sum() + (z.sum(0).sin() * d.sigmoid().mean()).sum()
     return loss
 
@@ -116,20 +116,20 @@ def test_a_gradient_through_the_federation_is_that_of_plain_autograd(
 ) -> None:
     world, w = World(specs, stacked=stacked), image()
     x = w.tanh()  # as a generator would make it
-    answers = world.federation.ask("examine", x=x)
-    (grad,) = torch.autograd.grad(loss_of(answers) + x.square().sum(), w)
+    responses = world.federation.query("examine", x=x)
+    (grad,) = torch.autograd.grad(loss_of(responses) + x.square().sum(), w)
     v = image()
     y = v.tanh()
     expected = world.plain(y)
-    close(answers["logits"], expected["logits"])
-    close(answers["critic"], expected["critic"])
+    close(responses["logits"], expected["logits"])
+    close(responses["critic"], expected["critic"])
     close(grad, torch.autograd.grad(loss_of(expected) + y.square().sum(), v)[0])
 
 
 @ENGINES
 def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
     world, x = World(stacked=stacked), image()
-    loss = loss_of(world.federation.ask("examine", x=x))
+    loss = loss_of(world.federation.query("examine", x=x))
     (first,) = torch.autograd.grad(loss, x, retain_graph=True)
     audit = world.audit.summary()
     (second,) = torch.autograd.grad(loss, x, retain_graph=True)
@@ -141,19 +141,19 @@ def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
 
 def test_answers_require_gradients_only_where_the_input_does_and_autograd_is_on() -> None:
     world = World(ALIKE)
-    ask = world.federation.ask
-    assert ask("examine", x=image())["logits"].requires_grad
-    assert not ask("examine", x=image(grad=False))["logits"].requires_grad
+    call = world.federation.query
+    assert call("examine", x=image())["logits"].requires_grad
+    assert not call("examine", x=image(grad=False))["logits"].requires_grad
     with torch.no_grad():
-        assert not ask("examine", x=image())["logits"].requires_grad
+        assert not call("examine", x=image())["logits"].requires_grad
         assert not world.keeps_graph
-    assert not ask("tell")["size"].requires_grad
+    assert not call("tell")["size"].requires_grad
 
 
 @ENGINES
 def test_a_loss_that_is_no_number_is_no_nodes_fault(stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked)
-    logits = world.federation.ask("examine", x=image())["logits"]
+    logits = world.federation.query("examine", x=image())["logits"]
     with pytest.raises(DataError, match=r"the method's gradients of logits hold NaN .* loss is not finite"):
         (logits.sum() * torch.nan).backward()
     assert world.federation.out == {}
@@ -171,17 +171,17 @@ def test_answers_come_in_the_order_of_the_nodes_though_groups_interleave(stacked
             ["n1", "n4"],
             ["n3"],
         ]
-    answers = world.federation.ask("tell")
-    assert answers.nodes == ("n0", "n1", "n2", "n3", "n4")
-    assert answers["size"].flatten().tolist() == [0, 1, 2, 3, 4]
+    responses = world.federation.query("tell")
+    assert responses.nodes == ("n0", "n1", "n2", "n3", "n4")
+    assert responses["size"].flatten().tolist() == [0, 1, 2, 3, 4]
 
 
 @ENGINES
 def test_a_few_nodes_can_be_asked_in_any_order_and_answer_in_theirs(stacked: bool) -> None:
     world = World(stacked=stacked)
-    answers = world.federation.ask("tell", of=["n4", "n0"])
-    assert answers.nodes == ("n0", "n4")
-    assert answers["size"].flatten().tolist() == [0, 4]
+    responses = world.federation.query("tell", of=["n4", "n0"])
+    assert responses.nodes == ("n0", "n4")
+    assert responses["size"].flatten().tolist() == [0, 4]
     assert set(world.audit.summary()["by_node"]) == {"n0", "n4"}
 
 
@@ -190,18 +190,18 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
     world, reference = World(ALIKE, stacked=stacked), World(ALIKE, stacked=False)
     figures = []
     for one in (world, reference):
-        ask = one.federation.ask
-        ask("examine", x=image(0))
+        call = one.federation.query
+        call("examine", x=image(0))
         before = one.critics()
         x = image(1)
-        few = ask("examine", of=["n0", "n2"], x=x)  # parts a stacked group
+        few = call("examine", of=["n0", "n2"], x=x)  # parts a stacked group
         per_node = len(before) // 3
         moved = [(p != q).any().item() for p, q in zip(before, one.critics(), strict=True)]
         assert not any(moved[per_node : 2 * per_node]), "n1 was not asked"
         assert any(moved[:per_node])
         assert any(moved[2 * per_node :])
         (grad,) = torch.autograd.grad(loss_of(few), x)
-        everyone = ask("examine", x=image(2))
+        everyone = call("examine", x=image(2))
         figures.append([few["logits"], few["critic"], grad, everyone["logits"], everyone["critic"]])
     for mine, expected in zip(*figures, strict=True):
         close(mine, expected)
@@ -209,10 +209,10 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
 
 def test_an_old_query_can_be_asked_again_after_its_group_was_parted() -> None:
     world = World(ALIKE)
-    first = world.federation.ask("examine", x=image())
-    world.federation.ask("examine", of=["n1"], x=image(1))
+    first = world.federation.query("examine", x=image())
+    world.federation.query("examine", of=["n1"], x=image(1))
     calls, critics = world.calls, world.critics()
-    again = world.federation.ask("examine", number=first.number, x=image())
+    again = world.federation.query("examine", number=first.number, x=image())
     assert torch.equal(again["critic"], first["critic"])
     assert world.calls == calls
     assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
@@ -224,19 +224,19 @@ def test_an_old_query_can_be_asked_again_after_its_group_was_parted() -> None:
 )
 def test_unknown_nodes_are_named(of: Any, named: str) -> None:
     with pytest.raises(ArgumentError, match=rf"of is {named}: allowed is some of n0, n1, n2"):
-        World(ALIKE).federation.ask("tell", of=of)
+        World(ALIKE).federation.query("tell", of=of)
 
 
 def test_unknown_queries_tensors_and_parts_are_named() -> None:
     federation = World(ALIKE).federation
     with pytest.raises(ArgumentError, match="query is 'gossip': allowed is one of examine, tell"):
-        federation.ask("gossip")
+        federation.query("gossip")
     with pytest.raises(ArgumentError, match=r"tensors of query examine is \['y'\]"):
-        federation.ask("examine", y=image())
+        federation.query("examine", y=image())
     with pytest.raises(ArgumentError, match="tensors of query examine"):
-        federation.ask("examine")
+        federation.query("examine")
     with pytest.raises(ArgumentError, match="answer is 'sizes': allowed is one of size"):
-        federation.ask("tell")["sizes"]
+        federation.query("tell")["sizes"]
 
 
 # --- again, and refused --------------------------------------------------------------------------
@@ -245,20 +245,20 @@ def test_unknown_queries_tensors_and_parts_are_named() -> None:
 @ENGINES
 def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stacked: bool) -> None:
     world = World(stacked=stacked)
-    first = world.federation.ask("examine", x=image())
+    first = world.federation.query("examine", x=image())
     calls, critics, audit = world.calls, world.critics(), world.audit.summary()
-    again = world.federation.ask("examine", number=first.number, x=image())
+    again = world.federation.query("examine", number=first.number, x=image())
     assert all(torch.equal(first[name], again[name]) for name in ("logits", "critic"))
     assert world.calls == calls
     assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
     assert world.audit.summary() == audit
     x = image()
-    answers = world.federation.ask("examine", number=first.number, x=x)
-    (grad,) = torch.autograd.grad(loss_of(answers), x)  # and it can still be pulled back
+    responses = world.federation.query("examine", number=first.number, x=x)
+    (grad,) = torch.autograd.grad(loss_of(responses), x)  # and it can still be pulled back
     y = image()
     close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])
     with pytest.raises(QueryMismatch):
-        world.federation.ask("examine", number=first.number, x=image(1))
+        world.federation.query("examine", number=first.number, x=image(1))
 
 
 @ENGINES
@@ -272,10 +272,10 @@ def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stac
 )
 def test_a_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked, policies={"n0": policy})
-    world.federation.ask("tell")
+    world.federation.query("tell")
     before, audit = world.critics(), world.audit.summary()
     with pytest.raises(QueryRefused) as caught:
-        world.federation.ask("examine", x=image())
+        world.federation.query("examine", x=image())
     error = caught.value
     assert (error.node, error.query, error.rule) == ("n0", "examine", rule)
     assert world.calls == 0
@@ -331,8 +331,8 @@ def test_a_part_of_the_answer_that_does_not_depend_on_x_has_no_way_back() -> Non
     side = NodeSide({"rate": query}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
     federation = InProcess(world.nodes, partition(world.nodes, True), side, Compute())
     x = image()
-    answers = federation.ask("rate", x=x)
-    (grad,) = torch.autograd.grad((answers["logits"] * answers["rate"].view(3, 1, 1)).sum(), x)
+    responses = federation.query("rate", x=x)
+    (grad,) = torch.autograd.grad((responses["logits"] * responses["rate"].view(3, 1, 1)).sum(), x)
     y = image()
     weighted = world.plain(y)["logits"] * torch.arange(3.0).view(3, 1, 1)
     close(grad, torch.autograd.grad(weighted.sum(), y)[0])
@@ -351,6 +351,6 @@ def test_a_user_module_of_any_kind_can_be_a_node() -> None:
         world.nodes, groups, NodeSide(world.federation.queries, *[lambda *_: None] * 3), Compute()
     )  # type: ignore[arg-type,list-item]
     x = image()
-    (grad,) = torch.autograd.grad(loss_of(federation.ask("examine", x=x)), x)
+    (grad,) = torch.autograd.grad(loss_of(federation.query("examine", x=x)), x)
     y = image()
     close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])

@@ -78,7 +78,7 @@ def live() -> InProcess:
 def asked() -> Queries:
     table = {"name": "fedkd", **vars(CONFIG)}
     plan = Plan("queries", table, SPEC, public=fingerprint(public_data()), public_note=("made", "by hand"))
-    return Queries(plan, public_data(), tuple(CONFIG.asks(public_data(), SEED)))
+    return Queries(plan, public_data(), tuple(CONFIG.calls(public_data(), SEED)))
 
 
 def with_levels(levels: int) -> Queries:
@@ -133,12 +133,12 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_queries(world.path("queries"), world.queries, world.key("server"))
     world.queries = read_queries(world.path("queries"))
     federation, given = live(), world.queries
-    answers = {
-        number: federation._answer(NAMES, Sent(ask.query, number, ask.tensors, False))
-        for number, ask in enumerate(given.asks)
+    responses = {
+        number: federation._answer(NAMES, Sent(call.query, number, call.tensors, False))
+        for number, call in enumerate(given.calls)
     }
     for name in NAMES:
-        mine = {number: answer[name] for number, answer in answers.items()}
+        mine = {number: response[name] for number, response in responses.items()}
         signed_files.write(
             world.path(name), pack_answers(header(given, name), replies(name, mine)), world.key(name)
         )
@@ -158,7 +158,7 @@ def header(given: Queries, name: str) -> AnswersHeader:
     return AnswersHeader(given.sha256, given.signer, False, name, PolicyConfig())
 
 
-def replies(name: str, answers: Mapping[int, Any]) -> Replies:
+def replies(name: str, responses: Mapping[int, Any]) -> Replies:
     hello = {"name": name, "protocol": PROTOCOL, "versions": {"fedstill": "0"}}
     join = {
         "objections": {},
@@ -170,7 +170,7 @@ def replies(name: str, answers: Mapping[int, Any]) -> Replies:
         "parameters": 99,
         "privacy": asdict(Statement()),
     }
-    return Replies(hello, join, [{"mechanism": "none", "price": None}] * len(answers), answers)
+    return Replies(hello, join, [{"mechanism": "none", "price": None}] * len(responses), responses)
 
 
 # --- what a method asks all at once --------------------------------------------------------------
@@ -179,12 +179,12 @@ def replies(name: str, answers: Mapping[int, Any]) -> Replies:
 def test_a_server_asks_what_one_round_says_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     federation, seen = live(), []
-    ask = federation.ask
+    call = federation.query
     monkeypatch.setattr(
-        federation, "ask", lambda name, **sent: (seen.append((name, sent)), ask(name, **sent))[1]
+        federation, "ask", lambda name, **sent: (seen.append((name, sent)), call(name, **sent))[1]
     )
     step(federation)
-    expected = CONFIG.asks(public_data(), SEED)
+    expected = CONFIG.calls(public_data(), SEED)
     assert [name for name, _ in seen] == ["count_labels"] + ["predict"] * 6
     assert len(seen) == len(expected)
     for (name, sent), planned in zip(seen, expected, strict=True):
@@ -213,11 +213,11 @@ def test_the_student_from_files_is_the_student_of_the_live_run(world: World) -> 
 
 def test_a_file_cannot_answer_what_it_was_not_asked(world: World) -> None:
     federation = world.federation()
-    federation.ask("count_labels")
+    federation.query("count_labels")
     with pytest.raises(QueryMismatch):
-        federation.ask("predict", rows=torch.tensor([0, 5]), view=torch.tensor(0))
+        federation.query("predict", rows=torch.tensor([0, 5]), view=torch.tensor(0))
     with pytest.raises(QueryMismatch):
-        federation.ask("count_labels", number=99)
+        federation.query("count_labels", number=99)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def test_queries_come_back_as_they_were(world: World) -> None:
     assert again.public is not None
     assert torch.equal(again.public.inputs, public_data().inputs)
     assert (again.public.name, again.public.note) == ("made", "by hand")
-    for one, other in zip(again.asks, mine.asks, strict=True):
+    for one, other in zip(again.calls, mine.calls, strict=True):
         assert digest(one.query, one.tensors) == digest(other.query, other.tensors)
     assert again.signer == world.print("server")
     assert not again.trusted

@@ -79,10 +79,10 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
     )
     table = {"name": method, **vars(CONFIG)}
     plan = Plan(path.stem, table, SPEC, public=fingerprint(public), public_note=("made", "by hand"))
-    *asks, last = CONFIG.asks(public, 4)
-    asks.append(replace(last, tensors={**last.tensors, **other}))
+    *calls, last = CONFIG.calls(public, 4)
+    calls.append(replace(last, tensors={**last.tensors, **other}))
     key = signed_files.own_key(path.with_name("server.key"))
-    write_queries(path, Queries(plan, public, tuple(asks)), key)
+    write_queries(path, Queries(plan, public, tuple(calls)), key)
     return path
 
 
@@ -213,7 +213,7 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
 
     if at == "training":
         monkeypatch.setattr(Session, "learn", learn)
-    monkeypatch.setattr(Session, "answer", answer)
+    monkeypatch.setattr(Session, "answer", response)
     with pytest.raises(QueryRefused, match="is rejected by its owner"):
         offline_node.answer(node, queries, out, report=reject if at == "training" else lambda _: None)
     assert len(asked) == {"training": 0, "answers": 1, "the end": ASKS}[at]
@@ -256,7 +256,7 @@ def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> N
 def test_what_is_left_of_a_limit_is_known_before_any_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = len(CONFIG.asks(Public("made", torch.zeros(23, *SHAPE)), 4))
+    asked = len(CONFIG.calls(Public("made", torch.zeros(23, *SHAPE)), 4))
     node = make_node(tmp_path / "clinic", f"most_queries = {asked + 1}\n")
     offline_node.answer(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
     monkeypatch.setattr(Session, "learn", lambda *given: pytest.fail("it trained for nothing"))

@@ -380,9 +380,9 @@ def test_a_job_without_code_runs_through(federation: Federation) -> None:
     with federation.admin() as admin:
         job = admin.submit(federation.job("sound", run="sound"))
         assert admin.wait(job, 90) == "FINISHED:COMPLETED"
-    answers = ast.literal_eval((federation.folder / "runs/sound").read_text())
+    responses = ast.literal_eval((federation.folder / "runs/sound").read_text())
     # each node was asked, in its own folder
-    assert answers == [(name, [str(federation.node(name)), 21]) for name in sorted(NODES)]
+    assert responses == [(name, [str(federation.node(name)), 21]) for name in sorted(NODES)]
     for name in NODES:
         until(lambda name=name: "the job of run sound is over" in log(federation, name))  # type: ignore[misc]
         kit = [path.name for path in (federation.node(name) / "kit").iterdir() if path.is_dir()]
@@ -564,16 +564,16 @@ def test_a_jobs_process_lets_nobody_look_into_it_nor_silence_its_log(tmp_path: P
 
         job.register_request_cb(channel=CellChannel.CLIENT_COMMAND, topic="*", cb=obey)
 
-        def ask(channel: str, topic: str) -> str:
+        def call(channel: str, topic: str) -> str:
             told = {"channel": channel, "topic": topic, "request": Message({}, {}), "timeout": 5.0}
             reply = server.core_cell.send_request(target="north.5f0c7a2e", **told)
             return str(reply.get_header(MessageHeaderKey.RETURN_CODE))
 
-        assert ask("_net_manager", "process_info") == ReturnCode.OK  # FLARE by itself
+        assert call("_net_manager", "process_info") == ReturnCode.OK  # FLARE by itself
         guard_job("north", tmp_path)
-        assert ask("_net_manager", "process_info") == ReturnCode.INVALID_REQUEST
-        assert ask(CellChannel.CLIENT_COMMAND, "configure_job_log") == ReturnCode.INVALID_REQUEST
-        assert ask(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
+        assert call("_net_manager", "process_info") == ReturnCode.INVALID_REQUEST
+        assert call(CellChannel.CLIENT_COMMAND, "configure_job_log") == ReturnCode.INVALID_REQUEST
+        assert call(CellChannel.CLIENT_COMMAND, "abort") == ReturnCode.OK
         assert heard == ["abort"]
         assert "configure_job_log" in (tmp_path / "security.jsonl").read_text()
         with pytest.raises(DeployError, match="none would be guarded"):

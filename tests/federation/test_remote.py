@@ -277,8 +277,8 @@ class Scripted:
             self.last[node] = header["mark"] - 1
         return pack({"told": told, "seconds": 0.25}, released)
 
-    def ask(self) -> Any:
-        return self.federation.ask("weigh", x=X)
+    def query(self) -> Any:
+        return self.federation.query("weigh", x=X)
 
     def breaks(self, node: str, do: str, how: Callable[[], bytes]) -> None:
         self.fail[node, do] = how
@@ -306,11 +306,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_answers_and_gradients_by_hand() -> None:
     nodes = Scripted()
     x = X.clone().requires_grad_()
-    answers = nodes.federation.ask("weigh", x=x)
-    assert answers.nodes == ("one", "two", "three")
+    responses = nodes.federation.query("weigh", x=x)
+    assert responses.nodes == ("one", "two", "three")
     flat = X.flatten(1)[:, :2]
-    torch.testing.assert_close(answers["logits"].detach(), torch.stack([flat, 2 * flat, 3 * flat]))
-    answers["logits"].sum().backward()
+    torch.testing.assert_close(responses["logits"].detach(), torch.stack([flat, 2 * flat, 3 * flat]))
+    responses["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[6.0, 6.0, 0.0, 0.0]] * 2  # 1 + 2 + 3
     summary = nodes.audit.summary()
@@ -335,14 +335,14 @@ SICK: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_a_sick_node_is_named_left_out_and_its_weight_taken_over(sickness: str) -> None:
     how, reason = SICK[sickness]
     nodes = Scripted(quorum=0.6)
-    nodes.ask()
+    nodes.query()
     nodes.breaks("two", "answer", how)
     x = X.clone().requires_grad_()
-    answers = nodes.federation.ask("weigh", x=x)
-    assert answers.nodes == ("one", "three")
+    responses = nodes.federation.query("weigh", x=x)
+    assert responses.nodes == ("one", "three")
     flat = X.flatten(1)[:, :2]
-    torch.testing.assert_close(answers["logits"].detach(), torch.stack([flat, 3 * flat]))
-    answers["logits"].sum().backward()
+    torch.testing.assert_close(responses["logits"].detach(), torch.stack([flat, 3 * flat]))
+    responses["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
     assert nodes.events() == [("two", 1, "left out")]
@@ -351,13 +351,13 @@ def test_a_sick_node_is_named_left_out_and_its_weight_taken_over(sickness: str) 
     nodes.mends("two")
     nodes.heard.clear()
     for _ in range(3):
-        assert nodes.ask().nodes == ("one", "three")
+        assert nodes.query().nodes == ("one", "three")
     assert "two" not in {node for node, _ in nodes.heard}
     # One fewer, and the run stops.
     nodes.breaks("one", "answer", how)
     alone = r"1 of 3 nodes are left, link\.quorum wants 2"
     with pytest.raises(NodeFault, match=f"{alone}|it is not known which"):  # of two that differ
-        nodes.ask()
+        nodes.query()
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_who_refuses_at_the_start_is_left_out_where_the_quorum_allows_it(
     nodes.federation.require(["weigh"])
     assert nodes.events() == [("one", 0, "left out")]
     assert nodes.federation.events[0]["reason"] == "refused: outputs_only: no logits"
-    assert nodes.ask().nodes == ("two", "three")
+    assert nodes.query().nodes == ("two", "three")
 
 
 def test_what_a_node_says_of_its_protection_is_known() -> None:
@@ -407,7 +407,7 @@ def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
     nodes.breaks("two", "answer", at_first)
     waited: list[Sequence[str]] = []
     nodes.federation.waits = waited.append
-    assert nodes.ask().nodes == ("one", "two", "three")
+    assert nodes.query().nodes == ("one", "two", "three")
     assert nodes.heard.count(("two", "answer")) == 4
     assert nodes.events() == []
     told = [record.message for record in caplog.records if " to join for " not in record.message]
@@ -419,17 +419,17 @@ def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
 
 def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
-    nodes.ask()
+    nodes.query()
     for do in ("hello", "answer"):
         nodes.breaks("two", do, nodes.lost)
-    assert nodes.ask().nodes == ("one", "three")
-    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.query().nodes == ("one", "three")
+    assert nodes.query().nodes == ("one", "three")
     assert nodes.events() == [("two", 1, "left out")]
     assert "no answer within 0.1 s (link.wait): no way" in nodes.federation.events[0]["reason"]
     nodes.mends("two")
-    present = [nodes.ask().nodes]
+    present = [nodes.query().nodes]
     while len(present[-1]) == 2:
-        present.append(nodes.ask().nodes)
+        present.append(nodes.query().nodes)
         assert len(present) < 1000
     back = 3 + len(present) - 1
     assert nodes.events() == [("two", 1, "left out"), ("two", back, "back")]
@@ -454,11 +454,11 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.federation.number = 9
     nodes.breaks("two", "answer", nodes.lost)
-    nodes.ask()
+    nodes.query()
     nodes.mends("two")
     nodes.marks["two"], nodes.last["two"] = marks, last
     for _ in range(1000):
-        nodes.ask()
+        nodes.query()
         if nodes.events()[1:]:
             break
     assert nodes.federation.out == {}
@@ -480,7 +480,7 @@ def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: st
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "pull back", lambda: pack({"told": {}, "seconds": 0.0}, {"d/dx": gradient}))
     x = X.clone().requires_grad_()
-    nodes.federation.ask("weigh", x=x)["logits"].sum().backward()
+    nodes.federation.query("weigh", x=x)["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
     assert nodes.events() == [("two", 1, "left out")]  # in query 0 it had a part
@@ -489,7 +489,7 @@ def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: st
 
 def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
     nodes = Scripted(quorum=0.6)
-    logits = nodes.federation.ask("weigh", x=X.clone().requires_grad_())["logits"]
+    logits = nodes.federation.query("weigh", x=X.clone().requires_grad_())["logits"]
     said = r"query 'weigh': the method's gradients of logits hold NaN .* its loss is not finite"
     with pytest.raises(DataError, match=said):
         (logits.sum() * torch.nan).backward()
@@ -500,7 +500,7 @@ def test_who_refuses_does_not_come_back() -> None:
     nodes = Scripted(quorum=0.6)
     error = {"kind": "QueryRefused", "rule": "most_queries: 1", "text": "x", "query": "weigh"}
     nodes.breaks("two", "answer", lambda: pack({"error": error}))
-    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.query().nodes == ("one", "three")
     assert nodes.federation.out["two"].back is False
     assert "most_queries: 1" in nodes.federation.out["two"].reason
 
@@ -519,7 +519,7 @@ def test_all_who_refuse_are_named_with_their_rules() -> None:
         error = {"kind": "QueryRefused", "rule": rule, "text": "x", "query": "weigh"}
         nodes.breaks(node, "answer", lambda error=error: pack({"error": error}))  # type: ignore[misc]
     with pytest.raises(QueryRefused) as caught:
-        nodes.ask()
+        nodes.query()
     assert str(caught.value) == (
         "nodes 'one', 'three' refuse query 'weigh' by rule queries: none; "
         "node 'two' refuses query 'weigh' by rule most_queries: 1"
@@ -535,7 +535,7 @@ def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> Non
     nodes.breaks("one", "answer", silent)
     nodes.breaks("three", "answer", nodes.lost)
     with pytest.raises(NodeFault) as caught:
-        nodes.ask()
+        nodes.query()
     assert str(caught.value) == (
         "node 'one, three', query 'weigh': one: no answer within 0.1 s (link.wait); "
         "three: no answer within 0.1 s (link.wait): no way; 1 of 3 nodes are left, link.quorum wants 3"
@@ -563,26 +563,26 @@ def test_a_query_asked_again_after_others_is_counted_anew() -> None:
     for before, value, count in turns:
         nodes.breaks("one", "answer", after(before, value))
         nodes.federation.number = 0
-        nodes.ask()
+        nodes.query()
         assert paid(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
     assert nodes.audit.spent("two", ALL).queries == 1, "who says nothing of it is asked the same again"
     nodes.breaks("one", "answer", after(7))
     with pytest.raises(FedstillError, match="after is 7"):
-        nodes.ask()
+        nodes.query()
 
 
 def test_who_is_out_is_remembered_with_the_run() -> None:
     nodes = Scripted(quorum=0.3, wait=0.1)
     nodes.breaks("two", "answer", nodes.lost)
     nodes.breaks("three", "answer", SICK["nan"][0])
-    nodes.ask()
+    nodes.query()
     state = nodes.federation.state()
     assert {node: left[2] for node, left in state["out"].items()} == {"two": True, "three": False}
     again = Scripted(quorum=0.3)  # goes on later, and all have joined
     again.federation.load(state)
     assert again.federation.number == 1
     assert again.events() == [("two", 0, "left out"), ("three", 0, "left out"), ("two", 1, "back")]
-    assert again.ask().nodes == ("one", "two")
+    assert again.query().nodes == ("one", "two")
 
 
 def test_at_its_end_a_run_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -646,7 +646,7 @@ def test_a_meter_by_hand() -> None:
 def test_a_nodes_own_seconds_are_no_more_than_went_by(said: float, believed: str) -> None:
     nodes = Scripted()
     nodes.breaks("two", "answer", answering(2 * X.flatten(1)[:, :2], seconds=said))
-    nodes.ask()
+    nodes.query()
     meter = nodes.federation.meter
     assert 0 <= meter.waiting <= meter.nodes <= meter.seconds
     assert meter.figures(meter.seconds, 0.0)["link"] >= 0
@@ -658,7 +658,7 @@ def test_a_nodes_own_seconds_are_no_more_than_went_by(said: float, believed: str
 def test_seconds_that_are_no_number_are_a_fault(said: Any) -> None:
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "answer", answering(2 * X.flatten(1)[:, :2], seconds=said))
-    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.query().nodes == ("one", "three")
     assert "seconds is" in nodes.federation.out["two"].reason
 
 
@@ -680,7 +680,7 @@ def test_who_stays_away_is_not_charged_to_the_link(asked: tuple[str, ...]) -> No
     nodes = Scripted(quorum=0.6, wait=0.4)
     nodes.breaks("two", "answer", nodes.lost)
     with nullcontext() if len(asked) > 1 else pytest.raises(NodeFault):
-        nodes.federation.ask("weigh", of=asked, x=X)
+        nodes.federation.query("weigh", of=asked, x=X)
     meter = nodes.federation.meter
     figures = meter.figures(meter.seconds, 0.0)
     assert figures["absent"] > 0.3
@@ -791,10 +791,10 @@ def test_no_reply_ends_a_run_that_has_a_quorum(what: str) -> None:
     how, reason = HOSTILE[what]
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "answer", how)
-    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.query().nodes == ("one", "three")
     assert reason in nodes.federation.out["two"].reason
     assert not nodes.federation.out["two"].back
-    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.query().nodes == ("one", "three")
 
 
 @pytest.mark.parametrize("do", ["answer", "pull back", "leave"])
@@ -810,15 +810,15 @@ def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.
 
     try:
         nodes.breaks("two", do, trickles)
-        answers = nodes.federation.ask("weigh", x=X.clone().requires_grad_())
+        responses = nodes.federation.query("weigh", x=X.clone().requires_grad_())
         if do == "pull back":
-            answers["logits"].sum().backward()
+            responses["logits"].sum().backward()
         if do == "leave":
             start = time.monotonic()
             nodes.federation.leave()
             assert time.monotonic() - start < 20
         else:
-            assert nodes.ask().nodes == ("one", "three")
+            assert nodes.query().nodes == ("one", "three")
             assert "has not ended after 0.4 s" in nodes.federation.out["two"].reason
             assert not nodes.federation.out["two"].back
     finally:
@@ -853,14 +853,14 @@ def test_what_a_node_says_of_itself_is_read_at_once(do: str, told: Any, reason: 
     nodes.federation.join()
     assert reason in nodes.federation.out["two"].reason
     nodes.federation.require(["weigh"])
-    assert nodes.ask().nodes == ("one", "three")
+    assert nodes.query().nodes == ("one", "three")
 
 
 def test_a_nodes_texts_are_one_short_line() -> None:
     nodes = Scripted(quorum=0.6)
     text = "\x1b[31mred\ud800\n" + "long " * 10**5
     nodes.breaks("two", "answer", lambda: pack({"error": {"kind": "X" * 10**5, "text": text}}))
-    nodes.ask()
+    nodes.query()
     reason = nodes.federation.out["two"].reason
     assert reason.startswith("[31mred long long")
     assert len(reason) == 300
@@ -906,11 +906,11 @@ def test_a_node_that_learns_slowly_has_the_time_it_needs() -> None:
 def test_a_probe_ends_with_the_run() -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.breaks("two", "answer", nodes.lost)
-    nodes.ask()
+    nodes.query()
     nodes.breaks("two", "join", lambda: pack({"told": {**ABOUT, "learned": False}}))
     nodes.breaks("two", "learn", lambda: pack({"told": {"percent": 0, "learned": False}}))
     nodes.federation.link = LinkConfig(quorum=0.6, wait=3600.0)
-    nodes.ask()
+    nodes.query()
     (probe,) = nodes.federation._probes.values()
     nodes.federation.leave()
     assert isinstance(probe.exception(5.0), LinkError)

@@ -81,9 +81,9 @@ def test_what_loses_accuracy_in_bfloat16_is_computed_in_float32_at_server_and_no
 
     def watched(serve: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
         def reply(message: bytes) -> bytes:
-            answer = serve(message)
+            response = serve(message)
             computed.update(h.session.compute.precision for h in away.hosts.values() if h.session is not None)
-            return answer
+            return response
 
         return reply
 

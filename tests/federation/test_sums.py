@@ -73,9 +73,9 @@ class Four:
     def _heard(self, node: str, serve: Serve) -> Serve:
         def reply(message: bytes) -> bytes:
             header, _ = unpack(message)
-            answer = self._change(node, header, serve, message)
-            self.seen.append((node, header["do"], unpack(answer)[1]))
-            return answer
+            response = self._change(node, header, serve, message)
+            self.seen.append((node, header["do"], unpack(response)[1]))
+            return response
 
         return reply
 
@@ -173,17 +173,17 @@ def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> N
     """It leaves the sum out of a query, or takes it for itself."""
     refusals: list[str] = []
 
-    def asks(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
+    def calls(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if node == "node-0" and header["do"] == "answer":
             told, tensors = unpack(message)
             alone = {**told["sum"], "members": ["node-0"]}
             for bent in ({**told, "sum": alone}, {name: told[name] for name in told if name != "sum"}):
-                answer, released = unpack(serve(pack(bent, tensors)))
+                response, released = unpack(serve(pack(bent, tensors)))
                 assert not released
-                refusals.append(answer["error"]["rule"])
+                refusals.append(response["error"]["rule"])
         return serve(message)
 
-    Four(summed("fedavg"), tmp_path / "away", asks).live().run()
+    Four(summed("fedavg"), tmp_path / "away", calls).live().run()
 
     assert "sums: 1 members, allowed are 3 or more" in refusals
     assert "sums: this run's answers leave under masks only" in refusals

@@ -177,10 +177,10 @@ def answering(here: World, change: Callable[..., Any]) -> None:
 
     It gets the query, who is asked, what is sent and, by calling the last argument, what they answer.
     """
-    answer = here.federation._answer
+    response = here.federation._answer
 
     def changed(asked: tuple[str, ...], sent: Sent) -> Any:
-        return change(sent.query, asked, sent.tensors, partial(answer, asked, sent))
+        return change(sent.query, asked, sent.tensors, partial(response, asked, sent))
 
     here.federation._answer = changed
 

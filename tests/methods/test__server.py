@@ -74,7 +74,7 @@ class Keeps(Method):
             adam.zero_grad()
             loss.backward()
             adam.step()
-        told = server.ask("answer", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)["logits"]  # (K, 2, classes)
+        told = server.query("answer", x=torch.ones(2, 1, 2, 2), t=t, share=0.5)["logits"]  # (K, 2, classes)
         state.box.seen.append(told.mean().item())
         state.late = told.mean(0) if state.late is None else state.late + told.mean(0)
         state.several["count"] += 1

@@ -222,12 +222,12 @@ class Moments:
         self.seen: list[str] = []
         self.last = math.inf
         self.counted = ""
-        ask, save = Federation.ask, Records.save
+        call, save = Federation.query, Records.save
 
         def asked(federation: Federation, query: str, **given: Any) -> Any:
-            answers = ask(federation, query, **given)
+            responses = call(federation, query, **given)
             self.happened(f"asked {query}")
-            return answers
+            return responses
 
         def saved(records: Records, state: Any, since: float | None = None) -> None:
             save(records, state, since)
@@ -235,7 +235,7 @@ class Moments:
 
         monkeypatch.setattr(Records, "due", lambda records: True)
         monkeypatch.setattr(Records, "save", saved)
-        monkeypatch.setattr(Federation, "ask", asked)
+        monkeypatch.setattr(Federation, "query", asked)
         monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 3)
 
     def happened(self, what: str) -> None:

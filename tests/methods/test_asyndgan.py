@@ -120,11 +120,11 @@ def away(one: World, *names: str) -> None:
     """Let nodes be away as maps are told, and only then."""
     one.federation.link = LinkConfig(quorum=0.3)
 
-    def heard(query: str, asked: Any, sent: Any, answer: Any) -> Any:
+    def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
         if query == "tell_maps" and asked[0] in names:
-            one.federation.leave_out(asked[0], query, "no answer", back=True, since=answer.args[1].number)
+            one.federation.leave_out(asked[0], query, "no answer", back=True, since=response.args[1].number)
             return {}
-        return answer()
+        return response()
 
     answering(one, heard)
 

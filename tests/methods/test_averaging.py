@@ -234,8 +234,8 @@ def test_a_personal_part_never_appears_in_any_message(
     one = world(config(rounds=3), descent(6), engine=engine)
     crossed: list[torch.Tensor] = []
 
-    def heard(query: str, asked: Any, sent: Any, answer: Any) -> Any:
-        up = answer()
+    def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
+        up = response()
         crossed.extend([*sent.values(), *(tensor for told in up.values() for tensor in told.values())])
         return up
 
@@ -289,9 +289,9 @@ def test_only_who_is_drawn_is_asked_trains_and_counts(config: Any, engine: str) 
     one = world(config(rounds=5, participation=0.5), descent(10), sizes=sizes, engine=engine)
     heard: list[tuple[str, ...]] = []
 
-    def listening(query: str, asked: tuple[str, ...], sent: Any, answer: Any) -> Any:
+    def listening(query: str, asked: tuple[str, ...], sent: Any, response: Any) -> Any:
         heard.append(asked)
-        return answer()
+        return response()
 
     answering(one, listening)
     part = config.shared

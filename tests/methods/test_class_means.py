@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.methods import Answers, LabelHistogram, Method
+from fedstill.methods import LabelHistogram, Method, Responses
 from fedstill.methods._node_memory import memory
 from fedstill.methods.fd import FD, others
 from fedstill.methods.fedproto import FedProto
@@ -134,7 +134,7 @@ def test_fedproto_a_class_that_nobody_told_of_keeps_its_prototype() -> None:
     state.histogram = LabelHistogram(("n0", "n1"), torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))
     state.C = torch.full((CLASSES, 2), 9.0)
     told = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [0.0, 0.0]], [[3.0, 4.0], [5.0, 0.0], [0.0, 0.0]]])
-    FedProto().aggregate(here.server, state, Answers(0, ("n0", "n1"), {"C": told}), 0)
+    FedProto().aggregate(here.server, state, Responses(0, ("n0", "n1"), {"C": told}), 0)
     close(state.C, torch.tensor([[1.5, 2.5], [5.0, 0.0], [9.0, 9.0]]))
 
 
@@ -156,7 +156,7 @@ def test_fedproto_a_round_at_a_node_by_hand() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    here.federation.ask("learn", C=C, round=torch.tensor(0))
+    here.federation.query("learn", C=C, round=torch.tensor(0))
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
 

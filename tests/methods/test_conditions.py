@@ -135,8 +135,8 @@ def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(
         one = world()
         one.federation.link = link
 
-        def lying(query: str, asked: Any, sent: Any, answer: Any) -> Any:
-            return {name: {"maps": wrong} if name == "n1" else each for name, each in answer().items()}
+        def lying(query: str, asked: Any, sent: Any, response: Any) -> Any:
+            return {name: {"maps": wrong} if name == "n1" else each for name, each in response().items()}
 
         answering(one, lying)
         return one

@@ -47,8 +47,8 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
         [[whose("n0"), 1, 0], [whose("n0"), 4, 3], [whose("n1"), 0, 0], [whose("n0"), 99, 0]]
     )
     x = X.expand(2, *X.shape[1:]).clone().requires_grad_()
-    answer = critics.judge(Group([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3))
-    difference = answer["difference"]  # (2, 4)
+    response = critics.judge(Group([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3))
+    difference = response["difference"]  # (2, 4)
     own = a.data.inputs[told(a)]
     turned = torch.rot90(own[4].flip(-1), 1, (-2, -1))
     expected = torch.zeros(2, 4)
@@ -90,8 +90,8 @@ def test_a_critic_of_pairs_learns_privately() -> None:
     critics.prepare([node])
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])
     before, data = to_vector(node.modules["critic"]), node.data
-    answer = critics.judge(Group([node]), 0, X, MAPS)
-    assert answer["critic"].shape == (1, 4, 4, 4)
+    response = critics.judge(Group([node]), 0, X, MAPS)
+    assert response["critic"].shape == (1, 4, 4, 4)
     assert not torch.equal(to_vector(node.modules["critic"]), before)
     assert node.data is data
 
@@ -113,8 +113,8 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     assert isinstance(critic, PatchGAN)
     assert critic[0].in_channels == 1 + TASK.conditions
     before = to_vector(critic)
-    answer = critics.judge(Group([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
-    assert answer["critic"].shape == (1, 4, 2, 2)
+    response = critics.judge(Group([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
+    assert response["critic"].shape == (1, 4, 2, 2)
     assert not torch.equal(to_vector(critic), before)
 
 

@@ -47,8 +47,8 @@ def heard(here: World) -> list[tuple[str, dict[str, torch.Tensor], Any]]:
     """What is asked and answered from now on."""
     log = []
 
-    def noted(query: str, asked: Any, sent: Any, answer: Any) -> Any:
-        told = answer()
+    def noted(query: str, asked: Any, sent: Any, response: Any) -> Any:
+        told = response()
         log.append((query, dict(sent), told))
         return told
 
@@ -66,7 +66,7 @@ def test_labels_are_the_sharpened_mean_of_the_nodes_distributions(T: float, beta
     log = heard(here)
     here.server.step()
     (_, asked, told), (_, sent, _) = log
-    z = torch.stack([answer["logits"] for answer in told.values()])
+    z = torch.stack([response["logits"] for response in told.values()])
     labels = sent["t_g"].softmax(1)
     for row in range(11):
         p = [sum(z[k, row].softmax(0)[c].item() for k in range(4)) / 4 for c in range(CLASSES)]
@@ -82,7 +82,7 @@ def test_nodes_may_be_weighed_by_their_examples_of_each_class() -> None:
     log = heard(here)
     here.server.step()
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])  # (K, C)
-    z = torch.stack([answer["logits"] for answer in log[1][2].values()])
+    z = torch.stack([response["logits"] for response in log[1][2].values()])
     mixed = ((counts / counts.sum(0)).unsqueeze(1) * z.softmax(2)).sum(0)
     torch.testing.assert_close(log[2][1]["t_g"].softmax(1), mixed / mixed.sum(1, keepdim=True))
 
@@ -92,10 +92,10 @@ def test_what_a_node_learns_by_hand() -> None:
     here = world(replace(CONFIG, rounds=1), specs=("mlp:8",))
     node = here.nodes[0]
     rows = torch.arange(N, dtype=torch.int32)
-    here.federation.ask("predict", rows=rows, round=torch.tensor(0))
+    here.federation.query("predict", rows=rows, round=torch.tensor(0))
     model = copy.deepcopy(node.model).requires_grad_()
     t_g = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
-    here.federation.ask("learn", rows=rows, t_g=t_g, round=torch.tensor(0))
+    here.federation.query("learn", rows=rows, t_g=t_g, round=torch.tensor(0))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for epoch in range(2):
         order = torch.randperm(N, generator=node.draw("distil", 0, epoch))

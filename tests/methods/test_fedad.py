@@ -154,9 +154,9 @@ def test_each_image_is_asked_about_once_in_chunks(monkeypatch: pytest.MonkeyPatc
     for name, value in whole.server.state.targets.items():
         torch.testing.assert_close(made.server.state.targets[name], value, rtol=1e-4, atol=1e-5)
     assert CONFIG.one_round
-    asks = CONFIG.asks(made.public, SEED)
-    assert [ask.query for ask in asks] == ["count_labels"] + ["predict"] * 3
-    assert [ask.tensors["rows"].tolist() for ask in asks[1:]] == [[0, 5], [5, 10], [10, 13]]
+    planned_queries = CONFIG.planned_queries(made.public, SEED)
+    assert [call.query for call in planned_queries] == ["count_labels"] + ["predict"] * 3
+    assert [call.tensors["rows"].tolist() for call in planned_queries[1:]] == [[0, 5], [5, 10], [10, 13]]
 
 
 def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do() -> None:

@@ -198,11 +198,11 @@ def without(here: World, away: set[str]) -> None:
     """Let nodes be away as others train."""
     here.federation.link = LinkConfig(quorum=0.2)
 
-    def heard(query: str, asked: Any, sent: Any, answer: Any) -> Any:
+    def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
         gone = away & set(asked) if query == "train" else set()
         for name in gone:
-            here.federation.leave_out(name, query, "no answer", back=True, since=answer.args[1].number)
-        return {name: told for name, told in answer().items() if name not in gone}
+            here.federation.leave_out(name, query, "no answer", back=True, since=response.args[1].number)
+        return {name: told for name, told in response().items() if name not in gone}
 
     answering(here, heard)
 

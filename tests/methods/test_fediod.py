@@ -17,7 +17,7 @@ from torch import nn
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.federation.federation import Answers
+from fedstill.federation.federation import Responses
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node import Node
@@ -146,7 +146,7 @@ class Plain:
         log_s, log_t = (student / tau).log_softmax(1), (target / tau).log_softmax(1)
         return tau**2 * F.kl_div(log_s, log_t, reduction="batchmean", log_target=True)
 
-    def answers(self, x: torch.Tensor, reals: list[torch.Tensor]) -> Any:
+    def responses(self, x: torch.Tensor, reals: list[torch.Tensor]) -> Any:
         z = [T(x) for T in self.T]
         d = [D(x) for D in self.D]
         with torch.no_grad():
@@ -182,7 +182,7 @@ class Plain:
             loss.backward()
             optimizer.step()
 
-        z, d, weights, z_bar = self.answers(x, reals)
+        z, d, weights, z_bar = self.responses(x, reals)
         L_gan = torch.zeros(())
         shown = z_bar.detach().softmax(1)
         for b in range(config.batch):
@@ -210,7 +210,7 @@ class Plain:
                 draw = torch_generator(SEED, "fresh w", self.t, turn)
                 with torch.no_grad():
                     x = self.G(torch.randn(config.batch, config.noise, generator=draw))
-                    target = self.answers(x, self.draw())[-1]
+                    target = self.responses(x, self.draw())[-1]
             else:
                 x, target = (torch.stack(part) for part in zip(*self.remembered, strict=True))
             L_S = self.mimic(self.S(x), target)
@@ -309,18 +309,18 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in one.nodes])
-        answer = one.side.look(one.nodes, x, z)
+        response = one.side.look(one.nodes, x, z)
     for row, node in enumerate(one.nodes):
-        torch.testing.assert_close(answer["logits"][row], node.model(x))
+        torch.testing.assert_close(response["logits"][row], node.model(x))
         if importance != "counts":  # only then do the weights need the critic
-            torch.testing.assert_close(answer["critic"][row], node.modules["critic"](x))
+            torch.testing.assert_close(response["critic"][row], node.modules["critic"](x))
         for role, values in before[row]["modules"].items():
             for name, value in values.items():
                 assert torch.equal(node.modules[role].state_dict()[name], value)
     assert one.audit.summary() == audit
     told = {"counts": set(), "realness": {"critic", "critic_real"}, "odds": {"critic"}}
-    assert set(answer) == {"logits"} | told[importance]
-    together = one.server.ensemble(Answers(-1, one.server.federation.nodes, answer))
+    assert set(response) == {"logits"} | told[importance]
+    together = one.server.ensemble(Responses(-1, one.server.federation.nodes, response))
     assert together.shape == (7, CLASSES)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.errors import ArgumentError
-from fedstill.federation.federation import Answers
+from fedstill.federation.federation import Responses
 from fedstill.methods._label_maps import told, whose
 from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._student import Augment, Replay
@@ -152,10 +152,12 @@ def test_critics_are_weighed_before_the_student_as_with_it() -> None:
         given: list[torch.Tensor] = []
 
         def heard(query: str, *_: Any, given: list[torch.Tensor] = given) -> Any:
-            answers = _[-1]()
+            responses = _[-1]()
             if query == "judge":
-                given.extend(F.softplus(each["critic"]).flatten(1).sum(1).mean() for each in answers.values())
-            return answers
+                given.extend(
+                    F.softplus(each["critic"]).flatten(1).sum(1).mean() for each in responses.values()
+                )
+            return responses
 
         answering(one, heard)
         losses[how] = one.server.step()["gan"]
@@ -201,8 +203,8 @@ def test_answers_move_with_their_images(augment: Any) -> None:
     x = torch.rand(8, *SHAPE, generator=torch.Generator().manual_seed(0))
     memory = Replay(20, augment, TASK, SHAPE, SEED)
     memory.add(x, torch.cat([x, -2 * x], 1))
-    moved, answers = memory.sample(100, 0)
-    assert torch.equal(answers, torch.cat([moved, -2 * moved], 1))
+    moved, responses = memory.sample(100, 0)
+    assert torch.equal(responses, torch.cat([moved, -2 * moved], 1))
     assert torch.equal(moved, x) == (augment == "none")
     if augment == "turn":
         for before, after in zip(x, moved, strict=True):
@@ -309,9 +311,9 @@ def test_looking_at_real_images_needs_no_maps() -> None:
     before = copy.deepcopy(everything(one))
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in one.nodes])
-        answer = one.side.look(one.nodes, x, z)
-        together = one.server.ensemble(Answers(-1, one.federation.nodes, answer))
-    torch.testing.assert_close(answer["logits"][1], one.nodes[1].model(x))
+        response = one.side.look(one.nodes, x, z)
+        together = one.server.ensemble(Responses(-1, one.federation.nodes, response))
+    torch.testing.assert_close(response["logits"][1], one.nodes[1].model(x))
     assert together.shape == (len(x), 2, 16, 16)
     assert torch.equal(everything(one), before)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from fedstill.core.errors import QueryRefused
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import shifted
-from fedstill.federation.federation import Answers
+from fedstill.federation.federation import Responses
 from fedstill.methods import fedkd
 from fedstill.methods._perturbing import dequantize
 from fedstill.methods.fedkd import FedKD
@@ -148,9 +148,9 @@ def test_with_noise_at_the_nodes_each_row_and_the_counts_are_paid_for() -> None:
 def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
     sent = {"rows": torch.tensor([0, N]), "view": torch.tensor(0)}
     clear = replace(CLEAR, weights="equal", z_max=30.0)
-    noisy = world(clear, privacy=NOISY).federation.ask("predict", **sent)["logits"]
+    noisy = world(clear, privacy=NOISY).federation.query("predict", **sent)["logits"]
     here = world(replace(clear, levels=100), privacy=replace(NOISY))
-    short = here.federation.ask("predict", **sent)["logits"]
+    short = here.federation.query("predict", **sent)["logits"]
     assert short.dtype == torch.int8
     # The bindings differ by the method's options, so their noise does too, and is equally large.
     wide = dequantize(short, 100, 30.0) - clamped(here)
@@ -243,7 +243,9 @@ def test_labeled_public_data_join_every_node_and_count() -> None:
         assert len(after.data) == len(before.data) + N
         assert torch.equal(after.data.inputs[: len(before.data)], before.data.inputs)
         assert torch.equal(after.data.targets[len(before.data) :], labels)
-    counts = joined.federation.ask("count_labels")["counts"] - plain.federation.ask("count_labels")["counts"]
+    counts = (
+        joined.federation.query("count_labels")["counts"] - plain.federation.query("count_labels")["counts"]
+    )
     assert torch.equal(counts, torch.bincount(labels, minlength=CLASSES).float().expand(4, -1))
     assert replace(CONFIG, labeled=True).needs().public_labels
     assert not CONFIG.needs().public_labels
@@ -257,9 +259,9 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
     x = torch.randn(5, *SHAPE, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         logits = torch.stack([node.model(x) for node in here.nodes])
-    answers = Answers(-1, ("n0", "n1", "n2", "n3"), {"logits": logits})
-    assert here.server.ensemble(answers) is None
+    responses = Responses(-1, ("n0", "n1", "n2", "n3"), {"logits": logits})
+    assert here.server.ensemble(responses) is None
     run(here, 1)
     omega = TASK.importance(torch.stack([TASK.counts(node.data) for node in here.nodes]))
     expected = TASK.ensemble(logits, omega, "logits")
-    assert torch.equal(here.server.ensemble(answers), expected)  # type: ignore[arg-type]
+    assert torch.equal(here.server.ensemble(responses), expected)  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ def world(
     return small_world.world(config, nodes, made("mlp:8", "student"), local=local, **given)
 
 
-def answers(here: World, x: torch.Tensor | None = None) -> torch.Tensor:
+def responses(here: World, x: torch.Tensor | None = None) -> torch.Tensor:
     with torch.no_grad():
         return torch.stack([node.model.eval()(here.public.inputs if x is None else x) for node in here.nodes])
 
@@ -51,20 +51,20 @@ def answers(here: World, x: torch.Tensor | None = None) -> torch.Tensor:
 
 def asked(here: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, torch.Tensor]]]:
     """Queries as the server asks them."""
-    log, ask = [], here.federation.ask
+    log, call = [], here.federation.query
 
     def noted(query: str, **sent: Any) -> Any:
         log.append((query, sent))
-        return ask(query, **sent)
+        return call(query, **sent)
 
-    monkeypatch.setattr(here.federation, "ask", noted)
+    monkeypatch.setattr(here.federation, "query", noted)
     return log
 
 
 def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(CONFIG)
     log = asked(here, monkeypatch)
-    before = answers(here)
+    before = responses(here)
     here.server.step()
     (first, sent), (second, digested) = log
     assert (first, second) == ("communicate", "digest_and_communicate")
@@ -74,7 +74,7 @@ def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.Monke
     assert torch.equal(digested["rows"], sent["rows"])
     # What came up are the scores on the next subset, from models that have digested and revisited.
     scores = torch.stack([here.server.state.scores[node.name] for node in here.nodes])
-    torch.testing.assert_close(scores, answers(here)[:, digested["rows_next"].long()], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scores, responses(here)[:, digested["rows_next"].long()], rtol=1e-4, atol=1e-5)
     here.server.step()
     torch.testing.assert_close(log[2][1]["consensus"], scores.mean(0))
 
@@ -82,7 +82,7 @@ def test_the_consensus_is_the_mean_of_all_class_scores(monkeypatch: pytest.Monke
 def test_weights_by_label_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(replace(CONFIG, weights="counts"))
     log = asked(here, monkeypatch)
-    before = answers(here)
+    before = responses(here)
     here.server.step()
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     rows = log[1][1]["rows"].long()
@@ -123,9 +123,9 @@ def test_digest_and_revisit_by_hand() -> None:
     here = world(config, specs=("mlp:8",))
     node = here.nodes[0]
     model = copy.deepcopy(node.model)
-    consensus = answers(here)[0] + 1.0  # not what it says itself, or there would be nothing to learn
+    consensus = responses(here)[0] + 1.0  # not what it says itself, or there would be nothing to learn
     rows = torch.arange(N, dtype=torch.int32)
-    here.federation.ask("digest", rows=rows, consensus=consensus, round=torch.tensor(0))
+    here.federation.query("digest", rows=rows, consensus=consensus, round=torch.tensor(0))
 
     optimizer = torch.optim.Adam(model.parameters(), config.digest_lr)
     for epoch in range(config.digest_epochs):
@@ -164,10 +164,10 @@ def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     assert here.side.first is None
     assert config.needs().public_labels
     assert not CONFIG.needs().public_labels
-    here.federation.ask("transfer")
+    here.federation.query("transfer")
     labels = here.public.labels
     assert labels is not None
-    assert (answers(here).argmax(2) == labels).float().mean() > 0.9
+    assert (responses(here).argmax(2) == labels).float().mean() > 0.9
     whole = run(world(replace(CONFIG, public_epochs=1)))
     assert whole.audit.summary()["queries_by_name"]["transfer"] == 1
     assert whole.side.first is None  # the first part of local training follows in the same query
@@ -177,7 +177,7 @@ def test_transfer_goes_on_to_the_first_part_of_local_training() -> None:
     config = replace(CONFIG, public_epochs=1)
     here, only = world(config, specs=("mlp:8",)), world(replace(config, first=0), specs=("mlp:8",))
     for one in (here, only):
-        one.federation.ask("transfer")
+        one.federation.query("transfer")
     node = only.nodes[0]
     local_training.prepare([node], LOCAL)
     local_training.train([node], TASK, LOCAL, Compute(), span=Span(0, 2, 5))

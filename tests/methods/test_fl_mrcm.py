@@ -63,7 +63,7 @@ def world(
 def test_the_target_tells_the_features_of_its_own_images_in_the_servers_network() -> None:
     made = world(replace(CONFIG, target="n1"))
     server, w = copy.deepcopy(made.server.student), to_vector(made.server.student)
-    told = made.federation.ask("tell_features", of=["n1"], parameters=w, round=torch.tensor(1))["features"]
+    told = made.federation.query("tell_features", of=["n1"], parameters=w, round=torch.tensor(1))["features"]
     own = made.nodes[1].sample(6, "target", 1).inputs
     assert told.shape == (1, 6, 16 * 2 * 2)
     torch.testing.assert_close(
@@ -75,7 +75,7 @@ def test_nobody_else_tells_where_a_target_is_named() -> None:
     made = world(replace(CONFIG, target="n1"))
     w, round = to_vector(made.server.student), torch.tensor(0)
     with pytest.raises(QueryRefused, match=r"'n2' refuses query 'tell_features' by rule method.target: n1"):
-        made.federation.ask("tell_features", of=["n2"], parameters=w, round=round)
+        made.federation.query("tell_features", of=["n2"], parameters=w, round=round)
 
 
 def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
@@ -176,8 +176,8 @@ def test_sources_go_on_without_a_target_that_fails(query: str, quorum: float) ->
     made = world()
     made.federation.link = LinkConfig(quorum=quorum)
 
-    def faulty(name: str, asked: Any, sent: Any, answer: Any) -> Any:
-        given = answer()
+    def faulty(name: str, asked: Any, sent: Any, response: Any) -> Any:
+        given = response()
         if name == query and "n0" in given:
             return {**given, "n0": {part: each * torch.nan for part, each in given["n0"].items()}}
         return given
@@ -200,10 +200,10 @@ def test_a_round_without_any_answer_stops_the_run() -> None:
     made = world(replace(CONFIG, participation=0.34))  # one node a round
     made.federation.link = LinkConfig(quorum=0.3)
 
-    def faulty(name: str, asked: Any, sent: Any, answer: Any) -> Any:
+    def faulty(name: str, asked: Any, sent: Any, response: Any) -> Any:
         if name in ("train", "align"):
-            return {node: {"parameters": told["parameters"] * torch.nan} for node, told in answer().items()}
-        return answer()
+            return {node: {"parameters": told["parameters"] * torch.nan} for node, told in response().items()}
+        return response()
 
     answering(made, faulty)
     with pytest.raises(NodeFault, match="none of the nodes that were asked is left"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from fedstill.federation.federation import Answers
+from fedstill.federation.federation import Responses
 from fedstill.methods._critics import on_fake, on_real
 from fedstill.methods.fediod import FedIOD
 from fedstill.protocol.local_config import LocalConfig
@@ -55,7 +55,7 @@ def test_odds_weigh_a_node_by_the_chance_that_the_input_is_its_own(critic: Any, 
     server = small_world.world(config, nodes, made("mlp:4", "student"), local=LocalConfig()).server
     server.state.histogram.gather(server)
     d = torch.stack([critic(own) for own in OWN]).view(3, -1, 1, 1).expand(-1, -1, 2, 2)
-    weights = config.weights(server, server.state, Answers(-1, server.federation.nodes, {"critic": d}))
+    weights = config.weights(server, server.state, Responses(-1, server.federation.nodes, {"critic": d}))
     dense = torch.stack([n * own.log_prob(X).exp() for n, own in zip(SIZES, OWN, strict=True)])
     expected = (dense / dense.sum(0)).unsqueeze(2).expand(-1, -1, 3)
     torch.testing.assert_close(weights, expected, rtol=0, atol=near)

@@ -43,7 +43,7 @@ LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
 def asked_about(experiment: Simulation, x: torch.Tensor) -> torch.Tensor | None:
     """A use of the ensemble."""
     server = experiment.server
-    told: torch.Tensor | None = server.ensemble(server.ask("predict", x=x))
+    told: torch.Tensor | None = server.ensemble(server.query("predict", x=x))
     return told
 
 

@@ -81,7 +81,7 @@ class Hasty(CountsLabels, Idle):
     """Asks before its first turn, when nodes have learned nothing and nothing is charged for that."""
 
     def begin(self, server: Server) -> Any:
-        return SimpleNamespace(told=server.ask("count_labels")["counts"])
+        return SimpleNamespace(told=server.query("count_labels")["counts"])
 
 
 def test_who_asks_before_the_first_turn_is_refused() -> None:

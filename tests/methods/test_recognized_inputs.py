@@ -231,10 +231,10 @@ def test_who_was_away_as_label_counts_were_told_does_not_count_once_back(models:
     here = world(config)
     here.federation.link = LinkConfig(quorum=0.3)
 
-    def heard(query: str, asked: Any, sent: Any, answer: Any) -> Any:
+    def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
         if query == "count_labels":
-            here.federation.leave_out("n1", query, "no answer", back=True, since=answer.args[1].number)
-        return {name: told for name, told in answer().items() if name not in here.federation.out}
+            here.federation.leave_out("n1", query, "no answer", back=True, since=response.args[1].number)
+        return {name: told for name, told in response().items() if name not in here.federation.out}
 
     answering(here, heard)
     losses = [here.server.step()]

@@ -94,13 +94,13 @@ def test_a_server_that_sees_sums_only_comes_to_the_same(method: Method) -> None:
 def test_what_it_hears_is_one_answer_and_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(FEDIOD, True)
 
-    told = here.server.ask("count_labels")
-    answers = here.server.ask("examine", x=torch.zeros(5, *small_world.SHAPE))
+    told = here.server.query("count_labels")
+    responses = here.server.query("examine", x=torch.zeros(5, *small_world.SHAPE))
 
-    assert told.nodes == answers.nodes == (SUM,)
+    assert told.nodes == responses.nodes == (SUM,)
     counts = sum(node.data.targets.bincount(minlength=CLASSES) for node in here.nodes)
     assert told["counts"].tolist() == [counts.tolist()]  # type: ignore[union-attr]
-    assert {name: tuple(tensor.shape) for name, tensor in answers.tensors.items()} == {
+    assert {name: tuple(tensor.shape) for name, tensor in responses.tensors.items()} == {
         "logits": (1, 5, CLASSES),
     }
 
@@ -112,10 +112,10 @@ def test_responses_in_a_sum_have_the_digits_of_float32() -> None:
     student = made("mlp:8", "student")
     method = replace(FEDIOD, importance="size")
     here = small_world.world(method, make_nodes(models), student, local=local, sums=True, compute=compute)
-    here.server.ask("count_labels")
+    here.server.query("count_labels")
     x = torch.randn(5, *small_world.SHAPE, generator=torch.Generator().manual_seed(3))
 
-    mean = here.server.ask("examine", x=x)["logits"][0]
+    mean = here.server.query("examine", x=x)["logits"][0]
 
     with torch.no_grad():
         own = sum(len(node.data) * node.model(x) for node in here.nodes)
@@ -233,7 +233,7 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
         **({"public": public} if method.needs().public else {}),
     )
     for name in {"count_labels", "tell_size"} & here.side.queries.keys():
-        here.server.ask(name)
+        here.server.query(name)
     return here
 
 
@@ -248,7 +248,7 @@ def seen(here: World, gradients: bool = False) -> torch.Tensor:
         given = {"x": x, "rows": [0, 1] if "view" in asked.sends else [0], "view": view, "round": 0}
         sent = {part: given[part] for part in asked.sends}
         for each in range(here.server.task.classes if gradients else 1):
-            logits = here.server.ask(name, of=(SUM,), **sent)["logits"]
+            logits = here.server.query(name, of=(SUM,), **sent)["logits"]
             found.append(logits.detach().flatten())
             if gradients:
                 found.append(torch.autograd.grad(logits[0, 0, each], x)[0].flatten())

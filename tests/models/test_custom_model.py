@@ -265,12 +265,12 @@ def test_a_file_says_of_a_model_what_a_node_file_says(tmp_path: Path) -> None:
 def test_an_endpoint_is_asked_in_parts_and_names_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def answer(query: Any) -> Any:
+    def response(query: Any) -> Any:
         asked.append(query["inputs"])
         return {"probabilities": [[0.25, 0.75]] * len(query["inputs"]), "classes": ["yes", "no"]}
 
     monkeypatch.setattr(predictors, "MOST_VALUES", 3 * 2)
-    with serving(answer) as url:
+    with serving(response) as url:
         model = named(url, Path(), takes="raw")
         asked.clear()
         logits = model(ROWS.repeat(2, 1))

@@ -321,7 +321,7 @@ def test_an_approved_run_whose_folder_was_moved_away_does_not_begin_anew(tmp_pat
         refused(clinic)
         decide(clinic)
         clinic.ready()
-        clinic.ask(0)
+        clinic.query(0)
         clinic.say("leave")
         (clinic.folder / "runs/one").rename(tmp_path / f"of {name}")
         if again:
@@ -525,13 +525,13 @@ def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> N
     refused(clinic)
     decide(clinic)
     clinic.ready()
-    assert isinstance(clinic.ask(0), tuple)
+    assert isinstance(clinic.query(0), tuple)
     decide(clinic, False)
-    assert clinic.ask(1)["rule"].endswith("is rejected by its owner")
+    assert clinic.query(1)["rule"].endswith("is rejected by its owner")
     assert refused(clinic).endswith("is rejected by its owner")
     assert clinic.left() == [(0, "answer")]
     decide(clinic)
-    assert isinstance(clinic.ask(1), tuple)
+    assert isinstance(clinic.query(1), tuple)
 
 
 def test_a_run_that_waits_does_not_stop_the_one_at_work(tmp_path: Path) -> None:
@@ -541,7 +541,7 @@ def test_a_run_that_waits_does_not_stop_the_one_at_work(tmp_path: Path) -> None:
     clinic.ready()
     other = clinic.say("join", plan=replace(PLAN, run="two").to_dict(), server="b")
     assert "waits" in other["rule"]
-    assert isinstance(clinic.ask(0), tuple)
+    assert isinstance(clinic.query(0), tuple)
 
 
 def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
@@ -551,16 +551,16 @@ def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
     decide(clinic)
     clinic.ready()
     more = torch.zeros(B + 1, *SHAPE)
-    assert clinic.ask(0, more)["rule"] == f"approved: {B} inputs, and x has {B + 1}"
+    assert clinic.query(0, more)["rule"] == f"approved: {B} inputs, and x has {B + 1}"
     for number in range(5):
-        assert isinstance(clinic.ask(number), tuple)
+        assert isinstance(clinic.query(number), tuple)
         assert isinstance(clinic.pull(number), tuple)
     clinic.again()
     clinic.ready()
     clinic.say("recall", mark=0, message=5)
-    assert isinstance(clinic.ask(0), tuple)  # the same again, which costs nothing
-    assert isinstance(clinic.ask(5), tuple)
-    refusal = clinic.ask(6)
+    assert isinstance(clinic.query(0), tuple)  # the same again, which costs nothing
+    assert isinstance(clinic.query(5), tuple)
+    refusal = clinic.query(6)
     assert (refusal["kind"], refusal["query"], refusal["rule"]) == (
         "QueryRefused", "examine", "approved: 6 times",
     )  # fmt: skip
@@ -578,7 +578,7 @@ def test_more_bytes_than_were_approved_do_not_leave(tmp_path: Path) -> None:
     approved = clinic.session.node.gate.approved
     assert approved is not None
     approved.table["queries"]["examine"]["bytes"] = 4 * B * CLASSES  # the logits alone
-    assert clinic.ask(0)["rule"] == "approved: 160 bytes of an answer"
+    assert clinic.query(0)["rule"] == "approved: 160 bytes of an answer"
     assert clinic.left() == []
 
 
@@ -707,8 +707,8 @@ def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:
     (clinic.folder / "node.toml").write_text(NODE + "most_bytes = 400\n")
     clinic.again()
     clinic.ready()
-    clinic.ask(0)
-    assert "most_bytes" in clinic.ask(1)["rule"]
+    clinic.query(0)
+    assert "most_bytes" in clinic.query(1)["rule"]
     text = (clinic.folder / FILE).read_text()
     assert {"refused", "joined", "policy"} <= set(events(clinic))
     for private in ("4711", "31415926535", "40 ", "0.25", str(tmp_path), "(40", "9, 9"):

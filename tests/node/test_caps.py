@@ -224,7 +224,7 @@ def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -
 
 @linux
 def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a job of FLARE, and `fedstill node answer`."""
+    """That of a job of FLARE, and `fedstill node response`."""
     clinic = Clinic(tmp_path / "clinic", f"most_memory = {GIB}\n")
     code = (
         "import resource, sys\nfrom fedstill.cli import main as cli\n"
@@ -273,8 +273,8 @@ def test_a_header_within_the_limit_is_read(tmp_path: Path) -> None:
 
 def test_a_large_message_is_refused(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n").ready()
-    clinic.ask(0)[1]["logits"]
-    said = clinic.ask(1, torch.zeros(100, *SHAPE))
+    clinic.query(0)[1]["logits"]
+    said = clinic.query(1, torch.zeros(100, *SHAPE))
     assert said["rule"].startswith("most_message: 10000, and it has 2")
 
 
@@ -375,7 +375,7 @@ def test_runs_are_limited_and_known_ones_go_on(tmp_path: Path) -> None:
 
 def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
-    clinic.ask(0)
+    clinic.query(0)
     clinic.say("leave")
     audit = clinic.folder / "audit.sqlite"
     used = audit.stat().st_size
@@ -388,7 +388,7 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     for number in range(50):  # each refusal is a line, until there is no room for it
         clinic.say("answer", query="none", number=number, differentiable=False)
     assert sum(path.stat().st_size for path in clinic.folder.glob("audit.sqlite*")) < used + 50_000
-    assert "most_disk" in clinic.ask(1)["rule"]
+    assert "most_disk" in clinic.query(1)["rule"]
     clinic.say("leave")
     other = Clinic(tmp_path / "clinic", f"most_disk = {used}\n", dataclasses.replace(PLAN, run="two"))
     assert "most_disk" in other.say("join", plan=other.plan.to_dict())["rule"]
@@ -438,8 +438,8 @@ def test_an_answer_for_whose_bytes_there_is_no_memory_is_refused_and_can_be_aske
 
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.node.host.pack", full)
-        assert clinic.ask(0)["rule"] == "most_memory: it would take more than the node's owner allows"
+        assert clinic.query(0)["rule"] == "most_memory: it would take more than the node's owner allows"
     assert clinic.left() == [(0, "answer")], "it is charged"
-    _, released = clinic.ask(0)
+    _, released = clinic.query(0)
     assert set(released) == {"logits", "critic"}
     assert clinic.left() == [(0, "answer")], "and once"

@@ -47,8 +47,8 @@ def told(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
     """What the query's handler reads of a node's records."""
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
     group.knowing = lambda at, number: SimpleNamespace(**vars(group), at=at, number=number)
-    answer = count_labels(task).handler(group, 0)
-    return {name: tensor[0] for name, tensor in answer.items()}
+    response = count_labels(task).handler(group, 0)
+    return {name: tensor[0] for name, tensor in response.items()}
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -76,10 +76,10 @@ def test_no_record_moves_counts_further_than_is_paid_for(
 @pytest.mark.parametrize("name", TASKS)
 def test_sizes_are_the_number_of_examples(name: str) -> None:
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
-    query, answer = count_labels(task), told(task, records(task, 12, 0))
-    answer = dict(query.finish(answer, {})) if query.finish else answer
-    assert answer["sizes"].item() == pytest.approx(12)
-    assert answer["counts"].shape == (task.classes,)
+    query, response = count_labels(task), told(task, records(task, 12, 0))
+    response = dict(query.finish(response, {})) if query.finish else response
+    assert response["sizes"].item() == pytest.approx(12)
+    assert response["counts"].shape == (task.classes,)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -65,9 +65,9 @@ def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Pa
     seen: set[bytes] = set()
     for number in range(1, 5):
         clinic.say("recall", mark=0)
-        clinic.ask(number, image(0), query=query)
+        clinic.query(number, image(0), query=query)
         for more in range(3):
-            seen.add(clinic.ask(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
+            seen.add(clinic.query(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
     assert len(seen) == 12, "each had a critic of its own"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12
@@ -81,26 +81,26 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
     for number in range(1, 6):
         clinic.say("recall", mark=0)
         for asked in (number, 1001, 1002):
-            answered += isinstance(clinic.ask(asked, image(asked)), tuple)
+            answered += isinstance(clinic.query(asked, image(asked)), tuple)
     assert answered == released(clinic) == 6
     one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
     clinic = Clinic(tmp_path / "other", f"most_bytes = {3 * one}\n" + PRIVATE).ready()
     for number in range(1, 4):
         clinic.say("recall", mark=0)
         for asked in (number, 1001, 1002):
-            clinic.ask(asked, image(asked))
+            clinic.query(asked, image(asked))
     assert clinic.session.audit.spent(DATA, "one").bytes == 3 * one
 
 
 @pytest.mark.parametrize("private", ["", PRIVATE])
 def test_a_further_gradient_of_an_answer_is_a_further_query(tmp_path: Path, private: str) -> None:
     clinic = Clinic(tmp_path / "clinic", "most_queries = 2\n" + private).ready()
-    clinic.ask(0)
+    clinic.query(0)
     first = clinic.pull(0, 1.0)[1]
     told = []
     for value in (1.0, 2.0, 1.0, 3.0):
         clinic.say("recall", mark=0)
-        clinic.ask(0)
+        clinic.query(0)
         told.append(clinic.pull(0, value))
     same(told[0][1], first)
     same(told[2][1], first)
@@ -114,7 +114,7 @@ def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
     policy = "most_queries = 3\nmost_bytes = 1000000\n"
     clinic = Clinic(tmp_path / "clinic", policy).ready()
     for number in range(3):
-        clinic.ask(number)
+        clinic.query(number)
     clinic.say("leave")
     plan = PLAN
     if change == "a run's folder is gone":
@@ -131,7 +131,7 @@ def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
         again.again()
     told, _ = again.say("join", plan=plan.to_dict())
     again.say("learn", seconds=60)
-    assert "most_queries: 3" in again.ask(7)["text"]
+    assert "most_queries: 3" in again.query(7)["text"]
     if change != "a run's folder is gone":
         assert told["objections"]["examine"] == "most_queries: 3, over all runs"
 
@@ -144,9 +144,9 @@ def test_learning_that_comes_out_otherwise_is_another_step(
 ) -> None:
     """As after a start with other threads: the noise would be another, so that is charged, too."""
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
-    first = clinic.ask(0)[1]
+    first = clinic.query(0)[1]
     clinic.say("recall", mark=0)
-    same(clinic.ask(0)[1], first)
+    same(clinic.query(0)[1], first)
     assert learned(clinic) == 1, "the same to the last bit is the same"
 
     samples: list[tuple[Any, ...]] = []
@@ -161,18 +161,18 @@ def test_learning_that_comes_out_otherwise_is_another_step(
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
-    told, second = clinic.ask(0)
+    told, second = clinic.query(0)
     assert not torch.equal(second["critic"], first["critic"])
     assert learned(clinic) == 2
     assert told["privacy"]["price"] == {str(STEP): 1}, "the server is told of both"
     assert samples[0] != samples[1], "no draw of records serves two sums"
     clinic.say("recall", mark=0)
-    same(clinic.ask(0)[1], second)
+    same(clinic.query(0)[1], second)
     assert learned(clinic) == 2
 
     monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
     clinic.say("recall", mark=0)
-    third = clinic.ask(0)[1]
+    third = clinic.query(0)[1]
     assert len({x["critic"].numpy().tobytes() for x in (first, second, third)}) == learned(clinic) == 3
 
 
@@ -180,13 +180,13 @@ def test_what_follows_from_other_learning_is_another_release(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
-    clinic.ask(0)
-    before = clinic.ask(1)[1]
+    clinic.query(0)
+    before = clinic.query(1)[1]
     clinic.say("recall", mark=0)
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
-    clinic.ask(0)
+    clinic.query(0)
     monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
-    assert not torch.equal(clinic.ask(1)[1]["critic"], before["critic"])
+    assert not torch.equal(clinic.query(1)[1]["critic"], before["critic"])
     assert learned(clinic) == 4
 
 
@@ -201,15 +201,15 @@ def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     counts_labels = {"query": "count_labels", "number": 0, "differentiable": False}
     clinic.say("answer", **counts_labels)
     for number in range(1, 7):
-        assert clinic.ask(number)[1]
+        assert clinic.query(number)[1]
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("recall", mark=0)
     clinic.say("answer", **counts_labels)
     rows = released(clinic)
-    assert "privacy budget" in clinic.ask(1)["text"]
+    assert "privacy budget" in clinic.query(1)["text"]
     assert learned(clinic) == 6
     assert released(clinic) == rows
-    assert "the run goes on from an earlier mark" in clinic.ask(2)["text"]
+    assert "the run goes on from an earlier mark" in clinic.query(2)["text"]
 
 
 def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
@@ -221,14 +221,14 @@ def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
     clinic.host.requests.decide(describe(PLAN, None).sha256, True)
     clinic.ready()
     for number in range(6):
-        assert isinstance(clinic.ask(number), tuple)
+        assert isinstance(clinic.query(number), tuple)
     rows = released(clinic)
     clinic.say("recall", mark=0)
-    assert isinstance(clinic.ask(0), tuple), "the same again"
+    assert isinstance(clinic.query(0), tuple), "the same again"
     assert released(clinic) == rows
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("recall", mark=0)
-    assert clinic.ask(0)["rule"] == "approved: 6 times, and this came out otherwise before"
+    assert clinic.query(0)["rule"] == "approved: 6 times, and this came out otherwise before"
     assert released(clinic) == rows
 
 
@@ -250,9 +250,9 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
         raise RuntimeError("half way")
 
     monkeypatch.setattr(fedmd, "logits", fails)
-    ask = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
+    call = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
-    assert clinic.say("answer", sent, **ask)["kind"] == "OwnDataError"
+    assert clinic.say("answer", sent, **call)["kind"] == "OwnDataError"
     assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
     for mark in (0, 1):
         assert "failed at query 0" in clinic.say("remember", mark=mark)["text"]
@@ -260,11 +260,11 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("remember", mark=0) == ({}, {})
     paid = Counter(clinic.session.audit.spent(DATA, "one").run)
-    assert clinic.say("answer", sent, **ask)["kind"] == "OwnDataError"
+    assert clinic.say("answer", sent, **call)["kind"] == "OwnDataError"
     assert clinic.session.audit.spent(DATA, "one").run == paid, "the same is the same"
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("recall", mark=0)
-    assert clinic.say("answer", sent, **ask)["kind"] == "OwnDataError"
+    assert clinic.say("answer", sent, **call)["kind"] == "OwnDataError"
     twice = Counter(clinic.session.audit.spent(DATA, "one").run)
     assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
 
@@ -294,7 +294,7 @@ def test_a_round_that_is_none_costs_nothing_and_trains_nothing(tmp_path: Path, w
 
 def test_a_model_that_has_told_of_itself_is_not_trained_once_more(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
-    clinic.ask(0)
+    clinic.query(0)
     clinic.say("leave")
     (clinic.folder / "runs/one/learning.safetensors").unlink()
     assert "asked in a new run alone" in clinic.say("join", plan=PLAN.to_dict())["text"]
@@ -356,7 +356,7 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
         for what, one, two in operations:
             if what == "ask":
                 last += 1 + one
-                _, left = clinic.ask(last, image(two))
+                _, left = clinic.query(last, image(two))
             elif what == "pull":
                 left = clinic.pull(last, one)
                 if isinstance(left, dict):  # already pulled otherwise, or nothing to pull, or no number

@@ -138,9 +138,9 @@ class Watched(AuditLog):
 
 def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
     """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
-    asks = {"predict": {"times": 9, "rows": 3, "leaves": {}, "bytes": 0}}
+    requires_approval = {"predict": {"times": 9, "rows": 3, "leaves": {}, "bytes": 0}}
     door, query = gate(), Query("predict", QUERY.handler, {"rows": "indices"}, {"logits": "logits"})
-    door.approved = Description({"queries": asks})
+    door.approved = Description({"queries": requires_approval})
     about = asked(query="predict")
     assert release(door, about, tensors={"logits": torch.zeros(3, 5)}, query=query)
     with pytest.raises(QueryRefused, match="approved: 3 inputs, and the answer is about 4"):

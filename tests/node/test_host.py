@@ -100,7 +100,7 @@ class Clinic:
         assert told == {"percent": 100, "learned": True}
         return self
 
-    def ask(self, number: int, x: torch.Tensor | None = None, **header: Any) -> Any:
+    def query(self, number: int, x: torch.Tensor | None = None, **header: Any) -> Any:
         header = {"query": "examine", "differentiable": True, **header}
         return self.say("answer", {"x": image(number) if x is None else x}, number=number, **header)
 
@@ -186,7 +186,7 @@ def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypa
     monkeypatch.setattr(first_training, "CHUNK", 7)
     tick(monkeypatch)
     clinic.say("join", plan=PLAN.to_dict())
-    assert clinic.ask(0)["text"] == "node 'clinic', query 'examine': its local training is not done yet"
+    assert clinic.query(0)["text"] == "node 'clinic', query 'examine': its local training is not done yet"
     assert clinic.say("learn", seconds=0)[0] == {"percent": 0, "learned": False}
     # 4 epochs of 40 examples, 8 at a time, are 20 steps.
     assert clinic.say("learn", seconds=1.5)[0] == {"percent": 30, "learned": False}
@@ -199,25 +199,25 @@ def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypa
 
 
 def test_an_answer_and_its_way_back_are_counted_to_the_byte(clinic: Clinic) -> None:
-    told, released = clinic.ask(0)
+    told, released = clinic.query(0)
     assert {name: tuple(tensor.shape) for name, tensor in released.items()} == {
         "logits": (B, CLASSES),
         "critic": (B, *MAP),
     }
     assert told == {"privacy": {"mechanism": "none", "price": None, "after": "", "left": ""}}
     assert clinic.pull(0)[1]["d/dx"].shape == (B, *SHAPE)
-    answer, gradient = clinic.lines()
+    response, gradient = clinic.lines()
     numbers = B * CLASSES + B * 4
-    assert answer["down"] == {"inputs": 4 * B * 64}
-    assert answer["up"] == {"logits": 4 * B * CLASSES, "critic": 4 * B * 4}
+    assert response["down"] == {"inputs": 4 * B * 64}
+    assert response["up"] == {"logits": 4 * B * CLASSES, "critic": 4 * B * 4}
     assert gradient["down"] == {"gradients": 4 * numbers}
     assert gradient["up"] == {"gradients": 4 * B * 64}
 
 
 def test_asked_again_it_says_the_same_and_neither_counts_nor_trains_again(clinic: Clinic) -> None:
-    first, pulled = clinic.ask(0), clinic.pull(0)
+    first, pulled = clinic.query(0), clinic.pull(0)
     critic = clinic.critic()
-    same(clinic.ask(0)[1], first[1])
+    same(clinic.query(0)[1], first[1])
     same(clinic.pull(0)[1], pulled[1])
     assert torch.equal(clinic.critic(), critic)
     assert clinic.left() == [(0, "answer"), (0, "gradient")]
@@ -234,8 +234,8 @@ def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
         "d/dx": torch.float16,
         "d/dx:scale": torch.float32,
     }
-    answer, gradient = clinic.lines()
-    assert answer["down"] == {"inputs": B * 64 + 4 * B}
+    response, gradient = clinic.lines()
+    assert response["down"] == {"inputs": B * 64 + 4 * B}
     assert gradient["up"] == {"gradients": 2 * B * 64 + 4 * B}
 
 
@@ -262,17 +262,17 @@ def test_local_training_goes_on_where_the_last_saved_state_was(tmp_path: Path, m
 
 def test_going_back_to_a_mark_gives_the_same_answers_and_counts_none_of_them_twice(clinic: Clinic) -> None:
     for number in range(3):
-        clinic.ask(number)
+        clinic.query(number)
     clinic.say("remember", mark=3)
-    told = [(clinic.ask(number)[1], clinic.pull(number)[1]) for number in (3, 4)]
+    told = [(clinic.query(number)[1], clinic.pull(number)[1]) for number in (3, 4)]
     critic, lines = clinic.critic(), clinic.lines()
     clinic.again()
-    assert "run" in clinic.ask(5)["text"]  # it has not joined
+    assert "run" in clinic.query(5)["text"]  # it has not joined
     about, _ = clinic.say("join", plan=PLAN.to_dict())
     assert (about["marks"], about["learned"]) == ([3], True)
     clinic.say("recall", mark=3)
-    for number, (answer, gradient) in zip((3, 4), told, strict=True):
-        same(clinic.ask(number)[1], answer)
+    for number, (response, gradient) in zip((3, 4), told, strict=True):
+        same(clinic.query(number)[1], response)
         same(clinic.pull(number)[1], gradient)
     assert torch.equal(clinic.critic(), critic)
     assert clinic.lines() == lines
@@ -299,7 +299,7 @@ def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
             broken.again()
             broken.say("join", plan=PLAN.to_dict())
             broken.say("recall", mark=4)
-        same(whole.ask(number)[1], broken.ask(number)[1])
+        same(whole.query(number)[1], broken.query(number)[1])
         same(whole.pull(number)[1], broken.pull(number)[1])
     prices = [clinic.session.audit.spent(DATA, "one") for clinic in (whole, broken)]
     for clinic, spent in zip((whole, broken), prices, strict=True):
@@ -353,7 +353,7 @@ def test_the_salt_is_told_to_nobody(tmp_path: Path, mechanism: str) -> None:
     clinic = Clinic(tmp_path / "clinic", PRIVATELY[mechanism]).ready()
     (path,) = clinic.folder.glob("runs/one/salt")
     about, _ = clinic.say("join", plan=PLAN.to_dict())
-    told = [str(about), str(clinic.ask(0)[0]), str(clinic.pull(0)[0]), str(clinic.lines())]
+    told = [str(about), str(clinic.query(0)[0]), str(clinic.pull(0)[0]), str(clinic.lines())]
     assert path.read_text() not in "".join(told)
 
 
@@ -533,14 +533,14 @@ def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic
 
 def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:
     for mark in (1, 2, 3):
-        clinic.ask(mark - 1)
+        clinic.query(mark - 1)
         clinic.say("remember", mark=mark)
     assert clinic.session.about().marks == (2, 3)
     assert "mark 1 is not kept here: has 2, 3" in clinic.say("recall", mark=1)["text"]
     clinic.say("recall", mark=2)
     assert clinic.session.about().marks == (2,)
     assert clinic.session.about().last == 1
-    assert clinic.ask(1)["kind"] == "QueryMismatch"  # before the mark
+    assert clinic.query(1)["kind"] == "QueryMismatch"  # before the mark
     clinic.say("recall", mark=0)
     assert clinic.session.about().marks == ()
 
@@ -600,8 +600,8 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", "most_rows = 64").ready()
-    clinic.ask(0)
-    clinic.ask(1)
+    clinic.query(0)
+    clinic.query(1)
     clinic.pull(1, 2.0)
     sums, critic, before = clinic.session.audit.summary(), clinic.critic(), len(clinic.lines())
     files = sorted(path for path in clinic.folder.rglob("*") if path.is_file())
@@ -626,7 +626,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     assert clinic.session.audit.summary() == sums
     assert torch.equal(clinic.critic(), critic)
     assert sorted(path for path in clinic.folder.rglob("*") if path.is_file()) == files
-    assert "logits" in clinic.ask(2)[1]
+    assert "logits" in clinic.query(2)[1]
     with closing(AuditLog(clinic.folder / FILE)) as again:
         assert again.summary("one")["queries"] == 3
 
@@ -777,7 +777,7 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
         raise kind("patient 4711 is not square")
 
     monkeypatch.setattr(clinic.session.handler, "answer", fails)
-    told = clinic.ask(0)
+    told = clinic.query(0)
     assert told == {
         "kind": "OwnDataError",
         "text": "its data or model fail here: its own log says more",
@@ -794,7 +794,7 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
 ) -> None:
     other = Clinic(tmp_path / "other").ready()
     for each in (clinic, other):
-        each.ask(0)
+        each.query(0)
 
     def full(*given: Any) -> None:
         raise AuditError("audit.sqlite", "cannot be used: database or disk is full")
@@ -802,12 +802,12 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
     with monkeypatch.context() as patch:
         patch.setattr(AuditLog, "_insert", full)
         for _ in range(2):
-            told = clinic.ask(1)
+            told = clinic.query(1)
             assert told["text"] == "its data or model fail here: its own log says more"
-        assert "policy" not in clinic.ask(2, torch.zeros(1))["text"]  # a refusal stands without its line
+        assert "policy" not in clinic.query(2, torch.zeros(1))["text"]  # a refusal stands without its line
     assert clinic.left() == [(0, "answer")]
     assert clinic.session.audit.spent(DATA, ALL).bytes == 4 * B * (CLASSES + 4)
-    same(clinic.ask(1)[1], other.ask(1)[1])
+    same(clinic.query(1)[1], other.query(1)[1])
     same(clinic.pull(1)[1], other.pull(1)[1])
     assert torch.equal(clinic.critic(), other.critic())
     assert clinic.left() == other.left()
@@ -816,9 +816,9 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
 def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
     clinic: Clinic, monkeypatch: Any
 ) -> None:
-    clinic.ask(0)
+    clinic.query(0)
     clinic.say("remember", mark=1)
-    clinic.ask(1)
+    clinic.query(1)
 
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

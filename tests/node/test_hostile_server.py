@@ -37,34 +37,34 @@ from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
     """A critic that has seen query 1 answers query 2 otherwise than one that has not."""
     clinic = Clinic(tmp_path / "clinic", "most_queries = 4").ready()
-    first = [clinic.ask(number)[1] for number in (0, 1, 2)]
+    first = [clinic.query(number)[1] for number in (0, 1, 2)]
     lines = len(clinic.left())
     clinic.say("recall", mark=0)
-    _, skipped = clinic.ask(2)
+    _, skipped = clinic.query(2)
     assert not torch.equal(skipped["critic"], first[2]["critic"])
     assert clinic.session.audit.spent(DATA, ALL).queries == 4
     assert len(clinic.left()) == lines + 1
     assert clinic.lines()[-1].get("after", "") != clinic.lines()[2]["after"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
     clinic.say("recall", mark=0)
-    assert "most_queries: 4" in clinic.ask(1)["text"]
+    assert "most_queries: 4" in clinic.query(1)["text"]
     clinic.say("recall", mark=0)
     for number in (0, 1, 2):
-        same(clinic.ask(number)[1], first[number])
+        same(clinic.query(number)[1], first[number])
     assert clinic.session.audit.spent(DATA, ALL).queries == 4
 
 
 def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "most_queries = 3").ready()
-    clinic.ask(0)
-    clinic.ask(1)
+    clinic.query(0)
+    clinic.query(1)
     clinic.say("leave")
     other = Clinic(tmp_path / "clinic", "most_queries = 3", dataclasses.replace(PLAN, run="two"))
     told, _ = other.say("join", plan=other.plan.to_dict())
     assert told["most_queries"] == 1  # are left
     other.say("learn", seconds=60)
-    other.ask(0)
-    assert "most_queries: 3" in other.ask(1)["text"]
+    other.query(0)
+    assert "most_queries: 3" in other.query(1)["text"]
     other.say("leave")
     third = Clinic(tmp_path / "clinic", "most_queries = 3", dataclasses.replace(PLAN, run="three"))
     told, _ = third.say("join", plan=third.plan.to_dict())
@@ -74,10 +74,10 @@ def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
 
 def test_queries_of_a_run_itself_are_not_taken_from_what_it_may_still_ask(tmp_path: Path) -> None:
     """A run that begins or continues has the limit less the queries of other runs."""
-    Clinic(tmp_path / "clinic", "most_queries = 5").ready().ask(0)
+    Clinic(tmp_path / "clinic", "most_queries = 5").ready().query(0)
     other = Clinic(tmp_path / "clinic", "most_queries = 5", dataclasses.replace(PLAN, run="two")).ready()
-    other.ask(0)
-    other.ask(1)
+    other.query(0)
+    other.query(1)
     other.again()
     told, _ = other.say("join", plan=other.plan.to_dict())
     assert told["most_queries"] == 4  # 5 less the one of run "one"; two of the four are used
@@ -86,14 +86,14 @@ def test_queries_of_a_run_itself_are_not_taken_from_what_it_may_still_ask(tmp_pa
 def test_bytes_are_limited_over_all_runs_too(tmp_path: Path) -> None:
     one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
     policy = f"most_bytes = {one + 1}"
-    Clinic(tmp_path / "clinic", policy).ready().ask(0)
+    Clinic(tmp_path / "clinic", policy).ready().query(0)
     other = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run="two")).ready()
-    assert "most_bytes" in other.ask(0)["text"]
+    assert "most_bytes" in other.query(0)["text"]
 
 
 def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
-    clinic.ask(0)
+    clinic.query(0)
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
     said = clinic.say("join", plan=other.to_dict())["text"]
@@ -107,7 +107,7 @@ def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
 
 def test_a_run_of_which_nothing_has_left_is_bound_to_nothing(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "queries = ['predict']").ready()
-    assert "queries: predict" in clinic.ask(0)["text"]
+    assert "queries: predict" in clinic.query(0)["text"]
     clinic.say("remember", mark=1)
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
@@ -305,10 +305,10 @@ def test_a_message_that_comes_late_changes_no_state(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=PLAN.to_dict(), server="s", message=0)
     clinic.say("learn", seconds=60)
-    clinic.ask(0)
+    clinic.query(0)
     clinic.say("remember", mark=1, server="s", message=5)
     kept = (clinic.folder / "runs/one/mark-1.safetensors").read_bytes()
-    clinic.ask(1)
+    clinic.query(1)
     critic = clinic.critic()
     clinic.say("remember", mark=1, server="s", message=5)  # the same once more
     assert (clinic.folder / "runs/one/mark-1.safetensors").read_bytes() == kept
@@ -329,7 +329,7 @@ def test_a_mark_is_set_where_the_node_is(tmp_path: Path) -> None:
     clinic.say("join", plan=PLAN.to_dict())
     assert "it is not before query 0" in clinic.say("remember", mark=0)["text"]  # still learning
     clinic.say("learn", seconds=60)
-    clinic.ask(3)
+    clinic.query(3)
     assert "it is not before query 2" in clinic.say("remember", mark=2)["text"]
 
 
@@ -339,7 +339,7 @@ def test_what_a_server_sends_forges_no_line_of_the_log(
     clinic = Clinic(tmp_path / "clinic").ready()
     name = "x\n2026-11-22 06:05:11 INFO node: number 3, predict: 0 bytes left" + "y" * 900_000
     with caplog.at_level(logging.WARNING, "fedstill.node"):
-        clinic.ask(0, query=name)
+        clinic.query(0, query=name)
     (line,) = caplog.messages
     assert "\n" not in line
     assert len(line) < 2000
@@ -365,7 +365,7 @@ def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
     clinic = Clinic(tmp_path / "clinic", "most_message = 20000\n").ready()
     before = clinic.lines()
     with caplog.at_level(logging.WARNING, "fedstill.node"):
-        told = clinic.ask(0, torch.ones(400, *SHAPE))
+        told = clinic.query(0, torch.ones(400, *SHAPE))
     assert told["query"] == "message"
     (line,) = caplog.messages
     assert line.startswith("refused message: ")
@@ -376,7 +376,7 @@ def test_what_is_too_large_does_not_wait_for_its_turn(tmp_path: Path) -> None:
     """Many of them at once would all be in memory."""
     clinic = Clinic(tmp_path / "clinic", "most_message = 20000\n").ready()
     with clinic.host._lock, ThreadPoolExecutor(1) as pool:
-        told = pool.submit(clinic.ask, 0, torch.ones(400, *SHAPE)).result(timeout=60)
+        told = pool.submit(clinic.query, 0, torch.ones(400, *SHAPE)).result(timeout=60)
     assert "most_message: 20000" in told["rule"]
 
 
@@ -391,12 +391,12 @@ def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.M
     clinic = Clinic(tmp_path / "clinic").ready()
     wrong = torch.zeros(1)
     for _ in range(3):
-        assert "kind" in clinic.ask(7, wrong)
+        assert "kind" in clinic.query(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
     assert [line["number"] for line in refused] == [7], "the same is one line"
     monkeypatch.setattr(refusals, "REFUSALS", 3)
     for number in range(10):
-        assert "kind" in clinic.ask(number, wrong)
+        assert "kind" in clinic.query(number, wrong)
     assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3
     monkeypatch.setattr(host_module, "JOINS", 4)
     plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
@@ -428,7 +428,7 @@ def test_a_server_cannot_fill_the_processes_log(
 
 def test_what_a_stranger_asks_is_not_noted_under_the_run_that_goes_on(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
-    assert "a run that this node has joined" in clinic.ask(5, run="stranger")["text"]
+    assert "a run that this node has joined" in clinic.query(5, run="stranger")["text"]
     assert clinic.lines() == []
 
 
@@ -440,7 +440,7 @@ def test_no_gradient_leaves_of_an_answer_that_was_refused(tmp_path: Path) -> Non
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(400))))
     policy = "most_queries = 1\nmost_bytes = 6000\n"
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, spec=spec)).ready()
-    assert "most_bytes" in clinic.ask(0)["rule"]
+    assert "most_bytes" in clinic.query(0)["rule"]
     assert clinic.say("pull back", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QueryMismatch"
     assert clinic.left() == []
 
@@ -479,12 +479,14 @@ def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     clinic.say("learn", seconds=60)
     for parameter in clinic.session.node.model.parameters():
         torch.nn.init.constant_(parameter, float("nan"))
-    ask = {"query": "predict", "differentiable": False}
+    call = {"query": "predict", "differentiable": False}
     one, more = ({"rows": torch.tensor([0, rows]), "view": torch.tensor(0)} for rows in (1, 4))
-    _, released = clinic.say("answer", one, number=0, **ask)
+    _, released = clinic.say("answer", one, number=0, **call)
     assert (released["logits"] == -128).all()
     assert clinic.session.audit.spent(DATA, ALL).bytes == released["logits"].numel()
-    assert clinic.say("answer", more, number=1, **ask)["rule"] == f"most_bytes: {most} bytes", "as of numbers"
+    assert clinic.say("answer", more, number=1, **call)["rule"] == f"most_bytes: {most} bytes", (
+        "as of numbers"
+    )
 
 
 ESTIMATOR = """

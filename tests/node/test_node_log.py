@@ -42,8 +42,8 @@ def private(folder: Path, more: str = "", run: str = "one") -> Clinic:
     return Clinic(folder, PRIVACY + more, dataclasses.replace(PRIVATE, run=run))
 
 
-def ask(clinic: Clinic, number: int) -> Any:
-    return clinic.ask(number, differentiable=False)
+def call(clinic: Clinic, number: int) -> Any:
+    return clinic.query(number, differentiable=False)
 
 
 def spent(clinic: Clinic) -> Any:
@@ -56,12 +56,12 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
     clinic = private(tmp_path / "clinic").ready()
-    _, answer = ask(clinic, 0)
+    _, response = call(clinic, 0)
     clinic.say("leave")
     shutil.copy(clinic.folder / "audit.sqlite", tmp_path)
     clinic.ready()
-    ask(clinic, 1)
-    ask(clinic, 2)
+    call(clinic, 1)
+    call(clinic, 2)
     clinic.say("leave")
     before = spent(clinic)
     assert before.run
@@ -79,7 +79,7 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
     assert "fedstill audit settle" in caplog.text
     assert clinic.host.session is None
     assert log.exists() == (change == "an older copy"), "none is begun"
-    assert "run" in ask(clinic, 3)["text"]  # no run is joined
+    assert "run" in call(clinic, 3)["text"]  # no run is joined
     other = private(clinic.folder, run="two")
     assert "its own log says more" in other.say("join", plan=other.plan.to_dict())["text"]
     begun = (clinic.folder / "runs/one" / PLAN_FILE).read_bytes()
@@ -92,8 +92,8 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
         after = spent(clinic)
         assert (after.run, after.bare_run, after.queries) == (before.run, before.bare_run, before.queries)
     clinic.ready()  # the same process: nothing was left locked
-    same(ask(clinic, 0)[1], answer)
-    assert not isinstance(ask(clinic, 3), dict)
+    same(call(clinic, 0)[1], response)
+    assert not isinstance(call(clinic, 3), dict)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_whatever_fails_while_joining_leaves_nothing_open(
     with pytest.raises(AuditError, match="closed"):
         audit.verify()
     clinic.ready()
-    assert not isinstance(ask(clinic, 0), dict)
+    assert not isinstance(call(clinic, 0), dict)
 
 
 def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:
     )
     first.ready()
     number = 0
-    while not isinstance(ask(first, number), dict):
+    while not isinstance(call(first, number), dict):
         number += 1
     assert number > 0
     first.say("leave")
     second.say("join", plan=second.plan.to_dict())
     second.say("learn", seconds=60)
-    assert "privacy budget" in ask(second, 0)["text"]
+    assert "privacy budget" in call(second, 0)["text"]
 
 
 def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
@@ -174,5 +174,5 @@ def test_a_log_beside_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("HOME", str(tmp_path))
     text = PRIVACY.replace("[privacy.outputs]", 'audit_log = "~/clinic.sqlite"\n[privacy.outputs]')
     clinic = Clinic(tmp_path / "clinic", text, PRIVATE).ready()
-    ask(clinic, 0)
+    call(clinic, 0)
     assert (tmp_path / "clinic.sqlite").exists()

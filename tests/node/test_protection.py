@@ -117,10 +117,10 @@ class World:
         assert self.node.gate.budgets is not None
         return self.node.gate.budgets.mechanism
 
-    def ask(self, x: torch.Tensor = X, number: int | None = None, query: str = "examine") -> Any:
+    def query(self, x: torch.Tensor = X, number: int | None = None, query: str = "examine") -> Any:
         sent = {"x": x} if query == "examine" else {}
-        answers = self.federation.ask(query, number=number, **sent)
-        return {name: answers[name][0].detach() for name in answers.tensors}
+        responses = self.federation.query(query, number=number, **sent)
+        return {name: responses[name][0].detach() for name in responses.tensors}
 
     def clean(self, x: torch.Tensor = X) -> torch.Tensor:
         """What the node's model says, as the gate bounds it."""
@@ -173,12 +173,12 @@ def under(mechanism: Any, **change: Any) -> PrivacyConfig:
 
 def test_under_dp_sgd_answers_are_the_networks_own_and_training_is_paid_for() -> None:
     one = made(under("dp-sgd"))
-    left = one.ask()
+    left = one.query()
     torch.testing.assert_close(left["logits"], one.node.model(X).detach())
     torch.testing.assert_close(left["critic"], one.node.modules["critic"](X).detach())
     steps, critic = Event("gaussian", 0.7, rate=8 / 24), Event("gaussian", 1.0, rate=ROWS / 24)
     assert one.spent() == as_text({steps: 9, critic: 1})
-    one.ask()
+    one.query()
     assert one.spent() == as_text({steps: 9, critic: 2})
     norms = {type(module).__name__ for module in one.node.modules["critic"].modules()}
     assert "BatchNorm2d" not in norms
@@ -192,7 +192,7 @@ def test_under_pate_noisy_votes_leave() -> None:
         f"clinic/teacher-{index}" for index in range(M) if one.node.model.voting[index]
     ]
     assert sum(len(learner.data) for learner in one.node.learners) == 24
-    logits = torch.cat([one.ask()["logits"] - one.clean() for _ in range(40)])
+    logits = torch.cat([one.query()["logits"] - one.clean() for _ in range(40)])
     noise = logits * M / 8  # in votes
     assert noise.std().item() == pytest.approx(5.0, rel=0.1)
     assert abs(noise.mean().item()) < 1
@@ -202,7 +202,7 @@ def test_under_pate_noisy_votes_leave() -> None:
 
 def test_under_noisy_outputs_noise_is_on_what_is_bounded() -> None:
     one = made(under("noisy-outputs"))
-    noise = torch.cat([one.ask()["logits"] - one.clean() for _ in range(40)])
+    noise = torch.cat([one.query()["logits"] - one.clean() for _ in range(40)])
     assert noise.abs().mean().item() == pytest.approx(10.0, rel=0.15)  # Laplace
     assert one.clean().abs().max() <= 3
     assert one.node.model(20 * X).abs().max() > 3, "the bound binds"
@@ -212,14 +212,14 @@ def test_what_is_pulled_back_is_noised_and_paid_for() -> None:
     for mechanism, m in (("pate", M), ("noisy-outputs", 1)):
         one = made(under(mechanism))
         x = X.clone().requires_grad_()
-        one.federation.ask("examine", x=x)["logits"].sum().backward()
+        one.federation.query("examine", x=x)["logits"].sum().backward()
         assert x.grad is not None
         assert x.grad.std().item() == pytest.approx(2.0, rel=0.2)  # noise of 2 clip
         assert f"gaussian({2 * m / (2 * math.sqrt(ROWS))!r})" in one.spent()
     one = made(under("dp-sgd"))
     before = dict(one.spent())
     x = X.clone().requires_grad_()
-    one.federation.ask("examine", x=x)["logits"].sum().backward()
+    one.federation.query("examine", x=x)["logits"].sum().backward()
     assert not before
     assert len(one.spent()) == 2, "training and the critic's step"
 
@@ -229,7 +229,7 @@ def test_what_is_pulled_back_is_noised_and_paid_for() -> None:
 
 def noise_of(one: World, number: int | None = None, x: torch.Tensor = X) -> torch.Tensor:
     """Of an answer, in the order of its numbers."""
-    return one.ask(x, number)["logits"] - one.clean(x)
+    return one.query(x, number)["logits"] - one.clean(x)
 
 
 @pytest.mark.parametrize("randomness", ["seeded", "secure"])
@@ -315,7 +315,7 @@ def test_the_binding_holds_the_tasks_options() -> None:
 def test_a_critics_noise_follows_from_what_is_asked_too() -> None:
     def critic(x: torch.Tensor, number: int = 0) -> torch.Tensor:
         one = made(under("dp-sgd"), train=False)
-        one.ask(x, number)
+        one.query(x, number)
         return torch.cat([own.detach().flatten() for own in one.node.modules["critic"].parameters()])
 
     base = critic(X)

@@ -43,12 +43,12 @@ SLOPES = torch.tensor([[0.5, -0.25]])
 BY_HAND: dict[Added, list[float]] = {"size": [2.75, 2.0], "counts": [2.25, 2.25], "mean": [1.25, 0.5]}
 
 
-def answer(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+def response(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
     return {"logits": group.bench("model")(x)}
 
 
 def side_of(how: Added) -> NodeSide:
-    asked = Query("examine", answer, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
+    asked = Query("examine", response, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
     return NodeSide({"examine": asked})
 
 
@@ -106,7 +106,7 @@ PULLS = st.dictionaries(
 @pytest.fixture(scope="module")
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
     asked = Clinic(tmp_path_factory.mktemp("fuzzed") / "clinic").ready()
-    asked.ask(0)
+    asked.query(0)
     return asked
 
 
@@ -142,14 +142,14 @@ def test_scales_of_any_form_raise_typed_errors(pull: dict[str, torch.Tensor], cl
 
 
 def test_sound_gradients_are_pulled_back_after_all_of_that(clinic: Clinic) -> None:
-    clinic.ask(7)
+    clinic.query(7)
     assert clinic.say("pull back", {}, number=7)["kind"] == "QueryRefused"
     _, released = clinic.say("pull back", sound_gradients(0.5), number=7)
     assert released["d/dx"].shape == (B, 1, 8, 8)
 
 
 def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> None:
-    asked = Query("examine", answer, {"x": INPUTS}, {"logits": LOGITS})
+    asked = Query("examine", response, {"x": INPUTS}, {"logits": LOGITS})
     handler = RequestHandler(Group([node_of("a")]), NodeSide({"examine": asked}), Compute())
     handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True)
     with pytest.raises(QueryRefused, match="gradients"):

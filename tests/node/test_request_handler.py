@@ -73,9 +73,9 @@ class Office:
                 node.optimizers["critic"].step()  # as if privately, where it has to be
             critic.train(False)
         group.bench("model").train(False)
-        answer = {"logits": group.bench("model")(x).sin(), "score": critic(x)}
-        self.outputs = [weakref.ref(tensor) for tensor in answer.values()]
-        return answer
+        response = {"logits": group.bench("model")(x).sin(), "score": critic(x)}
+        self.outputs = [weakref.ref(tensor) for tensor in response.values()]
+        return response
 
     def _leak(self, group: Group, number: int) -> Mapping[str, torch.Tensor]:
         return {"logits": torch.ones(len(group), 1), "diary": torch.ones(len(group), 1)}
@@ -83,7 +83,7 @@ class Office:
     def _two(self, group: Group, number: int, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, torch.Tensor]:
         return {"logits": group.bench("model")(x) + 2 * group.bench("model")(x * y)}
 
-    def ask(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
+    def query(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
         return self.handler.answer(name, number, {"x": x}, grad)
 
     def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
@@ -118,12 +118,12 @@ def same(some: Sequence[Mapping[str, torch.Tensor]], others: Sequence[Mapping[st
 def test_an_answer_has_one_part_a_node_and_the_critic_has_learned() -> None:
     office = Office()
     before = office.critics()
-    answers = office.ask()
+    responses = office.query()
     assert office.has_changed_since(before)
-    for node, answer in zip(office.nodes, answers, strict=True):
-        torch.testing.assert_close(answer["logits"], node.model(X).sin())
-        torch.testing.assert_close(answer["score"], node.modules["critic"](X))
-        assert not answer["logits"].requires_grad
+    for node, response in zip(office.nodes, responses, strict=True):
+        torch.testing.assert_close(response["logits"], node.model(X).sin())
+        torch.testing.assert_close(response["score"], node.modules["critic"](X))
+        assert not response["logits"].requires_grad
 
 
 def failing(office: Office, number: int = 0, **change: Any) -> None:
@@ -137,7 +137,7 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 
     queries["examine"] = replace(sound, handler=handler, **change)
     with pytest.raises(RuntimeError, match="out of memory"):
-        office.ask(number)
+        office.query(number)
     queries["examine"] = replace(sound, **change)
 
 
@@ -160,7 +160,7 @@ def learning_privately() -> Office:
 @pytest.mark.parametrize("change", [{"trains": ("critic",)}, {"span": lambda sent: Span(0, 1, 4)}])
 def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: Any) -> None:
     office = learning_privately()
-    office.ask(0)
+    office.query(0)
     failing(office, 1, **change)
     calls, critics = office.calls, office.critics()
     for number, name, tensors in ((1, "examine", {"x": X}), (2, "examine", {"x": X}), (3, "leak", {})):
@@ -172,7 +172,7 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
     office.handler = RequestHandler(
         office.handler.group, office.side, Compute()
     )  # as after going back to a mark
-    assert len(office.ask(1)) == 1
+    assert len(office.query(1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -183,19 +183,19 @@ def test_what_failed_without_private_learning_may_be_asked_again(private: bool, 
     if private:
         privately(office)
     failing(office, **change)
-    assert len(office.ask()) == 3
+    assert len(office.query()) == 3
 
 
 def test_what_is_answered_after_a_failure_passes_for_no_answer_without_it() -> None:
     """Of equal past it would be the answer that has left already, of which a limit counts one."""
     office = Office()
     states = [copy.deepcopy(node.state()) for node in office.nodes]
-    first = office.ask(1)
+    first = office.query(1)
     for node, state in zip(office.nodes, states, strict=True):
         node.load(state)
     office.handler = RequestHandler(Group(office.nodes), office.side, Compute())
     failing(office)
-    assert not same(office.ask(1), first)
+    assert not same(office.query(1), first)
     assert office.audit.spent("b", ALL).queries == 2
 
 
@@ -203,13 +203,13 @@ def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None
     office = Office()
     numbers = [0, *range(2, KEPT + 3)]
     for number in numbers:
-        office.ask(number)
+        office.query(number)
     critics = office.critics()
     for number in (0, 1):  # 0 was answered long ago, 1 never was: neither may train the critic now
         with pytest.raises(QueryMismatch, match=f"number {number}"):
-            office.ask(number)
+            office.query(number)
     for number in numbers[-KEPT:]:
-        office.ask(number)
+        office.query(number)
     assert office.calls == len(numbers)
     assert not office.has_changed_since(critics)
 
@@ -219,7 +219,7 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
     office = Office({refusing: PolicyConfig(queries=("count",))})
     before = office.critics()
     with pytest.raises(QueryRefused) as caught:
-        office.ask()
+        office.query()
     error = caught.value
     assert (error.node, error.query, error.rule) == (refusing, "examine", "queries: count")
     assert office.calls == 0
@@ -245,8 +245,8 @@ def test_gradients_of_several_inputs_are_told_apart() -> None:
 
 def test_a_node_that_no_gradient_reached_releases_none() -> None:
     some, whole = Office(), Office()
-    some.ask()
-    whole.ask()
+    some.query()
+    whole.query()
     released = some.handler.pull_back(0, {"b": pulls()[1]})
     assert list(released) == ["b"]
     assert same([released["b"]], [whole.pull(pulls())[1]])
@@ -254,11 +254,11 @@ def test_a_node_that_no_gradient_reached_releases_none() -> None:
 
 def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
     office = Office()
-    office.ask()
+    office.query()
     first = office.pull(pulls())
     audit = office.audit.summary()
     assert same(office.pull(pulls()), first)
-    office.ask(1)  # a reply that was lost may be asked for even later
+    office.query(1)  # a reply that was lost may be asked for even later
     office.handler.answer("two", 2, {"x": X, "y": X}, False)
     assert same(office.pull(pulls()), first)
     assert office.audit.summary()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
@@ -268,9 +268,9 @@ def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
 def test_what_cannot_be_pulled_back_is_a_mismatch(case: str) -> None:
     office = Office()
     if case != "never asked":
-        office.ask(0, grad=case != "asked without gradients")
+        office.query(0, grad=case != "asked without gradients")
     if case == "the next one has been asked":
-        office.ask(1)
+        office.query(1)
     before = office.audit.summary()
     with pytest.raises(QueryMismatch):
         office.pull(pulls())
@@ -284,25 +284,25 @@ def alive(office: Office) -> bool:
 
 def test_without_gradients_no_graph_is_kept() -> None:
     office = Office()
-    office.ask(grad=False)
+    office.query(grad=False)
     assert not office.grad_enabled
     kept = [output() for output in office.outputs]
     assert all(output is None or output.grad_fn is None for output in kept)
-    office.ask(1, grad=False)
+    office.query(1, grad=False)
     del kept
     assert office.outputs
 
 
 def test_a_graph_is_kept_until_it_is_pulled_back_or_the_next_query() -> None:
     office = Office()
-    office.ask(0)
+    office.query(0)
     assert office.grad_enabled
     assert alive(office)
     office.pull(pulls())
     assert not alive(office)
-    office.ask(1)
+    office.query(1)
     kept = office.outputs
-    office.ask(2)
+    office.query(2)
     office.outputs = kept
     assert not alive(office)
 
@@ -330,25 +330,25 @@ def full(office: Office) -> Full:
 
 
 def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
-    expected = Office().ask()
+    expected = Office().query()
     office = Office()
     audit = full(office)
     audit.full = ("b", "answer")
     with pytest.raises(OSError, match="no space"):
-        office.ask()
+        office.query()
     critics = office.critics()
     assert set(audit.summary()["by_node"]) == {"a"}, "b and c have released nothing"
     with pytest.raises(OSError, match="no space"):
-        office.ask()
+        office.query()
     audit.full = None
-    assert same(office.ask(), expected)
+    assert same(office.query(), expected)
     assert office.calls == 1
     assert not office.has_changed_since(critics), "the critics have moved once"
     each = {"up": B * 4 * 4, "down": B * 16 * 4}
     assert audit.summary()["by_node"] == dict.fromkeys("abc", each)
     assert [audit.spent(name, ALL).queries for name in "abc"] == [1, 1, 1]
     with pytest.raises(QueryMismatch):
-        office.ask(0, X + 1)
+        office.query(0, X + 1)
 
 
 def test_an_answer_that_failed_half_way_is_gone_once_the_next_is_out() -> None:
@@ -357,23 +357,23 @@ def test_an_answer_that_failed_half_way_is_gone_once_the_next_is_out() -> None:
     audit = full(office)
     audit.full = ("b", "answer")
     with pytest.raises(OSError, match="no space"):
-        office.ask(0)
+        office.query(0)
     audit.full = None
-    office.ask(1)
+    office.query(1)
     before = audit.summary()
     with pytest.raises(QueryMismatch):
-        office.ask(0)
+        office.query(0)
     assert audit.summary() == before
     assert [audit.spent(name, ALL).queries for name in "abc"] == [2, 1, 1]
 
 
 def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
     whole = Office()
-    whole.ask()
+    whole.query()
     expected = whole.pull(pulls())
     office = Office()
     audit = full(office)
-    office.ask()
+    office.query()
     audit.full = ("b", "gradient")
     with pytest.raises(OSError, match="no space"):
         office.pull(pulls())
@@ -391,7 +391,7 @@ def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number(
     whole, parted = Office(), Office()
     last = {node.name: -1 for node in parted.nodes}
     together = RequestHandler(Group(parted.nodes), parted.side, Compute(), last)
-    whole.ask(3)
+    whole.query(3)
     together.answer("examine", 3, {"x": X}, True)
     handlers = [RequestHandler(Group([node]), parted.side, Compute(), last) for node in parted.nodes]
     calls = parted.calls
@@ -400,12 +400,12 @@ def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number(
             with pytest.raises(QueryMismatch):
                 handler.answer("examine", old, {"x": X}, False)
     assert parted.calls == calls
-    expected = whole.ask(4)
-    for handler, answer in zip(handlers, expected, strict=True):
+    expected = whole.query(4)
+    for handler, response in zip(handlers, expected, strict=True):
         (mine,) = handler.answer("examine", 4, {"x": X}, False)
-        for name in answer:
-            torch.testing.assert_close(mine[name], answer[name])
+        for name in response:
+            torch.testing.assert_close(mine[name], response[name])
     # and back: what the single nodes' handlers moved in memory, the group finds again
-    for old, new in zip(whole.ask(5), together.answer("examine", 5, {"x": X}, False), strict=True):
+    for old, new in zip(whole.query(5), together.answer("examine", 5, {"x": X}, False), strict=True):
         for name in old:
             torch.testing.assert_close(new[name], old[name])

@@ -69,7 +69,7 @@ class Node:
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
         self.gate.budgets = Budgets(self.mechanism, self.audit, run, "clinic")
 
-    def ask(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
+    def query(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
         """As the request handler does."""
         asked = Asked(number, (query or self.query).name, f"c{number}", "", {})
         self.gate.admit(asked, query or self.query, X)
@@ -78,11 +78,11 @@ class Node:
     def spent(self) -> Spent:
         return self.audit.spent("clinic", self.run)
 
-    def asks(self, first: int = 0, most: int = 1000) -> int:
+    def requires_approval(self, first: int = 0, most: int = 1000) -> int:
         """How many queries it answers before it refuses."""
         for number in range(first, first + most):
             try:
-                self.ask(number)
+                self.query(number)
             except QueryRefused:
                 return number - first
         return most
@@ -101,7 +101,7 @@ def fit(event: Event, most: float, start: Price | None = None) -> int:
 
 def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
-    answered = node.asks()
+    answered = node.planned_queries()
     assert answered == fit(ONE, 1.5) > 2
     assert from_text(node.spent().run) == Price({ONE: answered})
     one = {str(ONE): answered}
@@ -111,7 +111,7 @@ def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
 
 def test_a_refused_query_is_refused_before_it_is_computed_and_charges_nothing() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
-    answered = node.asks()
+    answered = node.planned_queries()
     spent = node.spent()
     asked = Asked(answered, "predict", "c", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
@@ -138,15 +138,15 @@ def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_no
     told = {"rows": torch.zeros(ROWS, 16)}
     node = Node(config, **wide)
     for number in range(3):
-        node.ask(number, tensors=told)
+        node.query(number, tensors=told)
     assert from_text(node.spent().run) == total(node.mechanism.schedule())
     assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
     with pytest.raises(OwnDataError, match=r"rows of query predict is \(8, 16\): allowed are 4 numbers a"):
-        narrow.ask(0, tensors=told)
+        narrow.query(0, tensors=told)
     assert narrow.spent() == Spent({}, {})
     row = replace(config.outputs, how="gaussian")  # a row's length is bounded, whatever is in it
-    Node(replace(config, outputs=row), **{**wide, "width": 0}).ask(0, tensors=told)
+    Node(replace(config, outputs=row), **{**wide, "width": 0}).query(0, tensors=told)
 
 
 def test_a_refusal_does_not_tell_how_many_votes_reached_the_threshold() -> None:
@@ -157,23 +157,23 @@ def test_a_refusal_does_not_tell_how_many_votes_reached_the_threshold() -> None:
     told = set()
     for number in range(4):
         with pytest.raises(QueryRefused) as refused:
-            node.ask(number, tensors=many)
+            node.query(number, tensors=many)
         told.add(refused.value.rule)
     assert len(told) == 1
     assert not node.spent().run
-    node.ask(5)
+    node.query(5)
 
 
 def test_the_budget_of_the_data_holds_over_runs() -> None:
     audit, config = AuditLog(), replace(VOTES, epsilon=1.5, total_epsilon=2.0)
-    first = Node(config, audit, "one").asks()
+    first = Node(config, audit, "one").planned_queries()
     assert first == fit(ONE, 1.5), "one run may not take all"
     second = Node(config, audit, "two")
-    assert second.asks() == fit(ONE, 2.0) - first > 0
+    assert second.planned_queries() == fit(ONE, 2.0) - first > 0
     assert second.spent().total == {str(ONE): fit(ONE, 2.0)}
-    assert Node(config, audit, "three").asks() == 0
+    assert Node(config, audit, "three").planned_queries() == 0
     with pytest.raises(QueryRefused, match="the budget is epsilon 2 at"):
-        Node(config, audit, "three").ask(0)
+        Node(config, audit, "three").query(0)
 
 
 @pytest.mark.parametrize(("sizes", "holds"), [((1, 4), False), ((4, 1), False), ((4, 4), True)])
@@ -181,14 +181,14 @@ def test_what_was_paid_for_another_unit_adds_up_with_nothing(sizes: tuple[int, i
     """A record's events are too cheap for a patient, and no factor on them is right for all mechanisms."""
     audit = AuditLog()
     first, second = (replace(VOTES, group_size=size, epsilon=9.0, total_epsilon=9.0) for size in sizes)
-    Node(first, audit, "one").ask(0)
+    Node(first, audit, "one").query(0)
     objection = Node(second, audit, "two").gate.objection(PREDICT)
     assert (objection is None) == holds
     if not holds:
         assert "protects other units than privacy.group_size" in str(objection)
         with pytest.raises(QueryRefused, match="protects other units"):
-            Node(second, audit, "two").ask(0)
-    Node(replace(second, total_epsilon=math.inf), audit, "three").ask(0)
+            Node(second, audit, "two").query(0)
+    Node(replace(second, total_epsilon=math.inf), audit, "three").query(0)
     mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.objection(PREDICT)
     assert (mixed is None) == holds  # nor in one run
 
@@ -211,10 +211,10 @@ def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
     audit, most = AuditLog(), fit(ONE, 1.5)
     config = replace(VOTES, epsilon=1.5, total_epsilon=1.5)
     first = Node(config, audit, times=most)
-    assert first.asks(most=most - 1) == most - 1
+    assert first.planned_queries(most=most - 1) == most - 1
     again = Node(config, audit, times=most)
     assert again.gate.objection(PREDICT) is None
-    assert again.asks(most - 1) == 1
+    assert again.planned_queries(most - 1) == 1
     other = Node(config, audit, run="two", times=1)
     assert "budget" in str(other.gate.objection(PREDICT))
 
@@ -227,7 +227,7 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     node = Node(TRAINED, audit)
     assert node.spent().run == {}, "nothing has left"
     for number in range(3):
-        node.ask(number)
+        node.query(number)
     assert node.spent().run == {str(STEP): 20}
     rows = list(audit.entries())
     assert [(row["part"], row["number"]) for row in rows] == [
@@ -238,10 +238,10 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
     ]
     assert rows[0]["price"] == {str(STEP): 20}
     assert all(row["price"] == {} and not row["bare"] for row in rows[1:])
-    Node(TRAINED, audit).ask(3)  # the same run after a stop
+    Node(TRAINED, audit).query(3)  # the same run after a stop
     assert node.spent().run == {str(STEP): 20}
     other = Node(TRAINED, audit, "two")
-    other.ask(0)
+    other.query(0)
     assert (other.spent().run, other.spent().total) == ({str(STEP): 20}, {str(STEP): 40})
     assert (other.spent().queries_run, other.spent().queries) == (1, 5)
 
@@ -250,14 +250,14 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
     dear = epsilon(Price({STEP: 20}), 1e-5)
     node = Node(replace(TRAINED, epsilon=dear * 0.99))
     with pytest.raises(QueryRefused, match="privacy budget"):
-        node.ask(0)
+        node.query(0)
     asked = Asked(0, "predict", "c0", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.release(asked, "answer", LOGITS, node.query, X)
     assert node.spent() == Spent({}, {})
     audit, enough = AuditLog(), replace(TRAINED, epsilon=dear * 1.01)
-    assert Node(enough, audit).asks(most=3) == 3
-    assert Node(enough, audit).asks(3, most=3) == 3, "after a stop, it is not reckoned again"
+    assert Node(enough, audit).planned_queries(most=3) == 3
+    assert Node(enough, audit).planned_queries(3, most=3) == 3, "after a stop, it is not reckoned again"
 
 
 # --- idempotence --------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
 def test_what_was_released_may_be_released_again_though_the_budget_is_spent() -> None:
     audit = AuditLog()
     node = Node(replace(VOTES, epsilon=1.5), audit)
-    left = [node.ask(number) for number in range(fit(ONE, 1.5))]
+    left = [node.query(number) for number in range(fit(ONE, 1.5))]
     # after a stop
     again = Node(replace(VOTES, epsilon=1.5), audit)
     asked = Asked(0, "predict", "c0", "", {})
@@ -326,9 +326,9 @@ def test_what_is_learned_is_charged_as_a_query_is_let_in() -> None:
     for _ in range(3):  # whatever came of it
         admitted(node)
     assert len(charged(node)) == 2
-    node.ask(0)
+    node.query(0)
     assert charged(node)[2:] == [("predict", "answer", 0, {})], "what leaves has no more to pay"
-    node.ask(0)
+    node.query(0)
     assert len(charged(node)) == 3
     for other in ({"number": 1}, {"content": "c1"}, {"after": "c0"}):
         admitted(node, **other)  # type: ignore[arg-type]
@@ -363,12 +363,12 @@ def test_what_learns_nothing_is_charged_as_it_is_let_in_for_the_training_before_
 
 def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
     node = Node(VOTES)
-    node.ask(0, RANGE, BARE)
+    node.query(0, RANGE, BARE)
     assert node.spent() == Spent({}, {}, 1, 1, 1, 1, 4)
     for budget in ("epsilon", "total_epsilon"):
         strict = Node(replace(VOTES, **{budget: 1.5}))
         with pytest.raises(QueryRefused, match="no guarantee for logit range"):
-            strict.ask(0, RANGE, BARE)
+            strict.query(0, RANGE, BARE)
         with pytest.raises(QueryRefused, match="without any guarantee"):
             strict.gate.release(Asked(0, "tell_range", "c", "", {}), "answer", BARE, RANGE, X)
         assert strict.spent() == Spent({}, {})
@@ -377,11 +377,11 @@ def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
 def test_what_left_without_a_guarantee_voids_the_budget() -> None:
     audit = AuditLog()
     for number, run in enumerate(("one", "one", "zero")):
-        Node(VOTES, audit, run).ask(number, RANGE, BARE)
+        Node(VOTES, audit, run).query(number, RANGE, BARE)
 
     def said(config: PrivacyConfig, run: str) -> str:
         with pytest.raises(QueryRefused) as refused:
-            Node(config, audit, run).ask(9)
+            Node(config, audit, run).query(9)
         return refused.value.rule
 
     same = said(replace(VOTES, epsilon=1.5), "one")
@@ -395,13 +395,13 @@ def test_what_left_without_a_guarantee_voids_the_budget() -> None:
         assert "its owner sees in which runs by fedstill audit show" in rule
         assert "zero" not in rule  # a server's run, of which the one that is refused is to learn nothing
     apart = replace(VOTES, epsilon=1.5, total_epsilon=math.inf)
-    assert Node(apart, audit, "two").asks(most=1) == 1, "a run of its own is one"
+    assert Node(apart, audit, "two").planned_queries(most=1) == 1, "a run of its own is one"
 
 
 def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
     node = Node(NoPrivacy(epsilon=3.0))
     with pytest.raises(QueryRefused, match="mechanism none gives no guarantee for logits"):
-        node.ask(0)
+        node.query(0)
 
 
 # --- a log in trouble ----------------------------------------------------------------------------
@@ -429,13 +429,13 @@ def test_what_is_said_is_checked(name: str, value: float) -> None:
 def test_another_name_of_a_run_wins_nothing_and_more_for_all_is_said_by_the_owner() -> None:
     """The server names runs: what one has spent is gone for all."""
     one, audit = replace(VOTES, epsilon=1.5), AuditLog()
-    first = Node(one, audit, "one").asks()
+    first = Node(one, audit, "one").planned_queries()
     assert first > 0
-    assert [Node(one, audit, run).asks() for run in ("two", "three")] == [0, 0]
+    assert [Node(one, audit, run).planned_queries() for run in ("two", "three")] == [0, 0]
     for most in (3.0, math.inf):
         audit, config = AuditLog(), replace(one, total_epsilon=most)
-        assert Node(config, audit, "one").asks() == first
-        second = Node(config, audit, "two").asks()
+        assert Node(config, audit, "one").planned_queries() == first
+        second = Node(config, audit, "two").planned_queries()
         assert second > 0
     assert second == first, "inf: each run costs epsilon anew"
 

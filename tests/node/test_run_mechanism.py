@@ -119,7 +119,7 @@ def priced(made: Mechanism, query: Query, part: str, shapes: Any, sent: Any = No
     return total(made.bill(query, part, shapes, sent or {}))
 
 
-def answer(made: Mechanism, query: Query = EXAMINE, noised: Any = None) -> Price | None:
+def response(made: Mechanism, query: Query = EXAMINE, noised: Any = None) -> Price | None:
     """Of an answer: as it is expected, or as it turned out."""
     shapes = {name: SHAPES[name] for name in query.releases}
     if noised is not None:
@@ -132,7 +132,7 @@ def answer(made: Mechanism, query: Query = EXAMINE, noised: Any = None) -> Price
 
 def test_without_a_mechanism_nothing_has_a_guarantee() -> None:
     made = protection("none")
-    assert answer(made) is None
+    assert response(made) is None
     assert priced(made, EXAMINE, "gradient", PULLED, {}) is None
     assert priced(made, COUNT, "answer", {"counts": (CLASSES,)}, {}) is None
     assert made.networks() == {}
@@ -142,9 +142,9 @@ def test_without_a_mechanism_nothing_has_a_guarantee() -> None:
 def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
     made = protection("dp-sgd")
     assert made.first() == {"training": gaussian(1.5, 20, rate=0.1)}
-    assert answer(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
-    assert answer(made, replace(EXAMINE, rows=0)) == gaussian(2.0, rate=0.01)  # nobody says how many: 1
-    assert answer(made, PREDICT) == Price()
+    assert response(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
+    assert response(made, replace(EXAMINE, rows=0)) == gaussian(2.0, rate=0.01)  # nobody says how many: 1
+    assert response(made, PREDICT) == Price()
     assert priced(made, EXAMINE, "gradient", PULLED, {}) == Price()
     assert total(made.schedule()) == (
         gaussian(1.5, 20, rate=0.1) + gaussian(2.0, 5, rate=0.08) + laplace(10.0)
@@ -160,8 +160,8 @@ def test_under_pate_votes_and_gradients_are_paid_for_and_training_is_not() -> No
     made = protection("pate")
     assert made.first() == {"training": Price()}
     # sqrt(2) votes a row, 8 rows; the critic's step beside it
-    near(answer(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
-    near(answer(made, PREDICT), gaussian(5 / 4))
+    near(response(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
+    near(response(made, PREDICT), gaussian(5 / 4))
     near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 * 20 / (2 * math.sqrt(8))))
     assert set(made.networks()) == {"critic"}
 
@@ -169,23 +169,23 @@ def test_under_pate_votes_and_gradients_are_paid_for_and_training_is_not() -> No
 def test_under_pate_a_threshold_costs_and_saves_what_is_not_answered() -> None:
     pate = replace(GIVEN["pate"], threshold=12.0, threshold_noise=4.0)
     made = protection("pate", PREDICT, pate=pate)
-    near(answer(made, PREDICT), gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(16)))
+    near(response(made, PREDICT), gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(16)))
     silent = torch.ones(ROWS, CLASSES)
     silent[3:] = 0
     near(
-        answer(made, PREDICT, noised={"logits": silent}),
+        response(made, PREDICT, noised={"logits": silent}),
         gaussian(4 / math.sqrt(8)) + gaussian(5 / math.sqrt(2 * 3)),
     )
-    near(answer(made, PREDICT, noised={"logits": 0 * silent}), gaussian(4 / math.sqrt(8)))
+    near(response(made, PREDICT, noised={"logits": 0 * silent}), gaussian(4 / math.sqrt(8)))
 
 
 def test_under_noisy_outputs_each_row_is_paid_for() -> None:
     made = protection("noisy-outputs")
-    near(answer(made, PREDICT), laplace(6 / (2 * 2 * CLASSES), ROWS))
-    near(answer(made), laplace(6 / 16, ROWS) + gaussian(2.0, rate=0.08))
+    near(response(made, PREDICT), laplace(6 / (2 * 2 * CLASSES), ROWS))
+    near(response(made), laplace(6 / 16, ROWS) + gaussian(2.0, rate=0.08))
     near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
     rows = protection("noisy-outputs", outputs=replace(GIVEN["outputs"], how="gaussian"))
-    near(answer(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
+    near(response(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
     assert made.first() == {"training": Price()}
 
 
@@ -228,7 +228,7 @@ def test_what_a_strangers_method_makes_of_votes_is_no_vote() -> None:
     """It may sharpen them: then one teacher more or less moves a row by all of them, and not by one vote."""
     theirs = EXAMINE.of_package("lab")
     made = protection("pate", theirs)
-    assert answer(made, theirs) is None
+    assert response(made, theirs) is None
     near(priced(made, theirs, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))  # of all teachers
     for other in ("dp-sgd", "noisy-outputs"):
         logits = {"logits": SHAPES["logits"]}
@@ -239,7 +239,8 @@ def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
     with pytest.raises(QueryRefused, match="outputs of task segmentation are pictures"):
         protection("noisy-outputs", PREDICT, task=MAPS)
     near(
-        answer(protection("noisy-outputs", PREDICT, task=MultiLabel(CLASSES)), PREDICT), laplace(6 / 16, ROWS)
+        response(protection("noisy-outputs", PREDICT, task=MultiLabel(CLASSES)), PREDICT),
+        laplace(6 / 16, ROWS),
     )
     assert (
         priced(protection("dp-sgd", PREDICT, task=MAPS), PREDICT, "answer", {"logits": (8, 4, 2, 2)})
@@ -311,7 +312,7 @@ def test_a_group_of_records_costs_more() -> None:
     assert made.first() == {"training": gaussian(1.5, 20, rate=0.1, group=3)}
     assert protection("dp-sgd", group_size=3, examples=10).first() == {"training": gaussian(0.5, 2)}  # rate 1
     near(
-        answer(protection("pate", PREDICT, group_size=3), PREDICT), gaussian(5 / 4)
+        response(protection("pate", PREDICT, group_size=3), PREDICT), gaussian(5 / 4)
     )  # a group has one teacher
 
 
@@ -320,7 +321,7 @@ def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         made = protection(mechanism, rated)
         assert priced(made, rated, "answer", {"real": ()}, {}) is None
-        assert answer(made, EXAMINE) is not None
+        assert response(made, EXAMINE) is not None
 
 
 def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
@@ -340,7 +341,7 @@ def test_without_noise_there_is_no_guarantee() -> None:
         silent = {"critic": StepsConfig(noise=2.0)}
         assert total(protection(mechanism, config=silent).schedule()) is None
     bare = protection("noisy-outputs", PREDICT, outputs=OutputsConfig(noise=6.0, bound=0.0))
-    assert answer(bare, PREDICT) is None
+    assert response(bare, PREDICT) is None
 
 
 def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
@@ -438,7 +439,7 @@ def test_a_query_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         with pytest.raises(QueryRefused, match="does not say what it reads of the records"):
             protection(mechanism, silent)
-    assert answer(protection("none", silent), silent) is None
+    assert response(protection("none", silent), silent) is None
     protection("pate", replace(silent, releases={}))  # it tells nothing
 
 

@@ -80,8 +80,8 @@ def test_a_query_is_what_its_function_is_marked_with() -> None:
     assert told.span({"round": torch.tensor(2)}) == Span(2, 3, 5)
     assert told.finish is not None
     assert told.finish({"logits": torch.ones(1)}, {})["logits"].item() == 5
-    answer = told.handler(Nodes(), 7, x=torch.ones(2, 3, 1, 1, 1), round=2)
-    assert answer["logits"].tolist() == [[10.0] * 3] * 2
+    response = told.handler(Nodes(), 7, x=torch.ones(2, 3, 1, 1, 1), round=2)
+    assert response["logits"].tolist() == [[10.0] * 3] * 2
     assert [each.name for each in Asks(often=False).queries(AT)] == ["told"]
 
 

@@ -35,9 +35,9 @@ def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, A
 
 
 def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    answers = leaked.target("answers of node-0", an_attack("LiRA", 0.99, 0.99))
+    responses = leaked.target("answers of node-0", an_attack("LiRA", 0.99, 0.99))
     attacked = {name: parts.pop(name, None) for name in ("inversion", "copying")}
-    found = leaked.found(membership=[leaked.target("student", *attacks), answers], **attacked)
+    found = leaked.found(membership=[leaked.target("student", *attacks), responses], **attacked)
     return {"config": CONFIG, "attacks": found, "sentence": "<one> left.", "audit": None, **parts}
 
 

@@ -68,13 +68,13 @@ def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp
     write_onnx(tmp_path / "linear.onnx", np.stack([0 * linear.coef_[0], linear.coef_[0]], 1))
     boosted = RandomForestClassifier(20, random_state=1).fit(*PARTS[2])
 
-    def answer(asked: Any) -> Any:
+    def response(asked: Any) -> Any:
         known = [WINE.classes[number] for number in boosted.classes_]
         return {"probabilities": boosted.predict_proba(asked["inputs"]).tolist(), "classes": known}
 
     graph = fedstill.OwnModel(str(tmp_path / "linear.onnx"), classes=(WINE.classes[0], WINE.classes[2]))
     public = X[torch.randperm(len(X), generator=torch.Generator().manual_seed(0))]
-    with serving(answer) as url:
+    with serving(response) as url:
         method = fedstill.FedKD(epochs=60, ensemble="probs", levels=0, gamma=float("inf"))
         outcome = distil([forest(), graph, url], method, public=public)
     alone = outcome.figures["local"]["accuracy"]["per_node"]

@@ -77,8 +77,8 @@ def test_other_images_are_refused_in_a_line(cats: Path, given: torch.Tensor, tol
 def test_where_no_error_can_be_raised_the_answer_is_none(cats: Path) -> None:
     pixels = torch.rand(3, 3, 8, 8)
     pixels[1, 0, 0, 0] = 255
-    answers = Portable(fedstill.load(cats))(pixels)
-    assert answers.isnan().any(1).tolist() == [False, True, False]
+    responses = Portable(fedstill.load(cats))(pixels)
+    assert responses.isnan().any(1).tolist() == [False, True, False]
 
 
 def test_a_file_imports_nothing_that_the_caller_does_not_name(tmp_path: Path) -> None:

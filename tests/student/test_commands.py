@@ -54,8 +54,8 @@ def test_it_is_measured_at_a_hospital_that_no_node_had(run: Path, command: Main)
     assert code == 0
     found = json.loads(out)
     rows = list(csv.DictReader((run.parent / "d.csv").open(encoding="utf-8")))
-    answers = fedstill.load(run)({name: [row[name] for row in rows] for name in ("age", "sex")}).argmax(1)
-    right = [("no", "yes")[int(each)] == row["ill"] for each, row in zip(answers, rows, strict=True)]
+    responses = fedstill.load(run)({name: [row[name] for row in rows] for name in ("age", "sex")}).argmax(1)
+    right = [("no", "yes")[int(each)] == row["ill"] for each, row in zip(responses, rows, strict=True)]
     assert found["examples"] == len(rows) == 60
     assert found["figures"]["accuracy"] == pytest.approx(100 * sum(right) / 60)
     assert found["figures"]["accuracy"] > 75
@@ -87,15 +87,15 @@ def test_predict_does_not_replace_what_is_there_unasked(
     run: Path, command: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    data, answers = run.parent / "d.csv", tmp_path / "d-answers.csv"
+    data, responses = run.parent / "d.csv", tmp_path / "d-answers.csv"
     assert command("predict", run, data)[0] == 0
-    first = answers.read_bytes()
+    first = responses.read_bytes()
     code, _, err = command("predict", run, data)
-    assert (code, answers.read_bytes()) == (2, first)
+    assert (code, responses.read_bytes()) == (2, first)
     assert "d-answers.csv is there already: --out names another file" in err
     err = command("predict", run.parent, data, "--out", "other.csv")[2]  # a comparison's folder, say
     assert f"it is no run, but holds some: allowed is one of them, as {run}" in err
-    assert command("predict", run, data, "--out", answers)[0] == 0
+    assert command("predict", run, data, "--out", responses)[0] == 0
 
 
 def test_it_says_which_examples_are_public_data_that_the_student_learned_on(

@@ -175,9 +175,9 @@ def test_plain_pytorch_reaches_reported_accuracy(batch: int, tmp_path: Path) -> 
     student, arrays = fedstill.load(tmp_path / "run"), np.load(tested)
     with torch.no_grad():
         parts = torch.split(torch.from_numpy(arrays["images"]), batch)
-        answers = torch.cat([student(part).argmax(1) for part in parts]).numpy()
-    right = int((answers == arrays["labels"]).sum())
-    assert 100 * right / len(answers) == pytest.approx(result["accuracy"], abs=1e-9)
+        responses = torch.cat([student(part).argmax(1) for part in parts]).numpy()
+    right = int((responses == arrays["labels"]).sum())
+    assert 100 * right / len(responses) == pytest.approx(result["accuracy"], abs=1e-9)
 
 
 def test_everything_is_measured_in_float32() -> None:

@@ -64,38 +64,38 @@ def test_entropy_runs_along_the_axis_it_is_given() -> None:
 def test_eq3_weighs_each_nodes_entropy_by_hand() -> None:
     coin, sure = torch.zeros(2), torch.tensor([SURE, 0.0])
     quarter = logits_of(0.25, 0.75)
-    answers = torch.stack([torch.stack([coin, sure]), torch.stack([quarter, quarter])])  # (2 nodes, 2, 2)
+    responses = torch.stack([torch.stack([coin, sure]), torch.stack([quarter, quarter])])  # (2 nodes, 2, 2)
     h_quarter = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
     expected = 0.75 * (LOG2 / 2) + 0.25 * h_quarter
-    assert mean_entropy(answers, torch.tensor([0.75, 0.25])).item() == pytest.approx(expected)
+    assert mean_entropy(responses, torch.tensor([0.75, 0.25])).item() == pytest.approx(expected)
 
 
 def test_eq4_by_hand() -> None:
     # q_1 = (1, 0), q_2 = (1/2, 1/2), pi = (1/3, 2/3): the mean is (2/3, 1/3).
-    answers = torch.tensor([[[SURE, 0.0]], [[0.0, 0.0]]])
+    responses = torch.tensor([[[SURE, 0.0]], [[0.0, 0.0]]])
     h_mean = 2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3)
     expected = h_mean - 2 / 3 * LOG2
-    assert divergence(answers, torch.tensor([1 / 3, 2 / 3])).item() == pytest.approx(expected, rel=1e-5)
+    assert divergence(responses, torch.tensor([1 / 3, 2 / 3])).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_eq4_averages_over_examples_after_mixing_nodes_not_before() -> None:
     # Each example alone: full agreement. Mixed over examples there would seem to be divergence.
-    answers = torch.tensor([[[SURE, 0.0], [0.0, SURE]]]).expand(2, 2, 2)
-    assert divergence(answers, torch.tensor([0.5, 0.5])).item() == pytest.approx(0, abs=1e-6)
+    responses = torch.tensor([[[SURE, 0.0], [0.0, SURE]]]).expand(2, 2, 2)
+    assert divergence(responses, torch.tensor([0.5, 0.5])).item() == pytest.approx(0, abs=1e-6)
 
 
 @given(st.integers(0, 10_000), st.integers(2, 5), st.integers(1, 4), st.integers(2, 6))
 def test_eq4_lies_between_zero_and_the_entropy_of_pi(seed: int, nodes: int, batch: int, classes: int) -> None:
-    answers, pi = random(nodes, batch, classes, seed=seed, scale=20), random_pi(nodes, seed)
-    assert -1e-9 <= divergence(answers, pi).item() <= entropy_of(pi, 0).item() + 1e-9
+    responses, pi = random(nodes, batch, classes, seed=seed, scale=20), random_pi(nodes, seed)
+    assert -1e-9 <= divergence(responses, pi).item() <= entropy_of(pi, 0).item() + 1e-9
 
 
 @given(st.integers(0, 10_000))
 def test_a_nodes_offset_changes_neither_eq3_nor_eq4(seed: int) -> None:
-    answers, pi = random(3, 2, 4, seed=seed), random_pi(3, seed)
-    moved = answers + random(3, 2, 1, seed=seed + 1, scale=50)
-    torch.testing.assert_close(mean_entropy(moved, pi), mean_entropy(answers, pi))
-    torch.testing.assert_close(divergence(moved, pi), divergence(answers, pi))
+    responses, pi = random(3, 2, 4, seed=seed), random_pi(3, seed)
+    moved = responses + random(3, 2, 1, seed=seed + 1, scale=50)
+    torch.testing.assert_close(mean_entropy(moved, pi), mean_entropy(responses, pi))
+    torch.testing.assert_close(divergence(moved, pi), divergence(responses, pi))
 
 
 # --- Eq. 8 ---------------------------------------------------------------------------------------
@@ -147,24 +147,24 @@ def test_eq9_of_probs_is_the_logarithm_of_the_weighted_mean() -> None:
 
 @given(st.integers(0, 10_000))
 def test_all_but_logits_do_not_see_a_nodes_offset_but_logits_do(seed: int) -> None:
-    answers = random(3, 2, 4, seed=seed)
+    responses = random(3, 2, 4, seed=seed)
     weights = importance(random(3, 4, seed=seed + 1).exp(), random(3, 2, seed=seed + 2).exp())
-    moved = answers + torch.tensor([7.0, 0.0, 0.0]).view(3, 1, 1)
+    moved = responses + torch.tensor([7.0, 0.0, 0.0]).view(3, 1, 1)
     for how in ("log_probs", "probs", "consensus"):
-        torch.testing.assert_close(ensemble(moved, weights, how), ensemble(answers, weights, how))
-    change = ensemble(moved, weights, "logits") - ensemble(answers, weights, "logits")
+        torch.testing.assert_close(ensemble(moved, weights, how), ensemble(responses, weights, how))
+    change = ensemble(moved, weights, "logits") - ensemble(responses, weights, "logits")
     torch.testing.assert_close(change, 7 * weights[0])
 
 
 # --- consensus ---------------------------------------------------------------------------------
 
 
-def slow_consensus(answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def slow_consensus(responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Input by input, node by node: the mean of log-probabilities first, then turns of shares."""
-    nodes, batch, classes = answers.shape
-    out = torch.empty(batch, classes, dtype=answers.dtype)
+    nodes, batch, classes = responses.shape
+    out = torch.empty(batch, classes, dtype=responses.dtype)
     for b in range(batch):
-        q = [answers[k, b].softmax(0) for k in range(nodes)]
+        q = [responses[k, b].softmax(0) for k in range(nodes)]
         pi = [weights[k, b] for k in range(nodes)]
         p = sum(pi[k] * q[k].log() for k in range(nodes)).softmax(0)
         for _ in range(AGREEING):
@@ -176,10 +176,10 @@ def slow_consensus(answers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 3))
 def test_consensus_equals_the_slow_loop_and_is_a_distribution(seed: int, nodes: int, batch: int) -> None:
-    answers = random(nodes, batch, 4, seed=seed)
+    responses = random(nodes, batch, 4, seed=seed)
     weights = importance(random(nodes, 4, seed=seed + 1).exp(), random(nodes, batch, seed=seed + 2).exp())
-    out = ensemble(answers, weights, "consensus")
-    torch.testing.assert_close(out, slow_consensus(answers, weights))
+    out = ensemble(responses, weights, "consensus")
+    torch.testing.assert_close(out, slow_consensus(responses, weights))
     torch.testing.assert_close(out.exp().sum(1), torch.ones(batch).double())
 
 
@@ -187,25 +187,27 @@ def test_consensus_turns_away_from_the_node_that_cannot_know() -> None:
     # The first node holds classes 0 and 1, and takes everything for a 0. Two others know a 2.
     weights = importance(torch.tensor([[9.0, 9.0, 0.0], [1.0, 1.0, 9.0], [1.0, 1.0, 9.0]]))
     knowing = logits_of(0.02, 0.02, 0.96)
-    answers = torch.stack([logits_of(0.8, 0.19, 0.01), knowing, knowing])[:, None]
-    by_class = [ensemble(answers, weights, how).softmax(1)[0, 2] for how in ("logits", "log_probs", "probs")]
-    assert ensemble(answers, weights, "consensus").exp()[0, 2] > max(by_class) + 0.1
+    responses = torch.stack([logits_of(0.8, 0.19, 0.01), knowing, knowing])[:, None]
+    by_class = [
+        ensemble(responses, weights, how).softmax(1)[0, 2] for how in ("logits", "log_probs", "probs")
+    ]
+    assert ensemble(responses, weights, "consensus").exp()[0, 2] > max(by_class) + 0.1
 
 
 def test_no_gradient_flows_through_the_shares_of_a_consensus() -> None:
-    answers = random(2, 3, 4).requires_grad_()
+    responses = random(2, 3, 4).requires_grad_()
     even = importance(torch.ones(2, 4).double())  # equal weights give equal shares, whatever is said
-    (grad,) = torch.autograd.grad(ensemble(answers, even, "consensus").sum(), answers)
-    (plain,) = torch.autograd.grad((0.5 * answers.softmax(2)).sum(0).log().sum(), answers)
+    (grad,) = torch.autograd.grad(ensemble(responses, even, "consensus").sum(), responses)
+    (plain,) = torch.autograd.grad((0.5 * responses.softmax(2)).sum(0).log().sum(), responses)
     torch.testing.assert_close(grad, plain)
     weights = importance(random(2, 4, seed=1).exp())
-    out = ensemble(answers, weights, "consensus")
+    out = ensemble(responses, weights, "consensus")
     with torch.no_grad():  # the shares, read off the answer: p = share q_1 + (1 - share) q_2
-        q = answers.softmax(2)
+        q = responses.softmax(2)
         share = ((out.exp() - q[1]) / (q[0] - q[1])).mean(1, keepdim=True)
-    (grad,) = torch.autograd.grad(out.sum(), answers)
-    fixed = (share * answers[0].softmax(1) + (1 - share) * answers[1].softmax(1)).log()
-    torch.testing.assert_close(grad, torch.autograd.grad(fixed.sum(), answers)[0])
+    (grad,) = torch.autograd.grad(out.sum(), responses)
+    fixed = (share * responses[0].softmax(1) + (1 - share) * responses[1].softmax(1)).log()
+    torch.testing.assert_close(grad, torch.autograd.grad(fixed.sum(), responses)[0])
 
 
 # --- Eq. 6 and 10 --------------------------------------------------------------------------------
@@ -250,18 +252,18 @@ def flat(maps: torch.Tensor) -> torch.Tensor:
 
 
 def test_pixels_count_as_further_examples_in_eq3_and_eq4() -> None:
-    answers, pi = random(K, B, C, H, W), random_pi(K)
-    torch.testing.assert_close(mean_entropy(answers, pi), mean_entropy(flat_nodes(answers), pi))
-    torch.testing.assert_close(divergence(answers, pi), divergence(flat_nodes(answers), pi))
+    responses, pi = random(K, B, C, H, W), random_pi(K)
+    torch.testing.assert_close(mean_entropy(responses, pi), mean_entropy(flat_nodes(responses), pi))
+    torch.testing.assert_close(divergence(responses, pi), divergence(flat_nodes(responses), pi))
 
 
 @pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])
 def test_pixels_are_ensembled_each_for_itself(how: str) -> None:
-    answers = random(K, B, C, H, W)
+    responses = random(K, B, C, H, W)
     weights = importance(random(K, C, seed=1).exp(), random(K, B, seed=2).exp())
     each_pixel = weights.repeat_interleave(H * W, 1)
-    expected = ensemble(flat_nodes(answers), each_pixel, how)
-    torch.testing.assert_close(flat(ensemble(answers, weights, how)), expected)
+    expected = ensemble(flat_nodes(responses), each_pixel, how)
+    torch.testing.assert_close(flat(ensemble(responses, weights, how)), expected)
 
 
 @pytest.mark.parametrize("tau", [1.0, 5.0, 1e3, math.inf])
@@ -274,13 +276,15 @@ def test_distance_of_maps_is_the_mean_over_pixels_one_value_an_input(tau: float)
 @pytest.mark.parametrize("signs", list(itertools.product([SURE, -SURE], repeat=3)))
 def test_gradients_are_finite_for_extreme_logits(signs: tuple[float, ...]) -> None:
     row = torch.tensor(signs)
-    answers = torch.stack([row, row.flip(0)])[:, None].requires_grad_()  # (2, 1, 3)
+    responses = torch.stack([row, row.flip(0)])[:, None].requires_grad_()  # (2, 1, 3)
     pi, weights = torch.tensor([0.5, 0.5]), importance(torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))
-    losses = [mean_entropy(answers, pi), divergence(answers, pi)]
-    losses += [ensemble(answers, weights, how).sum() for how in ("logits", "log_probs", "probs", "consensus")]
-    losses += [distance(answers[0], answers[1], tau).sum() for tau in (1.0, 100.0, math.inf)]
-    losses += [entropy_of(answers[0].softmax(1).mean(0), 0)]
+    losses = [mean_entropy(responses, pi), divergence(responses, pi)]
+    losses += [
+        ensemble(responses, weights, how).sum() for how in ("logits", "log_probs", "probs", "consensus")
+    ]
+    losses += [distance(responses[0], responses[1], tau).sum() for tau in (1.0, 100.0, math.inf)]
+    losses += [entropy_of(responses[0].softmax(1).mean(0), 0)]
     for loss in losses:
-        (grad,) = torch.autograd.grad(loss, answers, retain_graph=True)
+        (grad,) = torch.autograd.grad(loss, responses, retain_graph=True)
         assert torch.isfinite(loss)
         assert torch.isfinite(grad).all()

@@ -89,19 +89,19 @@ def test_who_knows_no_label_weighs_nothing_there() -> None:
     counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
     weights = TASK.importance(counts).squeeze(1)
     assert weights.tolist() == [[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]
-    answers = torch.tensor([[[1.0, SURE, 1.0]], [[1.0, -2.0, 3.0]]])
+    responses = torch.tensor([[[1.0, SURE, 1.0]], [[1.0, -2.0, 3.0]]])
     for how in EVERY:
-        assert TASK.ensemble(answers, TASK.importance(counts), how)[0, 1].item() == pytest.approx(-2)
+        assert TASK.ensemble(responses, TASK.importance(counts), how)[0, 1].item() == pytest.approx(-2)
 
 
 # --- FedIOD's losses ------------------------------------------------------------------------------------
 
 
 def test_confidence_and_uniqueness_are_those_of_two_classes_for_each_label() -> None:
-    answers, pi = draw(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
-    two = pairs(answers)  # (K, B, 2, C): labels are like pixels
-    torch.testing.assert_close(TASK.confidence(answers, pi), formulas.mean_entropy(two, pi))
-    torch.testing.assert_close(TASK.uniqueness(answers, pi), -formulas.divergence(two, pi))
+    responses, pi = draw(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
+    two = pairs(responses)  # (K, B, 2, C): labels are like pixels
+    torch.testing.assert_close(TASK.confidence(responses, pi), formulas.mean_entropy(two, pi))
+    torch.testing.assert_close(TASK.uniqueness(responses, pi), -formulas.divergence(two, pi))
 
 
 def test_balance_is_lowest_where_each_label_is_there_in_half_of_a_batch() -> None:
@@ -112,17 +112,17 @@ def test_balance_is_lowest_where_each_label_is_there_in_half_of_a_batch() -> Non
 
 
 def test_certain_answers_leave_all_gradients_finite() -> None:
-    answers = torch.tensor([[[SURE, -SURE, 200.0]], [[-SURE, -200.0, 0.0]]]).requires_grad_()
+    responses = torch.tensor([[[SURE, -SURE, 200.0]], [[-SURE, -200.0, 0.0]]]).requires_grad_()
     pi = torch.tensor([0.5, 0.5])
     weights = TASK.importance(torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]))
-    told = TASK.ensemble(answers, weights, "probs")
-    losses = TASK.confidence(answers, pi) + TASK.uniqueness(answers, pi) + TASK.balance(told) + told.sum()
+    told = TASK.ensemble(responses, weights, "probs")
+    losses = TASK.confidence(responses, pi) + TASK.uniqueness(responses, pi) + TASK.balance(told) + told.sum()
     for tau in (1.0, 1e3, math.inf):
-        losses = losses + TASK.distance(told, answers[0], tau).sum()
+        losses = losses + TASK.distance(told, responses[0], tau).sum()
     losses.backward()  # type: ignore[no-untyped-call]
     assert losses.isfinite()
-    assert answers.grad is not None
-    assert answers.grad.isfinite().all()
+    assert responses.grad is not None
+    assert responses.grad.isfinite().all()
 
 
 # --- ensembles ----------------------------------------------------------------------------------------
@@ -130,12 +130,12 @@ def test_certain_answers_leave_all_gradients_finite() -> None:
 
 @pytest.mark.parametrize("how", EVERY)
 def test_an_ensemble_is_that_of_two_classes_for_each_label(how: str) -> None:
-    answers = draw(3, 4, 3)
+    responses = draw(3, 4, 3)
     weights = TASK.importance(torch.randint(1, 5, (3, 3), generator=torch.Generator()).float())
-    apart = pairs(answers).movedim(2, 3).flatten(1, 2)  # (K, B C, 2)
+    apart = pairs(responses).movedim(2, 3).flatten(1, 2)  # (K, B C, 2)
     two = Classification(2).ensemble(apart, _twice(weights, 4), how)  # (B C, 2)
     odds = (two[:, 0] - two[:, 1]).view(4, 3)
-    torch.testing.assert_close(TASK.ensemble(answers, weights, how), odds, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(TASK.ensemble(responses, weights, how), odds, rtol=1e-4, atol=1e-5)
 
 
 def _twice(weights: torch.Tensor, inputs: int) -> torch.Tensor:

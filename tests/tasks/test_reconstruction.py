@@ -61,24 +61,24 @@ def test_an_image_is_one_example() -> None:
 
 
 def test_uniqueness_is_minus_the_weighted_variance_by_hand() -> None:
-    answers = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
+    responses = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
     pi = torch.tensor([0.75, 0.25])
     # Mean 1: 0.75 * 1 + 0.25 * 9 = 3.
-    assert TASK.uniqueness(answers, pi).item() == pytest.approx(-3.0)
-    assert TASK.uniqueness(answers[:1].expand(2, -1, -1, -1, -1), pi).item() == 0
+    assert TASK.uniqueness(responses, pi).item() == pytest.approx(-3.0)
+    assert TASK.uniqueness(responses[:1].expand(2, -1, -1, -1, -1), pi).item() == 0
 
 
 def test_nothing_is_gained_by_confidence_or_balance() -> None:
-    answers = torch.randn(2, 3, 1, 4, 4)
-    assert TASK.confidence(answers, torch.ones(2) / 2).item() == 0
-    assert TASK.balance(answers[0]).item() == 0
+    responses = torch.randn(2, 3, 1, 4, 4)
+    assert TASK.confidence(responses, torch.ones(2) / 2).item() == 0
+    assert TASK.balance(responses[0]).item() == 0
 
 
 def test_the_ensemble_is_the_mean_by_numbers_of_images() -> None:
-    answers = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
+    responses = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
     weights = TASK.importance(torch.tensor([[30.0], [10.0]]))
     for how in ("logits", "log_probs", "probs", "consensus"):
-        torch.testing.assert_close(TASK.ensemble(answers, weights, how), torch.ones(3, 1, 4, 4))
+        torch.testing.assert_close(TASK.ensemble(responses, weights, how), torch.ones(3, 1, 4, 4))
     share = TASK.expertise(torch.zeros(3, 1, 4, 4), weights)
     torch.testing.assert_close(share, torch.tensor([[0.75], [0.25]]).expand(2, 3))
 

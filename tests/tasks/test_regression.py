@@ -38,9 +38,9 @@ def test_losses_by_hand() -> None:
 
 @pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])
 def test_every_ensemble_is_the_weighted_mean(how: str) -> None:
-    answers = torch.stack([numbers(1.0, 3.0), numbers(5.0, -1.0)])
+    responses = torch.stack([numbers(1.0, 3.0), numbers(5.0, -1.0)])
     weights = torch.tensor([0.25, 0.75]).view(2, 1, 1)
-    assert torch.allclose(TASK.ensemble(answers, weights, how), numbers(4.0, 0.0))
+    assert torch.allclose(TASK.ensemble(responses, weights, how), numbers(4.0, 0.0))
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,8 @@ def test_times_are_counted_in_intervals_of_the_schemas_range_and_never_split_hai
     data = encoded(cells, SCHEMA, "rows", str)
     assert data.inputs.tolist() == [[0.0]] * 31
     assert data.targets.tolist() == [[place, 1] for place in range(31)]
-    answers = by_interval(data.targets, 30)
-    assert answers.argmax(1).tolist() == [*range(30), 29]
+    responses = by_interval(data.targets, 30)
+    assert responses.argmax(1).tolist() == [*range(30), 29]
     assert SCHEMA.classes[:2] == ("30 to 31", "31 to 32")
     assert encoded({**cells, "died": [0] * 31}, SCHEMA, "rows", str).targets[:, 1].sum() == 0
 

@@ -159,19 +159,19 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     ],
     ids=["maps", "condition", "labels", "draw_maps"],
 )
-def test_a_task_without_label_maps_says_so_to_whoever_wants_them(ask: Callable[..., object]) -> None:
+def test_a_task_without_label_maps_says_so_to_whoever_wants_them(call: Callable[..., object]) -> None:
     with pytest.raises(MethodRefused, match=r"task classification has no label maps to make inputs from$"):
-        ask(Classification(3), torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8, dtype=torch.uint8))
+        call(Classification(3), torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8, dtype=torch.uint8))
 
 
 def test_an_ensemble_lets_gradients_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedIOD teaches its generator by them."""
 
-    def cuts(answers: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
-        return answers.detach().mean(0)
+    def cuts(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
+        return responses.detach().mean(0)
 
     monkeypatch.setitem(ENSEMBLES._found, "cuts", cuts)
-    answers, weights = torch.zeros(2, 3, 4), torch.full((2, 1, 4), 0.5)
-    assert Classification(4).ensemble(answers, weights, "cuts").shape == (3, 4)
+    responses, weights = torch.zeros(2, 3, 4), torch.full((2, 1, 4), 0.5)
+    assert Classification(4).ensemble(responses, weights, "cuts").shape == (3, 4)
     with pytest.raises(ArgumentError, match="ensemble is 'cuts': allowed is one that lets gradients through"):
-        Classification(4).ensemble(answers.requires_grad_(), weights, "cuts")
+        Classification(4).ensemble(responses.requires_grad_(), weights, "cuts")

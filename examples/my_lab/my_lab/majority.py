@@ -26,12 +26,12 @@ class MajorityClass(Attack):
         ),
     )
 
-    answers: int = 500
+    responses: int = 500
     """Answers of each node that are looked at, the last ones."""
 
     @property
     def rows_heard(self) -> int:
-        return self.answers
+        return self.responses
 
     def refusal(self, side: NodeSide) -> str | None:
         scored = any(kind.of == "scores" for kind in side.leaves())
@@ -42,9 +42,9 @@ class MajorityClass(Attack):
             raise ArgumentError("task", target.experiment.task.name, "one with a class for each input")
         nodes, classes = [], list(target.replay.data.classes)
         for node in target.nodes:
-            heard = target.heard.answers(node.name)  # inputs (Q, ...) and logits (Q, classes)
+            heard = target.heard.responses(node.name)  # inputs (Q, ...) and logits (Q, classes)
             if heard is not None:
-                guess = heard[1][-self.answers :].softmax(1).mean(0).argmax()
+                guess = heard[1][-self.responses :].softmax(1).mean(0).argmax()
                 true = torch.bincount(node.data.targets).argmax()
                 nodes.append({"node": node.name, "guess": classes[guess], "true": classes[true]})
         return AttackResult({"nodes": nodes, "classes": len(classes)})
