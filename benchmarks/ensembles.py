@@ -47,8 +47,8 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
     outputs: dict[str, torch.Tensor] = {way: task.ensemble(responses, weights, way) for way in WAYS}
     for turns in TURNS:
         outputs[f"turns={turns}"] = formulas.consensus(responses.log_softmax(2), weights, turns)
-    found = {way: task.metrics(output, test.targets)["accuracy"] for way, output in outputs.items()}
-    alone = [task.metrics(response, test.targets)["accuracy"] for response in responses]
+    found = {way: task.compute_metrics(output, test.targets)["accuracy"] for way, output in outputs.items()}
+    alone = [task.compute_metrics(response, test.targets)["accuracy"] for response in responses]
     return {"standalone": mean(alone), **found}
 
 
@@ -70,9 +70,9 @@ def main() -> None:
                 runs = [measure(preset, seed, smoothing, given.root) for seed in given.seeds]
             except FedstillError as error:
                 parser.error(str(error))
-            figures = " | ".join(f"{mean(run[column] for run in runs):.1f}" for column in columns)
+            metrics = " | ".join(f"{mean(run[column] for run in runs):.1f}" for column in columns)
             seeds = " ".join(map(str, given.seeds))
-            print(f"| {preset} | {seeds} | {smoothing} | {figures} |", flush=True)
+            print(f"| {preset} | {seeds} | {smoothing} | {metrics} |", flush=True)
 
 
 if __name__ == "__main__":

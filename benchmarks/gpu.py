@@ -451,8 +451,8 @@ def run(chosen: Chosen) -> list[dict[str, Any]]:
         process.wait()
         file = out / "metrics.jsonl"  # not there before anything is trained
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        figures = [told for told in map(json.loads, lines) if "accuracy" in told]
-        last = {key: figures[-1][key] for key in ("step", "accuracy", "seconds")} if figures else {}
+        metrics = [told for told in map(json.loads, lines) if "accuracy" in told]
+        last = {key: metrics[-1][key] for key in ("step", "accuracy", "seconds")} if metrics else {}
         return [{"run": str(out), "done": False, **last}]
     if process.returncode:
         raise FedstillError(f"the run ended with {process.returncode}")

@@ -162,15 +162,15 @@ def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dic
             "of it two entries of the log": write,
             "of it digest of x": lambda: digest("examine", {"x": x}),
         }
-        figures = {}
+        metrics = {}
         for name, part in parts.items():
             seconds = []
             for _ in range(options.rounds):
                 start = now()
                 part()
                 seconds.append(now() - start)
-            figures[name] = statistics.median(seconds[options.rounds // 6 :]) / options.nodes * 1e6
-    return figures
+            metrics[name] = statistics.median(seconds[options.rounds // 6 :]) / options.nodes * 1e6
+    return metrics
 
 
 def main(options: Options) -> None:

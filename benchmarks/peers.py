@@ -325,15 +325,15 @@ def main(options: Options) -> None:
         made = ways(work, options)
         found[work] = measure(made, options.rounds)
         counted: dict[str, float] = {}  # in either precision the same
-        for name, figures in found[work].items():
+        for name, metrics in found[work].items():
             same = name.removesuffix(", float32")
             if same not in counted:
                 counted[same] = gflop(made[same])
-            figures["gflop"] = counted[same]
-            figures["share of peak"] = figures["gflop"] / figures["seconds"] / peak
+            metrics["gflop"] = counted[same]
+            metrics["share of peak"] = metrics["gflop"] / metrics["seconds"] / peak
             print(
-                f"| {work} | {name} | {figures['seconds']:.3f} | {figures['times as fast']:.2f} "
-                f"| {figures['gflop']:.0f} | {100 * figures['share of peak']:.0f} % |",
+                f"| {work} | {name} | {metrics['seconds']:.3f} | {metrics['times as fast']:.2f} "
+                f"| {metrics['gflop']:.0f} | {100 * metrics['share of peak']:.0f} % |",
                 flush=True,
             )
     if options.save:

@@ -39,7 +39,7 @@ RUNS = {
 PRECISIONS = ("float32", "bfloat16")
 
 
-def figure(preset: str, seed: int, precision: str, root: Path, out: Path) -> float:
+def metric(preset: str, seed: int, precision: str, root: Path, out: Path) -> float:
     """The preset's own figure of one run, in percent, which is made if it is not there."""
     folder = out / preset / f"{precision}-{seed}"
     if not (folder / "result.json").exists():
@@ -72,7 +72,7 @@ def main() -> None:
     print("| run | float32 | bfloat16 | difference over seeds |\n|---|---|---|---|", flush=True)
     for preset in given.only:
         told = {
-            precision: [figure(preset, seed, precision, given.root, given.out) for seed in given.seeds]
+            precision: [metric(preset, seed, precision, given.root, given.out) for seed in given.seeds]
             for precision in PRECISIONS
         }
         apart = [b - f for f, b in zip(*(told[precision] for precision in PRECISIONS), strict=True)]

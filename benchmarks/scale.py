@@ -101,11 +101,11 @@ def main(options: Options) -> None:
         for nodes in counts:
             command = [sys.executable, __file__, "--only", what, str(nodes), "--rounds", str(options.rounds)]
             told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            figures = json.loads(told.splitlines()[-1])
-            found.append(figures)
+            metrics = json.loads(told.splitlines()[-1])
+            found.append(metrics)
             print(
                 "| "
-                + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in figures.values())
+                + " | ".join(f"{v:.2f}" if isinstance(v, float) else str(v) for v in metrics.values())
                 + " |",
                 flush=True,
             )

@@ -495,11 +495,11 @@ HEAD = """| model | phase | precision | way | seconds a step | min - max | over 
 def rows(model: str, phase: str, precision: str, told: Mapping[str, Mapping[str, Any]]) -> str:
     """Lines of the Markdown table."""
     lines = []
-    for way, figures in told.items():
+    for way, metrics in told.items():
         lines.append(
-            f"| {model} | {phase} | {precision} | {way} | {figures['median']:.4f} "
-            f"| {figures['min']:.4f} - {figures['max']:.4f} "
-            f"| {figures['over_plain']:.2f} | {100 * figures['share_of_peak']:.0f} % |"
+            f"| {model} | {phase} | {precision} | {way} | {metrics['median']:.4f} "
+            f"| {metrics['min']:.4f} - {metrics['max']:.4f} "
+            f"| {metrics['over_plain']:.2f} | {100 * metrics['share_of_peak']:.0f} % |"
         )
     return "\n".join(lines)
 
@@ -553,7 +553,7 @@ def main(options: Options) -> int:
                 print(rows(model, phase, precision, told), flush=True)
                 notes.append(f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP a step.")
                 default = "stacked" if torch.device(options.device).type == "cuda" else "at-once"
-                least = min(figures["median"] for figures in told.values())
+                least = min(metrics["median"] for metrics in told.values())
                 times = told[default]["median"] / least
                 if times > (options.assert_not_slower or float("inf")):
                     slow.append(f"{model}, {phase}, {precision}: {default} takes {times:.2f} times the least")

@@ -137,7 +137,7 @@ def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray
         every=0,
     )
     if setting == "fd":
-        return {"all classes": np.array(outcome.figures["local"]["accuracy"]["per_node"])}
+        return {"all classes": np.array(outcome.result["local"]["accuracy"]["per_node"])}
     with torch.no_grad():
         for model in work.models:
             model.eval()

@@ -123,7 +123,7 @@ def divided(
     )
     judge = trained("judge", TensorData(seen(given.public.inputs), given.public.labels), setting, epochs)
     outputs = local_training.predict(judge, setting.test.inputs, Compute(setting.engine))
-    accuracy = setting.task.metrics(outputs, setting.test.targets)["accuracy"]
+    accuracy = setting.task.compute_metrics(outputs, setting.test.targets)["accuracy"]
     models = (config.nodes.models[0], config.student.model)
     return Federation(setting, method, models, judge, accuracy)
 
@@ -211,7 +211,7 @@ def reproduce(
     teachers = [build(network, shape, setting.task.classes, seed, "model", at) for at in range(nodes)]
     experiment, sent = distilled(federation, federation.method, teachers, images * nodes)
     outputs = experiment.evaluation.outputs(experiment.student)
-    accuracy = experiment.evaluation.metrics(outputs)["accuracy"]
+    accuracy = experiment.evaluation.compute_metrics(outputs)["accuracy"]
     print(f"FedIOD: {accuracy:.1f} % on test images; {time.monotonic() - began:.0f} s", flush=True)
 
     victim = build("sigmoid-lenet", shape, setting.task.classes, seed, "victim")
@@ -277,7 +277,7 @@ def reproduce(
         ("nearer to private, %", copied),
     ]
     return [
-        {"method": name, "figure": figure, "value": value}
+        {"method": name, "metric": figure, "value": value}
         for figure, by_set in figures
         for name, value in by_set.items()
     ]

@@ -44,7 +44,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
         found = local_training.predict(judge.eval(), inputs, Compute(given.engine)).argmax(1) > 0
         wanted = maps > 0
         dice = 200 * (found & wanted).sum() / (found.sum() + wanted.sum()).clamp_min(1)
-        rows.append({"method": method, "figure": "maps found again, Dice", "value": float(dice)})
+        rows.append({"method": method, "metric": "maps found again, Dice", "value": float(dice)})
         shown += [
             [(f"{method}: map", CODES[codes.numpy()], None) for codes in maps[:SHOWN]],
             [

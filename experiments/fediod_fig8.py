@@ -32,11 +32,11 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float
             course = crossed(run)
             panels.setdefault(title, {})[method] = course
             about = {"setting": title, "method": method}
-            rows.append({**about, "figure": "best, %", "value": max(value for _, value in course)})
+            rows.append({**about, "metric": "best, %", "value": max(value for _, value in course)})
             for level in wanted:
                 first = next((size for size, value in course if value >= level), None)
                 if first is not None:
-                    rows.append({**about, "figure": f"GB to {level:g} %", "value": first})
+                    rows.append({**about, "metric": f"GB to {level:g} %", "value": first})
     plots.lines(out / "figure8.svg", panels, "gigabytes, both ways", "%", scale="symlog")
     return rows
 

@@ -46,7 +46,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
             for model in case["models"]:
                 about = {"setting": f"{setting} {case['rank']} case".strip(), "method": model["name"]}
                 if model["score"] is not None:
-                    rows.append({**about, "figure": given.task.metric, "value": model["score"]})
+                    rows.append({**about, "metric": given.task.metric, "value": model["score"]})
     return rows
 
 

@@ -82,9 +82,9 @@ def reproduce(
         own = [copy.deepcopy(model) for model in teachers.values()]
         experiment, sent = distilled(federation, replace(printed, **options), own, images)
         outputs = experiment.evaluation.outputs(experiment.student)
-        accuracy = experiment.evaluation.metrics(outputs)["accuracy"]
+        accuracy = experiment.evaluation.compute_metrics(outputs)["accuracy"]
         rows += scored(name, sent, federation.judge, teachers)
-        rows.append({"method": name, "figure": "student's accuracy", "value": accuracy})
+        rows.append({"method": name, "metric": "student's accuracy", "value": accuracy})
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
     return rows + scored("held-out real images", setting.test.inputs, federation.judge, teachers)
 
@@ -98,4 +98,4 @@ def scored(
         "inception": inception_scores(images, {"judge": judge})["judge"],
         "adapted": fmean(adapted.values()),
     }
-    return [{"method": name, "figure": figure, "value": value} for figure, value in figures.items()]
+    return [{"method": name, "metric": figure, "value": value} for figure, value in figures.items()]

@@ -70,15 +70,17 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
     local_training.train([node], task, setting.local, compute)
 
     test = data.test
-    accuracy = task.metrics(local_training.predict(model, test.inputs, compute), test.targets)["accuracy"]
+    accuracy = task.compute_metrics(local_training.predict(model, test.inputs, compute), test.targets)[
+        "accuracy"
+    ]
     order = torch.randperm(len(test), generator=torch_generator(seed, "shown"))[:SHOWN]
     labels = test.targets[order]
     real = local_training.predict(model.extractor, test.inputs[order], compute)  # (N, p)
     mean, axes = pca(real, 2)
     panels = [Panel("teacher", (real - mean) @ axes, labels)]
     rows = [
-        {"method": "teacher", "figure": "known by the head, %", "value": accuracy},
-        {"method": "teacher", "figure": "spread within a class", "value": within(real, labels)},
+        {"method": "teacher", "metric": "known by the head, %", "value": accuracy},
+        {"method": "teacher", "metric": "spread within a class", "value": within(real, labels)},
     ]
     for form in ("none", "div0", "div1", "div2"):
         method, nodes = FedMDCG(diversity=form), Group([node]).knowing(setting)
@@ -86,10 +88,10 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
         method.train_generators(nodes, WHOLE, method.generator_work(nodes, 0))
         z = torch.randn(len(labels), method.noise, generator=torch_generator(seed, "z"))
         made = local_training.predict(node.modules["generator"], condition(z, labels, task.classes), compute)
-        known = task.metrics(local_training.predict(model.head, made, compute), labels)["accuracy"]
+        known = task.compute_metrics(local_training.predict(model.head, made, compute), labels)["accuracy"]
         panels.append(Panel(form, (made - mean) @ axes, labels))
-        rows.append({"method": form, "figure": "known by the head, %", "value": known})
-        rows.append({"method": form, "figure": "spread within a class", "value": within(made, labels)})
+        rows.append({"method": form, "metric": "known by the head, %", "value": known})
+        rows.append({"method": form, "metric": "spread within a class", "value": within(made, labels)})
     (out / "figure2.svg").write_text(scatter(panels, data.classes), encoding="utf-8")
     return rows
 

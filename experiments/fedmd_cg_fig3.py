@@ -29,8 +29,8 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
                 curves.setdefault(f"{what}, {setting}", {})[label] = points
                 ends[f"{what} over omega"].setdefault(label, []).append((omega, points[-1][1]))
                 early = points[max(0, len(points) // 5 - 1)][1]
-                rows.append({"setting": setting, "method": label, "figure": f"{what}, early", "value": early})
-                rows.append({"setting": setting, "method": label, "figure": what, "value": points[-1][1]})
+                rows.append({"setting": setting, "method": label, "metric": f"{what}, early", "value": early})
+                rows.append({"setting": setting, "method": label, "metric": what, "value": points[-1][1]})
     plots.lines(out / "curves.svg", curves, "round", "%")
     plots.lines(out / "omega.svg", ends, "omega", "%", scale="log")
     return rows

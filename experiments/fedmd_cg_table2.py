@@ -72,9 +72,9 @@ def reproduce(
                     guess = got.get("guess", guess)
                     for each in got.get("attacks", []):
                         about = {"setting": setting, "method": f"{method}, round {round}"}
-                        rows.append({**about, "figure": each["name"], "value": each["psnr"]["mean"]})
+                        rows.append({**about, "metric": each["name"], "value": each["psnr"]["mean"]})
             if guess is not None:
-                rows.append({"setting": setting, "method": "a guess", "figure": "dlg", "value": guess})
+                rows.append({"setting": setting, "method": "a guess", "metric": "dlg", "value": guess})
             pictures += [line] if line else []
     if pictures:
         plots.pictures(out / "figure4.png", pictures)

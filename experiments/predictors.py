@@ -116,8 +116,8 @@ def run(name: str, seed: int, validation: float, folder: Path) -> dict[str, floa
         outcome = fedstill.distil(
             mine, own, student, test, data.classes, method=method(), public=asked, **about
         )
-        nodes = outcome.figures["local"]["accuracy"]["per_node"]
-        reached |= dict(zip(NODES, nodes, strict=True)) | {called: outcome.figures["accuracy"]}
+        nodes = outcome.result["local"]["accuracy"]["per_node"]
+        reached |= dict(zip(NODES, nodes, strict=True)) | {called: outcome.result["accuracy"]}
     server.shutdown()
     server.server_close()
     pooled = RandomForestClassifier(200, random_state=seed).fit(x, y)

@@ -3,7 +3,7 @@
 The rooms of the house, from the top; each may import those below it (``make test`` checks that), and its own
 front page, the docstring of its ``__init__``, says what is in it and what a newcomer changes there:
 
-- ``cli``: the command; ``api``, ``studies`` and ``figures``: the same from Python
+- ``cli``: the command; ``api``, ``studies`` and ``metrics``: the same from Python
 - ``report``: what a run found, for people; ``compare``: many runs on equal terms
 - ``attacks``: what an adversary gets
 - ``student``: what a run leaves, to be loaded, asked, measured elsewhere and taken away

@@ -57,16 +57,16 @@ class Outcome:
     Args:
         student: the central model, the module that was given; None where the method has none, as those whose
             nodes keep a part of their model.
-        figures: accuracies in percent, bytes, queries, seconds: what ``result.json`` holds.
+        result: accuracies in percent, bytes, queries, seconds: what ``result.json`` holds.
         folder: the run's files; None: none were kept.
     """
 
     student: nn.Module | None
-    figures: Mapping[str, Any]
+    result: Mapping[str, Any]
     folder: Path | None = None
 
     def __repr__(self) -> str:
-        return f"Outcome of {run_summary(self.figures, self.folder)}"
+        return f"Outcome of {run_summary(self.result, self.folder)}"
 
 
 @called_from("distil")
@@ -167,7 +167,7 @@ def distil(
     >>> student = SmallCNN((1, 8, 8), 10, width=16)
     >>> quick = dict(method=fedstill.FedIOD(steps=3), local=fedstill.LocalConfig(epochs=2))
     >>> outcome = fedstill.distil(clinics, models, student, (x[1400:], y[1400:]), 10, **quick)
-    >>> sorted(outcome.figures["bytes"]["by_kind"])
+    >>> sorted(outcome.result["bytes"]["by_kind"])
     ['critic', 'gradients', 'inputs', 'label counts', 'logits']
     """
     check_arguments(locals())
@@ -225,14 +225,14 @@ def distil(
     simulation.listeners = listeners
     folder = None if out is None else folder_of(out)
     if folder is None:
-        figures = simulation.run(bars=Bars(progress))
+        results = simulation.run(bars=Bars(progress))
     else:
         _open_folder(folder, _fingerprint(setting))
         about = {"data": {"classes": list(named)}}
         bars = noted(folder, progress, write_report)
-        figures = finish(simulation, about, simulation.run(folder, bars=bars), folder)
+        results = finish(simulation, about, simulation.run(folder, bars=bars), folder)
         write_report(folder)
-    return Outcome(student if simulation.has_student else None, figures, folder)
+    return Outcome(student if simulation.has_student else None, results, folder)
 
 
 def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...]:

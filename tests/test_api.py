@@ -84,7 +84,7 @@ def test_labels_may_be_names_where_classes_are_named(form: str) -> None:
 
     given = few(data=[texts(blobs(60, 1)), texts(blobs(90, 2))], test=texts(blobs(60, 3)), classes=classes)
     by_name = fedstill.distil(**given)
-    assert figures(by_name) == figures(fedstill.distil(**few(classes=classes)))
+    assert metrics(by_name) == metrics(fedstill.distil(**few(classes=classes)))
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_refuses_names_and_labels_that_are_no_classes(changes: dict[str, Any], l
         fedstill.distil(**few(**changes))
 
 
-def figures(outcome: fedstill.Outcome) -> dict[str, Any]:
+def metrics(outcome: fedstill.Outcome) -> dict[str, Any]:
     """What two equal runs have in common: all but seconds and places."""
     keys = ("student", "standalone", "ensemble", "bytes", "queries_by_name", "nodes")
-    return {key: outcome.figures[key] for key in keys}
+    return {key: outcome.result[key] for key in keys}
 
 
 def test_a_run_on_color_images_writes_all_its_files(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_examples_may_be_a_list_of_two_in_any_precision_or_a_data_set() -> None:
     (x, y), (v, w) = blobs(60, 1), blobs(90, 2)
     others = fedstill.distil(**few(data=[[x.double(), y.int()], [v.numpy(), w.tolist()]]))
     sets = fedstill.distil(**few(data=[torch.utils.data.TensorDataset(x, y), [v, w]]))
-    assert figures(others) == figures(sets) == figures(plain)
+    assert metrics(others) == metrics(sets) == metrics(plain)
 
 
 class Stream(torch.utils.data.IterableDataset[Any]):
@@ -171,9 +171,9 @@ def test_a_node_with_a_finished_model_only_answers(engine: Any) -> None:
     assert all(torch.equal(finished.state_dict()[name], value) for name, value in before[0].items())
     assert not any(parameter.requires_grad for parameter in finished.parameters())
     assert not torch.equal(given["models"][1].state_dict()["0.weight"], before[1]["0.weight"])
-    first, second = outcome.figures["standalone"]["accuracy"]["per_node"]
+    first, second = outcome.result["standalone"]["accuracy"]["per_node"]
     assert second > 80 > first
-    assert outcome.figures["nodes"][0]["bytes"]["up"] > 0
+    assert outcome.result["nodes"][0]["bytes"]["up"] > 0
 
 
 @pytest.mark.parametrize("engine", ["stacked", "one-by-one"])
@@ -268,7 +268,7 @@ def test_a_stopped_run_goes_on_to_the_figures_of_the_unbroken_one(
     phases = {json.loads(line)["phase"] for line in (tmp_path / "run/metrics.jsonl").open()}
     assert ("distillation" in phases) == (moment == 6)
     outcome = fedstill.distil(**few(**how, out=tmp_path / "run"))
-    assert figures(outcome) == figures(whole)
+    assert metrics(outcome) == metrics(whole)
     for name, value in whole.student.state_dict().items():
         assert torch.equal(outcome.student.state_dict()[name], value), name
     assert not (tmp_path / "run/state.safetensors").exists()
@@ -292,14 +292,14 @@ def test_seconds_cover_the_phases_and_the_time_before_a_stop(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr("fedstill.core.timing.time", clock)
-    whole = fedstill.distil(**few(out=tmp_path / "whole")).figures["seconds"]
+    whole = fedstill.distil(**few(out=tmp_path / "whole")).result["seconds"]
     assert whole["local_training"] > 0 < whole["distillation"]
     phases = sum(value for name, value in whole.items() if name != "total")
     assert whole["total"] >= phases
     stopped_at(6, few(out=tmp_path / "run"), monkeypatch)
     saved = clock.saved
     clock.now += 1000.0  # between stop and going on, nothing runs
-    seconds = fedstill.distil(**few(out=tmp_path / "run")).figures["seconds"]
+    seconds = fedstill.distil(**few(out=tmp_path / "run")).result["seconds"]
     assert saved > 0
     assert seconds["total"] < whole["total"] + 100
     assert seconds["total"] >= sum(value for name, value in seconds.items() if name != "total")
@@ -365,8 +365,8 @@ def test_a_run_goes_on_in_the_precision_in_which_it_began(
     stopped_at(4, few(out=tmp_path / "run"), monkeypatch)
     monkeypatch.setattr(compute, "computes_bfloat16", lambda device: False)  # on another machine
     resumed = fedstill.distil(**few(out=tmp_path / "run"))
-    assert resumed.figures["engine"]["precision"] == "bfloat16"
-    assert resumed.figures["accuracy"] == unbroken.figures["accuracy"]
+    assert resumed.result["engine"]["precision"] == "bfloat16"
+    assert resumed.result["accuracy"] == unbroken.result["accuracy"]
 
 
 def test_everything_that_makes_a_run_is_in_its_fingerprint() -> None:
@@ -424,7 +424,7 @@ def test_findings_are_reported_by_their_names() -> None:
             method=fedstill.FedIOD(steps=1, generator_width=8, critic_width=8),
         )
     )
-    assert outcome.figures["labels"]["names"] == ["Mass", "Edema", "Hernia"]
+    assert outcome.result["labels"]["names"] == ["Mass", "Edema", "Hernia"]
 
 
 # --- what fits, and what does not ------------------------------------------------------------------
@@ -434,8 +434,8 @@ def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> 
     given = few(names=["north", "south"], local=LEARNING, out=tmp_path / "run")
     outcome = fedstill.distil(**given)
     assert outcome.student is given["student"]
-    assert outcome.figures["standalone"]["accuracy"]["mean"] > 95  # one row of pixels is easy
-    assert [node["name"] for node in outcome.figures["nodes"]] == ["north", "south"]
+    assert outcome.result["standalone"]["accuracy"]["mean"] > 95  # one row of pixels is easy
+    assert [node["name"] for node in outcome.result["nodes"]] == ["north", "south"]
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -492,7 +492,7 @@ def test_a_run_in_another_thread_waits() -> None:
         other = pool.submit(fedstill.distil, **few(data=[second, blobs(60, 2)]))
         assert not second.read.wait(1)
         go.set()
-        assert figures(one.result()) == figures(other.result())
+        assert metrics(one.result()) == metrics(other.result())
 
 
 # --- modules of many kinds -------------------------------------------------------------------------
@@ -521,4 +521,4 @@ def test_a_scripted_model_may_only_answer() -> None:
     torch.manual_seed(0)
     model = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).requires_grad_(False))
     outcome = fedstill.distil(**few(models=[model, MLP(SHAPE, 3, 8)]))
-    assert outcome.figures["nodes"][0]["bytes"]["up"] > 0
+    assert outcome.result["nodes"][0]["bytes"]["up"] > 0

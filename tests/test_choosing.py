@@ -56,18 +56,18 @@ def test_the_page_has_what_methods_declare() -> None:
 def claims() -> Iterator[tuple[str, str, str]]:
     """Each figure of the page, with the page and the section that the next link leads to."""
     text = PAGE.read_text(encoding="utf-8").partition("## What each declares")[0]
-    for figure in re.finditer(r"\d+\.\d+", text):
-        link = re.search(r"\]\(([\w-]+\.md)#?([\w-]*)\)", text[figure.end() :])
-        assert link, figure[0]
-        yield figure[0], link[1], link[2]
+    for metric in re.finditer(r"\d+\.\d+", text):
+        link = re.search(r"\]\(([\w-]+\.md)#?([\w-]*)\)", text[metric.end() :])
+        assert link, metric[0]
+        yield metric[0], link[1], link[2]
 
 
-@pytest.mark.parametrize(("figure", "page", "anchor"), list(claims()))
-def test_a_figure_stands_in_the_section_that_is_linked_next(figure: str, page: str, anchor: str) -> None:
+@pytest.mark.parametrize(("metric", "page", "anchor"), list(claims()))
+def test_a_figure_stands_in_the_section_that_is_linked_next(metric: str, page: str, anchor: str) -> None:
     linked = (PAGE.parent / page).read_text(encoding="utf-8")
     sections = re.split(r"^(?=## )", linked, flags=re.MULTILINE)
     told = [part for part in sections if not anchor or slug(part.partition("\n")[0]) == anchor]
-    assert re.search(rf"(?<![\d.]){re.escape(figure)}(?!\.?\d)", "".join(told))
+    assert re.search(rf"(?<![\d.]){re.escape(metric)}(?!\.?\d)", "".join(told))
 
 
 def slug(head: str) -> str:

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
 NAMES = [name for name in fedstill.__all__ if name != "__version__"]
-ROOMS = ("data", "figures", "methods", "models", "privacy", "tasks", "track")  # with whose names others write
+ROOMS = ("data", "metrics", "methods", "models", "privacy", "tasks", "track")  # with whose names others write
 
 pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without the docs")
 

@@ -56,7 +56,7 @@ def test_fedavg_and_fediod_run_it_beside_each_other(lab: Lab) -> None:
         "methods": ["fedavg", "fediod"],
         "options": {"fedavg": {"rounds": 2}, "fediod": {"steps": 3}},
         "base": {key: told for key, told in {**SMALL, **TABLES}.items() if key not in ("method", "task")},
-        "paper": [{"method": "fedavg", "figure": "mae", "value": 0.5, "source": "a paper"}],
+        "paper": [{"method": "fedavg", "metric": "mae", "value": 0.5, "source": "a paper"}],
     }
     (lab.here / "both.toml").write_text(tomli_w.dumps(plan))
     lab("compare", "both.toml", "--task.name", "ordinal", "--task.emd", "0.5", "--out", "both")
@@ -108,7 +108,7 @@ def test_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     student.eval()
     with torch.no_grad():
         off = (student(data.inputs).argmax(1) - data.targets).abs().double().mean()
-    assert outcome.figures["mae"] == pytest.approx(off.item())
+    assert outcome.result["mae"] == pytest.approx(off.item())
 
 
 def test_two_grades_off_costs_more_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,4 +121,4 @@ def test_two_grades_off_costs_more_than_one(monkeypatch: pytest.MonkeyPatch) -> 
     one, other = sure[0], sure[2]
     apart = task.distance(one, other, 1.0) - plain.distance(one, other, 1.0)
     torch.testing.assert_close(apart, torch.tensor([3.0]), atol=1e-4, rtol=0)
-    assert task.metrics(sure[:, 0], wanted[:, 0]) == {"accuracy": pytest.approx(100 / 3), "mae": 1.0}
+    assert task.compute_metrics(sure[:, 0], wanted[:, 0]) == {"accuracy": pytest.approx(100 / 3), "mae": 1.0}

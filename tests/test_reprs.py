@@ -39,13 +39,13 @@ def trained(**more: Any) -> fedstill.Outcome:
 def test_an_outcome_shows_method_metrics_bytes_and_folder_in_a_few_lines(tmp_path: Path) -> None:
     method = fedstill.FedIOD(steps=2, generator_width=8, critic_width=8)
     outcome = trained(method=method, out=tmp_path / "run")
-    figures, text = outcome.figures, repr(outcome)
+    metrics, text = outcome.result, repr(outcome)
     assert len(text) < LONGEST
     assert 2 <= len(text.splitlines()) <= 6
     assert text.startswith("Outcome of FedIOD with 20 nodes")
-    assert f"student (FedIOD) {figures['accuracy']:.1f}%" in text
-    assert f"standalone mean {figures['standalone']['accuracy']['mean']:.1f}%" in text
-    assert f"teachers' ensemble {figures['ensemble']['accuracy']:.1f}%" in text
+    assert f"student (FedIOD) {metrics['accuracy']:.1f}%" in text
+    assert f"standalone mean {metrics['standalone']['accuracy']['mean']:.1f}%" in text
+    assert f"teachers' ensemble {metrics['ensemble']['accuracy']:.1f}%" in text
     assert "left the nodes" in text
     assert str(tmp_path / "run") in text
     assert outcome.folder == tmp_path / "run"
@@ -54,7 +54,7 @@ def test_an_outcome_shows_method_metrics_bytes_and_folder_in_a_few_lines(tmp_pat
 def test_an_outcome_without_a_student_or_files_says_so() -> None:
     outcome = trained(method=fedstill.Standalone())
     assert (outcome.student, outcome.folder) == (None, None)
-    assert f"{outcome.figures['standalone']['accuracy']['mean']:.1f}%" in repr(outcome)
+    assert f"{outcome.result['standalone']['accuracy']['mean']:.1f}%" in repr(outcome)
     assert "files: none" in repr(outcome)
 
 

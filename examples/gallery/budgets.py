@@ -31,7 +31,7 @@ parts = [order[node::4].flatten() for node in range(4)]
 rounds, reached, sent = [1, 2, 5, 10, 20], [], []
 for count in rounds:
     torch.manual_seed(0)
-    figures = fedstill.distil(
+    metrics = fedstill.distil(
         data=[(x[part], y[part]) for part in parts],
         models=[MLP((1, 8, 8), 10, width=32) for _ in parts],
         student=MLP((1, 8, 8), 10, width=32),
@@ -41,18 +41,18 @@ for count in rounds:
         local=fedstill.LocalConfig(epochs=20, lr=2e-3),
         policies=[fedstill.PolicyConfig(outputs_only=False)] * len(parts),
         every=0,
-    ).figures
-    reached.append(figures["accuracy"])
-    sent.append(figures["bytes"]["up"] / 1e6)
+    ).metrics
+    reached.append(metrics["accuracy"])
+    sent.append(metrics["bytes"]["up"] / 1e6)
 
 # %%
 # The same training, differently divided.
 
-figure, axis = plt.subplots(figsize=(6, 3))
+metric, axis = plt.subplots(figsize=(6, 3))
 axis.semilogx(rounds, reached, "o-")
 for count, accuracy, megabytes in zip(rounds, reached, sent, strict=True):
     axis.annotate(f"{megabytes:.1f} MB", (count, accuracy), (0, -15), textcoords="offset points", ha="center")
 axis.set_xticks(rounds, [str(count) for count in rounds])
 axis.set(xlabel="rounds, of one budget", ylabel="accuracy, percent", ylim=(min(reached) - 12, 100))
-figure.tight_layout()
+metric.tight_layout()
 plt.show()

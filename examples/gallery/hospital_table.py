@@ -46,7 +46,7 @@ test = torch.cat([of[40:] for of in rows])
 # A run, with a small perceptron everywhere.
 
 torch.manual_seed(0)
-figures = fedstill.distil(
+metrics = fedstill.distil(
     data=[(x[part], y[part]) for part in parts],
     models=[MLP((13,), 3, width=32) for _ in names],
     student=MLP((13,), 3, width=32),
@@ -58,16 +58,16 @@ figures = fedstill.distil(
     method=fedstill.FedIOD(steps=200),
     local=fedstill.LocalConfig(epochs=60, least_steps=400, lr=3e-3),
     every=0,
-).figures
+).metrics
 
 # %%
 # Of wines that no hospital has seen.
 
-alone = figures["standalone"]["accuracy"]["per_node"]
-figure, axis = plt.subplots(figsize=(6, 2.6))
-bars = axis.barh([*names, "student"], [*alone, figures["accuracy"]], color=["C7"] * 3 + ["C0"])
+alone = metrics["standalone"]["accuracy"]["per_node"]
+metric, axis = plt.subplots(figsize=(6, 2.6))
+bars = axis.barh([*names, "student"], [*alone, metrics["accuracy"]], color=["C7"] * 3 + ["C0"])
 axis.bar_label(bars, fmt="%.0f", padding=3)
 axis.set(xlabel="accuracy, percent", xlim=(0, 110))
 axis.invert_yaxis()
-figure.tight_layout()
+metric.tight_layout()
 plt.show()

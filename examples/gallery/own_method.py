@@ -98,7 +98,7 @@ def run(method: Method, **given: Any) -> Mapping[str, Any]:
     test = (x[1300:], y[1300:])
     return fedstill.distil(
         data, networks[:4], networks[4], test, 10, method=method, local=local, public=x[1000:1300], **given
-    ).figures
+    ).metrics
 
 
 runs = {
@@ -112,11 +112,11 @@ runs = {
 
 alone = runs["mine"]["standalone"]["accuracy"]["mean"]
 print(f"a node alone: {alone:.1f} %, mine: {runs['mine']['accuracy']:.1f} %")
-figure, axis = plt.subplots(figsize=(6, 3))
+metric, axis = plt.subplots(figsize=(6, 3))
 axis.axhline(alone, color="C7", ls="--", label="a node alone")
-for name, figures in runs.items():
-    axis.semilogx(figures["bytes"]["up"] / 1e3, figures["accuracy"], "o", label=name, ms=9)
+for name, metrics in runs.items():
+    axis.semilogx(metrics["bytes"]["up"] / 1e3, metrics["accuracy"], "o", label=name, ms=9)
 axis.set(xlabel="kB that left the nodes", ylabel="accuracy, percent", ylim=(0, 100))
 axis.legend()
-figure.tight_layout()
+metric.tight_layout()
 plt.show()

@@ -48,7 +48,7 @@ for model, part in zip(models.values(), parts, strict=True):  # each where its r
 # The federation: models as they are, and a network that learns from them.
 
 torch.manual_seed(0)
-figures = fedstill.distil(
+metrics = fedstill.distil(
     data=[(x[part], y[part]) for part in parts],
     models=list(models.values()),
     student=MLP((30,), 2, width=32),
@@ -59,18 +59,18 @@ figures = fedstill.distil(
     names=list(models),
     method=fedstill.FedKD(epochs=60),
     every=0,
-).figures
+).metrics
 
 # %%
 # Balanced accuracy counts both kinds alike, however many there are of each.
 
 key = "balanced_accuracy"
-reached = dict(zip(models, figures["standalone"][key]["per_node"], strict=True))
-reached |= {"all asked": figures["ensemble"][key], "student": figures[key]}
-figure, axis = plt.subplots(figsize=(6, 2.8))
+reached = dict(zip(models, metrics["standalone"][key]["per_node"], strict=True))
+reached |= {"all asked": metrics["ensemble"][key], "student": metrics[key]}
+metric, axis = plt.subplots(figsize=(6, 2.8))
 bars = axis.barh(list(reached), list(reached.values()), color=["C7"] * 3 + ["C1", "C0"])
 axis.bar_label(bars, fmt="%.0f", padding=3)
 axis.set(xlabel="balanced accuracy, percent", xlim=(0, 110))
 axis.invert_yaxis()
-figure.tight_layout()
+metric.tight_layout()
 plt.show()

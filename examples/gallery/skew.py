@@ -27,7 +27,7 @@ for alpha in alphas:
     how = Dirichlet(nodes=4, alpha=alpha)
     parts = split(y[:1000], 10, how, numpy.random.default_rng(0))
     torch.manual_seed(0)
-    figures = fedstill.distil(
+    metrics = fedstill.distil(
         data=[(x[part], y[part]) for part in map(torch.as_tensor, parts)],
         models=[SmallCNN((1, 8, 8), 10, width=8) for _ in parts],
         student=SmallCNN((1, 8, 8), 10, width=8),
@@ -37,14 +37,14 @@ for alpha in alphas:
         method=fedstill.FedKD(epochs=40),
         local=fedstill.LocalConfig(epochs=10),
         every=0,
-    ).figures
-    alone.append(figures["standalone"]["accuracy"]["per_node"])
-    student.append(figures["accuracy"])
+    ).metrics
+    alone.append(metrics["standalone"]["accuracy"]["per_node"])
+    student.append(metrics["accuracy"])
 
 # %%
 # A dot is a node alone, judged on all digits.
 
-figure, axis = plt.subplots(figsize=(6, 3))
+metric, axis = plt.subplots(figsize=(6, 3))
 axis.semilogx(alphas, student, "o-", label="student (FedKD)")
 axis.semilogx(alphas, [sum(each) / len(each) for each in alone], "--", color="C7", label="a node alone, mean")
 for alpha, each in zip(alphas, alone, strict=True):
@@ -52,5 +52,5 @@ for alpha, each in zip(alphas, alone, strict=True):
 axis.set(xlabel="alpha: from uneven to even", ylabel="accuracy, percent", ylim=(0, 100))
 axis.set_xticks(alphas, [f"{alpha:g}" for alpha in alphas])
 axis.legend(loc="lower right")
-figure.tight_layout()
+metric.tight_layout()
 plt.show()

@@ -150,7 +150,7 @@ class Attack(Registered, ABC):
     def sentence(self, part: Any) -> str:
         """What was got, for whoever is in charge of the data, in a sentence with its full stop."""
         told = [
-            f"{' '.join(name for name in (row.attack, row.figure) if name)} of {row.who} {row.written}"
+            f"{' '.join(name for name in (row.attack, row.metric) if name)} of {row.who} {row.written}"
             + (f" (without it {row.without})" if row.without else "")
             for row in self.rows(part)
             if not row.detail

@@ -270,16 +270,16 @@ class GradientInversion(Attack):
             of, mean = {"attack": each["title"], "who": part["shared"]}, each["psnr"]["mean"]
             yield LeakageFigure(
                 **of,
-                figure="PSNR",
+                metric="PSNR",
                 value=mean,
                 text=f"{mean:.1f} \u00b1 {each['psnr']['std']:.1f} dB",
                 without=f"{part['guess']:.1f} dB, guessed",
                 column="psnr_db",
             )
             yield LeakageFigure(
-                **of, figure="labels right", text=f"{each['labels']['right']} of {each['labels']['of']}"
+                **of, metric="labels right", text=f"{each['labels']['right']} of {each['labels']['of']}"
             )
-            yield LeakageFigure(**of, figure="time", text=human_seconds(each["seconds"]), detail=True)
+            yield LeakageFigure(**of, metric="time", text=human_seconds(each["seconds"]), detail=True)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         best = next(each for each in part["attacks"] if each["name"] == part["best"])

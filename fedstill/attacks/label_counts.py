@@ -49,11 +49,11 @@ class LabelCounts(Attack):
         nodes = part["nodes"]
         who = f"{len(nodes)} nodes"
         yield LeakageFigure(
-            who=who, figure="exact", text=f"of {sum(node['exact'] for node in nodes)} of {len(nodes)}"
+            who=who, metric="exact", text=f"of {sum(node['exact'] for node in nodes)} of {len(nodes)}"
         )
         off = [node["total_variation"] for node in nodes]
         if max(off, default=0) > 0:
-            yield LeakageFigure(who=who, figure="off by", text=f"{share(min(off))} to {share(max(off))}")
+            yield LeakageFigure(who=who, metric="off by", text=f"{share(min(off))} to {share(max(off))}")
         for node in nodes:
             yield from _details(node)
 
@@ -66,17 +66,17 @@ class LabelCounts(Attack):
 
 def _details(node: Mapping[str, Any]) -> Iterator[LeakageFigure]:
     who, exact, lacks, told = node["node"], node["exact"], node["absent"], node["told_absent"]
-    yield LeakageFigure(who=who, figure="counts", text="exact" if exact else "noised", detail=True)
+    yield LeakageFigure(who=who, metric="counts", text="exact" if exact else "noised", detail=True)
     of = "" if exact else f"class {node['largest_class']}"
     off = f"{100 * node['largest_error']:.1f}"
-    yield LeakageFigure(who=who, figure="shares off by, points at most", text=off, says=of, detail=True)
+    yield LeakageFigure(who=who, metric="shares off by, points at most", text=off, says=of, detail=True)
     size = node["size_error"]
-    yield LeakageFigure(who=who, figure="size off by", text=f"{size:+,.1f}" if size else "0", detail=True)
+    yield LeakageFigure(who=who, metric="size off by", text=f"{size:+,.1f}" if size else "0", detail=True)
     both, wrong = ([name for name in told if (name in lacks) == there] for there in (True, False))
     absent = f"{len(both)} of {len(lacks)} classes" if lacks else "it lacks no class"
     named = f": {', '.join(both)}" if both else ""
     says = f"told as absent, but there: {', '.join(wrong)}" if wrong else ""
-    yield LeakageFigure(who=who, figure="known to be absent", text=absent + named, says=says, detail=True)
+    yield LeakageFigure(who=who, metric="known to be absent", text=absent + named, says=says, detail=True)
 
 
 def counts(told: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ class LeakageFigure:
     Args:
         attack: which one, where an attack is tried in several ways; may be empty.
         who: whom or what it was tried on: a node's name, "student".
-        figure: what the number is: "AUC".
+        metric: what the number is: "AUC".
         value: the number itself, in the unit in which it is written; None where words alone tell it.
         interval: the ends of its confidence interval, in the same unit.
         text: the figure as it is written, with its unit; empty: the number, to four digits.
@@ -34,7 +34,7 @@ class LeakageFigure:
     """
 
     who: str
-    figure: str
+    metric: str
     attack: str = ""
     value: float | None = None
     interval: tuple[float, float] | None = None
@@ -48,7 +48,7 @@ class LeakageFigure:
     def written(self) -> str:
         """The figure as it is written, without its small print.
 
-        >>> LeakageFigure(who="node-0", figure="right", value=0.51236).written
+        >>> LeakageFigure(who="node-0", metric="right", value=0.51236).written
         '0.5124'
         """
         return self.text or ("-" if self.value is None else f"{self.value:.4g}")
@@ -187,28 +187,28 @@ class TableLine:
 
     attack: str
     who: str
-    figures: Mapping[str, LeakageFigure]
+    metrics: Mapping[str, LeakageFigure]
 
 
 def lines(rows: Iterable[LeakageFigure]) -> list[TableLine]:
     """Rows of one attack on one target as a line each, in the order of their first ones."""
     found: dict[tuple[str, str], dict[str, LeakageFigure]] = {}
     for row in rows:
-        found.setdefault((row.attack, row.who), {})[row.figure] = row
-    return [TableLine(attack, who, figures) for (attack, who), figures in found.items()]
+        found.setdefault((row.attack, row.who), {})[row.metric] = row
+    return [TableLine(attack, who, metrics) for (attack, who), metrics in found.items()]
 
 
 def tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
     """Lines as tables: those that follow each other and have a figure in common.
 
-    >>> right, auc = (LeakageFigure(who="student", figure=name) for name in ("right", "AUC"))
-    >>> figures = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
-    >>> [len(table) for table in tables([TableLine("LiRA", "student", each) for each in figures])]
+    >>> right, auc = (LeakageFigure(who="student", metric=name) for name in ("right", "AUC"))
+    >>> metrics = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
+    >>> [len(table) for table in tables([TableLine("LiRA", "student", each) for each in metrics])]
     [3, 1]
     """
     found: list[list[TableLine]] = []
     for line in lines:
-        if found and any(line.figures.keys() & before.figures.keys() for before in found[-1]):
+        if found and any(line.metrics.keys() & before.metrics.keys() for before in found[-1]):
             found[-1].append(line)
         else:
             found.append([line])

@@ -343,7 +343,7 @@ def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Leakag
     yield LeakageFigure(
         **who,
         **in_percent(**auc),
-        figure="AUC",
+        metric="AUC",
         without="50%",
         says="not told from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
         column=column,
@@ -353,7 +353,7 @@ def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Leakag
         yield LeakageFigure(
             **who,
             **in_percent(**at["true_positives"]),
-            figure=f"members found at {rate} false alarms",
+            metric=f"members found at {rate} false alarms",
             without=rate,
             says=f"{at['found']:,} of {at['members']:,}; false alarms: {at['accused']:,} of {at['others']:,}",
             column=FOUND if column == AUC and math.isclose(at["rate"], RATE) else "",

@@ -683,18 +683,18 @@ def _copies(space: Mapping[str, Any], images: int) -> Iterator[LeakageFigure]:
     counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
     row = partial(LeakageFigure, attack=name, who=who)
     yield row(
-        figure="nearer to private than to held-out",
+        metric="nearer to private than to held-out",
         **in_percent(space["share"], space["low"], space["high"]),
         without="50%",
         says=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
     p, drawings = space["p_value"], "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
-    yield row(figure="p", value=p, text=f"{p:.3g}", without="any p alike", says=drawings, column="copying_p")
+    yield row(metric="p", value=p, text=f"{p:.3g}", without="any p alike", says=drawings, column="copying_p")
     z = f"p {_text(space['z_p_value'], '.3g')}"
-    yield row(figure="data-copying z", text=_text(space["z"], ".1f"), says=z, detail=True)
+    yield row(metric="data-copying z", text=_text(space["z"], ".1f"), says=z, detail=True)
     ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
-    yield row(figure="closest pair", text=_text(min(ratios, default=None), ".2f"), detail=True)
-    yield row(figure="held-out images come to", text=_text(space["fresh"], ".2f"), detail=True)
+    yield row(metric="closest pair", text=_text(min(ratios, default=None), ".2f"), detail=True)
+    yield row(metric="held-out images come to", text=_text(space["fresh"], ".2f"), detail=True)
 
 
 def _distances(space: Mapping[str, Any]) -> Iterator[LeakageFigure]:
@@ -702,36 +702,36 @@ def _distances(space: Mapping[str, Any]) -> Iterator[LeakageFigure]:
     few = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
     for node, of in space["nodes"].items():
         held_out = space["held_out"].get(node, {})
-        for figure, form in (("fid", "#.4g"), ("kid", "#.3g")):
+        for metric, form in (("fid", "#.4g"), ("kid", "#.3g")):
             for whose, told in (("generated", of), ("held-out", held_out)):
-                label = f"{figure.upper()}, {whose}"
-                text = _text(told.get(figure), form)
-                yield LeakageFigure(attack=name, who=node, figure=label, text=text, detail=True)
-        yield LeakageFigure(attack=name, who=node, figure="its images", text=f"{of['real']:,}", detail=True)
+                label = f"{metric.upper()}, {whose}"
+                text = _text(told.get(metric), form)
+                yield LeakageFigure(attack=name, who=node, metric=label, text=text, detail=True)
+        yield LeakageFigure(attack=name, who=node, metric="its images", text=f"{of['real']:,}", detail=True)
     average, held = space["average"], space["average_held_out"]
     row, of = partial(LeakageFigure, attack=name, who="mean of nodes"), f"{space['generated']:,}"
     yield row(
-        figure="FID, generated",
+        metric="FID, generated",
         value=average,
         text=_text(average, "#.4g"),
         without="" if held is None else f"{held:.1f} of held-out images",
         says=f"{of} in {space['dimensions']:,} dimensions" + (f", {few}" if few else ""),
     )
-    yield row(figure="FID, held-out", text=_text(held, "#.4g"), detail=True)
+    yield row(metric="FID, held-out", text=_text(held, "#.4g"), detail=True)
 
 
 def _scores(part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
-    figure, images = "inception score", f"of {part['images']:,} images"
+    metric, images = "inception score", f"of {part['images']:,} images"
     adapted, student = part["adapted"], part["student"]
     whole = {"the nodes' own models, on average": adapted, "the student": student}
     for who, value in whole.items():
         if who != "the student" or value is not None:
             text = _text(value, ".2f")
             yield LeakageFigure(
-                who=who, figure=figure, value=value, text=text, without="1 at least", says=images
+                who=who, metric=metric, value=value, text=text, without="1 at least", says=images
             )
     for node, value in part["nodes"].items():
-        yield LeakageFigure(who=node, figure=figure, text=_text(value, ".2f"), detail=True)
+        yield LeakageFigure(who=node, metric=metric, text=_text(value, ".2f"), detail=True)
 
 
 def _text(value: float | None, form: str) -> str:

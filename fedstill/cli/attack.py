@@ -168,7 +168,7 @@ def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     for attack in found.attacks:
         for line in lines(row for row in attack.rows if not row.detail):
             name = ", ".join(part for part in (attack.name, line.attack) if part)
-            got = [f"{figure} {row.written}" for figure, row in line.figures.items()]
-            without = [row.without for row in line.figures.values() if row.without]
+            got = [f"{metric} {row.written}" for metric, row in line.metrics.items()]
+            without = [row.without for row in line.metrics.values() if row.without]
             told.append((name, line.who, ", ".join(got), ", ".join(without)))
     return told

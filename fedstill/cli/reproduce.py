@@ -150,7 +150,7 @@ def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, fold
             changes=_changes(entry.source, scale, given),
             command=given.command,
             report=write_report,
-            figures=compared,
+            metrics=compared,
             quiet="--quiet" in given,
             bars=given.bars,
         )

@@ -43,10 +43,10 @@ def evaluate(given: Given) -> None:
     from fedstill.core.console import SafeConsole
     from fedstill.report.evaluation_table import evaluation_table, seen_text
     from fedstill.report.table_formats import print_rows
-    from fedstill.tasks.task import Figure
+    from fedstill.tasks.task import Metric
 
-    figures = tuple(Figure(**each) for each in found["measures"])
-    print_rows(evaluation_table(found, figures), SafeConsole())
+    metrics = tuple(Metric(**each) for each in found["measures"])
+    print_rows(evaluation_table(found, metrics), SafeConsole())
     print(seen_text(found))
     for note in found["notes"]:
         print(f"Note: {note}")

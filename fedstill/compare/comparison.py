@@ -137,22 +137,22 @@ class Comparison:
         table.update(options=dict(self.methods), runs=dict(self.runs))
         if list(self.settings) != [SINGLE]:
             table["settings"] = [{"name": name, **setting} for name, setting in self.settings.items()]
-        figures = [dataclasses.asdict(figure) for figure in self.paper]
+        metrics = [dataclasses.asdict(metric) for metric in self.paper]
         if self.leakage is not None:
             table["leakage"] = self.leakage
         table["paper"] = [
-            {**figure, "std": "none"} if figure["std"] is None else figure for figure in figures
+            {**metric, "std": "none"} if metric["std"] is None else metric for metric in metrics
         ]
         return tomli_w.dumps(table)
 
-    def published(self, setting: str, label: str, figure: str) -> PaperFigure | None:
+    def published(self, setting: str, label: str, metric: str) -> PaperFigure | None:
         """The published figure of a method: by its label or, where no label is so called, by its name."""
         names = {label}
         name = str(self.methods[label]["name"])
         if name not in self.methods:
             names.add(name)
         for found in self.paper:
-            if found.method in names and found.figure == figure and found.setting in (SINGLE, setting):
+            if found.method in names and found.metric == metric and found.setting in (SINGLE, setting):
                 return found
         return None
 

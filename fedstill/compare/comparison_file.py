@@ -79,8 +79,8 @@ def written_out(table: Mapping[str, Any], scale: str = SMALL) -> Table:
         whole.setdefault("methods", list(options))
     if "published" in whole:
         named = f"{about.get('paper', '')}, {about.get('what', '')}".strip(", ")
-        figures = list(_published(_table(whole.pop("published"), "published"), named))
-        whole["paper"] = [*whole.get("paper", []), *figures]
+        metrics = list(_published(_table(whole.pop("published"), "published"), named))
+        whole["paper"] = [*whole.get("paper", []), *metrics]
     return whole
 
 
@@ -146,22 +146,22 @@ def _only(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
 def _published(given: Mapping[str, Any], source: str) -> Iterator[Table]:
     """A paper's table, row by row: figures by method, or by setting and method."""
     rest = dict(given)
-    source, figures = rest.pop("source", source), rest.pop("figures", ["accuracy"])
+    source, metrics = rest.pop("source", source), rest.pop("metrics", ["accuracy"])
     for name, value in rest.items():
         rows = value if isinstance(value, Mapping) else {name: value}
         for method, row in rows.items():
-            cells = row if len(figures) > 1 else [row]
-            if not isinstance(cells, list) or len(cells) != len(figures):
-                allowed = f"{len(figures)} cells ({', '.join(figures)}), each {CELL}, or empty text"
+            cells = row if len(metrics) > 1 else [row]
+            if not isinstance(cells, list) or len(cells) != len(metrics):
+                allowed = f"{len(metrics)} cells ({', '.join(metrics)}), each {CELL}, or empty text"
                 raise ArgumentError(f"published.{method}", row, allowed)
-            for figure, cell in zip(figures, cells, strict=True):
+            for metric, cell in zip(metrics, cells, strict=True):
                 if cell == "":
                     continue
                 pair = cell if isinstance(cell, list) else [cell]
                 numbers = all(isinstance(part, int | float) for part in pair)
                 if not numbers or not 1 <= len(pair) <= 2:
                     raise ArgumentError(f"published.{method}", cell, CELL)
-                told = {"method": method, "figure": figure, "value": float(pair[0]), "source": source}
+                told = {"method": method, "metric": metric, "value": float(pair[0]), "source": source}
                 told |= {"std": float(pair[1])} if len(pair) == 2 else {}
                 yield told | ({"setting": name} if rows is value and name != SINGLE else {})
 
@@ -367,9 +367,9 @@ def _comparison(
             if key in part:
                 raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
     paper = told.paper or paper  # of a base that is a preset only where the comparison has none itself
-    for figure in paper:
-        if figure.setting not in (SINGLE, *settings):
-            raise UnknownName("setting of a published figure", figure.setting, settings)
+    for metric in paper:
+        if metric.setting not in (SINGLE, *settings):
+            raise UnknownName("setting of a published figure", metric.setting, settings)
     comparison = Comparison(
         name=told.name,
         about=told.about,
@@ -383,7 +383,7 @@ def _comparison(
         changed=tuple(sorted({*changes, *told.changed})),  # typed in another order, it is the same comparison
         leakage=_leakage(table),
     )
-    reached = [figure for figure in paper if figure.figure not in COSTS]
+    reached = [metric for metric in paper if metric.metric not in COSTS]
     check_paper(reached, [comparison.config(place).task for place in comparison.places()])
     return comparison
 
@@ -394,8 +394,8 @@ def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperFigure, 
     """
     table = presets.filled(table, RunConfig, folder)
     look_in(table.get("plugins", []))
-    figures = read_table(_File, {"name": "", "paper": table.get("paper", [])}).paper
-    return {key: value for key, value in table.items() if key not in OWN}, figures
+    metrics = read_table(_File, {"name": "", "paper": table.get("paper", [])}).paper
+    return {key: value for key, value in table.items() if key not in OWN}, metrics
 
 
 def _complete(base: Table, method: Table) -> Table:

@@ -81,7 +81,7 @@ class ReproducedFigure:
 
     setting: str
     method: str
-    figure: str
+    metric: str
     values: Mapping[int, float]
 
     @property
@@ -248,7 +248,7 @@ class Reproduction:
     def published(self, scale: str = SMALL) -> list[PaperFigure]:
         """The paper's own figures."""
         told = written_out(self.table, self._known(scale)).get("paper", [])
-        return [read_table(PaperFigure, figure, "paper.") for figure in told]
+        return [read_table(PaperFigure, metric, "paper.") for metric in told]
 
     def _known(self, scale: str) -> str:
         """A scale that the file has."""
@@ -319,7 +319,7 @@ def make(
     changes: Mapping[str, Any],
     command: str,
     report: Callable[[Path], object],
-    figures: Callable[[Path, Comparison], tuple[list[ReproducedFigure], float]],
+    metrics: Callable[[Path, Comparison], tuple[list[ReproducedFigure], float]],
     quiet: bool = False,
     bars: bool = False,
 ) -> Record:
@@ -333,7 +333,7 @@ def make(
             is told ``data.root`` alone.
         command: the command that repeats it, for the reports.
         report: writes the report of a run's folder.
-        figures: writes what a comparison's folder shows, and gives the rows of its methods' figures and the
+        metrics: writes what a comparison's folder shows, and gives the rows of its methods' figures and the
             seconds that its runs took.
         quiet: say nothing of the runs on standard error.
         bars: show each run's own progress bars.
@@ -358,7 +358,7 @@ def make(
         )
         comparison = entry.comparison(scale, seeds=seeds, changes=both)
         own = comparison.seeds
-        rows, seconds = figures(runs, comparison)
+        rows, seconds = metrics(runs, comparison)
     if about.program:
         shown = runs if source.compares else None
         found, more = _programmed(entry, scale, own, root, folder / entry.called(scale), shown)
@@ -394,6 +394,6 @@ def _programmed(
             write_text(out / ROWS, json_text(kept, indent=1) + "\n")
         seconds += kept["seconds"]
         for row in kept["rows"]:
-            key = (row.get("setting", ""), row["method"], row["figure"])
+            key = (row.get("setting", ""), row["method"], row["metric"])
             found.setdefault(key, {})[seed] = as_recorded(row["value"])
     return [ReproducedFigure(*key, values) for key, values in found.items()], seconds

@@ -17,14 +17,14 @@ def drawn(count: int, draws: int, generator: np.random.Generator) -> npt.NDArray
     return generator.integers(count, size=(draws, count))
 
 
-def interval(figures: Floats) -> tuple[float, float] | None:
+def interval(metrics: Floats) -> tuple[float, float] | None:
     """Between which values the middle :data:`LEVEL` percent of the draws' figures ``(draws,)`` lie; None
     where they cannot be said.
 
     >>> interval(np.arange(401.0))
     (10.0, 390.0)
     """
-    known = figures[~np.isnan(figures)]
+    known = metrics[~np.isnan(metrics)]
     if not len(known):
         return None
     low, high = np.percentile(known, [(100 - LEVEL) / 2, (100 + LEVEL) / 2])

@@ -114,7 +114,7 @@ class Note:
         waits_for: nodes that have not answered for a while.
         began, first: seconds of the clock, and what was done by then, when the phase was first seen.
         about: the run's ``name`` and method (``title``), and its main figure: ``metric`` is its key,
-            ``figure`` its title, ``unit``, ``better`` "higher" or "lower".
+            ``metric`` its title, ``unit``, ``better`` "higher" or "lower".
         error: why it stopped.
         without: nodes that are left out, and the run goes on.
     """

@@ -48,12 +48,21 @@ def listed(names: Sequence[str]) -> str:
 
 
 def counted(count: float, one: str) -> str:
-    """How many there are of what has a plural with s.
+    """Number of things with a noun in singular or plural.
 
-    >>> counted(1, "seed"), counted(1200, "CPU thread"), counted(0.5, "epoch")
-    ('1 seed', '1,200 CPU threads', '0.5 epochs')
+    >>> counted(1, "seed"), counted(1200, "CPU thread"), counted(0.5, "epoch"), counted(2, "query")
+    ('1 seed', '1,200 CPU threads', '0.5 epochs', '2 queries')
     """
-    return f"{count:,.12g} {one}{'' if count == 1 else 's'}"
+    return f"{count:,.12g} {one if count == 1 else plural(one)}"
+
+
+def plural(noun: str) -> str:
+    """Plural of a regular English noun.
+
+    >>> plural("node"), plural("query")
+    ('nodes', 'queries')
+    """
+    return f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
 
 
 def times(shape: Sequence[int]) -> str:

@@ -32,7 +32,7 @@ class Meter:
         self.bytes += bytes
         self.absent += absent
 
-    def figures(self, total: float, training: float) -> dict[str, float]:
+    def costs(self, total: float, training: float) -> dict[str, float]:
         """For the report: of ``total`` seconds of a run, ``training`` came before the first query."""
         link = max(self.seconds - self.nodes - self.absent, 0.0)
         return {

@@ -19,7 +19,7 @@ from fedstill.report.privacy_section import guaranteed
 
 MARKS = ("standalone", "ensemble", "centralized")
 WHOSE = ("", "local", *MARKS)
-PAIRED = ("setting", "figure", "method", "than", "seeds", "difference", "low", "high", "told_apart")
+PAIRED = ("setting", "metric", "method", "than", "seeds", "difference", "low", "high", "told_apart")
 
 
 def runs_csv(summary: Summary) -> str:
@@ -45,13 +45,13 @@ def _run(
     reason: str = "",
     run: FinishedRun | None = None,
 ) -> dict[str, Any]:
-    first, *others = (figure.key for figure in summary.figures)
-    figures = [first, f"{LOCAL}{first}", f"{LOCAL}{first}{ALL_TESTS}"]
-    columns = {**{_column(name): name for name in figures}, **{mark: f"{mark} {first}" for mark in MARKS}}
+    first, *others = (metric.key for metric in summary.metrics)
+    metrics = [first, f"{LOCAL}{first}", f"{LOCAL}{first}{ALL_TESTS}"]
+    columns = {**{_column(name): name for name in metrics}, **{mark: f"{mark} {first}" for mark in MARKS}}
     for other in others:
         columns |= {f"{whose}_{other}".lstrip("_"): f"{whose} {other}".strip() for whose in WHOSE}
     price = None if run is None else guaranteed(run.result)
-    traffic = [None if run is None else run.figure(name) for name in ("bytes up", "bytes down", "queries")]
+    traffic = [None if run is None else run.value(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (None if value is None else round(value) for value in traffic)
     strong = {leak: strongest(leak, run.leakage if run else None) for leak in summary.leaks}
     return {
@@ -59,7 +59,7 @@ def _run(
         "seed": seed,
         "status": status,
         "judged_by": entry.central,
-        **{column: None if run is None else run.figure(name) for column, name in columns.items()},
+        **{column: None if run is None else run.value(name) for column, name in columns.items()},
         "bytes_up": up,
         "bytes_down": down,
         "queries": queries,
@@ -110,12 +110,12 @@ def pairs_csv(summary: Summary) -> str:
     95 % interval over seeds, and whether that tells them apart."""
     records = []
     for setting in summary.settings:
-        for figure in setting.figures:
-            for one, other, gap in setting.pairs(figure):
+        for metric in setting.metrics:
+            for one, other, gap in setting.pairs(metric):
                 low, high = (None, None) if gap.half is None else (gap.mean - gap.half, gap.mean + gap.half)
                 told = (
                     setting.name,
-                    figure.key,
+                    metric.key,
                     one.label,
                     other.label,
                     gap.seeds,

@@ -77,7 +77,7 @@ class FinishedRun:
         kept = self.result.intervals
         return None if kept is None else kept.cases
 
-    def figure(self, name: str) -> float | None:
+    def value(self, name: str) -> float | None:
         """One of :data:`TRAFFIC`; or by a figure's key, of the central model; or by "local <key>", of the
         nodes' own models (of what they are judged by, each on its share of the test data); or by "local
         <key>, all tests", "standalone <key>", "ensemble <key>", "centralized <key>".
@@ -90,8 +90,8 @@ class FinishedRun:
             return result.reached.get(key)
         if whose in ("local", "standalone"):
             on_shares = whose == "local" and key == result.metric.key and not name.endswith(ALL_TESTS)
-            figures = result.local if whose == "local" else result.standalone
-            return figures.get("share" if on_shares else key, OverNodes()).mean
+            metrics = result.local if whose == "local" else result.standalone
+            return metrics.get("share" if on_shares else key, OverNodes()).mean
         return (result.ensemble if whose == "ensemble" else result.centralized).get(key)
 
 
@@ -118,19 +118,19 @@ class ComparedMethod:
         """As people write it; where a method stands here more than once, as the comparison calls it."""
         return self.title if self.label in (self.method, self.method.rpartition(":")[2]) else self.label
 
-    def spread(self, figure: str) -> Spread | None:
+    def spread(self, metric: str) -> Spread | None:
         """A figure over seeds."""
-        return Spread.of([run.figure(figure) for run in self.runs])
+        return Spread.of([run.value(metric) for run in self.runs])
 
-    def has(self, figure: str) -> bool:
+    def has(self, metric: str) -> bool:
         """Whether any run has a figure."""
-        return any(run.figure(figure) is not None for run in self.runs)
+        return any(run.value(metric) is not None for run in self.runs)
 
-    def shown(self, figure: str, digits: int = 1) -> str | None:
+    def shown(self, metric: str, digits: int = 1) -> str | None:
         """A figure over seeds, as tables have it; of one seed a nodes' mean has its deviation over them."""
-        ours = self.spread(figure)
-        if ours is not None and self.spread_is_over_nodes and not figure.startswith(LOCAL):
-            ours = Spread(ours.mean, self.runs[0].result.local.get(figure, OverNodes()).std)
+        ours = self.spread(metric)
+        if ours is not None and self.spread_is_over_nodes and not metric.startswith(LOCAL):
+            ours = Spread(ours.mean, self.runs[0].result.local.get(metric, OverNodes()).std)
         return None if ours is None else ours.text(digits)
 
     @property
@@ -138,9 +138,9 @@ class ComparedMethod:
         """Whether what stands behind the sign is no deviation over seeds."""
         return self.central == "nodes" and len(self.runs) == 1
 
-    def gap(self, figure: str) -> float | None:
+    def gap(self, metric: str) -> float | None:
         """Ours minus the paper's."""
-        ours, paper = self.spread(figure), self.published.get(figure)
+        ours, paper = self.spread(metric), self.published.get(metric)
         return None if ours is None or paper is None else ours.mean - paper.value
 
     def epsilon(self) -> tuple[float, float] | None:
@@ -150,7 +150,7 @@ class ComparedMethod:
     def price(self) -> str:
         """That epsilon, or "no guarantee", or that nothing left the nodes."""
         kept = self.epsilon()
-        if all(run.figure("bytes up") == 0 for run in self.runs):
+        if all(run.value("bytes up") == 0 for run in self.runs):
             return "nothing left"
         return NO_GUARANTEE if kept is None else epsilon_text(kept[0])
 
@@ -184,7 +184,7 @@ class ComparedMethod:
         """What models are judged by over the share of the run that is done, the mean over seeds."""
         lines = []
         for run in self.runs:
-            last = run.figure("turns") or max(run.metrics.central, default=0)
+            last = run.value("turns") or max(run.metrics.central, default=0)
             lines.append({step / last: value for step, value in run.metrics.central.items()} if last else {})
         shared = set.intersection(*map(set, lines)) if lines else set()
         return {share: Spread(statistics.fmean(line[share] for line in lines)) for share in sorted(shared)}

@@ -74,7 +74,7 @@ def markdown(summary: Summary) -> str:
 
 def latex(summary: Summary) -> str:
     """The table for a paper."""
-    papers = [f"Paper: {paper.method}, {paper.figure}: {paper.source}" for paper in summary.published]
+    papers = [f"Paper: {paper.method}, {paper.metric}: {paper.source}" for paper in summary.published]
     told = [
         f"{setting.name}: {each}" if setting.name else each
         for setting in summary.settings
@@ -119,7 +119,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
     )
     for paper in summary.published:
         where = f", {paper.setting}" if paper.setting else ""
-        told = f"Paper: {paper.method}, {summary.called(paper.figure)}{where}: {paper.source}"
+        told = f"Paper: {paper.method}, {summary.called(paper.metric)}{where}: {paper.source}"
         console.print(Text(told, style="dim"))
     for note in (*summary.notes, *(leak_notes(summary.leaks) if summary.leakage else ())):
         console.print(Text(note, style="dim"))

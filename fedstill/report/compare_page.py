@@ -32,8 +32,8 @@ def html(summary: Summary) -> str:
         against = drawing.responsive(partial(compare_figures.against_epsilon, lines, metric), "epsilon")
     papers = []
     for paper in summary.published:
-        value = Spread(paper.value, paper.std).text(summary.figure(paper.figure).digits)
-        papers.append((paper, summary.called(paper.figure), value))
+        value = Spread(paper.value, paper.std).text(summary.metric_named(paper.metric).digits)
+        papers.append((paper, summary.called(paper.metric), value))
     template = environment().get_template("compare.html.j2")
     return template.render(
         title=summary.about or (summary.name if summary.name != "compare" else "Methods, side by side"),
@@ -44,7 +44,7 @@ def html(summary: Summary) -> str:
         against=against,
         papers=papers,
         leaking=_leaking(summary) if summary.leakage else None,
-        several=len(summary.figures) > 1 or bool(set(summary.compared()) - set(summary.shown())),
+        several=len(summary.metrics) > 1 or bool(set(summary.compared()) - set(summary.shown())),
         chip=chip,
     )
 
@@ -137,7 +137,7 @@ def _table(summary: Summary, setting: ComparedSetting) -> Table:
     columns = []
     for place, column in enumerate(told.columns):
         name = summary.shown()[place : place + 1]  # after the figures come bytes
-        unit = " %" if name and summary.figure(name[0]).unit == "%" else ""
+        unit = " %" if name and summary.metric_named(name[0]).unit == "%" else ""
         capital = f"{column.head[:1].upper()}{column.head[1:]}{unit}"
         columns.append(Column(headings.get(column.head, capital), column.style))
     rows = []

@@ -28,10 +28,10 @@ class Spot:
     where: str = ""  # the same in words
     joined: bool = False  # by a line with the method's spot before it
 
-    def told(self, figure: str) -> str:
+    def told(self, metric: str) -> str:
         """It in words, with what attacks' figure is called."""
         name = f"{self.name}, {self.where}" if self.where else self.name
-        reached = f"{percent(self.value.mean)}, {figure} {percent(self.leak.mean)}"
+        reached = f"{percent(self.value.mean)}, {metric} {percent(self.leak.mean)}"
         return f"{name}: {reached}, {human_bytes(round(self.bytes))}"
 
 

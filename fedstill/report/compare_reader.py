@@ -52,15 +52,15 @@ def _setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
         for place, label in enumerate(comparison.methods, start=1)
     )
     first = ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0])
-    figures = comparison.config(first).task.figures
-    return ComparedSetting(name, _context(comparison, name, entries), entries, figures)
+    metrics = comparison.config(first).task.metrics
+    return ComparedSetting(name, _context(comparison, name, entries), entries, metrics)
 
 
 def _entry(
     out: Path, comparison: Comparison, setting: str, number: int, label: str, reasons: Mapping[str, str]
 ) -> ComparedMethod:
     config = comparison.config(ComparisonRun(setting, label, comparison.seeds[0]))
-    method, figures = config.method, config.task.figures
+    method, metrics = config.method, config.task.metrics
     runs, not_run, missing = [], {}, []
     for seed in comparison.seeds:
         place = ComparisonRun(setting, label, seed).folder
@@ -72,7 +72,7 @@ def _entry(
             runs.append(FinishedRun(seed, place, files.result, files.metrics, found, files.draws))
         else:
             missing.append(seed)
-    names = [f"{whose}{figure.key}" for figure in figures for whose in ("", LOCAL)]
+    names = [f"{whose}{metric.key}" for metric in metrics for whose in ("", LOCAL)]
     published = {name: comparison.published(setting, label, name) for name in names}
     return ComparedMethod(
         place=number,
@@ -87,7 +87,7 @@ def _entry(
         missing=tuple(missing),
         published={name: paper for name, paper in published.items() if paper is not None},
         budget=config.nodes.privacy.epsilon,
-        metric=figures[0].key,
+        metric=metrics[0].key,
     )
 
 
@@ -128,23 +128,23 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         "one seed alone: no spread is known" if count == 1 else f"mean \u00b1 sample deviation, {count} seeds"
     )
     entries = [entry for setting in settings for entry in setting.entries]
-    figures = {figure.key: figure for setting in settings for figure in setting.figures}
-    metrics = {setting.metric.title: None for setting in settings}
+    metrics = {metric.key: metric for setting in settings for metric in setting.metrics}
+    titles = {setting.metric.title: None for setting in settings}
     notes = [
-        f"{listed(list(metrics))} {'is' if len(metrics) == 1 else 'are'} in percent, of the last round, on "
+        f"{listed(list(titles))} {'is' if len(titles) == 1 else 'are'} in percent, of the last round, on "
         f"test data that no node saw ({over}).",
         "One seed gives all methods the same split, first weights drawn alike, the same local optimizer, "
         "batch and number of local epochs; local data are shuffled. Statistics of batch norm are part of a "
         "network: they travel and are averaged with the parameters around them.",
-        f"Bold is the {'highest' if len(figures) == 1 else 'best'} mean of those judged by the same kind of "
+        f"Bold is the {'highest' if len(metrics) == 1 else 'best'} mean of those judged by the same kind of "
         "model, where no data leave a node, if it is above every other by more than chance explains: by the "
         "95% interval of their paired difference, in brackets, over seeds and, of what models are judged "
         "by, test cases. What is not is level; of one or two seeds nothing is bold. Methods stand as given.",
     ]
     if any(entry.spread_is_over_nodes for entry in entries):
         notes.append("Behind the nodes' mean stands its deviation over the nodes, as there is one seed.")
-    in_tables = [figure for figure in figures.values() if figure.brief or figure.title in metrics]
-    lower = [figure.title for figure in in_tables if figure.better == "lower"]
+    in_tables = [metric for metric in metrics.values() if metric.brief or metric.title in titles]
+    lower = [metric.title for metric in in_tables if metric.better == "lower"]
     if lower:
         notes.append(f"Lower is better: {', '.join(lower)}.")
     if not comparison.sets_policy:

@@ -15,7 +15,7 @@ from fedstill.report.metric_text import bare, in_a_sentence
 from fedstill.report.paired import Gap, Reached, between
 from fedstill.report.privacy_section import guaranteed
 from fedstill.report.result import ACCURACY
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:
     from fedstill.runs.config import PaperFigure
@@ -28,90 +28,90 @@ class ComparedSetting:
     name: str
     context: str
     entries: tuple[ComparedMethod, ...]
-    figures: tuple[Figure, ...] = (ACCURACY,)  # of its task
+    metrics: tuple[Metric, ...] = (ACCURACY,)  # of its task
 
     @property
-    def metric(self) -> Figure:
+    def metric(self) -> Metric:
         """What its models are judged by."""
-        return self.figures[0]
+        return self.metrics[0]
 
-    def best(self, figure: Figure) -> set[str]:
+    def best(self, metric: Metric) -> set[str]:
         """Labels that are above all others judged by the same kind of model, by more than chance explains."""
 
         def ahead(first: ComparedMethod, second: ComparedMethod) -> bool:
             # Seeds that both have may say the opposite of all seeds that each has.
-            gap = self.above(first, second, figure)
-            return gap.told and _ahead(figure, gap) > 0
+            gap = self.above(first, second, metric)
+            return gap.told and _ahead(metric, gap) > 0
 
-        ranked = self.ranked(figure)
+        ranked = self.ranked(metric)
         return {first.label for first, *others in ranked if all(ahead(first, other) for other in others)}
 
-    def ranked(self, figure: Figure) -> list[list[ComparedMethod]]:
+    def ranked(self, metric: Metric) -> list[list[ComparedMethod]]:
         """Those judged by the same kind of model, by their means, the best first; of each kind two or more.
 
         Where the data themselves leave the nodes there is no federation, but a mark to reach.
         """
-        sign = 1 if figure.better == "higher" else -1
+        sign = 1 if metric.better == "higher" else -1
         kinds: dict[str, list[tuple[float, ComparedMethod]]] = {}
         for entry in self.entries:
-            ours = entry.spread(figure.key)
+            ours = entry.spread(metric.key)
             if ours is not None and PRIVATE_DATA not in entry.leaves:
                 kinds.setdefault(entry.central, []).append((sign * ours.mean, entry))
         lists = [sorted(alike, key=lambda each: -each[0]) for alike in kinds.values() if len(alike) > 1]
         return [[entry for _, entry in alike] for alike in lists]
 
-    def above(self, first: ComparedMethod, second: ComparedMethod, figure: Figure) -> Gap:
+    def above(self, first: ComparedMethod, second: ComparedMethod, metric: Metric) -> Gap:
         """The paired difference of two methods that have the figure, over the seeds that both have."""
-        ours, theirs = (self._reached(entry, figure) for entry in (first, second))
+        ours, theirs = (self._reached(entry, metric) for entry in (first, second))
         return between([(ours[seed], theirs[seed]) for seed in ours if seed in theirs])
 
-    def pairs(self, figure: Figure) -> list[tuple[ComparedMethod, ComparedMethod, Gap]]:
+    def pairs(self, metric: Metric) -> list[tuple[ComparedMethod, ComparedMethod, Gap]]:
         """Each two methods that have the figure, in the table's order, and the difference of the first."""
         both = itertools.combinations(self.entries, 2)
-        gaps = [(one, other, self.above(one, other, figure)) for one, other in both]
+        gaps = [(one, other, self.above(one, other, metric)) for one, other in both]
         return [(one, other, gap) for one, other, gap in gaps if gap.seeds]
 
-    def _reached(self, entry: ComparedMethod, figure: Figure) -> dict[int, Reached]:
+    def _reached(self, entry: ComparedMethod, metric: Metric) -> dict[int, Reached]:
         """What each run of a method has, by seed."""
-        judged = figure.key == self.metric.key
+        judged = metric.key == self.metric.key
         return {
             run.seed: Reached(told, run.draws if judged else None, run.tested)
             for run in entry.runs
-            if (told := run.figure(figure.key)) is not None
+            if (told := run.value(metric.key)) is not None
         }
 
     def verdicts(self) -> list[str]:
         """What may be said of the order of methods by what they are judged by: a sentence for each kind."""
-        figure, told = self.metric, []
-        for first, *others in self.ranked(figure):
-            found = {other.name: self.above(first, other, figure) for other in others}
+        metric, told = self.metric, []
+        for first, *others in self.ranked(metric):
+            found = {other.name: self.above(first, other, metric) for other in others}
             level = {
-                name: each for name, each in found.items() if not (each.told and _ahead(figure, each) > 0)
+                name: each for name, each in found.items() if not (each.told and _ahead(metric, each) > 0)
             }
             if any(each.half is None for each in found.values()):
-                told.append(f"{figure.title}: one seed alone, so no order is told.")
+                told.append(f"{metric.title}: one seed alone, so no order is told.")
             elif level:
-                gaps = listed([f"{name} ({_gap(figure, each)})" for name, each in level.items()])
+                gaps = listed([f"{name} ({_gap(metric, each)})" for name, each in level.items()])
                 few = " Two seeds tell little: three are the least." if len(first.runs) == 2 else ""
-                told.append(f"{figure.title}: {first.name} is level with {gaps}.{few}")
+                told.append(f"{metric.title}: {first.name} is level with {gaps}.{few}")
             else:
-                name, each = min(found.items(), key=lambda item: _ahead(figure, item[1]))
-                how = "above" if figure.better == "higher" else "better than"
-                told.append(f"{figure.title}: {first.name} is first, {_gap(figure, each)} {how} {name}.")
+                name, each = min(found.items(), key=lambda item: _ahead(metric, item[1]))
+                how = "above" if metric.better == "higher" else "better than"
+                told.append(f"{metric.title}: {first.name} is first, {_gap(metric, each)} {how} {name}.")
         return list(dict.fromkeys(told))
 
 
-def _ahead(figure: Figure, each: Gap) -> float:
+def _ahead(metric: Metric, each: Gap) -> float:
     """By how much the first is better; where the other is, over the seeds of both, below 0."""
-    return each.mean if figure.better == "higher" else -each.mean
+    return each.mean if metric.better == "higher" else -each.mean
 
 
-def _gap(figure: Figure, each: Gap) -> str:
+def _gap(metric: Metric, each: Gap) -> str:
     """By how much the first is better, and the 95 % interval of that."""
-    ahead, half = _ahead(figure, each), each.half or 0.0
+    ahead, half = _ahead(metric, each), each.half or 0.0
     # No zero has a sign.
     mean, low, high = (
-        bare(figure, round(x, figure.digits) + 0.0) for x in (ahead, ahead - half, ahead + half)
+        bare(metric, round(x, metric.digits) + 0.0) for x in (ahead, ahead - half, ahead + half)
     )
     return f"{mean} [{low}, {high}]"
 
@@ -145,33 +145,33 @@ class Summary:
         return [entry for setting in self.settings for entry in setting.entries]
 
     @property
-    def figures(self) -> tuple[Figure, ...]:
+    def metrics(self) -> tuple[Metric, ...]:
         """Of all settings' tasks; what models of the first setting are judged by first."""
-        return tuple({figure.key: figure for setting in self.settings for figure in setting.figures}.values())
+        return tuple({metric.key: metric for setting in self.settings for metric in setting.metrics}.values())
 
     @property
-    def metric(self) -> Figure:
+    def metric(self) -> Metric:
         """What models are judged by."""
-        return self.figures[0]
+        return self.metrics[0]
 
-    def figure(self, name: str) -> Figure:
+    def metric_named(self, name: str) -> Metric:
         """The figure that a name such as "local accuracy" is about."""
-        return next(figure for figure in self.figures if figure.key == name.removeprefix(LOCAL))
+        return next(metric for metric in self.metrics if metric.key == name.removeprefix(LOCAL))
 
     def called(self, name: str) -> str:
         """A figure in a sentence: "local accuracy", "HD95"."""
-        title = in_a_sentence(self.figure(name).title)
+        title = in_a_sentence(self.metric_named(name).title)
         return f"{LOCAL}{title}" if name.startswith(LOCAL) else title
 
     def names(self) -> list[str]:
         """Of the figures that papers publish: of the central model, then "local" ones of the nodes' own."""
-        first, *others = (figure.key for figure in self.figures)
+        first, *others = (metric.key for metric in self.metrics)
         return [first, f"{LOCAL}{first}", *others, *(f"{LOCAL}{key}" for key in others)]
 
     def shown(self) -> list[str]:
         """Those in tables: of the central model what any run has, and of the nodes' own the first."""
         first, local, *_ = self.names()
-        others = [figure.key for figure in self.figures[1:] if figure.brief]
+        others = [metric.key for metric in self.metrics[1:] if metric.brief]
         return [first, local, *(key for key in others if any(entry.has(key) for entry in self.entries))]
 
     def compared(self) -> list[str]:
@@ -197,7 +197,7 @@ class Summary:
 
     def privacy(self) -> str:
         """Which runs have a formal guarantee of privacy."""
-        runs = [run for entry in self.entries for run in entry.runs if run.figure("bytes up")]
+        runs = [run for entry in self.entries for run in entry.runs if run.value("bytes up")]
         kept = sum(guaranteed(run.result) is not None for run in runs)
         if kept == 0:
             return "There is no formal guarantee of privacy."

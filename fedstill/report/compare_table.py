@@ -21,7 +21,7 @@ class Value:
 
     head: str
     of: Callable[[ComparedMethod], Cell | str | None]
-    figure: str = ""
+    metric: str = ""
     style: str = "r"
 
     def cell(self, entry: ComparedMethod) -> Cell:
@@ -55,7 +55,7 @@ def papers_of(summary: Summary) -> list[Value]:
     """What papers have, and the gap to it."""
     values = []
     for name in summary.compared():
-        about = [] if summary.figure(name) is summary.metric else [summary.figure(name).title]
+        about = [] if summary.metric_named(name) is summary.metric else [summary.metric_named(name).title]
         about += ["local"] if name.startswith(LOCAL) else []
         end = "".join(f", {part}" for part in about)
         values.append(Value(f"paper{end}", partial(paper_text, summary, name)))
@@ -65,10 +65,10 @@ def papers_of(summary: Summary) -> list[Value]:
 
 def setting_table(setting: ComparedSetting, values: Sequence[Value]) -> Table:
     """One setting: a row a method; of one that has not run the reason, as far as a cell has room."""
-    best = {figure.key: setting.best(figure) for figure in setting.figures}
+    best = {metric.key: setting.best(metric) for metric in setting.metrics}
     rows = []
     for entry in setting.entries:
-        cells = [value.cell(entry).bolder(entry.label in best.get(value.figure, ())) for value in values]
+        cells = [value.cell(entry).bolder(entry.label in best.get(value.metric, ())) for value in values]
         if not entry.runs:
             cells = [Cell(entry.reason().partition(":")[0]), *(Cell(NONE) for _ in values[1:])]
         rows.append(Row(entry.name, cells, "" if entry.runs else entry.reason()))
@@ -99,13 +99,13 @@ def budget_table(summary: Summary) -> Table | None:
 
 
 def _head(summary: Summary, name: str) -> str:
-    figure = summary.figure(name)
-    told = in_a_sentence(head(figure, units=figure.unit != "%"))
+    metric = summary.metric_named(name)
+    told = in_a_sentence(head(metric, units=metric.unit != "%"))
     return f"{LOCAL}{told}" if name.startswith(LOCAL) else told
 
 
 def _figure(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
-    return entry.shown(name, summary.figure(name).digits)
+    return entry.shown(name, summary.metric_named(name).digits)
 
 
 def _mean(name: str, write: Callable[[float], Cell | str], entry: ComparedMethod) -> Cell | str | None:
@@ -125,13 +125,13 @@ def _leaked(leak: LeakageColumn, entry: ComparedMethod) -> Cell:
 def paper_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
     """A published figure as tables have it."""
     paper = entry.published.get(name)
-    return None if paper is None else Spread(paper.value, paper.std).text(summary.figure(name).digits)
+    return None if paper is None else Spread(paper.value, paper.std).text(summary.metric_named(name).digits)
 
 
 def gap_of(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
     """Ours minus it."""
     gap = entry.gap(name)
-    return None if gap is None else gap_text(summary.figure(name), gap)
+    return None if gap is None else gap_text(summary.metric_named(name), gap)
 
 
 def leaves(entry: ComparedMethod) -> str:

@@ -8,19 +8,19 @@ from typing import Any
 from fedstill.core.text_format import counted
 from fedstill.report.metric_text import bare, head
 from fedstill.report.table_formats import Cell, Column, Row, Table
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 
-def evaluation_table(found: Mapping[str, Any], figures: tuple[Figure, ...]) -> Table:
+def evaluation_table(found: Mapping[str, Any], metrics: tuple[Metric, ...]) -> Table:
     """A line for all examples, and one a site, with every figure of the task."""
-    columns = [Column("examples"), *(Column(head(each, units=True)) for each in figures)]
+    columns = [Column("examples"), *(Column(head(each, units=True)) for each in metrics)]
     columns.insert(2, Column("95% interval"))
 
     def row(name: str, part: Mapping[str, Any], accent: bool = False) -> Row:
-        reached = [part["figures"][each.key] for each in figures]
-        values = [None if x is None else bare(of, x) for of, x in zip(figures, reached, strict=True)]
+        reached = [part["metrics"][each.key] for each in metrics]
+        values = [None if x is None else bare(of, x) for of, x in zip(metrics, reached, strict=True)]
         ends = part["interval"]
-        told = None if ends is None else " to ".join(bare(figures[0], end) for end in ends)
+        told = None if ends is None else " to ".join(bare(metrics[0], end) for end in ends)
         cells = [f"{part['examples']:,}", values[0], told, *values[1:]]
         return Row(name, [Cell(each) for each in cells], accent=accent)
 

@@ -82,22 +82,22 @@ def _attack(told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[s
 def _table(
     title: str, table: Sequence[TableLine], columns: Mapping[str, LeakageColumn], named: Named
 ) -> Table:
-    figures = list(dict.fromkeys(figure for line in table for figure in line.figures))
-    columns_of = {name: [line.figures[name] for line in table if name in line.figures] for name in figures}
+    metrics = list(dict.fromkeys(metric for line in table for metric in line.metrics))
+    columns_of = {name: [line.metrics[name] for line in table if name in line.metrics] for name in metrics}
     shared = {name: _shared(rows) for name, rows in columns_of.items()}
-    best = _best([row for line in table for row in line.figures.values()], columns)
-    guess = _guess(columns_of[figures[0]], columns)
+    best = _best([row for line in table for row in line.metrics.values()], columns)
+    guess = _guess(columns_of[metrics[0]], columns)
     attacks = any(line.attack for line in table)
     rows = []
     for line in table:
         cells = [Cell(named(line.who))] if attacks else []
-        for name in figures:
-            row = line.figures.get(name)
+        for name in metrics:
+            row = line.metrics.get(name)
             own = "" if row is None or shared[name] else row.without
             cells.append(Cell(NONE) if row is None else _cell(row, own, row in best))
-        cells += [] if guess is None else [Cell(_bar(line.figures.get(figures[0]), guess), style="bar")]
+        cells += [] if guess is None else [Cell(_bar(line.metrics.get(metrics[0]), guess), style="bar")]
         rows.append(Row(line.attack if attacks else named(line.who), cells))
-    heads = [f"{name[:1].upper()}{name[1:]}" for name in figures]
+    heads = [f"{name[:1].upper()}{name[1:]}" for name in metrics]
     told = [*([Column("Tried on", "")] if attacks else []), *map(Column, heads)]
     foot = [*([Cell("")] if attacks else []), *(Cell(without) for without in shared.values())]
     if guess is not None:

@@ -49,7 +49,7 @@ def html(
     title: str,
     eyebrow: str,
     lede: str,
-    figures: Sequence[Fact],
+    tiles: Sequence[Fact],
     sections: Sequence[Section],
     served: str,
     back: bool = False,
@@ -58,13 +58,13 @@ def html(
 
     Args:
         title, eyebrow, lede: its heading, what stands above and below it.
-        figures: on top.
+        tiles: on top.
         sections: below.
         served: the nonce of its script; empty: it is a file, and its browser opens it anew by itself.
         back: link to the first page.
     """
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    told = {"title": title, "eyebrow": eyebrow, "lede": lede, "figures": figures, "sections": sections}
+    told = {"title": title, "eyebrow": eyebrow, "lede": lede, "tiles": tiles, "sections": sections}
     return (
         environment()
         .get_template("live.html.j2")

@@ -4,49 +4,49 @@ from __future__ import annotations
 
 from fedstill.core.text_format import MISSING
 from fedstill.report.result_parts import OverNodes
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 NAMES = ("Dice",)  # figures called after a person
 
 
-def bare(figure: Figure, value: float) -> str:
+def bare(metric: Metric, value: float) -> str:
     """A value without its unit, for columns whose heads have it."""
-    return f"{value:.{figure.digits}f}"
+    return f"{value:.{metric.digits}f}"
 
 
-def told(figure: Figure, value: float) -> str:
+def told(metric: Metric, value: float) -> str:
     """A value with its unit.
 
-    >>> told(Figure("accuracy", "Accuracy"), 93.37), told(Figure("hd95", "HD95", "px", 2, "lower"), 12.3456)
+    >>> told(Metric("accuracy", "Accuracy"), 93.37), told(Metric("hd95", "HD95", "px", 2, "lower"), 12.3456)
     ('93.4%', '12.35 px')
     """
-    return bare(figure, value) + (figure.unit if figure.unit in ("%", "") else f" {figure.unit}")
+    return bare(metric, value) + (metric.unit if metric.unit in ("%", "") else f" {metric.unit}")
 
 
-def spread_text(figure: Figure, measured: OverNodes) -> str:
+def spread_text(metric: Metric, measured: OverNodes) -> str:
     """A value with its unit and its spread, or "not measured": "81.1% ± 4.2"."""
-    return MISSING if measured.mean is None else told(figure, measured.mean) + _spread(figure, measured)
+    return MISSING if measured.mean is None else told(metric, measured.mean) + _spread(metric, measured)
 
 
-def bare_text(figure: Figure, measured: OverNodes) -> str:
+def bare_text(metric: Metric, measured: OverNodes) -> str:
     """The same without its unit, and with a dash for what is not measured: "81.1 ± 4.2"."""
-    return "-" if measured.mean is None else bare(figure, measured.mean) + _spread(figure, measured)
+    return "-" if measured.mean is None else bare(metric, measured.mean) + _spread(metric, measured)
 
 
-def _spread(figure: Figure, measured: OverNodes) -> str:
-    return "" if measured.std is None else f" \u00b1 {bare(figure, measured.std)}"
+def _spread(metric: Metric, measured: OverNodes) -> str:
+    return "" if measured.std is None else f" \u00b1 {bare(metric, measured.std)}"
 
 
-def gap_text(figure: Figure, difference: float) -> str:
+def gap_text(metric: Metric, difference: float) -> str:
     """A difference of two values, with its sign, without a unit: "+12.3", and "0.0" without one."""
-    rounded = round(difference, figure.digits)
-    return f"{rounded:+.{figure.digits}f}" if rounded else bare(figure, 0.0)
+    rounded = round(difference, metric.digits)
+    return f"{rounded:+.{metric.digits}f}" if rounded else bare(metric, 0.0)
 
 
-def head(figure: Figure, *, units: bool = False) -> str:
+def head(metric: Metric, *, units: bool = False) -> str:
     """A figure over its column; an arrow where lower is better."""
-    arrow = " \u2193" if figure.better == "lower" else ""
-    return f"{figure.title}{arrow}" + (f" {figure.unit}" if units and figure.unit else "")
+    arrow = " \u2193" if metric.better == "lower" else ""
+    return f"{metric.title}{arrow}" + (f" {metric.unit}" if units and metric.unit else "")
 
 
 def in_a_sentence(title: str) -> str:

@@ -60,7 +60,7 @@ It takes {inputs}. Classes or outputs: {classes}.
 
 On {test}.{tested}
 
-{figures}
+{metrics}
 
 ## Privacy
 
@@ -145,7 +145,7 @@ def model_card(folder: Path, says: str, use: str) -> str:
         "nodes": "\n".join(markdown(Table("", "node", columns, rows))) if rows else "",
         "test": f"{_count(data.test)} test examples",
         "tested": f" Intervals: {tested(result)}." if result.intervals else "",
-        "figures": "\n".join(markdown(replace(levels, rows=shown))),
+        "metrics": "\n".join(markdown(replace(levels, rows=shown))),
         "privacy": privacy_section.in_words(result) or MISSING,
         "left": f"What left the nodes: {left or 'nothing'}.",
         "leakage": UNTRIED if leakage is None else leakage.sentence,

@@ -38,7 +38,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         if requires_approval(node.file)
         else "runs need no approval: policy.approve"
     )
-    figures = [
+    tiles = [
         Fact("Requests that wait", str(len(waiting)), asked),
         Fact("Left the node", human_bytes(left), counted(len({run for _, run in node.left}), "run")),
         Fact("Budget left", _left(node.costs[ALL]) if node.costs else "all", "epsilon, over all runs"),
@@ -74,7 +74,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
             empty="None.",
         ),
     ]
-    return live_page.html(node.file.name, "fedstill \u00b7 node", f"It {runs}.", figures, sections, served)
+    return live_page.html(node.file.name, "fedstill \u00b7 node", f"It {runs}.", tiles, sections, served)
 
 
 def _asking(waiting: Sequence[Request], folder: Path) -> Section:

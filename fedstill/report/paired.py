@@ -48,7 +48,7 @@ class Reached:
         tested: how many test cases were drawn from.
     """
 
-    figure: float
+    metric: float
     draws: Draws | None = None
     tested: int | None = None
 
@@ -67,7 +67,7 @@ def between(pairs: Sequence[tuple[Reached, Reached]]) -> Gap:
         if one.draws is not None and other.draws is not None and one.tested == other.tested
     ]
     return difference(
-        [one.figure - other.figure for one, other in pairs], drawn if len(drawn) == len(pairs) else ()
+        [one.metric - other.metric for one, other in pairs], drawn if len(drawn) == len(pairs) else ()
     )
 
 

@@ -114,13 +114,13 @@ def _by_seed(whose: str, folders: Sequence[str | Path]) -> dict[int | None, Reac
     reached: dict[int | None, Reached] = {}
     for run in runs:
         result = run.result
-        figure = result.reached.get(result.metric.key)
-        if figure is None:
+        metric = result.reached.get(result.metric.key)
+        if metric is None:
             raise ArgumentError(
                 whose, str(run.folder), "a run whose result has a figure of its central model"
             )
         tested = None if result.intervals is None else result.intervals.cases
-        reached[result.seed] = Reached(figure, run.draws, tested)
+        reached[result.seed] = Reached(metric, run.draws, tested)
     if len(reached) < len(runs) or len({run.result.metric.key for run in runs}) > 1:
         raise ArgumentError(whose, list(map(str, folders)), "runs of one figure, each with a seed of its own")
     return reached

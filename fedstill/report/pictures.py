@@ -68,7 +68,7 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     """The section's content; None for a run without pictures. Raises RunFolderError for a broken file."""
     if not result.pictures:
         return None
-    kind, figure = result.pictures[0].kind, result.metric
+    kind, metric = result.pictures[0].kind, result.metric
     tensors = read_tensors(folder / FILE)
     if tensors is None:
         return {"missing": FILE, "kind": kind, "cases": [], "more": 0}
@@ -79,12 +79,12 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     for place, (case, part) in enumerate(zip(result.pictures, parts, strict=True)):
         drawn = _images(part, most) if kind == "image" else _outlines(f"case-{place}", part)
         for panel, model in zip(drawn["panels"][drawn["first"] :], case.models, strict=False):
-            panel["score"] = None if model.score is None else told(figure, model.score)
+            panel["score"] = None if model.score is None else told(metric, model.score)
         views.append(
             {
                 "title": RANKS.get(case.rank, "The only case"),
                 "about": _about(case),
-                "judged": _judged(case, figure.title),
+                "judged": _judged(case, metric.title),
                 "large": max(part.truth.shape[-2:]) > LARGE,
                 **drawn,
             }
@@ -94,7 +94,7 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
         "missing": None,
         "kind": kind,
         "judge": f"the {judge}" if judge == result.judged else judge,
-        "metric": in_a_sentence(figure.title),
+        "metric": in_a_sentence(metric.title),
         "cases": views,
         "more": max(0, max(len(case.models) for case in result.pictures) - MOST_MODELS),
         "colored": kind != "image" and any(len(part.below) == 3 for part in parts),

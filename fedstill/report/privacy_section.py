@@ -177,8 +177,8 @@ def _table(result: Result, audit: AuditSums | None) -> Table:
         budget = Cell("none set" if node.budget is None else f"{node.budget:g}")
         rest = Cell("", style="empty-cell") if node.left is None else Cell(down(node.left))
         rows.append(Row(result.written(node.name), [Cell(left), Cell(node.mechanism), *price, budget, rest]))
-    figures = ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
-    columns = [Column("What left", "kinds"), Column("Mechanism", ""), *map(Column, figures)]
+    metrics = ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
+    columns = [Column("What left", "kinds"), Column("Mechanism", ""), *map(Column, metrics)]
     about = "What left each node, what that cost in privacy, and what is left of its budget"
     return Table(about, "Node", columns, rows, style="price")
 

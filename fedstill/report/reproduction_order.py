@@ -45,11 +45,11 @@ def in_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperFigure])
     groups: dict[tuple[str, str], list[tuple[float, ReproducedFigure]]] = {}
     for row in rows:
         for paper in published:
-            if (paper.method, paper.figure) == (row.method, row.figure) and paper.setting in (
+            if (paper.method, paper.metric) == (row.method, row.metric) and paper.setting in (
                 "",
                 row.setting,
             ):
-                groups.setdefault((row.setting, row.figure), []).append((paper.value, row))
+                groups.setdefault((row.setting, row.metric), []).append((paper.value, row))
     found = [
         (theirs > other, difference([ours.values[seed] - others.values[seed] for seed in shared]))
         for group in groups.values()

@@ -30,7 +30,7 @@ def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedFigur
     write_comparison(folder, read_folder(folder))
     summary = summarize(folder, comparison)
     runs = [run for entry in summary.entries for run in entry.runs]
-    return rows_of(summary, comparison.paper), sum(run.figure("seconds") or 0.0 for run in runs)
+    return rows_of(summary, comparison.paper), sum(run.value("seconds") or 0.0 for run in runs)
 
 
 def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[ReproducedFigure]:
@@ -38,7 +38,7 @@ def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[Reproduc
     and what crossed.
     """
     key = summary.metric.key
-    names = dict.fromkeys([key, f"{LOCAL}{key}", *(figure.figure for figure in published), *COSTS])
+    names = dict.fromkeys([key, f"{LOCAL}{key}", *(metric.metric for metric in published), *COSTS])
     rows = []
     for setting in summary.settings:
         for entry in setting.entries:
@@ -52,8 +52,8 @@ def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[Reproduc
 
 def _figure(run: FinishedRun, name: str) -> float | None:
     if name not in COSTS:
-        return run.figure(name)
-    up, down = run.figure("bytes up"), run.figure("bytes down")
+        return run.value(name)
+    up, down = run.value("bytes up"), run.value("bytes down")
     return None if up is None or down is None else (up + down) / 1e9
 
 
@@ -67,22 +67,22 @@ def write(entry: Reproduction, record: Record, folder: Path) -> Path:
 def markdown(entry: Reproduction, record: Record) -> str:
     """The record's table, the paper's figures beside ours, and how far the order is the paper's."""
     published, about = entry.published(record.scale), entry.about
-    known = {(figure.setting, figure.method, figure.figure): figure for figure in published}
-    theirs = {figure.figure for figure in published}
+    known = {(metric.setting, metric.method, metric.metric): metric for metric in published}
+    theirs = {metric.metric for metric in published}
     lines = [f"**{about.paper}, {about.what}**: {about.title}.", ""]
     if record.scale == "small":
         lines += [f"{about.reduction}", ""]
     for setting in dict.fromkeys(row.setting for row in record.rows):
         rows = [row for row in record.rows if row.setting == setting]
-        figures = list(dict.fromkeys(row.figure for row in rows))
+        metrics = list(dict.fromkeys(row.metric for row in rows))
         columns = [
-            Column(head) for name in figures for head in ([name, "paper"] if name in theirs else [name])
+            Column(head) for name in metrics for head in ([name, "paper"] if name in theirs else [name])
         ]
-        ours = {(row.method, row.figure): row.spread() for row in rows}
+        ours = {(row.method, row.metric): row.spread() for row in rows}
         table = []
         for method in dict.fromkeys(row.method for row in rows):
             cells = []
-            for name in figures:
+            for name in metrics:
                 cells.append(Cell(_text(*ours.get((method, name), (None, None)))))
                 if name in theirs:
                     paper = known.get((setting, method, name)) or known.get(("", method, name))

@@ -19,12 +19,12 @@ from fedstill.core.text_format import number
 from fedstill.protocol.payload_kinds import KNOWN, Kind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import OverNodes
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 __all__ = ["ACCURACY", "CENTRAL", "OverNodes", "Result"]
 
 FILE = "result.json"
-ACCURACY = Figure("accuracy", "Accuracy")
+ACCURACY = Metric("accuracy", "Accuracy")
 
 # What a method is judged by: what to call it, and what it is.
 CENTRAL: Mapping[str, tuple[str, str]] = {
@@ -90,7 +90,7 @@ class Result:
     link: Mapping[str, float | None] = field(default_factory=dict)
     events: tuple[parts.EventRecord, ...] = ()
     files: parts.FilesRecord | None = None
-    figures: tuple[Figure, ...] = (ACCURACY,)
+    metrics: tuple[Metric, ...] = (ACCURACY,)
     missing: frozenset[str] = frozenset()
 
     @classmethod
@@ -116,25 +116,25 @@ class Result:
         made = load(cls, told, path)
         if made.central not in CENTRAL:
             raise RunFolderError(f"{path}: central is {made.central!r}: allowed is {', '.join(CENTRAL)}")
-        by_key = {figure.key: figure for figure in made.figures}
+        by_key = {metric.key: metric for metric in made.metrics}
         first = told.get("metric", next(iter(by_key), None))
         if not isinstance(first, str):
-            what = "metric" if by_key else "figures"
+            what = "metric" if by_key else "metrics"
             allowed = "a text" if by_key else "one figure or more"
             raise RunFolderError(f"{path}: {what} is {told[what]!r}: allowed is {allowed}")
-        judged = by_key.pop(first, None) or (ACCURACY if first == ACCURACY.key else Figure(first, first))
-        figures = (judged, *by_key.values())
+        judged = by_key.pop(first, None) or (ACCURACY if first == ACCURACY.key else Metric(first, first))
+        metrics = (judged, *by_key.values())
         reached = {
-            figure.key: value if (value := number(told, figure.key)) is not None
-            else number(told, "student", figure.key)
-            for figure in figures
+            metric.key: value if (value := number(told, metric.key)) is not None
+            else number(told, "student", metric.key)
+            for metric in metrics
         }  # fmt: skip
-        return replace(made, figures=figures, reached=reached, missing=frozenset(record) - frozenset(told))
+        return replace(made, metrics=metrics, reached=reached, missing=frozenset(record) - frozenset(told))
 
     @property
-    def metric(self) -> Figure:
+    def metric(self) -> Metric:
         """What models are judged by: in percent, and higher is better."""
-        return self.figures[0]
+        return self.metrics[0]
 
     @property
     def value(self) -> float | None:

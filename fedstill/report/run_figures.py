@@ -45,7 +45,7 @@ class Course:
 
 def course_of(run: RunFiles) -> Course | None:
     """What models of a run reach on its way; None where nothing was measured on it."""
-    line, figures = sorted(run.metrics.central.items()), run.result.figures
+    line, metrics = sorted(run.metrics.central.items()), run.result.metrics
     if not line:
         return None
     turn, central = run.result.turn, run.result.central
@@ -56,7 +56,7 @@ def course_of(run: RunFiles) -> Course | None:
         for row in comparison(run.result)
         if row.value is not None and row.name in STROKES_OF and not (own and row.name == "nodes' own models")
     ]
-    return Course(line, run.result.judged, levels, own, turn, figures[0].title)
+    return Course(line, run.result.judged, levels, own, turn, metrics[0].title)
 
 
 def course(course: Course, width: float = PAPER) -> Figure:

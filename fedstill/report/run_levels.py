@@ -15,7 +15,7 @@ from fedstill.report.metric_text import bare, bare_text, head, in_a_sentence, sp
 from fedstill.report.result import CENTRAL, OverNodes, Result
 from fedstill.report.result_parts import Intervals
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,9 +91,9 @@ def comparison(result: Result) -> list[Level]:
     ]
 
 
-def interval_text(figure: Figure, ends: tuple[float, ...] | None) -> str:
+def interval_text(metric: Metric, ends: tuple[float, ...] | None) -> str:
     """The ends of an interval, in the figure's digits: "90.1 to 93.2"; empty: there is none."""
-    return "" if ends is None else " to ".join(bare(figure, end) for end in ends)
+    return "" if ends is None else " to ".join(bare(metric, end) for end in ends)
 
 
 def tested(result: Result) -> str:
@@ -103,11 +103,11 @@ def tested(result: Result) -> str:
 
 
 def _one(result: Result, record: Mapping[str, Any]) -> tuple[OverNodes, ...]:
-    return tuple(OverNodes(mean=number(record, figure.key)) for figure in result.figures)
+    return tuple(OverNodes(mean=number(record, metric.key)) for metric in result.metrics)
 
 
 def _over_nodes(result: Result, name: str, meaning: str, record: Mapping[str, OverNodes]) -> Level:
-    measured = tuple(record.get(figure.key, OverNodes()) for figure in result.figures)
+    measured = tuple(record.get(metric.key, OverNodes()) for metric in result.metrics)
     return Level(name, _among(result, meaning, measured[0].nodes), measured)
 
 
@@ -136,15 +136,15 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
 
 def table(result: Result) -> Table:
     """What each model reaches, by the figures that are shown in brief."""
-    shown = [place for place, figure in enumerate(result.figures) if figure.brief or not place]
-    figures = [result.figures[place] for place in shown]
-    several = len(figures) > 1  # then units stand above, to make room
-    columns = [Column(in_a_sentence(head(figure, units=several))) for figure in figures]
+    shown = [place for place, metric in enumerate(result.metrics) if metric.brief or not place]
+    metrics = [result.metrics[place] for place in shown]
+    several = len(metrics) > 1  # then units stand above, to make room
+    columns = [Column(in_a_sentence(head(metric, units=several))) for metric in metrics]
     write = bare_text if several else spread_text
     rows = [
         Row(
             level.name,
-            [Cell(write(result.figures[place], level.measured[place])) for place in shown],
+            [Cell(write(result.metrics[place], level.measured[place])) for place in shown],
             accent=level.is_ours,
         )
         for level in comparison(result)

@@ -190,9 +190,9 @@ def _interval(result: Result) -> str:
     )
 
 
-def _unbroken(figure: str) -> str:
+def _unbroken(metric: str) -> str:
     """A figure that no line break parts from its unit or its spread: "71.8% ± 6.5" is one."""
-    return figure.replace(" ", "\u00a0")
+    return metric.replace(" ", "\u00a0")
 
 
 def _context(result: Result) -> str | None:

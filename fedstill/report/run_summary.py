@@ -16,9 +16,9 @@ MOST = 12  # lines of methods
 LONGEST = 110  # characters of a line
 
 
-def run_summary(figures: Mapping[str, Any], folder: Path | None) -> str:
+def run_summary(metrics: Mapping[str, Any], folder: Path | None) -> str:
     """Summary of a run in five lines: metrics of each model, bytes, privacy, and the folder of its files."""
-    result = Result.of(figures)
+    result = Result.of(metrics)
     metric = in_a_sentence(result.metric.title)
     reached = ", ".join(
         f"{level.name} {spread_text(result.metric, level.measured[0])}"

@@ -18,23 +18,23 @@ from fedstill.report.run_files import AuditSums, Traffic
 from fedstill.report.run_levels import Level, comparison, interval_text
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 CHANCE = 50.0  # percent, the area under the curve of who guesses
 
 
 def reached(result: Result) -> Table:
     """What the models reach, with a bar each."""
-    first, *others = result.figures
+    first, *others = result.metrics
     rows = []
     for level in comparison(result):
         cells = [
             Cell(
-                None if each.mean is None else spread_text(figure, each),
-                "" if place else interval_text(figure, level.interval),
+                None if each.mean is None else spread_text(metric, each),
+                "" if place else interval_text(metric, level.interval),
                 style="other" if place else "",
             )
-            for place, (figure, each) in enumerate(zip(result.figures, level.measured, strict=True))
+            for place, (metric, each) in enumerate(zip(result.metrics, level.measured, strict=True))
         ]
         rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_ours))
     about = (
@@ -62,20 +62,20 @@ def sites(result: Result) -> list[Table]:
     models = {result.judged: stored.central, "centralized": stored.centralized}
     models |= {result.written(name): by_site for name, by_site in stored.nodes.items()}
     made, columns = [], [Column(name) for name in stored.names]
-    for figure in result.figures:
+    for metric in result.metrics:
         rows = []
         for model, by_site in models.items():
             if by_site is not None:
-                values = [by_site.get(site, {}).get(figure.key) for site in stored.names]
-                cells = [Cell(_maybe(bare, figure, value)) for value in values]
+                values = [by_site.get(site, {}).get(metric.key) for site in stored.names]
+                cells = [Cell(_maybe(bare, metric, value)) for value in values]
                 rows.append(Row(model, cells, accent=model == result.judged))
-        title = head(figure, units=True)
+        title = head(metric, units=True)
         made.append(Table(f"{title} of each model on the test data of each site", title, columns, rows))
     return made
 
 
-def _maybe(write: Callable[[Figure, float], str], figure: Figure, value: float | None) -> str | None:
-    return None if value is None else write(figure, value)
+def _maybe(write: Callable[[Metric, float], str], metric: Metric, value: float | None) -> str | None:
+    return None if value is None else write(metric, value)
 
 
 def findings(result: Result) -> Table | None:
@@ -83,7 +83,7 @@ def findings(result: Result) -> Table | None:
     stored = result.labels
     if stored is None or not stored.names:
         return None
-    figure, heads = result.metric, [CENTRAL[result.central][0], "centralized", "nodes\u2019 mean"]
+    metric, heads = result.metric, [CENTRAL[result.central][0], "centralized", "nodes\u2019 mean"]
     values = []
     for place in range(len(stored.names)):
         ours, mark = (None if kept is None else kept[place] for kept in (stored.central, stored.centralized))
@@ -94,7 +94,7 @@ def findings(result: Result) -> Table | None:
     rows = []
     for name, (ours, mark, mean, own) in zip(stored.names, values, strict=True):
         shown = zip((ours, mark, mean), has, strict=True)
-        cells = [Cell(None if value is None else told(figure, value)) for value, there in shown if there]
+        cells = [Cell(None if value is None else told(metric, value)) for value, there in shown if there]
         levels = [("chance", CHANCE), ("mean", mean), ("mark", mark)]
         # A bar: the central model; rings: nodes; a thin line: their mean; a thick one: the mark to reach.
         drawn = bar(
@@ -106,7 +106,7 @@ def findings(result: Result) -> Table | None:
     styles = ["r", "r other", "r other"]
     columns = [Column(name, style) for name, style, there in zip(heads, styles, has, strict=True) if there]
     columns.append(Column("0 to 100%", "drawn"))
-    return Table(f"{figure.title} of each finding", "Finding", columns, rows, style="compare several")
+    return Table(f"{metric.title} of each finding", "Finding", columns, rows, style="compare several")
 
 
 def confusion(result: Result) -> Table | None:

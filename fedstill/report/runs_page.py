@@ -122,7 +122,7 @@ def _row(name: str, place: Path, became: str) -> Row:
             became = ", ".join(filter(None, ("running", run.note.waiting(), run.note.missing())))
         cells = [
             Cell(run.bar, run.done),
-            Cell(f"{run.note.about.get('figure', '')} {run.reached}".strip() if run.reached else None),
+            Cell(f"{run.note.about.get('metric', '')} {run.reached}".strip() if run.reached else None),
             Cell(run.left) if run.left and going else NOTHING,
             Cell(run.message) if run.message else NOTHING,
         ]

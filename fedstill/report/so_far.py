@@ -70,7 +70,7 @@ class SoFar:
         each = self.metrics.link.get("seconds_each")
         return None if each is None else f"{1000 * each:.0f} ms" if each < 1 else human_seconds(each)
 
-    def figures(self) -> list[Fact]:
+    def facts(self) -> list[Fact]:
         """What stands on top of its page."""
         note, told = self.note, self.metrics.central
         choose = min if note.about.get("better") == "lower" else max
@@ -80,7 +80,7 @@ class SoFar:
         seen = "; ".join(filter(None, (seen, note.missing())))
         facts = [
             Fact(note.phase.capitalize(), f"{note.done:,} of {note.total:,}" if note.total else "0", seen),
-            Fact(f"{note.about.get('figure', 'Main figure')} so far", self.reached, best),
+            Fact(f"{note.about.get('metric_title', 'Main metric')} so far", self.reached, best),
             Fact("Time left", self.left, "of this phase, at its pace so far"),
         ]
         if self.message is not None:
@@ -91,13 +91,13 @@ class SoFar:
 
     def sections(self) -> list[Section]:
         """What stands below."""
-        metrics, figure = self.metrics, self.note.about.get("figure", "Main figure")
-        course = self._panels({figure: metrics.central, f"{figure}, nodes' own": metrics.own})
+        metrics, metric = self.metrics, self.note.about.get("metric_title", "Main figure")
+        course = self._panels({metric: metrics.central, f"{metric}, nodes' own": metrics.own})
         local = {**metrics.local, **({"centralized": metrics.centralized} if metrics.centralized else {})}
         about = "From left to right: steps or rounds; each line from its lowest value to its highest."
         none = "Nothing of this is here yet."
         return [
-            Section(f"{figure} on the test data", about, panels=course, empty=none),
+            Section(f"{metric} on the test data", about, panels=course, empty=none),
             Section("Losses at the server", about, panels=self._panels(metrics.losses), empty=none),
             *([Section("Losses of local training", about, panels=self._panels(local))] if local else []),
         ]
@@ -121,4 +121,4 @@ def page(folder: Path, served: str = "") -> str:
     title, error = run.note.about.get("title", folder.name), run.note.error
     lede = f"It stopped: {error}" if error else "It goes on: all figures are of what is done so far."
     eyebrow = f"fedstill \u00b7 {folder.name} \u00b7 not finished"
-    return live_page.html(title, eyebrow, lede, run.figures(), run.sections(), served, back=bool(served))
+    return live_page.html(title, eyebrow, lede, run.facts(), run.sections(), served, back=bool(served))

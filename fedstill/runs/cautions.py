@@ -165,7 +165,7 @@ def best(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]
         lines: of ``metrics.jsonl``.
         unit: what a turn is called.
     """
-    judged = task.figures[0]
+    judged = task.metrics[0]
     seen = [line for line in lines if line["phase"] == "distillation" and judged.key in line]
     if len(seen) < 2:
         return []

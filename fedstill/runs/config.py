@@ -112,7 +112,7 @@ class PaperFigure(Checked):
     method: str
     """The method that it belongs to, or the name that a comparison gives it."""
 
-    figure: str = "accuracy"
+    metric: str = "accuracy"
     """The key of one of the task's figures, as "dice" or "hd95": of the central model on all test data. With
     "local" before it: of the nodes' own models (what models are judged by: on their shares of it)."""
 
@@ -129,7 +129,7 @@ class PaperFigure(Checked):
     """The setting of a comparison that it belongs to; none is every setting."""
 
 
-def check_paper(figures: Iterable[PaperFigure], tasks: Iterable[TaskConfig]) -> None:
+def check_paper(results: Iterable[PaperFigure], tasks: Iterable[TaskConfig]) -> None:
     """Refuse published figures that no task has, or whose values none could have.
 
     Args:
@@ -139,13 +139,13 @@ def check_paper(figures: Iterable[PaperFigure], tasks: Iterable[TaskConfig]) -> 
         UnknownName: no task has such a figure.
         ArgumentError: a value out of range.
     """
-    figures = list(figures)
-    kinds = [task.makes for task in (*(TASKS.working().values() if figures else ()), *tasks)]
-    known = {figure.key: figure for kind in kinds for figure in kind.figures}
-    for paper in figures:
-        key = paper.figure.removeprefix("local ")
+    results = list(results)
+    kinds = [task.makes for task in (*(TASKS.working().values() if results else ()), *tasks)]
+    known = {metric.key: metric for kind in kinds for metric in kind.metrics}
+    for paper in results:
+        key = paper.metric.removeprefix("local ")
         if key not in known:
-            raise UnknownName("published figure", paper.figure, known)
+            raise UnknownName("published figure", paper.metric, known)
         most = 100 if known[key].unit == "%" else math.inf
         allowed = "from 0 to 100, in percent" if most == 100 else "a number from 0 up"
         if not 0 <= paper.value <= most or math.isinf(paper.value):

@@ -76,7 +76,7 @@ class Evaluation:
         inputs = self.test.inputs if rows is None else self.test.inputs[rows]
         return float32_outputs(model, inputs, self.compute)
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
     ) -> Metrics:
         """All figures of outputs on the test part, or on some rows of it, by key; NaN where there is none.
@@ -86,7 +86,7 @@ class Evaluation:
         """
         test = self.asked_of(node)
         data = test if rows is None else test.subset(rows)
-        return self.task.metrics(outputs, data.targets, data.cases)
+        return self.task.compute_metrics(outputs, data.targets, data.cases)
 
     def leading(
         self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
@@ -99,7 +99,7 @@ class Evaluation:
     def guess(self) -> dict[str, float | None] | None:
         """Figures of who knows nothing of the inputs; None for tasks without such a mark."""
         outputs = self.task.guess(self.test.targets)
-        return None if outputs is None else finite(self.metrics(outputs))
+        return None if outputs is None else finite(self.compute_metrics(outputs))
 
     def by_site(
         self, outputs: torch.Tensor, *, node: str | None = None
@@ -108,7 +108,7 @@ class Evaluation:
         found = {}
         for site in self.sites:
             rows = self.of_site(site)
-            found[site] = finite(self.metrics(outputs[rows], rows, node=node))
+            found[site] = finite(self.compute_metrics(outputs[rows], rows, node=node))
         return found
 
     def share(self, index: int, of: int) -> torch.Tensor:

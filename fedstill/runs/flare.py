@@ -121,9 +121,9 @@ class ServerProgram:
         run = self._at_work = Served(config, link, self.run_name)
         write_text(folder / DESCRIPTION, run.description.text)
         logger.info("run %s begins; it is %s", self.run_name, grouped(run.description.sha256))
-        figures = run.run(folder, bars=bars)
+        results = run.run(folder, bars=bars)
         self._link = None  # whose process ends now is not lost
-        run.finish({**run.about(), **figures}, keep_state=True)
+        run.finish({**run.about(), **results}, keep_state=True)
         logger.info("run %s is done", self.run_name)
 
     def _read(self, folder: Path) -> RunConfig:

@@ -189,15 +189,15 @@ def _looked_into(
     (out / METRICS).unlink(missing_ok=True)  # which is the server's until now
     for name in (FILE, METRICS):
         shutil.copy2(served / name, out / name)
-    figures = simulation.adopt(out, saved, states, bars)
-    figures["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}
-    figures["seconds"]["total"] = seconds + figures["seconds"]["centralized"]
+    results = simulation.adopt(out, saved, states, bars)
+    results["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}
+    results["seconds"]["total"] = seconds + results["seconds"]["centralized"]
     starting = max(seconds - live["seconds"]["total"], 0.0)
     link = {**live["link"], "starting": starting}
     link["share"] = link["link"] / max(starting + live["seconds"]["total"], 1e-9)
-    figures |= {"link": link, "events": live["events"]}
-    figures["engine"]["name"] = live["engine"]["name"]
-    return figures
+    results |= {"link": link, "events": live["events"]}
+    results["engine"]["name"] = live["engine"]["name"]
+    return results
 
 
 def _latest(folder: Path, mark: int) -> Path | None:

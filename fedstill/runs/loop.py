@@ -156,9 +156,9 @@ class Run(ABC):
     def _measured(self) -> dict[str, Any]:
         """The figures, at the end."""
         self.bars.show("evaluation", 0, 1)
-        figures = self.figures()
+        results = self.results()
         self.bars.show("evaluation", 1, 1)
-        return figures
+        return results
 
     def _unless_done(self, kind: object, *_: object) -> None:
         """A run that stops before its end tells its listeners; one that does not ends in :meth:`finish`."""
@@ -218,9 +218,14 @@ class Run(ABC):
 
     def _described(self) -> dict[str, str]:
         """What is to be known of the run while it goes on."""
-        judged = self.task.figures[0]
-        figure = {"metric": judged.key, "figure": judged.title, "unit": judged.unit, "better": judged.better}
-        return {"title": self.method.title, **figure}
+        judged = self.task.metrics[0]
+        metric = {
+            "metric": judged.key,
+            "metric_title": judged.title,
+            "unit": judged.unit,
+            "better": judged.better,
+        }
+        return {"title": self.method.title, **metric}
 
     # --- what does not --------------------------------------------------------------------------------
 
@@ -259,15 +264,15 @@ class Run(ABC):
         self.records.finish(result, student, header(self.setting), keep_state=keep_state)
         self.listeners.close(result)
 
-    def figures(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         """What ``result.json`` says of models, bytes, queries and privacy."""
         look, metric, public = self.evaluation, self.task.metric, self.public
         told = self._outputs()
         reached: Mapping[str, Any] = {metric: None}
         if told.central is not None:
-            reached = finite(look.metrics(told.central))
+            reached = finite(look.compute_metrics(told.central))
         elif told.own:
-            reached = finite(mean([look.metrics(each, node=name) for name, each in told.own.items()]))
+            reached = finite(mean([look.compute_metrics(each, node=name) for name, each in told.own.items()]))
         self._keep_predictions(told)
         sums = self.audit.summary()
         by_node: Mapping[str, dict[str, int]] = sums["by_node"]
@@ -288,7 +293,7 @@ class Run(ABC):
             "task": self.task.name,
             "kind": self.task.kind,
             "metric": metric,
-            "figures": [asdict(figure) for figure in self.task.figures],
+            "metrics": [asdict(each) for each in self.task.metrics],
             "seed": self.setting.seed,
             "central": self.method.central,
             "needs": asdict(self.needs),

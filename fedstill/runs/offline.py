@@ -122,10 +122,10 @@ def distil(
     whole = replace(config, link=replace(config.link, inputs="float32", gradients="float32"))  # as in files
     run = Served(whole, files, given.plan.run)
     run.listeners = listeners
-    figures = run.run(out, bars=Bars(progress))
-    figures["engine"]["name"] = "files"
-    del figures["link"], figures["seconds"]["local_training"], figures["seconds"]["centralized"]
-    result = {**run.about(), **figures, "files": told, "command": command, **machine_and_date()}
+    results = run.run(out, bars=Bars(progress))
+    results["engine"]["name"] = "files"
+    del results["link"], results["seconds"]["local_training"], results["seconds"]["centralized"]
+    result = {**run.about(), **results, "files": told, "command": command, **machine_and_date()}
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
     run.finish(result)
     note_failures(listeners, result, out)

@@ -129,7 +129,7 @@ class Served(Run):
 
     def look(self) -> Mapping[str, float]:
         """What the server can measure by itself: its student on its own test data, and what the link cost."""
-        cost = self.federation.meter.figures(0.0, 0.0)
+        cost = self.federation.meter.costs(0.0, 0.0)
         told = {f"link_{name}": cost[name] for name in LINK}
         outputs = self.responses(self.test.inputs)
         if outputs is not None:
@@ -138,12 +138,12 @@ class Served(Run):
 
     # --- what the result says -------------------------------------------------------------------------
 
-    def figures(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         """See :class:`~fedstill.runs.loop.Run`; and what the link cost."""
         self.notes = self._said()
-        figures = super().figures()
-        total, training = figures["seconds"]["total"], figures["seconds"]["local_training"]
-        return {**figures, "link": self.federation.meter.figures(total, training)}
+        results = super().results()
+        total, training = results["seconds"]["total"], results["seconds"]["local_training"]
+        return {**results, "link": self.federation.meter.costs(total, training)}
 
     def _statements(self) -> Mapping[str, Statement]:
         return {name: told.privacy for name, told in self.federation.about.items()}

@@ -170,8 +170,8 @@ def _go(
     if made is None:
         from fedstill.runs.deployed import submit
 
-        figures = submit(config, out, bars, listeners)
-        result = {**figures, "command": command, "options": lasting(config), **machine_and_date()}
+        results = submit(config, out, bars, listeners)
+        result = {**results, "command": command, "options": lasting(config), **machine_and_date()}
         write_text(out / "result.json", json_text(result) + "\n")
         listeners.close(result)
         note_failures(listeners, result, out)
@@ -207,14 +207,14 @@ def check_folder(out: Path) -> None:
 
 
 def finish(
-    simulation: Simulation, about: dict[str, Any], figures: dict[str, Any], out: Path
+    simulation: Simulation, about: dict[str, Any], results: dict[str, Any], out: Path
 ) -> dict[str, Any]:
     """Write the result of a simulation that has come to its end.
 
     Returns:
         What ``result.json`` holds.
     """
-    result = {**about, **figures, **machine_and_date()}
+    result = {**about, **results, **machine_and_date()}
     simulation.finish(result)
     note_failures(simulation.listeners, result, out)
     (out / PROGRESS).unlink(missing_ok=True)

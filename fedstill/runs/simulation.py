@@ -165,14 +165,14 @@ class Simulation(Measured):
     def _close(self) -> None:
         """Nodes of this process end with it."""
 
-    def figures(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         """See :class:`~fedstill.runs.loop.Run`."""
-        figures = super().figures()
+        results = super().results()
         self.student.eval()  # as it will be used
         for node in self.nodes:  # and the nodes' models may learn on, but for what their owners froze
             for name, parameter in node.model.named_parameters():
                 parameter.requires_grad_(name not in node.frozen["model"])
-        return {**figures, "data_digest": digest_of(self.setting.parts)}
+        return {**results, "data_digest": digest_of(self.setting.parts)}
 
     # --- local training -------------------------------------------------------------------------------
 

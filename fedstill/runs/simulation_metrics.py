@@ -79,7 +79,7 @@ class Measured(Prepared, ABC):
 
     def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
         look, ensembled = self.evaluation, told.ensembled
-        each = [look.metrics(outputs, node=name) for name, outputs in told.own.items()]
+        each = [look.compute_metrics(outputs, node=name) for name, outputs in told.own.items()]
         return {
             "local": (
                 {**self._spreads(each), "share": self._spread(self._score_shares(told.own))}
@@ -90,10 +90,10 @@ class Measured(Prepared, ABC):
             "ensemble": (
                 None
                 if ensembled is None
-                else {**finite(look.metrics(ensembled)), **self._only(self._teachers())}
+                else {**finite(look.compute_metrics(ensembled)), **self._only(self._teachers())}
             ),
             "centralized": (
-                {self.task.metric: None} if told.marked is None else finite(look.metrics(told.marked))
+                {self.task.metric: None} if told.marked is None else finite(look.compute_metrics(told.marked))
             ),
         }
 

@@ -41,7 +41,7 @@ def evaluate(
         model: as :func:`fedstill.load` takes it.
 
     Returns:
-        ``figures`` by key, ``interval`` of the leading one, ``sites`` with the same of each, ``labels``, how
+        ``metrics`` by key, ``interval`` of the leading one, ``sites`` with the same of each, ``labels``, how
         many ``examples`` (and cases) there are, and ``seen``: how many of them were a node's, None where that
         cannot be looked up, and ``why``.
 
@@ -65,7 +65,7 @@ def evaluate(
         own = outputs[rows]
         sites[site] = {
             "examples": len(rows),
-            "figures": finite(part.metrics(own)),
+            "metrics": finite(part.compute_metrics(own)),
             "interval": _interval(part, Outputs(own)),
         }
     advice = task.advice(test.targets, about.known.classes)
@@ -76,10 +76,10 @@ def evaluate(
         "data": data,
         "task": task.name,
         "metric": task.metric,
-        "measures": [asdict(figure) for figure in task.figures],
+        "measures": [asdict(metric) for metric in task.metrics],
         "examples": len(test),
         **told_cases(test),
-        "figures": finite(look.metrics(outputs)),
+        "metrics": finite(look.compute_metrics(outputs)),
         "interval": _interval(look, told),
         "sites": sites,
         "labels": details["labels"],

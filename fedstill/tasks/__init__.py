@@ -4,7 +4,7 @@ One file a task (``classification``, ``multi_label``, ``segmentation``, ``instan
 ``regression``, ``survival``): a subclass of ``task.Task``, and one of ``config.TaskConfig`` with its options;
 ``map_task`` is what those share whose answer is a class a pixel, ``numbers`` what those do whose answer is no
 class. ``formulas`` are the papers', as pure functions of logits; ``ensembles`` the ways to make one answer of
-the nodes'; a ``figure`` is one of a task's metrics, ``classification_metrics``, ``segmentation_metrics``,
+the nodes'; a ``metric`` is one of a task's metrics, ``classification_metrics``, ``segmentation_metrics``,
 ``instance_metrics``, ``reconstruction_metrics`` and ``survival_metrics`` compute them, ``cases`` are whose
 they are means over. ``synthetic_maps``, ``instance_classes`` and ``body_mask`` are what maps are made of.
 
@@ -15,6 +15,6 @@ May import core. A newcomer adds a task: a file here, and a line in ``TASKS``; a
 from __future__ import annotations
 
 from fedstill.tasks.config import TASKS, Targets, TaskConfig
-from fedstill.tasks.task import ENSEMBLES, Ensemble, Figure, Kind, Task
+from fedstill.tasks.task import ENSEMBLES, Ensemble, Kind, Metric, Task
 
 __all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Figure", "Kind", "Targets", "Task", "TaskConfig"]

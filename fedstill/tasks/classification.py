@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import formulas
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.task import Figure, Task
+from fedstill.tasks.task import Metric, Task
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -249,19 +249,19 @@ class Classification(SoftmaxTask):
     """
 
     name = "classification"
-    figures: tuple[Figure, ...] = (
-        Figure("accuracy", "Accuracy"),
-        Figure("balanced_accuracy", "Balanced acc."),
-        Figure("macro_f1", "Macro F1", brief=False),
-        Figure("auc", "AUC"),
-        Figure("auprc", "AUPRC", brief=False),
-        Figure("ece", "ECE", better="lower", brief=False),
+    metrics: tuple[Metric, ...] = (
+        Metric("accuracy", "Accuracy"),
+        Metric("balanced_accuracy", "Balanced acc."),
+        Metric("macro_f1", "Macro F1", brief=False),
+        Metric("auc", "AUC"),
+        Metric("auprc", "AUPRC", brief=False),
+        Metric("ece", "ECE", better="lower", brief=False),
     )
     kind = "class"
 
     def __init__(self, classes: int, metric: Leading = "accuracy") -> None:
         super().__init__(classes)
-        self.figures = tuple(sorted(self.figures, key=lambda figure: figure.key != metric))
+        self.metrics = tuple(sorted(self.metrics, key=lambda each: each.key != metric))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
         """Cross-entropy of G models on G batches: ``(G, B, C)`` and ``(G, B)`` to ``(G,)``.
@@ -279,13 +279,13 @@ class Classification(SoftmaxTask):
 
     # --- evaluation ---
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         """In percent, as :mod:`fedstill.tasks.classification`; each example counts by itself."""
         (p, true), odds = _told(outputs, targets), _log_odds(outputs)
         of, ranked = OF, RANKED
-        return {each.key: of[each.key](odds if each.key in ranked else p, true) for each in self.figures}
+        return {each.key: of[each.key](odds if each.key in ranked else p, true) for each in self.metrics}
 
     def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
         """See :meth:`Task.leading`."""

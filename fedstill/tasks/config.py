@@ -8,7 +8,7 @@ from inspect import isabstract
 from typing import Any, ClassVar, Literal, get_args
 
 from fedstill.core.registry import Registered, Registry
-from fedstill.tasks.task import Figure, Kind, Task
+from fedstill.tasks.task import Kind, Metric, Task
 
 # What examples teach: what a target is, or that inputs are texts, or rows of a table with a class, a value or
 # a time until an event each, or pictures whose objects are told apart.
@@ -37,8 +37,8 @@ class TaskConfig(Registered):
             return "one with makes: ClassVar[type[Task]], the class of its task"
         if isabstract(made):
             return f"one whose {made.__name__} also has {', '.join(sorted(made.__abstractmethods__))}"
-        figures = getattr(made, "figures", ())
-        if not figures or not all(isinstance(figure, Figure) for figure in figures):
+        metrics = getattr(made, "metrics", ())
+        if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
             return f"one whose {made.__name__} has figures, a tuple of Figure"
         if getattr(made, "kind", None) not in get_args(Kind):
             return f"one whose {made.__name__} has a kind, one of {', '.join(get_args(Kind))}"
@@ -63,9 +63,9 @@ class TaskConfig(Registered):
         return self.make(self.makes.least)
 
     @property
-    def figures(self) -> tuple[Figure, ...]:
+    def metrics(self) -> tuple[Metric, ...]:
         """The task's metrics; what models are judged by first."""
-        return self.example().figures
+        return self.example().metrics
 
     @property
     def targets(self) -> Targets:

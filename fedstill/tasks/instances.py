@@ -33,7 +33,7 @@ from fedstill.tasks import segmentation
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.map_task import MapTask
 from fedstill.tasks.synthetic_maps import nuclei
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 BACKGROUND, INSIDE, CONTOUR = 0, 1, 2
 
@@ -259,12 +259,12 @@ class Instances(MapTask):
     name = "instances"
     least = 3
     like = "instances"
-    figures = (
-        Figure("dice", "Dice"),
-        Figure("object_dice", "Obj-Dice"),
-        Figure("aji", "AJI"),
-        Figure("pq", "PQ"),
-        Figure("hd95", "HD95", unit="px", better="lower"),
+    metrics = (
+        Metric("dice", "Dice"),
+        Metric("object_dice", "Obj-Dice"),
+        Metric("aji", "AJI"),
+        Metric("pq", "PQ"),
+        Metric("hd95", "HD95", unit="px", better="lower"),
     )
     conditions = 3
 
@@ -275,7 +275,7 @@ class Instances(MapTask):
 
     # --- evaluation ---
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         """Means over whole pictures: Dice, object-level Dice, AJI and PQ in percent, HD95 in pixels.
@@ -288,7 +288,7 @@ class Instances(MapTask):
         pictures = [_judged(*pair) for pair in self._pictures(outputs, targets, cases)]
         each = torch.tensor(pictures, dtype=torch.float64)  # (pictures, figures)
         means = each.nanmean(0).tolist()
-        return {figure.key: value for figure, value in zip(self.figures, means, strict=True)}
+        return {metric.key: value for metric, value in zip(self.metrics, means, strict=True)}
 
     def scores(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None

@@ -23,7 +23,7 @@ from fedstill.core.dataset import Cases, TensorData
 from fedstill.tasks import formulas
 from fedstill.tasks.classification import Floats, areas, over_classes
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.task import Figure, Kind, Task
+from fedstill.tasks.task import Kind, Metric, Task
 
 UNKNOWN = -1
 SMALLEST = 1e-30  # stands for a weight of nothing where a logarithm is taken
@@ -37,7 +37,7 @@ class MultiLabel(Task):
     """
 
     name = "multi-label"
-    figures: tuple[Figure, ...] = (Figure("auc", "AUC"),)
+    metrics: tuple[Metric, ...] = (Metric("auc", "AUC"),)
     kind: ClassVar[Kind] = "labels"
     least = 1
 
@@ -111,7 +111,7 @@ class MultiLabel(Task):
 
     # --- evaluation ---
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         """AUC in percent, the mean over labels that are known to be there and known to be absent somewhere.

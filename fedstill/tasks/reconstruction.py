@@ -33,7 +33,7 @@ from fedstill.tasks.classification import Floats
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.numeric import Numbers
 from fedstill.tasks.synthetic_maps import regions
-from fedstill.tasks.task import Figure, case_of, mean_by
+from fedstill.tasks.task import Metric, case_of, mean_by
 
 AT_ONCE = 256  # images compared at once
 LEAST_ERROR = 1e-10  # mean squared error that PSNR is reckoned with at least: 100 dB at most, never infinity
@@ -144,10 +144,10 @@ class Reconstruction(Numbers):
     """
 
     name = "reconstruction"
-    figures = (
-        Figure("ssim", "SSIM"),
-        Figure("psnr", "PSNR", "dB", 2),
-        Figure("nmse", "NMSE", "", 4, "lower"),
+    metrics = (
+        Metric("ssim", "SSIM"),
+        Metric("psnr", "PSNR", "dB", 2),
+        Metric("nmse", "NMSE", "", 4, "lower"),
     )
     kind = "image"
     least = 1
@@ -200,7 +200,7 @@ class Reconstruction(Numbers):
 
     # --- evaluation ---
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         """SSIM (percent), PSNR (dB) and NMSE of each image, averaged over images; pixels are cut to 0..1.

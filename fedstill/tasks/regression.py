@@ -12,7 +12,7 @@ from fedstill.core.dataset import Cases, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.numeric import Numbers
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 
 class Regression(Numbers):
@@ -26,10 +26,10 @@ class Regression(Numbers):
     """
 
     name = "regression"
-    figures = (
-        Figure("r2", "R\u00b2"),
-        Figure("rmse", "RMSE", better="lower"),
-        Figure("mae", "MAE", better="lower"),
+    metrics = (
+        Metric("r2", "R\u00b2"),
+        Metric("rmse", "RMSE", better="lower"),
+        Metric("mae", "MAE", better="lower"),
     )
     kind = "number"
     form = "rows"
@@ -69,7 +69,7 @@ class Regression(Numbers):
 
     # --- evaluation ---
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         """R\u00b2 in percent, NaN of equal targets; RMSE and MAE in percent of the target's range."""

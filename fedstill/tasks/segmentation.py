@@ -32,7 +32,7 @@ from fedstill.tasks.body_mask import outline
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.map_task import MapTask, Weights
 from fedstill.tasks.synthetic_maps import regions
-from fedstill.tasks.task import Figure, case_of, mean_by
+from fedstill.tasks.task import Metric, case_of, mean_by
 
 Mask = npt.NDArray[np.bool_]  # (H, W)
 
@@ -126,11 +126,11 @@ class Segmentation(MapTask):
     """
 
     name = "segmentation"
-    figures = (
-        Figure("dice", "Dice"),
-        Figure("sensitivity", "Sens."),
-        Figure("specificity", "Spec."),
-        Figure("hd95", "HD95", unit="px", better="lower"),
+    metrics = (
+        Metric("dice", "Dice"),
+        Metric("sensitivity", "Sens."),
+        Metric("specificity", "Spec."),
+        Metric("hd95", "HD95", unit="px", better="lower"),
     )
 
     def __init__(
@@ -146,7 +146,7 @@ class Segmentation(MapTask):
 
     # --- evaluation ---
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         """Dice, sensitivity and specificity in percent, HD95 in pixels: means over cases (patients), then

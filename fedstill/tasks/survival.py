@@ -30,7 +30,7 @@ from fedstill.core.errors import DataError
 from fedstill.tasks import formulas
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.multi_label import UNKNOWN, MultiLabel
-from fedstill.tasks.task import Figure
+from fedstill.tasks.task import Metric
 
 Floats = npt.NDArray[np.float64]
 
@@ -122,9 +122,9 @@ class Survival(MultiLabel):
     """
 
     name = "survival"
-    figures = (
-        Figure("concordance", "Concordance"),
-        Figure("brier", "Integrated Brier", unit="", digits=3, better="lower"),
+    metrics = (
+        Metric("concordance", "Concordance"),
+        Metric("brier", "Integrated Brier", unit="", digits=3, better="lower"),
     )
     kind = "time"
     form = "rows"
@@ -176,7 +176,7 @@ class Survival(MultiLabel):
 
     # --- evaluation ---
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         """Harrell's concordance in percent, of the mean survival time, and the integrated Brier score."""

@@ -26,7 +26,7 @@ from fedstill.tasks import formulas
 
 
 @dataclass(frozen=True)
-class Figure:
+class Metric:
     """One of a task's metrics, as tables show it.
 
     Args:
@@ -82,7 +82,7 @@ class Task(ABC):
 
     Attributes:
         name: in messages and results.
-        figures: its metrics; the first one is what models are judged by, in percent, and higher is better.
+        metrics: its metrics; the first one is what models are judged by, in percent, and higher is better.
         kind: what is learned: one class, labels that do not exclude each other, a class a pixel, an image, a
             number, the time until an event.
         form: of inputs: images ``(B, channels, H, W)`` float32, texts, which are token ids ``(B, L)`` int64,
@@ -94,7 +94,7 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    figures: tuple[Figure, ...]
+    metrics: tuple[Metric, ...]
     kind: ClassVar[Kind]
     form: ClassVar[Form] = "images"
     least: ClassVar[int] = 2
@@ -107,14 +107,14 @@ class Task(ABC):
 
     def options(self) -> str:
         """The task with its options, the same text for equal ones; what leads among its figures is none."""
-        own = sorted((name, of) for name, of in vars(self).items() if name != "figures")
+        own = sorted((name, of) for name, of in vars(self).items() if name != "metrics")
         told = {name: each.tolist() if isinstance(each, torch.Tensor) else each for name, each in own}
         return f"{self.name} {told}"
 
     @property
     def metric(self) -> str:
         """The key of the figure that models are judged by."""
-        return self.figures[0].key
+        return self.metrics[0].key
 
     def outputs(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a model's output for one input of a shape: ``(C,)``, or ``(C, H, W)`` for maps."""
@@ -224,10 +224,10 @@ class Task(ABC):
     # --- evaluation ---
 
     @abstractmethod
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
-        """All :attr:`figures` by key, of outputs ``(N, C, ...)``; NaN where one cannot be said.
+        """All :attr:`metrics` by key, of outputs ``(N, C, ...)``; NaN where one cannot be said.
 
         Args:
             cases: of which cases the examples are parts; None: each is a case of its own.
@@ -235,7 +235,7 @@ class Task(ABC):
 
     def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
         """The figure that models are judged by, alone: looked at often, while the others may take long."""
-        return self.metrics(outputs, targets, cases)[self.metric]
+        return self.compute_metrics(outputs, targets, cases)[self.metric]
 
     def resampled(
         self,

@@ -77,12 +77,12 @@ def outcome(result: Mapping[str, Any]) -> dict[str, float]:
     """A run's last figures: of the central model, of those beside it, bytes, seconds, and the largest epsilon
     of its nodes where each has one.
 
-    >>> result = {"figures": [{"key": "accuracy"}], "accuracy": 90.0, "bytes": {"up": 10, "down": 20}}
+    >>> result = {"metrics": [{"key": "accuracy"}], "accuracy": 90.0, "bytes": {"up": 10, "down": 20}}
     >>> outcome(result)
     {'accuracy': 90.0, 'bytes/up': 10.0, 'bytes/down': 20.0}
     """
     found: dict[str, Any] = {}
-    for key in (figure["key"] for figure in result.get("figures", ())):
+    for key in (metric["key"] for metric in result.get("metrics", ())):
         found[key] = result.get(key)
         for model in ("ensemble", "centralized"):
             found[f"{model}/{key}"] = (result.get(model) or {}).get(key)

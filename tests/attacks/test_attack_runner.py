@@ -161,7 +161,7 @@ class Keeper(Attack):
 
     def rows(self, part: Any) -> Iterator[LeakageFigure]:
         for node, count in part["heard"].items():
-            yield LeakageFigure(who=node, figure="releases", value=count, without="none")
+            yield LeakageFigure(who=node, metric="releases", value=count, without="none")
 
     def pictures(self, part: Any) -> tuple[Pictures]:
         return (Pictures(title="one", heads=("a",), strips=(Strip(head="first", stack="first"),)),)

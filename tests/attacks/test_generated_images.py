@@ -171,7 +171,7 @@ def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.Monk
     for space in spaces(found):
         assert (space["private"], space["held_out"]) == (90, 90)
         assert space["mind"] == [drawn]
-    (p, *_) = (row for row in FEW.rows(found.part) if row.figure == "p")
+    (p, *_) = (row for row in FEW.rows(found.part) if row.metric == "p")
     assert (
         p.says == "199 drawings; 90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     )

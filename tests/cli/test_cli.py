@@ -524,9 +524,9 @@ def test_ctrl_c_in_a_comparison_says_how_to_go_on(command: Main, comparisons: Co
 
 
 def test_published_figures_stay_with_a_run_that_options_change(command: Main, here: Path) -> None:
-    figure = '[[paper]]\nmethod = "fediod"\nvalue = 90.5\nsource = "Table 1"\n'
+    metric = '[[paper]]\nmethod = "fediod"\nvalue = 90.5\nsource = "Table 1"\n'
     with (here / "mine.toml").open("a", encoding="utf-8") as file:
-        file.write(figure)
+        file.write(metric)
     code, out, _ = command("show", "mine.toml", "--split.nodes", "9")
     assert code == 0
     [paper] = config.read_toml(out).paper

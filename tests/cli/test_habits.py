@@ -76,7 +76,7 @@ def test_a_method_may_be_named_from_python_and_labels_may_be_a_column() -> None:
         method="standalone",
         local=fedstill.LocalConfig(epochs=1),
     )
-    assert outcome.figures["method"] == "standalone"
+    assert outcome.result["method"] == "standalone"
     arrays = {"images": np.zeros((3, 8, 8), dtype=np.uint8), "labels": np.array([[1], [0], [1]])}
     assert from_arrays(Path("x.npz"), arrays, "class").labels.tolist() == [1, 0, 1]
 

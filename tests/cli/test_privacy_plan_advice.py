@@ -52,8 +52,8 @@ def test_what_is_expected_is_what_the_page_of_results_has() -> None:
     budgets = [float(cell.removeprefix("epsilon ")) for cell in head[2:]]
     told: dict[str, dict[int, dict[float, float]]] = {}
     for count, data, *cells in rows:
-        figures = {e: float(cell.split(" ± ")[0]) for e, cell in zip(budgets, cells, strict=True) if cell}
-        told.setdefault(data, {})[int(count.replace(",", ""))] = figures
+        metrics = {e: float(cell.split(" ± ")[0]) for e, cell in zip(budgets, cells, strict=True) if cell}
+        told.setdefault(data, {})[int(count.replace(",", ""))] = metrics
     assert {one.data: one.percent for one in RECORDED} == told
 
 

@@ -32,7 +32,7 @@ evaluation = { every = 0 }
 [options]
 fedavg = { rounds = 2 }
 [published]
-figures = ["accuracy", "gigabytes"]
+metrics = ["accuracy", "gigabytes"]
 standalone = [[70.0, 1.5], ""]
 fedavg = [90.0, 3]
 [scale.paper]
@@ -57,7 +57,7 @@ import json
 def reproduce(*, root, out, seed, runs, methods, scale):
     found = json.loads((runs / f"{methods[0]}-seed{seed}" / "result.json").read_text())
     (out / "drawn.svg").write_text("<svg/>")
-    return [{"method": "fedavg", "figure": "scaled", "value": scale * found["seed"]}]
+    return [{"method": "fedavg", "metric": "scaled", "value": scale * found["seed"]}]
 """
 
 ALONE = """
@@ -72,7 +72,7 @@ data = ["mnist"]
 """
 ALONES = """
 def reproduce(*, root, out, seed):
-    return [{"method": root, "figure": "seed", "value": seed}]
+    return [{"method": root, "metric": "seed", "value": seed}]
 """
 
 
@@ -126,7 +126,7 @@ def test_a_table_is_run_recorded_and_goes_on(
     assert record is not None
     assert record.seeds == (0, 1)
     assert record.changed == ("--nodes.local.epochs 1.0",)  # where the data lie makes no other table
-    rows = {(row.method, row.figure): row for row in record.rows}
+    rows = {(row.method, row.metric): row for row in record.rows}
     result = json.loads(before)
     assert rows["fedavg", "accuracy"].values[0] == round(result["accuracy"], 4)
     crossed = (result["bytes"]["up"] + result["bytes"]["down"]) / 1e9
@@ -268,6 +268,6 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
         for scale in entry.scales:
             record, published = entry.record(scale), entry.published(scale)
             if record is not None:
-                kept = {row.figure for row in record.rows}
-                assert kept >= {figure.figure for figure in published} - {"gigabytes"}
+                kept = {row.metric for row in record.rows}
+                assert kept >= {metric.metric for metric in published} - {"gigabytes"}
                 assert markdown(entry, record)

@@ -368,19 +368,19 @@ def test_options_of_one_method_are_no_options_of_a_comparison() -> None:
 
 
 def test_published_figures_survive_toml_and_are_no_options() -> None:
-    figures = (
+    metrics = (
         PaperFigure(method="fedavg", value=61.25, std=0.5, source='"A", Table 2', setting="alpha 1"),
-        PaperFigure(method="fedkd", figure="local accuracy", value=70.0, source="B"),
+        PaperFigure(method="fedkd", metric="local accuracy", value=70.0, source="B"),
     )
-    ours = RunConfig(method=METHODS["fedavg"](), paper=figures)
+    ours = RunConfig(method=METHODS["fedavg"](), paper=metrics)
     again = config.read_toml(config.to_toml(ours))
     assert again == ours
-    assert again.paper == figures
+    assert again.paper == metrics
     assert not [name for name in options(config.RunConfig) if "paper" in name]
 
 
 def test_a_published_figure_must_be_one(tmp_path: Path) -> None:
-    for bad in ({"value": -1.0}, {"std": -0.1}, {"figure": "loss"}, {"source": ""}):
+    for bad in ({"value": -1.0}, {"std": -0.1}, {"metric": "loss"}, {"source": ""}):
         with pytest.raises(ArgumentError, match=r"paper|published figure"):
             config.from_dict(
                 {"method": {"name": "fedavg"}, "paper": [{"method": "m", "value": 1.0, "source": "s", **bad}]}
@@ -401,9 +401,9 @@ def test_a_base_brings_its_published_figures(tmp_path: Path) -> None:
     )
     assert plan.published("", "fedavg", "accuracy") is None
     plan = compare.plan(["fedavg", "fediod"], base=file)
-    figure = plan.published("", "fedavg", "accuracy")
-    assert figure is not None
-    assert (figure.value, figure.source) == (70.0, "A, Table 1")
+    metric = plan.published("", "fedavg", "accuracy")
+    assert metric is not None
+    assert (metric.value, metric.source) == (70.0, "A, Table 1")
     assert plan.published("", "fedavg", "local accuracy") is None
     assert plan.published("", "fediod", "accuracy") is None
 
@@ -670,7 +670,7 @@ class Attacks:
         self.asked.append((folder.name, command))
         if self.failing is not None and folder.name.startswith(self.failing):
             raise FedstillError("the run\nis not repeated here")
-        row = {"who": "student", "attack": "Loss", "figure": "AUC", "value": 60.0, "column": "membership_auc"}
+        row = {"who": "student", "attack": "Loss", "metric": "AUC", "value": 60.0, "column": "membership_auc"}
         found = {
             "config": config.to_table(),
             "audit": None,

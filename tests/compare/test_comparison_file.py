@@ -28,7 +28,7 @@ tau = [3.0, inf]
 [[settings]]
 name = "even"
 [published]
-figures = ["accuracy", "local accuracy"]
+metrics = ["accuracy", "local accuracy"]
 [published.even]
 plain = [80.0, ""]
 tau-3 = [[81.0, 0.5], 70]
@@ -54,9 +54,9 @@ def test_what_methods_share_and_what_varies_are_written_out() -> None:
 def test_a_papers_table_names_its_source_and_leaves_empty_cells_out() -> None:
     about = {"source": "FedKD, Table 2", "setting": "even"}
     assert written_out(parse(FILE))["paper"] == [
-        {"method": "plain", "figure": "accuracy", "value": 80.0, **about},
-        {"method": "tau-3", "figure": "accuracy", "value": 81.0, "std": 0.5, **about},
-        {"method": "tau-3", "figure": "local accuracy", "value": 70.0, **about},
+        {"method": "plain", "metric": "accuracy", "value": 80.0, **about},
+        {"method": "tau-3", "metric": "accuracy", "value": 81.0, "std": 0.5, **about},
+        {"method": "tau-3", "metric": "local accuracy", "value": 70.0, **about},
     ]
 
 
@@ -82,7 +82,7 @@ def test_a_scale_that_leaves_methods_out_leaves_out_what_settings_say_of_them() 
     ("table", "message"),
     [
         ({"vary": {"tau": []}}, "vary.tau is .*a list of values"),
-        ({"published": {"figures": ["a", "b"], "x": [1.0]}}, "published.x is .*2 cells"),
+        ({"published": {"metrics": ["a", "b"], "x": [1.0]}}, "published.x is .*2 cells"),
         ({"published": {"x": "much"}}, "published.x is 'much'"),
         ({"method": 3}, "method is 3: allowed is a table"),
     ],

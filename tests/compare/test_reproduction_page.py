@@ -37,10 +37,10 @@ def test_a_line_says_what_was_recorded(entry: Reproduction) -> None:
     assert seeds == f"{len(record.seeds)}, {record.date}"
     order = in_order(record.rows, entry.published())
     assert pairs == (str(order) if order.pairs else "nothing printed")
-    figures = re.findall(rf"(?:({'|'.join(NAMES)}|[\w-]+) )?(\d+\.\d+)", ours)
-    assert figures
-    for name, figure in figures:
-        assert figure in recorded(record, NAMES.get(name, name.lower()), len(figure.partition(".")[2]))
+    metrics = re.findall(rf"(?:({'|'.join(NAMES)}|[\w-]+) )?(\d+\.\d+)", ours)
+    assert metrics
+    for name, metric in metrics:
+        assert metric in recorded(record, NAMES.get(name, name.lower()), len(metric.partition(".")[2]))
 
 
 def recorded(record: Record, method: str, digits: int) -> set[str]:

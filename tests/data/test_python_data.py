@@ -140,8 +140,8 @@ def distilled(data: Any, **more: Any) -> fedstill.Outcome:
 
 
 def test_distil_gives_the_same_for_pictures_and_tensors() -> None:
-    wanted = distilled(FORMS["tensors"]).figures["nodes"]
-    assert distilled(FORMS["data set of pictures"], public=INPUTS.numpy()).figures["nodes"] == wanted
+    wanted = distilled(FORMS["tensors"]).result["nodes"]
+    assert distilled(FORMS["data set of pictures"], public=INPUTS.numpy()).result["nodes"] == wanted
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_distil_takes_them() -> None:
     models: list[nn.Module] = [MLP((1, 8, 8), 2), MLP((1, 8, 8), 2)]
     quick: dict[str, Any] = {"method": fedstill.FedIOD(steps=2), "local": fedstill.LocalConfig(epochs=1)}
     outcome = fedstill.distil([pictures(), pictures(4)], models, MLP((1, 8, 8), 2), pictures(), 2, **quick)
-    assert [node["examples"] for node in outcome.figures["nodes"]] == [6, 4]
+    assert [node["examples"] for node in outcome.result["nodes"]] == [6, 4]
 
 
 def test_rejects_data_sets_that_number_their_classes_differently() -> None:

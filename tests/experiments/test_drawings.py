@@ -63,7 +63,7 @@ def test_what_a_comparison_tells_itself_is_only_drawn(tmp_path: Path, name: str,
 
 def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> None:
     runs, rows = reproduced("fedmd_cg_fig3", tmp_path)
-    found = {(row["method"], row["figure"]): row["value"] for row in rows}
+    found = {(row["method"], row["metric"]): row["value"] for row in rows}
     for method in ("fedavg", "fedmd-cg"):
         course = RunFiles.read(runs / f"{method}-seed0").metrics
         assert found[method, "accuracy, early"] == course.central[1]
@@ -75,14 +75,14 @@ def test_curves_give_what_each_method_had_early_and_at_last(tmp_path: Path) -> N
 def test_consistency_is_the_loss_of_the_runs(tmp_path: Path) -> None:
     runs, rows = reproduced("fedmd_cg_fig5", tmp_path)
     last = RunFiles.read(runs / "ave-latent-seed0").metrics.losses["consistency"]
-    found = {(row["method"], row["figure"]): row["value"] for row in rows}
+    found = {(row["method"], row["metric"]): row["value"] for row in rows}
     assert found["FedMD-CG", "G+D loss, last"] == last[max(last)]
     assert ("FedCG", "G+D loss, last") in found
 
 
 def test_bytes_until_a_level_are_a_part_of_the_runs(tmp_path: Path) -> None:
     runs, rows = reproduced("fediod_fig8", tmp_path, levels=[0.0, 101.0])
-    found = {(row["method"], row["figure"]): row["value"] for row in rows}
+    found = {(row["method"], row["metric"]): row["value"] for row in rows}
     result = RunFiles.read(runs / "fedavg-seed0").result
     assert result.bytes.up
     assert result.bytes.down

@@ -116,8 +116,8 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
         run_writer.Records.save = die  # type: ignore[method-assign]
     try:
         served = Served(read_toml(config), Sockets(nodes), run_name)
-        figures = served.run(folder)
-        served.finish({**served.about(), **figures}, keep_state=True)
+        metrics = served.run(folder)
+        served.finish({**served.about(), **metrics}, keep_state=True)
     except FedstillError as error:
         (folder / STOPPED).write_text(f"{type(error).__name__}: {error}")
 
@@ -277,7 +277,7 @@ class Unbroken:
 
     def __init__(self, config: RunConfig, out: Path) -> None:
         self.experiment: Simulation = assemble.prepare(config)[0]
-        self.figures = self.experiment.run(out)
+        self.metrics = self.experiment.run(out)
         self.lines = releases(out)
 
     def audit(self, name: str) -> list[tuple[Any, ...]]:
@@ -297,8 +297,8 @@ def same_figures(
 ) -> None:
     """A run that was broken and went on is the unbroken run: student, nodes, and what was counted where."""
     assert isinstance(result, dict), result
-    figures = unbroken.figures
-    assert result["accuracy"] == figures["accuracy"]
+    metrics = unbroken.metrics
+    assert result["accuracy"] == metrics["accuracy"]
     for key, value in unbroken.experiment.student.state_dict().items():
         assert torch.equal(sites.student()[key], value), key
     for node in unbroken.experiment.nodes:
@@ -314,7 +314,7 @@ def same_figures(
         assert Counter(map(repr, there)) == Counter(map(repr, unbroken.audit(node.name)))
     if audits:
         for key in ("bytes", "queries", "queries_by_name"):
-            assert result[key] == figures[key]
+            assert result[key] == metrics[key]
 
 
 def until(happened: Callable[[], object], pause: float = 0.005) -> None:

@@ -113,11 +113,11 @@ def test_stacked_and_one_by_one_give_equal_figures(specs: Any, options: dict[str
 
 def test_the_figures_do_depend_on_the_option_that_is_compared() -> None:
     """Or else equality above would say nothing."""
-    figures = [
+    metrics = [
         distilled(ALIKE, FedIOD(**{**vars(CONFIG), "importance": how}), "stacked")["losses"]
         for how in ("counts", "fakeness", "realness", "odds")
     ]
-    for one, other in itertools.combinations(figures, 2):
+    for one, other in itertools.combinations(metrics, 2):
         assert (one - other).abs().max() > 1e-4
 
 

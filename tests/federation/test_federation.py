@@ -188,7 +188,7 @@ def test_a_few_nodes_can_be_asked_in_any_order_and_answer_in_theirs(stacked: boo
 @ENGINES
 def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stacked: bool) -> None:
     world, reference = World(ALIKE, stacked=stacked), World(ALIKE, stacked=False)
-    figures = []
+    metrics = []
     for one in (world, reference):
         call = one.federation.query
         call("examine", x=image(0))
@@ -202,8 +202,8 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
         assert any(moved[2 * per_node :])
         (grad,) = torch.autograd.grad(loss_of(few), x)
         everyone = call("examine", x=image(2))
-        figures.append([few["logits"], few["critic"], grad, everyone["logits"], everyone["critic"]])
-    for mine, expected in zip(*figures, strict=True):
+        metrics.append([few["logits"], few["critic"], grad, everyone["logits"], everyone["critic"]])
+    for mine, expected in zip(*metrics, strict=True):
         close(mine, expected)
 
 

@@ -96,7 +96,7 @@ class Started:
         """All figures are those of the unbroken run, and every release is counted once, where it was made."""
         result = json.loads((self.out / "result.json").read_text())
         for name in SAME:
-            assert result[name] == json.loads(json.dumps(unbroken.figures[name])), name
+            assert result[name] == json.loads(json.dumps(unbroken.metrics[name])), name
         mark = load_state(self.served / "state.safetensors")["mark"]
         for node in unbroken.experiment.nodes:
             state = load_state(self.node(node.name) / f"mark-{mark}.safetensors")["node"]
@@ -221,7 +221,7 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
         result = json.loads((run.out / "result.json").read_text())
         (event,) = result["events"]
         # FedIOD lets nodes' own models be: what the one that is gone had learned is looked at too.
-        assert result["local"] == unbroken.figures["local"]
+        assert result["local"] == unbroken.metrics["local"]
         assert (event["node"], event["event"]) == ("node-1", "left out")
         assert "its process for this run has ended" in event["reason"]
         answered = [line["number"] for line in run.left("node-1") if line["part"] == "answer"]

@@ -152,16 +152,16 @@ CASES = [
 @pytest.mark.parametrize(("method", "options"), CASES)
 def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = tiny(method, options)
-    experiment, figures = here(config)
+    experiment, metrics = here(config)
     away = Away(config, tmp_path)
     live = away.live()
     told = live.run()
-    assert (told["bytes"], told["queries"]) == (figures["bytes"], figures["queries"])
-    assert told["leaves"] == figures["leaves"]
-    assert [node["bytes"] for node in told["nodes"]] == [node["bytes"] for node in figures["nodes"]]
+    assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
+    assert told["leaves"] == metrics["leaves"]
+    assert [node["bytes"] for node in told["nodes"]] == [node["bytes"] for node in metrics["nodes"]]
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     if METHODS[method].central == "student":
-        assert told["accuracy"] == figures["accuracy"]
+        assert told["accuracy"] == metrics["accuracy"]
     away.same_nodes(experiment)
 
 
@@ -185,13 +185,13 @@ PRIVATELY = [
 def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, tmp_path: Path) -> None:
     privacy = {"mechanism": mechanism, **NOISE[mechanism]}
     config = tiny(method, {"z_max": 20.0}, privacy)
-    experiment, figures = here(config)
+    experiment, metrics = here(config)
     away = Away(config, tmp_path)
     live = away.live()
     told = live.run()
-    assert (told["bytes"], told["queries"]) == (figures["bytes"], figures["queries"])
+    assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert told["privacy"] == figures["privacy"]
+    assert told["privacy"] == metrics["privacy"]
     assert told["privacy"]["guarantee"]
     assert all(node["epsilon"] > 0 for node in told["privacy"]["nodes"])
     for node in experiment.nodes:
@@ -210,11 +210,11 @@ def test_no_run_gets_at_the_data_of_nodes_of_their_own(tmp_path: Path) -> None:
 def test_short_forms_are_the_same_everywhere_and_near_to_float32(tmp_path: Path) -> None:
     options = {"steps": 40, "student_steps": 4, "student_batch": 64, "memory": 640}
     short = tiny("fediod", options, inputs="int8", gradients="int8")
-    experiment, figures = here(short)
+    experiment, metrics = here(short)
     live = Away(short, tmp_path).live()
     told = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert told["bytes"] == figures["bytes"]
+    assert told["bytes"] == metrics["bytes"]
     whole, of_whole = here(tiny("fediod", options))
     assert told["accuracy"] == pytest.approx(of_whole["accuracy"], abs=10)
     assert not torch.equal(to_vector(whole.student), to_vector(experiment.student))
@@ -623,7 +623,7 @@ def test_a_meter_by_hand() -> None:
     meter = Meter()
     meter.add(1.0, [0.2, 0.4, 0.6], 300)
     meter.add(0.5, [0.1, 0.1, 0.1], 100)
-    figures = meter.figures(10.0, 2.0)
+    metrics = meter.costs(10.0, 2.0)
     expected = {
         "messages": 2,
         "seconds_each": 0.75,
@@ -635,11 +635,11 @@ def test_a_meter_by_hand() -> None:
         "server": 10 - 2 - 1.5,
         "share": 0.8 / 10,
     }
-    assert figures.keys() >= expected.keys()
+    assert metrics.keys() >= expected.keys()
     for name, value in expected.items():
-        assert figures[name] == pytest.approx(value), name
+        assert metrics[name] == pytest.approx(value), name
     parts = ("nodes", "waiting", "link", "training", "server")
-    assert sum(figures[name] for name in parts) == pytest.approx(10)
+    assert sum(metrics[name] for name in parts) == pytest.approx(10)
 
 
 @pytest.mark.parametrize(("said", "believed"), [(1e9, "all"), (-5.0, "none"), (0.0, "none")])
@@ -649,7 +649,7 @@ def test_a_nodes_own_seconds_are_no_more_than_went_by(said: float, believed: str
     nodes.query()
     meter = nodes.federation.meter
     assert 0 <= meter.waiting <= meter.nodes <= meter.seconds
-    assert meter.figures(meter.seconds, 0.0)["link"] >= 0
+    assert meter.costs(meter.seconds, 0.0)["link"] >= 0
     if believed == "none":
         assert "two" not in nodes.federation.out
 
@@ -682,12 +682,12 @@ def test_who_stays_away_is_not_charged_to_the_link(asked: tuple[str, ...]) -> No
     with nullcontext() if len(asked) > 1 else pytest.raises(NodeFault):
         nodes.federation.query("weigh", of=asked, x=X)
     meter = nodes.federation.meter
-    figures = meter.figures(meter.seconds, 0.0)
-    assert figures["absent"] > 0.3
-    assert figures["link"] < 0.1
-    assert figures["share"] < 0.25
+    metrics = meter.costs(meter.seconds, 0.0)
+    assert metrics["absent"] > 0.3
+    assert metrics["link"] < 0.1
+    assert metrics["share"] < 0.25
     parts = ("nodes", "waiting", "absent", "link", "server")
-    assert sum(figures[name] for name in parts) == pytest.approx(meter.seconds)
+    assert sum(metrics[name] for name in parts) == pytest.approx(meter.seconds)
 
 
 # --- real nodes, one of which is sick --------------------------------------------------------------------
@@ -709,8 +709,8 @@ def test_methods_go_on_when_a_node_comes_late(method: str, tmp_path: Path) -> No
             return super().call(node, message, seconds)
 
     live = away.live(Late(away.serve))
-    figures = live.run()
-    assert [event["event"] for event in figures["events"]][:1] == ["left out"]
+    metrics = live.run()
+    assert [event["event"] for event in metrics["events"]][:1] == ["left out"]
     assert all(torch.isfinite(value).all() for value in live.student.state_dict().values())
 
 
@@ -721,7 +721,7 @@ def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tiny("fediod", {"steps": 6})
-    experiment, figures = here(config)
+    experiment, metrics = here(config)
     away = Away(config, tmp_path)
     monkeypatch.setattr(Records, "due", lambda self: True)
     count = iter(range(30))
@@ -737,7 +737,7 @@ def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
     live = away.live()
     told = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert (told["accuracy"], told["bytes"]) == (figures["accuracy"], figures["bytes"])
+    assert (told["accuracy"], told["bytes"]) == (metrics["accuracy"], metrics["bytes"])
     assert live.federation.meter.queries >= 1 + 2 * 6
 
 

@@ -57,17 +57,17 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
 )
 def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(method, tmp_path, **options)
-    experiment, figures = here(config)
+    experiment, metrics = here(config)
     away = Away(config, tmp_path)
     live = away.live()
     told = live.run()
-    assert (told["bytes"], told["queries"]) == (figures["bytes"], figures["queries"])
-    assert told["leaves"] == figures["leaves"]
-    assert ("perceptual loss is off" in str(figures.get("notes"))) == (not options)
-    assert told.get("notes") == figures.get("notes"), "nodes told it as they joined"
+    assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
+    assert told["leaves"] == metrics["leaves"]
+    assert ("perceptual loss is off" in str(metrics.get("notes"))) == (not options)
+    assert told.get("notes") == metrics.get("notes"), "nodes told it as they joined"
     assert ("label maps" in told["leaves"]) == (not options)
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert told["dice"] == figures["dice"]
+    assert told["dice"] == metrics["dice"]
     away.same_nodes(experiment)
 
 
@@ -104,12 +104,12 @@ def test_nodes_of_their_own_compare_by_the_features_of_the_simulations(
     nodes = replace(config.nodes, perceptual="vgg.safetensors")
     config = replace(config, nodes=nodes)
     monkeypatch.chdir(tmp_path)
-    experiment, figures = here(config)
+    experiment, metrics = here(config)
     away = Away(config, tmp_path)
     monkeypatch.chdir("/")
     live = away.live()
     told = live.run()
-    assert told["notes"] == figures["notes"] == []
+    assert told["notes"] == metrics["notes"] == []
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert torch.equal(to_vector(live.server.state.generator), to_vector(experiment.server.state.generator))
 

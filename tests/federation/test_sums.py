@@ -83,15 +83,15 @@ class Four:
 @pytest.mark.parametrize("method", ["fedavg", "fedkd", "fediod"])
 def test_masks_change_no_bit_and_show_no_answer(method: str, tmp_path: Path) -> None:
     config = summed(method)
-    experiment, figures = here(config)
+    experiment, metrics = here(config)
 
     four = Four(config, tmp_path / "away")
     live = four.live()
     told = live.run()
 
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert (told["accuracy"], told["bytes"]) == (figures["accuracy"], figures["bytes"])
-    assert told["notes"][0] == figures["notes"][0] == SUMMED
+    assert (told["accuracy"], told["bytes"]) == (metrics["accuracy"], metrics["bytes"])
+    assert told["notes"][0] == metrics["notes"][0] == SUMMED
     for _, do, tensors in four.seen:
         for tensor in tensors.values() if do in ("answer", "pull back") else ():
             # Numbers that are all below a thousand; a masked one is, once in two million times.

@@ -134,30 +134,30 @@ def tiny(
 @pytest.mark.parametrize(("task", "method"), CASES)
 def test_messages_change_nothing(task: str, method: str, tmp_path: Path) -> None:
     config = tiny(task, method, tmp_path)
-    experiment, figures = here(config)
+    experiment, metrics = here(config)
     live = Away(config, tmp_path / "away").live() if (tmp_path / "away").mkdir() is None else None
     assert live is not None
     told = live.run()
-    assert (told["bytes"], told["queries"]) == (figures["bytes"], figures["queries"])
+    assert (told["bytes"], told["queries"]) == (metrics["bytes"], metrics["queries"])
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    for figure in experiment.task.figures:
-        assert told[figure.key] == figures[figure.key] == figures["student"][figure.key]
-    assert told["sites"] is None or told["sites"]["central"] == figures["sites"]["central"]
-    assert (told["labels"] or {}).get("central") == (figures["labels"] or {}).get("central")
+    for metric in experiment.task.metrics:
+        assert told[metric.key] == metrics[metric.key] == metrics["student"][metric.key]
+    assert told["sites"] is None or told["sites"]["central"] == metrics["sites"]["central"]
+    assert (told["labels"] or {}).get("central") == (metrics["labels"] or {}).get("central")
 
 
 def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
     """The figures above are of pictures put together again from their patches, by site too."""
-    experiment, figures = here(tiny("instances", "fedavg", tmp_path))
+    experiment, metrics = here(tiny("instances", "fedavg", tmp_path))
     cases = experiment.test.cases
     assert cases is not None
     assert cases.places is not None
     assert len(experiment.test) == 4 * len(cases.present())
     assert {cases.sizes[case] for case in cases.present()} == {(24, 24)}
     outputs = experiment.evaluation.outputs(experiment.student)
-    assert figures["dice"] == experiment.task.metrics(outputs, experiment.test.targets, cases)["dice"]
-    assert figures["dice"] != experiment.task.metrics(outputs, experiment.test.targets)["dice"]
-    assert set(figures["sites"]["central"]) == {"east", "west"}
+    assert metrics["dice"] == experiment.task.compute_metrics(outputs, experiment.test.targets, cases)["dice"]
+    assert metrics["dice"] != experiment.task.compute_metrics(outputs, experiment.test.targets)["dice"]
+    assert set(metrics["sites"]["central"]) == {"east", "west"}
 
 
 @pytest.mark.parametrize(("task", "method"), CASES)
@@ -175,12 +175,12 @@ def test_stacked_and_one_by_one_are_equal(task: str, method: str, tmp_path: Path
 def test_under_dp_sgd_a_budget_is_kept_and_messages_change_nothing(task: str, tmp_path: Path) -> None:
     privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
     config = tiny(task, "fedavg", tmp_path, privacy=privacy)
-    experiment, figures = here(config)
+    experiment, metrics = here(config)
     (tmp_path / "away").mkdir()
     live = Away(config, tmp_path / "away").live()
     told = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    assert told["privacy"] == figures["privacy"]
+    assert told["privacy"] == metrics["privacy"]
     assert all(0 < node["epsilon"] <= 20.0 for node in told["privacy"]["nodes"])
 
 

@@ -115,7 +115,7 @@ class Ran:
 
     setting: Setting
     experiment: Simulation
-    figures: dict[str, Any]
+    metrics: dict[str, Any]
 
     def networks(self) -> list[nn.Module]:
         return [self.setting.student, *self.setting.models]
@@ -123,8 +123,8 @@ class Ran:
 
 def ran(one: Setting, out: Path | None = None) -> Ran:
     experiment = Simulation(one)
-    figures = experiment.run(out)
-    return Ran(one, experiment, {key: figures[key] for key in figures if key not in ("seconds", "engine")})
+    metrics = experiment.run(out)
+    return Ran(one, experiment, {key: metrics[key] for key in metrics if key not in ("seconds", "engine")})
 
 
 @cache
@@ -164,12 +164,12 @@ def test_stacked_and_one_by_one_give_equal_figures(name: str, options: dict[str,
     assert [len(group) for group in groups[0]] == [3]
     same_networks(stacked, alone, atol=NEAR)
     for key in ("bytes", "queries", "queries_by_name", "leaves", "turns"):
-        assert stacked.figures[key] == alone.figures[key], key
-    assert stacked.figures["accuracy"] == pytest.approx(alone.figures["accuracy"], abs=2.0)
+        assert stacked.metrics[key] == alone.metrics[key], key
+    assert stacked.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"], abs=2.0)
     if not alone.experiment.side.learns:
-        assert stacked.figures["local"] is alone.figures["local"] is None
+        assert stacked.metrics["local"] is alone.metrics["local"] is None
         return
-    mine, theirs = (run.figures["local"]["accuracy"]["per_node"] for run in (stacked, alone))
+    mine, theirs = (run.metrics["local"]["accuracy"]["per_node"] for run in (stacked, alone))
     assert mine == pytest.approx(theirs, abs=2.0)
 
 
@@ -179,9 +179,9 @@ def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(n
     one, alone = setting(name, {}), plain(name, {})
     experiment = Simulation(one)
     experiment.compute.workers = Workers(2)
-    figures = experiment.run()
-    at_once = Ran(one, experiment, {key: figures[key] for key in alone.figures})
-    assert at_once.figures == alone.figures
+    metrics = experiment.run()
+    at_once = Ran(one, experiment, {key: metrics[key] for key in alone.metrics})
+    assert at_once.metrics == alone.metrics
     same_networks(at_once, alone)
     assert experiment.audit.summary() == alone.experiment.audit.summary()
     assert [kind for kind, draws in experiment.compute.workers._draws.items() if draws] == []
@@ -264,7 +264,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_figures_of_the_unbroken_one(
     moments = Moments(monkeypatch)
     (tmp_path / "count").mkdir()
     counted = ran(setting(name, options), tmp_path / "count")
-    assert counted.figures == whole.figures  # the same seed; and saving changes nothing
+    assert counted.metrics == whole.metrics  # the same seed; and saving changes nothing
     same_networks(counted, whole)
     seen = list(moments.seen)
     saves = [at for at, what in enumerate(seen, 1) if what == "saved"]
@@ -276,7 +276,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_figures_of_the_unbroken_one(
         stopped(moments, end, setting(name, options), out)
         back = ran(setting(name, options), out)
         what = f"stopped after {seen[end - 1]} ({end} of {len(seen)})"
-        assert back.figures == whole.figures, what
+        assert back.metrics == whole.metrics, what
         same_networks(back, whole)
         assert len(releases(out)) == len(releases(tmp_path / "count")), what
 
@@ -330,8 +330,8 @@ def distilled_in_place(one: Setting) -> dict[str, Any]:
         assert network(one.test.inputs[:2]).shape == (2, CLASSES)
     if central == "student":  # the one that comes back is the one that was judged
         right = one.student.eval()(one.test.inputs).argmax(1) == one.test.targets
-        assert outcome.figures["accuracy"] == pytest.approx(100 * right.double().mean().item(), abs=0.01)
-    return outcome.figures
+        assert outcome.result["accuracy"] == pytest.approx(100 * right.double().mean().item(), abs=0.01)
+    return outcome.result
 
 
 @cache
@@ -363,14 +363,14 @@ def test_bfloat16_learns_as_float32_does(name: str, engine: Any) -> None:
 def test_the_audit_log_shows_no_more_than_was_declared(name: str, options: dict[str, Any]) -> None:
     one = plain(name, options)
     side = one.experiment.side
-    kinds = one.figures["bytes"]["by_kind"]
+    kinds = one.metrics["bytes"]["by_kind"]
     up = {kind for kind, size in kinds.items() if size["up"]}
     down = {kind for kind, size in kinds.items() if size["down"]}
     assert up <= set(side.leaves())
     assert down <= {kind for query in side.queries.values() for kind in query.sends.values()} | {"gradients"}
-    assert one.figures["leaves"] == sorted(side.leaves())
+    assert one.metrics["leaves"] == sorted(side.leaves())
     # What is declared in vain would have a policy refuse the method for nothing.
-    asked = {name for name, times in one.figures["queries_by_name"].items() if times}
+    asked = {name for name, times in one.metrics["queries_by_name"].items() if times}
     told = {kind for name in asked for kind in side.queries[name].releases.values()}
     assert told <= up
 
@@ -380,7 +380,7 @@ def test_each_query_is_asked_as_often_as_it_says(name: str, options: dict[str, A
     """A node with a limit refuses beforehand by it."""
     one = plain(name, options)
     declared = {query.name: query.times for query in one.experiment.side.queries.values() if query.times}
-    asked = one.figures["queries_by_name"]
+    asked = one.metrics["queries_by_name"]
     assert set(asked) <= set(declared)
     for node in one.experiment.nodes:
         assert one.experiment.audit.spent(node.name, ALL).queries <= sum(declared.values())
@@ -428,7 +428,7 @@ def test_a_gate_of_outputs_only_refuses_all_else_before_any_training(
     told = {kind for kind in leaves if not kind.output}
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(outputs_only=True), PolicyConfig()]
     if not told:
-        assert ran(setting(name, options, policies=policies)).figures == plain(name, options).figures
+        assert ran(setting(name, options, policies=policies)).metrics == plain(name, options).metrics
         return
     error = refused(setting(name, options, policies=policies), QueryRefused)
     assert isinstance(error, QueryRefused)
@@ -448,7 +448,7 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
     one = setting(name, options, MIXED)
     if not one.method.needs().same_architecture:
         found = ran(one)
-        models = [node["model"] for node in found.figures["nodes"]]
+        models = [node["model"] for node in found.metrics["nodes"]]
         split = one.method.needs().split
         assert models == (["Split"] * 3 if split else ["MLP", "SmallCNN", "MLP"])
         stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
@@ -498,7 +498,7 @@ def test_public_labels_are_used_only_where_they_are_needed(name: str, options: d
     if not needs.public or needs.public_labels:
         return
     blind = ran(setting(name, options, public=dataclasses.replace(public(), labels=None)))
-    assert blind.figures == plain(name, options).figures
+    assert blind.metrics == plain(name, options).metrics
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -522,7 +522,7 @@ def test_a_network_that_cannot_be_split_is_refused_where_it_must_be(name: str) -
 def test_one_node_is_a_federation(name: str) -> None:
     one = setting(name, {})
     alone = dataclasses.replace(one, parts=one.parts[:1], models=one.models[:1], policies=one.policies[:1])
-    assert len(ran(alone).figures["nodes"]) == 1
+    assert len(ran(alone).metrics["nodes"]) == 1
 
 
 @pytest.mark.parametrize(

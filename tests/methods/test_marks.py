@@ -91,15 +91,15 @@ def test_standalone_trains_each_node_alone_and_asks_nothing(engine: Any, tmp_pat
         trained_alone(f"node-{index}", one.parts[index], model) for index, model in enumerate(one.models)
     ]
     experiment = Simulation(one)
-    figures = experiment.run(tmp_path)
-    assert (figures["queries"], figures["queries_by_name"], figures["leaves"]) == (0, {}, [])
-    assert figures["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
+    metrics = experiment.run(tmp_path)
+    assert (metrics["queries"], metrics["queries_by_name"], metrics["leaves"]) == (0, {}, [])
+    assert metrics["bytes"] == {"up": 0, "down": 0, "by_kind": {}}
     assert entries(tmp_path) == []
     for model, expected in zip(one.models, alone, strict=True):
         same(model, expected, rtol=1e-4, atol=1e-6)
-    assert figures["turns"] == 0
-    assert figures["central"] == "nodes"
-    assert figures["accuracy"] == pytest.approx(figures["standalone"]["accuracy"]["mean"])
+    assert metrics["turns"] == 0
+    assert metrics["central"] == "nodes"
+    assert metrics["accuracy"] == pytest.approx(metrics["standalone"]["accuracy"]["mean"])
 
 
 # --- the ensemble ----------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
     specs = ("mlp:8", "small-cnn:4", "mlp:8")
     one = setting(NodeEnsemble(ensemble=how), specs, engine=EngineConfig(name=engine))
     experiment = Simulation(one)
-    figures = experiment.run()
+    metrics = experiment.run()
     x, y = one.test.inputs, one.test.targets
     with torch.no_grad():
         z = torch.stack([model.eval()(x) for model in one.models])
@@ -119,9 +119,9 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
         expected = one.task.ensemble(z, one.task.importance(counts), how)
         torch.testing.assert_close(asked_about(experiment, x), expected, rtol=1e-4, atol=1e-5)
     accuracy = 100 * (expected.argmax(1) == y).double().mean().item()
-    assert figures["accuracy"] == figures["ensemble"]["accuracy"] == pytest.approx(accuracy)
-    assert figures["central"] == "ensemble"
-    assert figures["student"] is None
+    assert metrics["accuracy"] == metrics["ensemble"]["accuracy"] == pytest.approx(accuracy)
+    assert metrics["central"] == "ensemble"
+    assert metrics["student"] is None
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,14 @@ def test_a_node_imports_no_ensemble_that_a_server_names(
 
 def test_evaluation_is_free_and_each_use_of_the_ensemble_is_counted() -> None:
     experiment = Simulation(setting(NodeEnsemble(), policies=[PolicyConfig()] * 3))
-    figures = experiment.run()
+    metrics = experiment.run()
     told = 3 * (CLASSES + 1) * 4
-    assert figures["bytes"] == {
+    assert metrics["bytes"] == {
         "up": told,
         "down": 0,
         "by_kind": {"label counts": {"up": told, "down": 0}},
     }
-    assert figures["queries_by_name"] == {"count_labels": 1}
+    assert metrics["queries_by_name"] == {"count_labels": 1}
     x = torch.zeros(5, *SHAPE)
     asked_about(experiment, x)
     kinds = experiment.audit.summary()["by_kind"]
@@ -178,12 +178,12 @@ def test_centralized_training_is_plain_training_of_one_node_that_has_everything(
     assert LOCAL.steps(len(union)) == 40
     expected = trained_alone("centralized", union, one.student)
     before = copy.deepcopy([model.state_dict() for model in one.models])
-    figures = Simulation(one).run()
+    metrics = Simulation(one).run()
     same(one.student, expected, rtol=1e-4, atol=1e-6)
     for model, old in zip(one.models, before, strict=True):  # nothing is trained at the nodes
         assert all(torch.equal(value, old[name]) for name, value in model.state_dict().items())
-    assert figures["standalone"] is None
-    assert figures["accuracy"] == figures["student"]["accuracy"]
+    assert metrics["standalone"] is None
+    assert metrics["accuracy"] == metrics["student"]["accuracy"]
 
 
 def test_centralized_is_the_mark_that_other_runs_are_compared_with() -> None:
@@ -194,15 +194,15 @@ def test_centralized_is_the_mark_that_other_runs_are_compared_with() -> None:
 
 def test_centralized_hands_over_exactly_the_data(tmp_path: Path) -> None:
     one = setting(Centralized())
-    figures = Simulation(one).run(tmp_path)
+    metrics = Simulation(one).run(tmp_path)
     each = [size * (math.prod(SHAPE) * 4 + 8) for size in SIZES]  # float32 inputs and int64 labels
-    assert figures["leaves"] == ["private data"]
-    assert figures["bytes"] == {
+    assert metrics["leaves"] == ["private data"]
+    assert metrics["bytes"] == {
         "up": sum(each),
         "down": 0,
         "by_kind": {"private data": {"up": sum(each), "down": 0}},
     }
-    assert [node["bytes"] for node in figures["nodes"]] == [{"up": size, "down": 0} for size in each]
+    assert [node["bytes"] for node in metrics["nodes"]] == [{"up": size, "down": 0} for size in each]
     lines = entries(tmp_path)
     assert [(line["node"], line["query"]) for line in lines] == [
         (f"node-{index}", "hand_over") for index in range(3)

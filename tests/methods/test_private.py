@@ -88,12 +88,12 @@ def schedule(experiment: Simulation, index: int) -> Price | None:
 def test_a_whole_run_costs_what_its_mechanism_declares(
     method: str, options: dict[str, Any], mechanism: str, tmp_path: Path
 ) -> None:
-    experiment, figures = ran(setting(method, options, [privately(mechanism)] * 3), tmp_path)
+    experiment, metrics = ran(setting(method, options, [privately(mechanism)] * 3), tmp_path)
     audit = AuditLog(tmp_path / FILE, read_only=True)
     for index, node in enumerate(experiment.nodes):
         declared = schedule(experiment, index)
         assert declared, "there is something to pay"
-        told = figures["privacy"]["nodes"][index]
+        told = metrics["privacy"]["nodes"][index]
         if method != "ensemble":  # which is not known beforehand to ask anything
             assert paid(experiment.audit, node.name) == (as_text(declared), 0)
         spent = audit.spent(node.name, "run")
@@ -104,8 +104,8 @@ def test_a_whole_run_costs_what_its_mechanism_declares(
         assert cost > 0
         assert (told["mechanism"], told["guarantee"], told["left"]) == (mechanism, True, None)
     audit.close()
-    assert figures["privacy"]["guarantee"]
-    assert f"mechanism {mechanism}" in figures["privacy"]["text"]
+    assert metrics["privacy"]["guarantee"]
+    assert f"mechanism {mechanism}" in metrics["privacy"]["text"]
 
 
 def test_fediod_under_dp_sgd_by_hand() -> None:
@@ -136,8 +136,8 @@ def test_fedavg_by_hand_and_each_round_pays_its_own_part() -> None:
 
 def test_nodes_may_differ_in_how_they_protect() -> None:
     privacies = [privately("dp-sgd"), privately("pate"), NoPrivacy()]
-    _, figures = ran(setting("fediod", {}, privacies))
-    told = figures["privacy"]
+    _, metrics = ran(setting("fediod", {}, privacies))
+    told = metrics["privacy"]
     assert [node["mechanism"] for node in told["nodes"]] == ["dp-sgd", "pate", "none"]
     assert [node["guarantee"] for node in told["nodes"]] == [True, True, False]
     assert told["nodes"][2]["epsilon"] is None
@@ -152,8 +152,8 @@ def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, m
         pate=PateConfig(teachers=4),
         outputs=OutputsConfig(bound=5.0),
     )
-    _, figures = ran(setting(method, {}, [free] * 3))
-    for node in figures["privacy"]["nodes"]:
+    _, metrics = ran(setting(method, {}, [free] * 3))
+    for node in metrics["privacy"]["nodes"]:
         assert 0.9 * 20 < node["epsilon"] <= 20
         assert node["left"] == pytest.approx(20 - node["epsilon"])
 
@@ -189,7 +189,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
     method: str, mechanism: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = [privately(mechanism)] * 3
-    whole, figures = ran(setting(method, {}, given))
+    whole, metrics = ran(setting(method, {}, given))
     broken = Simulation(setting(method, {}, given))
     step, turns = Server.step, iter(range(1))
 
@@ -203,7 +203,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
         with pytest.raises(Stopped):
             broken.run(tmp_path)
     back, again = ran(setting(method, {}, given), tmp_path)
-    assert again["privacy"] == figures["privacy"]
+    assert again["privacy"] == metrics["privacy"]
     assert torch.equal(to_vector(back.student), to_vector(whole.student))
     audit = AuditLog(tmp_path / FILE, read_only=True)
     for node in whole.nodes:
@@ -217,8 +217,8 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
 def test_rounds_of_training_are_refused_under_pate_and_bare_under_noise_on_outputs() -> None:
     with pytest.raises(QueryRefused, match="teachers learn once"):
         Simulation(setting("fedavg", {}, [privately("pate")] * 3))
-    _, figures = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
-    assert figures["privacy"]["text"] == "no guarantee"
+    _, metrics = ran(setting("fedavg", {}, [privately("noisy-outputs")] * 3))
+    assert metrics["privacy"]["text"] == "no guarantee"
     with pytest.raises(QueryRefused, match="guarantee"):
         Simulation(setting("fedavg", {}, [privately("noisy-outputs", epsilon=100.0)] * 3))
 

@@ -112,14 +112,14 @@ METHODS = (
 @pytest.mark.parametrize("method", METHODS, ids=method_name)
 def test_each_method_runs_each_task_on_both_engines_alike(name: str, method: Any) -> None:
     key = task_of(name).metric
-    figures = [
+    metrics = [
         Simulation(setting(name, method, engine=EngineConfig(name=engine))).run()
         for engine in ("one-by-one", "stacked")
     ]
-    assert figures[0][key] is not None
-    assert math.isfinite(figures[0][key])
-    assert figures[0]["bytes"] == figures[1]["bytes"]
-    assert figures[0][key] == pytest.approx(figures[1][key], abs=2.0)
+    assert metrics[0][key] is not None
+    assert math.isfinite(metrics[0][key])
+    assert metrics[0]["bytes"] == metrics[1]["bytes"]
+    assert metrics[0][key] == pytest.approx(metrics[1][key], abs=2.0)
 
 
 # --- FedKD by hand -----------------------------------------------------------------------------------
@@ -193,8 +193,8 @@ def test_what_would_be_shifted_and_cannot_be_is_refused(name: str, options: Any,
 def test_public_only_asks_nothing_and_learns_what_public_labels_teach() -> None:
     one = setting("multi-label", PublicOnly(), policies=[PolicyConfig(queries=())] * 2)
     experiment = Simulation(one)
-    figures = experiment.run()
-    assert figures["bytes"]["up"] == figures["queries"] == 0
+    metrics = experiment.run()
+    assert metrics["bytes"]["up"] == metrics["queries"] == 0
     other = setting("multi-label", PublicOnly(), parts=[data_of("multi-label", 5, 50 + k) for k in range(2)])
     Simulation(other).run()
     for mine, theirs in zip(one.student.parameters(), other.student.parameters(), strict=True):
@@ -226,8 +226,8 @@ def test_a_ceiling_may_learn_from_labeled_public_data_too() -> None:
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
     # At scale 4 the noise, which is drawn anew each time, now and then leaves a node of a dozen records none.
     privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=StepsConfig(clip=0.5))
-    figures = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
-    for node in figures["privacy"]["nodes"]:
+    metrics = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
+    for node in metrics["privacy"]["nodes"]:
         assert node["guarantee"]
         assert 1.0 < node["epsilon"] <= 30.0
         laplace = sorted(event for event in node["events"] if event.startswith("laplace"))

@@ -239,9 +239,9 @@ def test_forests_teach_a_student_by_predictions_alone() -> None:
         public=IMAGES[800:1300],
     )
     teachers = np.mean([100 * forest.score(FLAT[1300:], LABELS[1300:]) for forest in forests])
-    assert outcome.figures["local"]["accuracy"]["mean"] == pytest.approx(teachers)
-    assert outcome.figures["accuracy"] > 60
-    assert set(outcome.figures["leaves"]) <= {"label counts", "logit range", "logits"}
+    assert outcome.result["local"]["accuracy"]["mean"] == pytest.approx(teachers)
+    assert outcome.result["accuracy"] > 60
+    assert set(outcome.result["leaves"]) <= {"label counts", "logit range", "logits"}
     with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
         fedstill.distil(
             [(IMAGES[:400], targets[:400])],

@@ -54,7 +54,7 @@ def test_runs_of_one_seed_are_paired_whatever_their_order_and_task(tmp_path: Pat
             "metric": "accuracy",
             "accuracy": reached,
             "seed": seed,
-            "figures": [{"key": "accuracy", "title": "Accuracy"}],
+            "metrics": [{"key": "accuracy", "title": "Accuracy"}],
         }
         (folder / "result.json").write_text(json.dumps(said))
         return folder

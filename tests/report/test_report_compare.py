@@ -48,9 +48,9 @@ def a_result(accuracy: float, local: float, up: int, down: int, turns: int) -> d
     }
 
 
-def a_run(out: Path, folder: str, figures: tuple[float, float, int, int], curve: dict[int, float]) -> None:
+def a_run(out: Path, folder: str, metrics: tuple[float, float, int, int], curve: dict[int, float]) -> None:
     (out / folder).mkdir(parents=True)
-    result = a_result(*figures, turns=max(curve, default=0))
+    result = a_result(*metrics, turns=max(curve, default=0))
     (out / folder / "result.json").write_text(json.dumps(result))
     lines = [{"phase": "distillation", "step": step, "accuracy": value} for step, value in curve.items()]
     (out / folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -58,7 +58,7 @@ def a_run(out: Path, folder: str, figures: tuple[float, float, int, int], curve:
 
 PAPER = (
     PaperFigure(method="fedavg", value=82.5, std=0.7, source="A & B 2020, Table 3"),
-    PaperFigure(method="fedavg", figure="local accuracy", value=75.0, source="A & B 2020, Table 4"),
+    PaperFigure(method="fedavg", metric="local accuracy", value=75.0, source="A & B 2020, Table 4"),
     PaperFigure(method="fediod", value=10.0, source="elsewhere", setting="another"),
 )
 
@@ -70,7 +70,7 @@ def a_plan(**changes: Any) -> Comparison:
         "options": {"few": {"name": "fediod", "steps": 20}},
         "runs": {"few": {"split": {"nodes": 3}}},
         "settings": [{"name": "50% skew_ed", "split": {"alpha": 0.1}}, {"name": "another"}],
-        "paper": [vars(figure) for figure in PAPER],
+        "paper": [vars(metric) for metric in PAPER],
     }
     return compare._comparison({**table, **changes}, "mine", {})
 
@@ -118,7 +118,7 @@ def test_summary_csv_holds_means_deviations_and_gaps(folder: Path) -> None:
     rows = {(row["setting"], row["method"]): row for row in records(folder / "compare-summary.csv")}
     assert len(rows) == 8
     fedavg = rows["50% skew_ed", "fedavg"]
-    figures = {key: float(value) for key, value in fedavg.items() if re.fullmatch(r"-?[0-9.]+", value)}
+    metrics = {key: float(value) for key, value in fedavg.items() if re.fullmatch(r"-?[0-9.]+", value)}
     expected = {
         "seeds": 3, "accuracy_mean": 84, "accuracy_std": 4, "local_accuracy_mean": 72,
         "local_accuracy_std": 2,
@@ -126,7 +126,7 @@ def test_summary_csv_holds_means_deviations_and_gaps(folder: Path) -> None:
         "bytes_down_mean": 500, "queries_mean": 41, "seconds_mean": 12.5, "paper_accuracy": 82.5,
         "paper_accuracy_std": 0.7, "accuracy_gap": 1.5, "paper_local_accuracy": 75, "local_accuracy_gap": -3,
     }  # fmt: skip
-    assert figures == pytest.approx(expected)
+    assert metrics == pytest.approx(expected)
     assert fedavg["paper_accuracy_source"] == "A & B 2020, Table 3"
     assert fedavg["needs"] == "same architecture"
     assert rows["50% skew_ed", "fediod"]["paper_accuracy"] == ""  # that figure is of the other setting
@@ -168,8 +168,8 @@ def test_bold_is_for_equal_kinds_only_and_not_for_data_that_left(folder: Path) -
     methods = ["standalone", "fedavg", "fediod", "centralized"]
     plan = a_plan(methods=methods, options={}, runs={}, settings=None, paper=[])
     for seed in range(3):
-        for label, figures in (("standalone", ALONE), ("fedavg", FEDAVG), ("fediod", FEDIOD)):
-            a_run(folder, f"{label}-seed{seed}", figures[seed], {1: 50.0})
+        for label, metrics in (("standalone", ALONE), ("fedavg", FEDAVG), ("fediod", FEDIOD)):
+            a_run(folder, f"{label}-seed{seed}", metrics[seed], {1: 50.0})
         a_run(folder, f"centralized-seed{seed}", (99.0, 99.0, 1, 1), {1: 50.0})
     [setting] = summarize(folder, plan).settings
     # Standalone is alone of its kind, centralized is no federation.
@@ -400,7 +400,7 @@ def test_a_method_is_bold_where_no_chance_explains_it(folder: Path) -> None:
     assert first.verdicts()[0] in remarks, "a setting without a name has none before it"
     assert first.verdicts()[0] in Page(html(summary)).text
     write_comparison(folder, plan)
-    pair = next(row for row in records(folder / "compare-pairs.csv") if row["figure"] == "accuracy")
+    pair = next(row for row in records(folder / "compare-pairs.csv") if row["metric"] == "accuracy")
     assert (pair["method"], pair["than"], pair["seeds"], pair["told_apart"]) == (
         "fedavg",
         "fediod",

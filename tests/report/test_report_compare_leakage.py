@@ -119,7 +119,7 @@ def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, float("nan")])
 def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
-    rows = [{"column": leak.name, "who": "it", "figure": "f", "value": value} for leak in LEAKS]
+    rows = [{"column": leak.name, "who": "it", "metric": "f", "value": value} for leak in LEAKS]
     for seed in range(3):
         found = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
         leak(folder, f"fedavg-seed{seed}", found)
@@ -157,8 +157,8 @@ def test_tables_have_the_columns(folder: Path) -> None:
 def test_the_terminal_has_them_below(folder: Path, width: int) -> None:
     text = printed(summarize(folder, a_plan()), width)
     rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines() if line.startswith(" FedAvg ")]
-    figures = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "99.0 \u00b1 0.0", "21.0 \u00b1 0.0", "-"]
-    assert ["FedAvg", *figures] in rows
+    metrics = ["64.0 \u00b1 12.2", "3.0 \u00b1 1.0", "99.0 \u00b1 0.0", "21.0 \u00b1 0.0", "-"]
+    assert ["FedAvg", *metrics] in rows
     assert "Nothing here is called safe." in " ".join(text.split())
 
 

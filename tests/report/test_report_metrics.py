@@ -34,14 +34,14 @@ FIGURES = [
 
 
 def by_key(*values: float | None) -> dict[str, float | None]:
-    return dict(zip((figure["key"] for figure in FIGURES), values, strict=True))  # type: ignore[misc]
+    return dict(zip((metric["key"] for metric in FIGURES), values, strict=True))  # type: ignore[misc]
 
 
-def over_nodes(*figures: tuple[float, float]) -> dict[str, Any]:
+def over_nodes(*metrics: tuple[float, float]) -> dict[str, Any]:
     each = {"mean": 0.0, "std": 0.0, "per_node": [None, None]}
     return {
-        str(figure["key"]): {**each, "mean": mean, "std": std, "per_node": [mean - std, mean + std]}
-        for figure, (mean, std) in zip(FIGURES, figures, strict=True)
+        str(metric["key"]): {**each, "mean": mean, "std": std, "per_node": [mean - std, mean + std]}
+        for metric, (mean, std) in zip(FIGURES, metrics, strict=True)
     }
 
 
@@ -49,7 +49,7 @@ def segmented() -> dict[str, Any]:
     """FedIOD's Table 2 as a run's result; its specificity is not a number."""
     result = a_result()
     student = by_key(75.38, 79.47, None, 11.76)
-    result.update(kind="map", metric="dice", figures=FIGURES, **student)
+    result.update(kind="map", metric="dice", metrics=FIGURES, **student)
     result["student"] = {"model": "unet", "parameters": 9, **student}
     result["standalone"] = over_nodes((65.03, 3.31), (69.27, 4.72), (99.35, 0.15), (24.61, 3.62))
     result["ensemble"] = None
@@ -110,7 +110,7 @@ def test_findings_stand_by_themselves(tmp_path: Path) -> None:
     labels = {"names": ["Effusion", "<Mass>"], "central": [70.0, None], "centralized": [80.0, 60.0],
               "nodes": {"north": [60.0, None], "south": [50.0, 40.0]}}  # fmt: skip
     auc = [{"key": "auc", "title": "AUC", "unit": "%", "digits": 1, "better": "higher"}]
-    result = {**a_result(), "kind": "labels", "metric": "auc", "figures": auc, "labels": labels}
+    result = {**a_result(), "kind": "labels", "metric": "auc", "metrics": auc, "labels": labels}
     source = write_report(a_folder(tmp_path, result)).read_text(encoding="utf-8")
     text = Page(source).text
     assert "AUC of each finding" in text
@@ -127,9 +127,9 @@ def test_findings_stand_by_themselves(tmp_path: Path) -> None:
 
 def test_a_result_without_figures_is_judged_by_accuracy() -> None:
     assert Result().metric.title == "Accuracy"
-    figures = Result.of({"metric": "hd95", "figures": FIGURES}).figures
-    assert [figure.key for figure in figures] == ["hd95", "dice", "sensitivity", "specificity"]
-    hd95 = Result.of({"metric": "dice", "figures": FIGURES}).figures[3]
+    metrics = Result.of({"metric": "hd95", "metrics": FIGURES}).metrics
+    assert [metric.key for metric in metrics] == ["hd95", "dice", "sensitivity", "specificity"]
+    hd95 = Result.of({"metric": "dice", "metrics": FIGURES}).metrics[3]
     assert spread_text(hd95, OverNodes()) == "not measured"
     assert spread_text(hd95, OverNodes(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
     assert gap_text(hd95, -1.09) == "-1.1"
@@ -138,8 +138,8 @@ def test_a_result_without_figures_is_judged_by_accuracy() -> None:
 # --- comparisons ---
 
 PAPER = (
-    PaperFigure(method="fediod", figure="dice", value=75.38, source="FedIOD, Table 2"),
-    PaperFigure(method="fediod", figure="hd95", value=111.76, source="FedIOD, Table 2"),
+    PaperFigure(method="fediod", metric="dice", value=75.38, source="FedIOD, Table 2"),
+    PaperFigure(method="fediod", metric="hd95", value=111.76, source="FedIOD, Table 2"),
 )
 
 
@@ -148,7 +148,7 @@ def a_plan(seeds: int) -> Comparison:
         "methods": ["standalone", "fedavg", "fediod"],
         "seeds": seeds,
         "base": {"task": {"name": "segmentation"}, "data": {"name": "mine"}},
-        "paper": [vars(figure) for figure in PAPER],
+        "paper": [vars(metric) for metric in PAPER],
     }
     return compare._comparison(table, "mri", {})
 
@@ -176,11 +176,11 @@ def test_each_figure_has_its_own_best(folder: Path) -> None:
     for method in ("standalone", "fedavg", "fediod"):  # the same again: no chance between seeds
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed1")
     [two] = summarize(folder, a_plan(2)).settings
-    assert not any(two.best(figure) for figure in two.figures), "that two agree may be chance"
+    assert not any(two.best(metric) for metric in two.metrics), "that two agree may be chance"
     for method in ("standalone", "fedavg", "fediod"):
         shutil.copytree(folder / f"{method}-seed0", folder / f"{method}-seed2")
     [setting] = summarize(folder, a_plan(3)).settings
-    best = {figure.key: setting.best(figure) for figure in setting.figures}
+    best = {metric.key: setting.best(metric) for metric in setting.metrics}
     # HD95 is better where it is lower; only one student has a specificity, so there is no best.
     assert best == {"dice": {"fediod"}, "sensitivity": {"fedavg"}, "specificity": set(), "hd95": {"fedavg"}}
 
@@ -228,8 +228,8 @@ def test_the_csv_has_a_column_for_each_figure(folder: Path) -> None:
 @pytest.mark.parametrize("width", [80, 240])
 def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
     text = print_comparison(summarize(folder, a_plan(1)), width)
-    for figure in ("99.6", "11.0", "24.0 ± 3.5", "111.8", "-100.8"):
-        assert figure in text, figure
+    for metric in ("99.6", "11.0", "24.0 ± 3.5", "111.8", "-100.8"):
+        assert metric in text, metric
 
 
 # --- one class an input ---
@@ -238,12 +238,12 @@ def test_the_terminal_has_every_figure(folder: Path, width: int) -> None:
 def classified() -> dict[str, Any]:
     """Two classes, judged by AUC; 20 examples, most of them ill."""
     task = ClassificationConfig(metric="auc").make(2)
-    figures = [asdict(figure) for figure in task.figures]
-    keys = [figure.key for figure in task.figures]
+    metrics = [asdict(metric) for metric in task.metrics]
+    keys = [metric.key for metric in task.metrics]
     result = a_result()
     student = dict(zip(keys, (88.0, 90.0, 77.0, 76.0, 85.0, 4.0), strict=True))
     majority = dict(zip(keys, (50.0, 85.0, 50.0, 46.0, 85.0, 0.0), strict=True))
-    result.update(metric="auc", figures=figures, **student, majority=majority, standalone=None, ensemble=None)
+    result.update(metric="auc", metrics=metrics, **student, majority=majority, standalone=None, ensemble=None)
     result["centralized"] = dict.fromkeys(keys)
     result["data"] |= {"classes": ["clear", "<ill>"]}
     result["confusion"] = [[2, 1], [0, 17]]

@@ -431,7 +431,7 @@ def test_page_of_a_method_in_rounds(tmp_path: Path) -> None:
 
 
 def test_page_of_nodes_that_trained_alone(tmp_path: Path) -> None:
-    figures = {"mean": 70.0, "std": 2.0, "per_node": [68.0, 72.0]}
+    metrics = {"mean": 70.0, "std": 2.0, "per_node": [68.0, 72.0]}
     result = {
         **a_result_in_rounds(),
         "title": "Standalone",
@@ -439,7 +439,7 @@ def test_page_of_nodes_that_trained_alone(tmp_path: Path) -> None:
         "accuracy": 70.0,
         "student": None,
     }
-    result.update(turns=0, queries=0, standalone={"accuracy": figures}, public=None)
+    result.update(turns=0, queries=0, standalone={"accuracy": metrics}, public=None)
     result["bytes"] = {"up": 0, "down": 0, "by_kind": {}}
     page = only_result(tmp_path, result)
     for told in (

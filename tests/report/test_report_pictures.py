@@ -37,8 +37,8 @@ def a_case(rank: str = "only", kind: str = "map", **changes: Any) -> dict[str, A
 
 def segmented(folder: Path, *cases: dict[str, Any]) -> dict[str, Any]:
     """A folder with a run that has pictures of maps; returns its result."""
-    figures = [{"key": "dice", "title": "Dice", "unit": "%", "digits": 1, "better": "higher"}]
-    result = {**a_result(), "metric": "dice", "figures": figures, "pictures": list(cases)}
+    metrics = [{"key": "dice", "title": "Dice", "unit": "%", "digits": 1, "better": "higher"}]
+    result = {**a_result(), "metric": "dice", "metrics": metrics, "pictures": list(cases)}
     a_folder(folder, result)
     tensors: dict[str, npt.NDArray[Any]] = {}
     for place in range(len(cases)):

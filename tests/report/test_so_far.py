@@ -19,7 +19,13 @@ HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
 def going_on(folder: Path, **told: object) -> Path:
-    about = {"title": "FedIOD", "metric": "accuracy", "figure": "Accuracy", "unit": "%", "better": "higher"}
+    about = {
+        "title": "FedIOD",
+        "metric": "accuracy",
+        "metric_title": "Accuracy",
+        "unit": "%",
+        "better": "higher",
+    }
     note = Note("distillation", 31, 400, since=130.0, began=100.0, first=1, about=about)
     (folder / PROGRESS).write_text(json.dumps({**json.loads(note.text()), **told}))
     return folder
@@ -58,7 +64,7 @@ def test_nothing_that_a_server_or_a_node_has_written_becomes_markup(tmp_path: Pa
         "error": HOSTILE,
         "without": [HOSTILE],
     }
-    about = dict.fromkeys(("title", "figure", "unit"), HOSTILE)
+    about = dict.fromkeys(("title", "metric", "unit"), HOSTILE)
     losses = {"phase": "distillation", "step": 1, "losses": {HOSTILE: 1.0}, "accuracy": 3.0}
     local = [{"phase": "local", "node": HOSTILE, "step": step, "loss": 1.0} for step in (1, 2)]
     page = read(measured(going_on(folder, **hostile, about=about), [losses, *local]))

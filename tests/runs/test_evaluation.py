@@ -42,7 +42,7 @@ ALL_ZERO = torch.tensor([[1.0, 0.0]] * 8)  # class 0 for everyone
 def test_figures_of_all_and_of_each_site() -> None:
     look = evaluation(parted())
     assert look.sites == ["A", "B"]
-    assert look.metrics(ALL_ZERO)["accuracy"] == look.leading(ALL_ZERO) == 50.0
+    assert look.compute_metrics(ALL_ZERO)["accuracy"] == look.leading(ALL_ZERO) == 50.0
     # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0): there is no AUC of one class
     by_site = look.by_site(ALL_ZERO)
     assert {site: (each["accuracy"], each["auc"]) for site, each in by_site.items()} == {
@@ -122,9 +122,9 @@ def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
     knows = TensorData(torch.zeros(2, 1, 4, 4), torch.tensor([[-1, -1], [0, -1]]))
     look = Evaluation(task, data, Compute(), 0, {"a": knows, "b": data})
     outputs = torch.tensor([[2.0, 0.0], [1.0, 1.0], [3.0, 0.0], [0.0, 1.0]])  # 100% and 0%
-    assert look.metrics(outputs) == look.metrics(outputs, node="b") == {"auc": 50.0}
-    assert look.metrics(outputs, node="a") == {"auc": 100.0}
-    assert look.metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
+    assert look.compute_metrics(outputs) == look.compute_metrics(outputs, node="b") == {"auc": 50.0}
+    assert look.compute_metrics(outputs, node="a") == {"auc": 100.0}
+    assert look.compute_metrics(outputs[:2], torch.tensor([0, 1]), node="a") == {"auc": 100.0}
     told = look.details(Outputs(outputs, {"a": outputs, "b": outputs}, outputs), ("Edema", "Mass"))
     assert told["labels"]["nodes"] == {"a": [100.0, None], "b": [100.0, 0.0]}
     assert told["labels"]["central"] == told["labels"]["centralized"] == [100.0, 0.0]
@@ -136,7 +136,7 @@ def test_of_other_tasks_all_is_asked_of_all() -> None:
     data = parted()
     one_class = data.subset(torch.tensor([0]))
     look = Evaluation(Classification(2), data, Compute(), 0, {"a": one_class})
-    assert look.metrics(ALL_ZERO, node="a")["accuracy"] == 50.0
+    assert look.compute_metrics(ALL_ZERO, node="a")["accuracy"] == 50.0
 
 
 def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:

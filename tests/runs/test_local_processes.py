@@ -406,8 +406,8 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
 
     link: Link = Gone(away.serve)
     live = away.live(link)
-    figures = live.run()
-    live.finish({**live.about(), **figures}, keep_state=True)
+    results = live.run()
+    live.finish({**live.about(), **results}, keep_state=True)
     (folder / "out").mkdir()
     experiment, about = assemble.prepare(config)
     found = local_processes._looked_into(

@@ -52,7 +52,7 @@ class Looping(Simulation):
     def look(self) -> Mapping[str, float]:
         return {"accuracy": 50.0}
 
-    def figures(self) -> dict[str, Any]:
+    def results(self) -> dict[str, Any]:
         return {}
 
     maker: Maker

@@ -105,14 +105,14 @@ def test_without_a_student_the_file_has_each_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "fd"])
 def test_a_server_writes_predictions_of_its_own_test_part_alone(method: str, tmp_path: Path) -> None:
     served = Away(tiny(method), tmp_path).live()
-    figures = served.run()
+    results = served.run()
     if method == "fd":  # nodes' own models are theirs to know
         assert not (tmp_path / "server" / FILE).exists()
         return
     rows = of(tmp_path / "server")
     assert {row["model"] for row in rows} == {"student"}
     assert [row["example"] for row in rows] == list(served.setting.test_names)
-    assert accuracy(rows) == pytest.approx(figures["accuracy"])
+    assert accuracy(rows) == pytest.approx(results["accuracy"])
 
 
 def test_equal_digits_do_not_change_the_predicted_class() -> None:
@@ -146,7 +146,7 @@ def test_unknown_findings_are_empty_and_auc_follows_from_the_file() -> None:
         truth = [int(row[f"truth_{name}"]) for row in known]
         areas.append(100 * roc_auc_score(truth, [float(row[f"p_{name}"]) for row in known]))
     assert sum(row["truth_Edema"] == "" for row in rows) == int((targets[:, 0] < 0).sum()) > 0
-    assert np.mean(areas) == pytest.approx(task.metrics(outputs, targets)["auc"])
+    assert np.mean(areas) == pytest.approx(task.compute_metrics(outputs, targets)["auc"])
 
 
 def test_numbers_are_in_the_unit_of_the_schema() -> None:
@@ -174,7 +174,7 @@ def test_images_have_a_figure_each_though_they_are_slices_of_cases() -> None:
     assert [row["case"] for row in rows] == ["p", "p", "q"]
     assert "site" not in rows[0]
     assert np.mean([float(row["ssim"]) for row in rows]) == pytest.approx(
-        task.metrics(outputs, truth)["ssim"]
+        task.compute_metrics(outputs, truth)["ssim"]
     )
 
 

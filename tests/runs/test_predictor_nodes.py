@@ -77,18 +77,18 @@ def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp
     with serving(response) as url:
         method = fedstill.FedKD(epochs=60, ensemble="probs", levels=0, gamma=float("inf"))
         outcome = distil([forest(), graph, url], method, public=public)
-    alone = outcome.figures["local"]["accuracy"]["per_node"]
+    alone = outcome.result["local"]["accuracy"]["per_node"]
     assert max(alone) < 85  # a third of the classes is unknown to each
-    assert outcome.figures["accuracy"] > max(alone) + 5
-    assert set(outcome.figures["leaves"]) <= {"label counts", "logits"}
+    assert outcome.result["accuracy"] > max(alone) + 5
+    assert set(outcome.result["leaves"]) <= {"label counts", "logits"}
 
 
 def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more() -> None:
     quick = {"steps": 3, "batch": 8}
     with pytest.raises(QueryRefused, match=r"no gradient goes through it"):
         distil([forest()], fedstill.FedIOD(**quick))
-    figures = distil([forest()], fedstill.FedIOD(**quick, through=False)).figures
-    assert "gradients" not in figures["bytes"]["by_kind"]
+    results = distil([forest()], fedstill.FedIOD(**quick, through=False)).results
+    assert "gradients" not in results["bytes"]["by_kind"]
     with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
         distil([forest()], fedstill.FedAvg(), policies=[fedstill.PolicyConfig(outputs_only=False)])
 

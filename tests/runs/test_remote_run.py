@@ -84,25 +84,25 @@ def test_what_a_configuration_says_of_nodes_is_not_read(tmp_path: Path) -> None:
 def test_it_tells_what_nodes_told_and_nothing_else(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), Heard(hosts), tmp_path)
-    figures = server.run()
+    results = server.run()
     sizes = [len(part) for part in assemble.prepare(tiny("fediod"))[0].setting.parts]
-    assert [node["examples"] for node in figures["nodes"]] == sizes
-    assert [sum(node["label_counts"]) for node in figures["nodes"]] == sizes
-    assert [node["name"] for node in figures["nodes"]] == list(NAMES)
-    assert figures["local"] is figures["standalone"] is figures["ensemble"] is None
-    assert figures["events"] == []
-    assert json.dumps(figures)
-    assert figures["bytes"]["up"] == sum(node["bytes"]["up"] for node in figures["nodes"])
-    link = figures["link"]
+    assert [node["examples"] for node in results["nodes"]] == sizes
+    assert [sum(node["label_counts"]) for node in results["nodes"]] == sizes
+    assert [node["name"] for node in results["nodes"]] == list(NAMES)
+    assert results["local"] is results["standalone"] is results["ensemble"] is None
+    assert results["events"] == []
+    assert json.dumps(results)
+    assert results["bytes"]["up"] == sum(node["bytes"]["up"] for node in results["nodes"])
+    link = results["link"]
     parts = sum(link[name] for name in ("nodes", "waiting", "link", "training", "server"))
-    assert parts == pytest.approx(figures["seconds"]["total"], abs=0.2)
+    assert parts == pytest.approx(results["seconds"]["total"], abs=0.2)
     assert all(host.session is None for host in hosts.values())  # they have left
 
 
 def test_where_nobody_tells_label_counts_none_are_shown(tmp_path: Path) -> None:
     config = tiny("fedavg")
-    figures = live(config, Heard(nodes(config, tmp_path)), tmp_path).run()
-    assert [node["label_counts"] for node in figures["nodes"]] == [None] * 3
+    results = live(config, Heard(nodes(config, tmp_path)), tmp_path).run()
+    assert [node["label_counts"] for node in results["nodes"]] == [None] * 3
 
 
 def test_a_method_without_a_student_ends_without_one(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_frozen_models_answer(tmp_path: Path) -> None:
     hosts = nodes(config, tmp_path, train="false")
     before = {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
     link = Heard(hosts)
-    figures = live(config, link, tmp_path).run()
+    results = live(config, link, tmp_path).run()
     assert link.times("learn") == 0
-    assert figures["queries"] == 4
+    assert results["queries"] == 4
     assert before == {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
 
 
@@ -221,13 +221,13 @@ def test_a_quorum_begins_and_ends_without_a_node(
     link = Heard(nodes(config, tmp_path), away=("node-1",))
     server = live(config, link, tmp_path)
     with Noted(tmp_path / "progress.json") as bars:
-        figures = server.run(bars=bars)
+        results = server.run(bars=bars)
     noted = Note.read(tmp_path / "progress.json")
     assert noted is not None
     assert noted.without == ("node-1",)
-    (event,) = figures["events"]
+    (event,) = results["events"]
     assert (event["node"], event["number"], event["event"]) == ("node-1", 0, "left out")
-    assert figures["nodes"][1]["bytes"] == {"up": 0, "down": 0}
+    assert results["nodes"][1]["bytes"] == {"up": 0, "down": 0}
     assert torch.isfinite(to_vector(server.student)).all()
 
 

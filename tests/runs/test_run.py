@@ -158,8 +158,8 @@ def test_a_run_killed_at_random_moments_ends_with_the_figures_of_the_unbroken_on
         words = ["--resume", str(broken)]
     assert _process(words, tmp_path).end()[0] == 0
     expected, found = result_of(whole), result_of(broken)
-    for figure in ("student", "standalone", "ensemble", "centralized", "bytes", "queries_by_name"):
-        assert found[figure] == expected[figure], figure
+    for metric in ("student", "standalone", "ensemble", "centralized", "bytes", "queries_by_name"):
+        assert found[metric] == expected[metric], metric
     metrics = [
         [{**json.loads(line), "seconds": 0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (whole, broken)

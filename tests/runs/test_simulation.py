@@ -89,21 +89,21 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
     )
     one = replace(one, test=findings(40, 9))
     experiment = Simulation(one)
-    figures = experiment.run()
+    results = experiment.run()
     truth = one.test.targets
     means = []
     for node, model in enumerate(one.models):
         with torch.no_grad():
             aucs = MultiLabel(3).per_class(model.eval()(one.test.inputs), truth)
         assert aucs is not None
-        told = figures["labels"]["nodes"][experiment.nodes[node].name]
+        told = results["labels"]["nodes"][experiment.nodes[node].name]
         assert told == [None if label == node else pytest.approx(aucs[label]) for label in range(3)]
         means.append(sum(auc for label, auc in enumerate(aucs) if label != node) / 2)
     for whose in ("standalone", "local"):
-        assert figures[whose]["auc"]["per_node"] == pytest.approx(means)
-    assert figures["auc"] == pytest.approx(sum(means) / 3)
-    assert experiment.look()["auc"] == pytest.approx(figures["auc"])
-    for node, share in enumerate(figures["local"]["share"]["per_node"]):
+        assert results[whose]["auc"]["per_node"] == pytest.approx(means)
+    assert results["auc"] == pytest.approx(sum(means) / 3)
+    assert experiment.look()["auc"] == pytest.approx(results["auc"])
+    for node, share in enumerate(results["local"]["share"]["per_node"]):
         rows = experiment.evaluation.share(node, 3)
         with torch.no_grad():
             aucs = MultiLabel(3).per_class(one.models[node](one.test.inputs[rows]), truth[rows])
@@ -134,15 +134,15 @@ def test_nodes_are_measured_on_findings_that_public_data_taught_them() -> None:
 def test_the_virtual_central_model_is_the_nodes_mean_weighed_by_their_data(engine: Any) -> None:
     """FedMD-CG, section 3.1; batch norm's statistics are averaged too."""
     one = setting(FedPer(rounds=2), "resnet8:4", engine=EngineConfig(name=engine))
-    figures = Simulation(one).run()
+    results = Simulation(one).run()
     models = [model.state_dict() for model in one.models]
     assert not torch.equal(models[0]["8.weight"], models[1]["8.weight"])
     average = copy.deepcopy(one.models[0])
     for name, value in average.state_dict().items():
         mean = sum(size / 60 * state[name].double() for size, state in zip(SIZES, models, strict=True))
         value.copy_(mean if value.is_floating_point() else mean.round())
-    assert figures["accuracy"] == pytest.approx(accuracy(average, one.test))
-    assert figures["student"] is None  # nobody has it, and nobody gets it
+    assert results["accuracy"] == pytest.approx(accuracy(average, one.test))
+    assert results["student"] is None  # nobody has it, and nobody gets it
     head = dict(one.student.named_parameters())["8.weight"]
     assert all(not torch.equal(head, state["8.weight"]) for state in models)
 
@@ -159,20 +159,20 @@ def test_the_virtual_model_is_made_to_be_looked_at_and_not_given_to_anyone() -> 
 def test_without_a_central_model_the_figure_is_the_nodes_mean() -> None:
     one = setting(Standalone())
     before = copy.deepcopy(one.student.state_dict())
-    figures = Simulation(one).run()
+    results = Simulation(one).run()
     each = [accuracy(model, one.test) for model in one.models]
-    assert figures["accuracy"] == pytest.approx(sum(each) / 3)
-    assert figures["local"]["accuracy"]["per_node"] == pytest.approx(each)
-    assert figures["student"] is None
+    assert results["accuracy"] == pytest.approx(sum(each) / 3)
+    assert results["local"]["accuracy"]["per_node"] == pytest.approx(each)
+    assert results["student"] is None
     assert all(torch.equal(value, before[name]) for name, value in one.student.state_dict().items())
 
 
 def test_the_student_is_the_central_model_where_there_is_one() -> None:
     one = setting(FedAvg(rounds=2))
-    figures = Simulation(one).run()
+    results = Simulation(one).run()
     assert (
-        figures["accuracy"]
-        == figures["student"]["accuracy"]
+        results["accuracy"]
+        == results["student"]["accuracy"]
         == pytest.approx(accuracy(one.student, one.test))
     )
 
@@ -216,11 +216,11 @@ def test_fewer_test_examples_than_nodes_leave_nobody_without_a_share() -> None:
 def test_local_accuracy_is_each_nodes_model_on_its_own_share() -> None:
     one = setting(Standalone(), test=41)
     experiment = Simulation(one)
-    figures = experiment.run()
+    results = experiment.run()
     shares = [one.test.subset(experiment.evaluation.share(index, 3)) for index in range(3)]
     each = [accuracy(model, share) for model, share in zip(one.models, shares, strict=True)]
-    assert figures["local"]["share"]["per_node"] == pytest.approx(each)
-    assert figures["local"]["share"]["mean"] == pytest.approx(sum(each) / 3)
+    assert results["local"]["share"]["per_node"] == pytest.approx(each)
+    assert results["local"]["share"]["mean"] == pytest.approx(sum(each) / 3)
     assert experiment.look()["local_accuracy"] == pytest.approx(sum(each) / 3)
 
 
@@ -275,8 +275,8 @@ def test_public_data_of_another_shape_are_refused() -> None:
 
 def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
     public = Public("elsewhere", torch.zeros(5, *SHAPE), note="five images")
-    figures = Simulation(setting(FedAvg(rounds=1), public=public)).run()
-    assert figures["public"] == {"name": "elsewhere", "examples": 5, "note": "five images"}
+    results = Simulation(setting(FedAvg(rounds=1), public=public)).run()
+    assert results["public"] == {"name": "elsewhere", "examples": 5, "note": "five images"}
     assert Simulation(setting(FedAvg(rounds=1))).run()["public"] is None
 
 

@@ -89,7 +89,7 @@ def test_distil_takes_times_and_events_as_tensors(tmp_path: Path) -> None:
         "policies": [fedstill.PolicyConfig(outputs_only=False)] * 2,
     }
     outcome = fedstill.distil(parts[:2], models[:2], models[2], parts[2], 8, schema=schema, **told)
-    assert outcome.figures["concordance"] > 70
+    assert outcome.result["concordance"] > 70
     late = (parts[0][0], parts[0][1] + torch.tensor([9.0, 0.0]))
     with pytest.raises(DataError, match="a time that is no number of intervals from 0 to 8"):
         fedstill.distil([late, parts[1]], models[:2], models[2], parts[2], 8, schema=schema, **told)

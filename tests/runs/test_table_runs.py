@@ -49,13 +49,13 @@ def test_methods_learn_tables(tmp_path: Path, method: str, model: str, options: 
 @pytest.mark.parametrize("method", ["fedavg", "fediod"])
 def test_one_by_one_gives_the_figures_of_stacked(tmp_path: Path, method: str) -> None:
     steps = ("--method.steps", "20") if method == "fediod" else ("--method.rounds", "3")
-    figures = []
+    results = []
     for engine in ("stacked", "one-by-one"):
         (tmp_path / engine).mkdir()
         assert run(tmp_path / engine, *steps, "--engine.name", engine, method=method) == 0
-        figures.append(result_of(tmp_path / engine))
-    assert figures[0]["accuracy"] == figures[1]["accuracy"]
-    assert figures[0]["bytes"] == figures[1]["bytes"]
+        results.append(result_of(tmp_path / engine))
+    assert results[0]["accuracy"] == results[1]["accuracy"]
+    assert results[0]["bytes"] == results[1]["bytes"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_distil_takes_features_and_data_frames_alike() -> None:
         outcomes.append(
             fedstill.distil(data, models, Linear((1,), 2), test, COLUMNS.classes, schema=COLUMNS, **QUICK)
         )
-    assert outcomes[0].figures["accuracy"] == outcomes[1].figures["accuracy"] > 90
+    assert outcomes[0].results["accuracy"] == outcomes[1].results["accuracy"] > 90
 
 
 def test_a_column_patient_of_a_data_frame_groups_its_rows() -> None:
@@ -195,7 +195,7 @@ def test_a_column_patient_of_a_data_frame_groups_its_rows() -> None:
         "privacies": [fedstill.DPSGD(epsilon=5.0, group_size=4)] * 2,
     }
     outcome = fedstill.distil([whose, whose], models, Linear((1,), 2), frame(5), COLUMNS.classes, **how)
-    assert outcome.figures["privacy"]["nodes"][0]["epsilon"] <= 5
+    assert outcome.result["privacy"]["nodes"][0]["epsilon"] <= 5
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> No
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) * 100
     data = (x, (x[:, 0] > 0).long())
     models = [MLP((3,), 2, 8) for _ in range(2)]
-    assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).figures["accuracy"] > 80
+    assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).results["accuracy"] > 80
     with pytest.raises(ArgumentError, match="schema is empty: allowed is a table's columns, within which"):
         fedstill.distil([data], models[:1], MLP((3,), 2, 8), data, 2, task="tabular")
 

@@ -153,8 +153,8 @@ def test_a_run_goes_on_in_the_groups_that_it_began_with_though_there_are_more_co
     monkeypatch.undo()
     later = prepare(many)[0]
     later.compute.workers = Workers(4)  # where four nodes are not stacked
-    figures = later.run(tmp_path)
-    assert figures["standalone"] == whole["standalone"]
+    results = later.run(tmp_path)
+    assert results["standalone"] == whole["standalone"]
 
 
 def stopping(save: Callable[[Simulation], None]) -> Callable[[Simulation], None]:

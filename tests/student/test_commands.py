@@ -57,10 +57,10 @@ def test_it_is_measured_at_a_hospital_that_no_node_had(run: Path, command: Main)
     responses = fedstill.load(run)({name: [row[name] for row in rows] for name in ("age", "sex")}).argmax(1)
     right = [("no", "yes")[int(each)] == row["ill"] for each, row in zip(responses, rows, strict=True)]
     assert found["examples"] == len(rows) == 60
-    assert found["figures"]["accuracy"] == pytest.approx(100 * sum(right) / 60)
-    assert found["figures"]["accuracy"] > 75
+    assert found["metrics"]["accuracy"] == pytest.approx(100 * sum(right) / 60)
+    assert found["metrics"]["accuracy"] > 75
     low, high = found["interval"]
-    assert low < found["figures"]["accuracy"] < high
+    assert low < found["metrics"]["accuracy"] < high
     assert found["seen"] == {"examples": 0, "public": 0, "why": ""}
 
     code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv")
@@ -76,11 +76,11 @@ def test_it_says_which_examples_a_node_had_and_measures_site_by_site(run: Path, 
     found = json.loads(command("evaluate", run, "--data", both, "--json")[1])
     assert set(found["sites"]) == {"a", "d"}
     alone = json.loads(command("evaluate", run, "--data", run.parent / "d.csv", "--json")[1])
-    assert found["sites"]["d"]["figures"] == alone["figures"]
+    assert found["sites"]["d"]["metrics"] == alone["metrics"]
     assert found["sites"]["d"]["interval"] == alone["interval"]
     assert found["seen"]["examples"] > 30  # four of five rows of a are at its node
     only = json.loads(command("evaluate", run, "--data", both, "--sites", "d", "--json")[1])
-    assert only["figures"] == alone["figures"]
+    assert only["metrics"] == alone["metrics"]
 
 
 def test_predict_does_not_replace_what_is_there_unasked(

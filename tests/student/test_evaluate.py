@@ -151,7 +151,7 @@ def test_delivered_student_reaches_reported_metrics(task: str, tmp_path: Path) -
     assert result["engine"]["precision"] == "bfloat16"
     found = evaluate(tmp_path / "run", tested)
     assert found["examples"] == result["data"]["test"]
-    assert found["figures"] == {key: result[key] for key in found["figures"]}
+    assert found["metrics"] == {key: result[key] for key in found["metrics"]}
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1][result["metric"]] == result[result["metric"]]  # also what was measured on the way
 
@@ -161,11 +161,11 @@ def test_student_of_a_run_over_messages_reaches_reported_metrics(task: str, tmp_
     setting, tested = config(task, tmp_path)
     (tmp_path / "away").mkdir()
     served = Away(setting, tmp_path / "away").live()
-    figures = served.run()
-    served.finish({**served.about(), **figures})
+    metrics = served.run()
+    served.finish({**served.about(), **metrics})
     assert served.compute.precision == "bfloat16"
     found = evaluate(tmp_path / "away" / "server", tested)
-    assert found["figures"] == {key: figures[key] for key in found["figures"]}
+    assert found["metrics"] == {key: metrics[key] for key in found["metrics"]}
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
@@ -195,7 +195,7 @@ def test_everything_is_measured_in_float32() -> None:
             lambda *_, name=name: lowered.setdefault(name, set()).add(torch.is_autocast_enabled("cpu"))
         )
     experiment.look()
-    experiment.figures()
+    experiment.results()
     assert lowered == {name: {False} for name in models}
 
 

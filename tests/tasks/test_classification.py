@@ -73,8 +73,8 @@ TARGETS = torch.tensor([0, 1, 2, 2])
 
 
 def test_figures_by_hand() -> None:
-    told = TASK.metrics(OUTPUTS, TARGETS)
-    assert list(told) == [figure.key for figure in TASK.figures]
+    told = TASK.compute_metrics(OUTPUTS, TARGETS)
+    assert list(told) == [metric.key for metric in TASK.metrics]
     assert told["accuracy"] == 75.0
     assert told["balanced_accuracy"] == pytest.approx(100 * (1 + 1 + 1 / 2) / 3)
     assert told["macro_f1"] == pytest.approx(100 * (2 / 3 + 1 + 2 / 3) / 3)
@@ -114,7 +114,7 @@ def test_figures_are_those_of_scikit_learn_and_torchmetrics(classes: int) -> Non
 def test_of_two_classes_auprc_is_of_the_second() -> None:
     p = torch.tensor([0.9, 0.8, 0.3, 0.1])  # of class 1; the first and the third are: 1 and 2/3
     outputs = torch.stack([(1 - p).log(), p.log()], 1)
-    told = Classification(2).metrics(outputs, torch.tensor([1, 0, 1, 0]))
+    told = Classification(2).compute_metrics(outputs, torch.tensor([1, 0, 1, 0]))
     assert told["auprc"] == pytest.approx(100 * (1 + 2 / 3) / 2)
     assert told["auc"] == pytest.approx(75.0)
 
@@ -123,19 +123,19 @@ def test_inputs_are_ranked_where_probabilities_are_1_to_the_last_digit() -> None
     task, targets = Classification(2), torch.tensor([0, 1, 1, 0])
     margins = torch.tensor([40.0, 60.0, 80.0, 45.0])
     for beside in (0.0, 1e4):
-        told = task.metrics(torch.stack([torch.full((4,), beside), beside + margins], 1), targets)
+        told = task.compute_metrics(torch.stack([torch.full((4,), beside), beside + margins], 1), targets)
         assert (told["auc"], told["auprc"]) == (100.0, 100.0)
     # What is as far apart ties, wherever it lies.
     alike = torch.tensor([[0.0, 1.5], [7.25, 8.75], [-3.5, -2.0], [0.0, 1.5]])
-    assert task.metrics(alike, targets)["auc"] == 50.0
+    assert task.compute_metrics(alike, targets)["auc"] == 50.0
 
 
 def test_what_cannot_be_said_is_nan() -> None:
-    one_class = TASK.metrics(OUTPUTS, torch.zeros(4, dtype=torch.int64))
+    one_class = TASK.compute_metrics(OUTPUTS, torch.zeros(4, dtype=torch.int64))
     assert math.isnan(one_class["auc"])
     assert math.isnan(one_class["auprc"])
     assert one_class["balanced_accuracy"] == one_class["accuracy"] == 50.0
-    broken = TASK.metrics(torch.full((4, 3), math.nan), TARGETS)
+    broken = TASK.compute_metrics(torch.full((4, 3), math.nan), TARGETS)
     assert math.isnan(broken["auc"])
     assert math.isnan(broken["ece"])
     assert all(map(math.isnan, broken.values()))
@@ -146,14 +146,14 @@ def test_what_cannot_be_said_is_nan() -> None:
             torch.cat([OUTPUTS[:3], torch.full((1, 3), math.nan)]), TARGETS, None, np.ones((2, 4))
         )
         assert np.isnan(drawn).all()
-    assert TASK.metrics(torch.tensor([[math.inf, 0.0, 0.0]]), torch.tensor([0]))["accuracy"] == 100.0
+    assert TASK.compute_metrics(torch.tensor([[math.inf, 0.0, 0.0]]), torch.tensor([0]))["accuracy"] == 100.0
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric: str, classes: int) -> None:
     task = ClassificationConfig(metric=metric).make(classes)  # type: ignore[arg-type]
-    assert (task.metric, len(task.figures)) == (metric, 6)
+    assert (task.metric, len(task.metrics)) == (metric, 6)
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.integers(-1, 2, (40, classes))).double()  # few values, so that scores tie
     p, true = logits.softmax(1).numpy().round(12), rng.integers(0, classes, 40)
@@ -166,7 +166,7 @@ def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric
 
 
 def test_the_majority_guess_knows_shares_and_no_input() -> None:
-    told = TASK.metrics(TASK.guess(TARGETS), TARGETS)
+    told = TASK.compute_metrics(TASK.guess(TARGETS), TARGETS)
     assert told == pytest.approx(
         {"accuracy": 50.0, "balanced_accuracy": 100 / 3, "macro_f1": 200 / 9, "auc": 50.0,
          "auprc": 100 / 3, "ece": 0.0}

@@ -30,7 +30,7 @@ def random_map(seed: int, objects: int = 5) -> Map:
     return np.kron(rng.integers(0, objects + 1, (4, 4)), np.ones((2, 3), dtype=np.int64)).astype(np.int64)
 
 
-def figures(prediction: Map, truth: Map) -> tuple[float, float, float]:
+def metrics(prediction: Map, truth: Map) -> tuple[float, float, float]:
     objects = match_objects(prediction, truth)
     return object_dice(objects), aji(objects), panoptic_quality(objects)
 
@@ -40,14 +40,14 @@ def figures(prediction: Map, truth: Map) -> tuple[float, float, float]:
 
 def test_equal_maps_are_perfect_whatever_the_numbers() -> None:
     truth = nuclei((0, 2, 0, 3), (2, 4, 4, 8))
-    assert figures(np.where(truth == 1, 40, truth * 3), truth) == (1, 1, 1)
+    assert metrics(np.where(truth == 1, 40, truth * 3), truth) == (1, 1, 1)
 
 
 def test_empty_sides() -> None:
     some = nuclei((0, 2, 0, 3))
-    assert figures(NONE, NONE) == (1, 1, 1)
-    assert figures(NONE, some) == (0, 0, 0)
-    assert figures(some, NONE) == (0, 0, 0)
+    assert metrics(NONE, NONE) == (1, 1, 1)
+    assert metrics(NONE, some) == (0, 0, 0)
+    assert metrics(some, NONE) == (0, 0, 0)
 
 
 def test_no_prediction_is_assigned_twice_and_the_best_pair_comes_first() -> None:
@@ -104,10 +104,10 @@ def test_figures_do_not_see_which_numbers_objects_have_and_stay_in_range(seed: i
     prediction, truth = random_map(seed), random_map(seed + 20_000)
     other = np.random.default_rng(seed).permutation(np.arange(1, 60))[:6]
     other[0] = 0  # the background stays
-    first = figures(prediction, truth)
+    first = metrics(prediction, truth)
     assert object_dice(match_objects(other[prediction], truth)) == pytest.approx(first[0])
     assert panoptic_quality(match_objects(other[prediction], truth)) == pytest.approx(first[2])
-    assert all(0 <= figure <= 1 for figure in first)
+    assert all(0 <= metric <= 1 for metric in first)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -53,47 +53,47 @@ TWO = boxes((2, 18, 2, 18), (2, 18, 18, 34))  # 256 pixels each, side by side
 
 
 def test_certain_and_right_is_perfect_also_where_objects_touch() -> None:
-    assert TASK.metrics(*whole(TWO)) == PERFECT
+    assert TASK.compute_metrics(*whole(TWO)) == PERFECT
 
 
 def test_touching_nuclei_found_as_one_have_a_perfect_dice_alone() -> None:
     _, targets = whole(TWO)
     merged, _ = whole((TWO > 0).astype(np.int32))
-    figures = TASK.metrics(merged, targets)
-    assert (figures["dice"], figures["hd95"]) == (100, 0)
+    metrics = TASK.compute_metrics(merged, targets)
+    assert (metrics["dice"], metrics["hd95"]) == (100, 0)
     # one of both halves is matched: 256 of 512, and 256 more in the union
-    assert figures["aji"] == pytest.approx(100 * 256 / 768)
+    assert metrics["aji"] == pytest.approx(100 * 256 / 768)
     # a half in the whole has a Dice of 512 / 768
-    assert figures["object_dice"] == pytest.approx(100 * 512 / 768)
-    assert figures["pq"] == 0
+    assert metrics["object_dice"] == pytest.approx(100 * 512 / 768)
+    assert metrics["pq"] == 0
 
 
 def test_one_nucleus_found_in_two_halves() -> None:
     _, targets = whole((TWO > 0).astype(np.int32))
     halves, _ = whole(TWO)
-    figures = TASK.metrics(halves, targets)
-    assert figures["dice"] == 100
-    assert figures["aji"] == pytest.approx(100 * 256 / 768)
-    assert figures["pq"] == 0
+    metrics = TASK.compute_metrics(halves, targets)
+    assert metrics["dice"] == 100
+    assert metrics["aji"] == pytest.approx(100 * 256 / 768)
+    assert metrics["pq"] == 0
 
 
 def test_empty_pictures() -> None:
     nothing = boxes()
-    figures = TASK.metrics(*whole(nothing))
-    assert math.isnan(figures.pop("hd95"))
-    assert set(figures.values()) == {100}
+    metrics = TASK.compute_metrics(*whole(nothing))
+    assert math.isnan(metrics.pop("hd95"))
+    assert set(metrics.values()) == {100}
     for told, true in ((nothing, TWO), (TWO, nothing)):
-        figures = dict(TASK.metrics(whole(told)[0], whole(true)[1]))
-        assert figures.pop("hd95") == pytest.approx(math.hypot(40, 40))
-        assert set(figures.values()) == {0}
+        metrics = dict(TASK.compute_metrics(whole(told)[0], whole(true)[1]))
+        assert metrics.pop("hd95") == pytest.approx(math.hypot(40, 40))
+        assert set(metrics.values()) == {0}
 
 
 def test_figures_are_means_over_pictures() -> None:
     told, _ = whole(TWO, boxes())
     _, targets = whole(TWO, TWO)
-    figures = TASK.metrics(told, targets)
-    assert figures["aji"] == 50
-    assert figures["hd95"] == pytest.approx(math.hypot(40, 40) / 2)
+    metrics = TASK.compute_metrics(told, targets)
+    assert metrics["aji"] == 50
+    assert metrics["hd95"] == pytest.approx(math.hypot(40, 40) / 2)
     assert TASK.scores(told, targets).tolist() == [100, 0]
 
 
@@ -101,8 +101,8 @@ def test_small_finds_are_noise() -> None:
     _, targets = whole(boxes((2, 18, 2, 18)))  # 256 pixels
     small, _ = whole(boxes((2, 18, 2, 18), (30, 34, 30, 34)))  # and 16
     large, _ = whole(boxes((2, 18, 2, 18), (30, 34, 30, 35)))  # and 20
-    assert TASK.metrics(small, targets)["aji"] == 100
-    assert TASK.metrics(large, targets)["aji"] == pytest.approx(100 * 256 / 276)
+    assert TASK.compute_metrics(small, targets)["aji"] == 100
+    assert TASK.compute_metrics(large, targets)["aji"] == pytest.approx(100 * 256 / 276)
 
 
 def test_the_objects_of_a_picture_can_be_had_for_drawing() -> None:
@@ -118,7 +118,7 @@ def test_the_objects_of_a_picture_can_be_had_for_drawing() -> None:
 @pytest.mark.parametrize("step", [20, 10])
 def test_patches_are_judged_as_the_picture_they_were_cut_from(step: int) -> None:
     outputs, targets, cases = cut(20, step, TWO, boxes((10, 30, 10, 30)))
-    assert TASK.metrics(outputs, targets, cases) == PERFECT
+    assert TASK.compute_metrics(outputs, targets, cases) == PERFECT
     # by themselves, the parts of a nucleus would each be one
     assert TASK.scores(outputs, targets, cases).tolist() == [100, 100]
     assert len(TASK.scores(outputs, targets)) == len(outputs)
@@ -128,24 +128,24 @@ def test_the_truth_is_the_objects_of_the_case() -> None:
     outputs, targets, cases = cut(20, 20, TWO)
     other = boxes((2, 18, 2, 34))  # the same pixels, but one object
     of_case = Cases(cases.of, cases.names, cases.sites, cases.places, cases.sizes, (other,))
-    assert TASK.metrics(outputs, targets, of_case)["aji"] == pytest.approx(100 * 256 / 768)
+    assert TASK.compute_metrics(outputs, targets, of_case)["aji"] == pytest.approx(100 * 256 / 768)
     without = Cases(cases.of, cases.names, cases.sites, cases.places, cases.sizes)
-    assert TASK.metrics(outputs, targets, without) == PERFECT  # from the targets, stitched
+    assert TASK.compute_metrics(outputs, targets, without) == PERFECT  # from the targets, stitched
 
 
 def test_a_part_of_the_cases_keeps_their_numbers() -> None:
     outputs, targets, cases = cut(20, 20, boxes(), TWO)
     second = torch.nonzero(cases.of == 1).flatten()
     part = cases.subset(second)
-    assert TASK.metrics(outputs[second], targets[second], part) == PERFECT
+    assert TASK.compute_metrics(outputs[second], targets[second], part) == PERFECT
     assert TASK.scores(outputs[second], targets[second], part).tolist() == [100]
 
 
 def test_only_what_patches_cover_is_judged() -> None:
     outputs, targets, cases = cut(20, 20, boxes((2, 18, 2, 18), (2, 18, 22, 38)))
     upper_left = torch.tensor([0])
-    figures = TASK.metrics(outputs[upper_left], targets[upper_left], cases.subset(upper_left))
-    assert figures == PERFECT
+    metrics = TASK.compute_metrics(outputs[upper_left], targets[upper_left], cases.subset(upper_left))
+    assert metrics == PERFECT
 
 
 def test_probabilities_and_not_logits_are_averaged_where_patches_overlap() -> None:
@@ -157,7 +157,7 @@ def test_probabilities_and_not_logits_are_averaged_where_patches_overlap() -> No
         torch.tensor([0, 0, 0]), cases.names, cases.sites, torch.zeros(3, 2).long(), ((40, 40),), (TWO,)
     )
     told = torch.cat([none, outputs / 4, outputs / 4])
-    assert TASK.metrics(told, targets.repeat(3, 1, 1), thrice)["aji"] == 100
+    assert TASK.compute_metrics(told, targets.repeat(3, 1, 1), thrice)["aji"] == 100
 
 
 # --- maps ------------------------------------------------------------------------------------------
@@ -178,7 +178,9 @@ def test_drawn_maps_have_objects_with_contours() -> None:
     assert all(set(drawn.unique().tolist()) == {0, 1, 2} for drawn in maps)
     assert not torch.equal(maps[0], maps[1])
     outputs = 40 * torch.nn.functional.one_hot(maps.long(), 3).movedim(-1, 1).float()
-    assert TASK.metrics(outputs, maps.long()) == PERFECT | {"aji": 100}  # as no object is taken for noise
+    assert TASK.compute_metrics(outputs, maps.long()) == PERFECT | {
+        "aji": 100
+    }  # as no object is taken for noise
     assert TASK.draw_maps(0, 8, 8, torch_generator(0, "test")).shape == (0, 8, 8)
 
 

@@ -176,7 +176,7 @@ def test_auc_by_hand() -> None:
     # Label 0: of four pairs (there, absent) three are in order. Label 1: one pair in order, one level.
     targets = torch.tensor([[1, -1], [1, 1], [0, 0], [0, -1]])
     assert MultiLabel(2).per_class(outputs, targets) == [75.0, 50.0]
-    assert MultiLabel(2).metrics(outputs, targets) == {"auc": 62.5}
+    assert MultiLabel(2).compute_metrics(outputs, targets) == {"auc": 62.5}
 
 
 @given(st.integers(0, 2**31), st.integers(2, 12))
@@ -200,8 +200,8 @@ def test_labels_of_one_answer_only_are_left_out_of_the_mean() -> None:
     each = TASK.per_class(outputs, targets)
     assert each is not None
     assert [math.isnan(one) for one in each] == [False, True, True]
-    assert TASK.metrics(outputs, targets)["auc"] == each[0]
-    assert math.isnan(TASK.metrics(outputs, torch.ones(4, 3, dtype=torch.int64))["auc"])
+    assert TASK.compute_metrics(outputs, targets)["auc"] == each[0]
+    assert math.isnan(TASK.compute_metrics(outputs, torch.ones(4, 3, dtype=torch.int64))["auc"])
 
 
 def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
@@ -210,7 +210,7 @@ def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
     each = TASK.per_class(outputs, targets)
     assert each is not None
     assert (each[0], math.isnan(each[1]), each[2]) == (100.0, True, 100.0)
-    assert math.isnan(TASK.metrics(outputs, targets)["auc"]), "not a mean over what is left"
+    assert math.isnan(TASK.compute_metrics(outputs, targets)["auc"]), "not a mean over what is left"
     assert np.isnan(TASK.resampled(outputs, targets, None, np.ones((2, 2)))).all()
 
 

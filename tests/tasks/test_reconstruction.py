@@ -95,12 +95,12 @@ def test_distances_by_hand() -> None:
 def test_metrics_are_means_over_images_in_pixels() -> None:
     true = heads()
     found = (true + 0.2 * torch.randn(true.shape, generator=torch.Generator().manual_seed(1))).clamp(-1, 1)
-    told = TASK.metrics(found, true)
-    assert set(told) == {figure.key for figure in TASK.figures}
+    told = TASK.compute_metrics(found, true)
+    assert set(told) == {metric.key for metric in TASK.metrics}
     for key in told:
         each = getattr(reconstruction, key)((found + 1) / 2, (true + 1) / 2)
         assert told[key] == pytest.approx(each.mean().item())
-    best = TASK.metrics(true, true)
+    best = TASK.compute_metrics(true, true)
     assert best["ssim"] > told["ssim"]
     assert best["nmse"] == 0 < told["nmse"]
 
@@ -108,8 +108,10 @@ def test_metrics_are_means_over_images_in_pixels() -> None:
 def test_black_images_do_not_spoil_nmse() -> None:
     true = torch.cat([heads(1), torch.full((1, 1, 32, 32), -1.0)])
     found = true + 0.1
-    assert TASK.metrics(found, true)["nmse"] == pytest.approx(TASK.metrics(found[:1], true[:1])["nmse"])
-    assert math.isnan(TASK.metrics(found[1:], true[1:])["nmse"])
+    assert TASK.compute_metrics(found, true)["nmse"] == pytest.approx(
+        TASK.compute_metrics(found[:1], true[:1])["nmse"]
+    )
+    assert math.isnan(TASK.compute_metrics(found[1:], true[1:])["nmse"])
 
 
 def test_scores_are_the_means_of_cases_that_are_here() -> None:
@@ -132,7 +134,9 @@ def test_scores_are_the_means_of_cases_that_are_here() -> None:
 
 def test_what_is_observed_is_worse_and_the_more_so_the_less_is_measured() -> None:
     x = heads()
-    four, eight = (TASK.metrics(task.observe(x), x)["psnr"] for task in (TASK, Reconstruction(1, 8, 0.04)))
+    four, eight = (
+        TASK.compute_metrics(task.observe(x), x)["psnr"] for task in (TASK, Reconstruction(1, 8, 0.04))
+    )
     assert eight < four < 60
     whole = Reconstruction(1, 2, 0.5).observe(torch.ones(1, 1, 8, 8))
     torch.testing.assert_close(whole, torch.ones(1, 1, 8, 8))  # one gray is all in the middle line

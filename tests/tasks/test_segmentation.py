@@ -38,44 +38,44 @@ def patients(*of: int) -> Cases:
 def test_a_patients_pixels_are_taken_together_and_patients_averaged() -> None:
     truth = torch.stack([mask((0, 0), (0, 1)), mask((1, 1)), mask((2, 2))])
     told = torch.stack([mask((0, 0), (0, 1)), mask((1, 4)), mask((2, 2))])
-    figures = TASK.metrics(logits(told), truth, patients(2, 2, 0))
+    metrics = TASK.compute_metrics(logits(told), truth, patients(2, 2, 0))
     # patient r: 2 of 3 found, 3 predicted; 61 pixels not true, 60 left out. Patient p: perfect
-    assert figures["dice"] == pytest.approx(100 * (2 * 2 / 6 + 1) / 2)
-    assert figures["sensitivity"] == pytest.approx(100 * (2 / 3 + 1) / 2)
-    assert figures["specificity"] == pytest.approx(100 * (60 / 61 + 1) / 2)
+    assert metrics["dice"] == pytest.approx(100 * (2 * 2 / 6 + 1) / 2)
+    assert metrics["sensitivity"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+    assert metrics["specificity"] == pytest.approx(100 * (60 / 61 + 1) / 2)
     # slices of r: 0 and 3 pixels; p: 0
-    assert figures["hd95"] == pytest.approx(((0 + 3) / 2 + 0) / 2)
+    assert metrics["hd95"] == pytest.approx(((0 + 3) / 2 + 0) / 2)
     # slice by slice it would be other figures
-    assert TASK.metrics(logits(told), truth)["dice"] == pytest.approx(100 * 2 / 3)
+    assert TASK.compute_metrics(logits(told), truth)["dice"] == pytest.approx(100 * 2 / 3)
 
 
 def test_distances_are_of_slices_that_truly_show_something_and_a_miss_is_their_diagonal() -> None:
     spot = mask((1, 1))
     truth = torch.stack([NONE, NONE, spot, spot])
     told = torch.stack([NONE, spot, NONE, spot])
-    assert TASK.metrics(logits(told), truth)["hd95"] == pytest.approx(DIAGONAL / 2)
-    together = TASK.metrics(logits(told), truth, patients(0, 0, 0, 2))  # p: one of its three counts
+    assert TASK.compute_metrics(logits(told), truth)["hd95"] == pytest.approx(DIAGONAL / 2)
+    together = TASK.compute_metrics(logits(told), truth, patients(0, 0, 0, 2))  # p: one of its three counts
     assert together["hd95"] == pytest.approx((DIAGONAL + 0) / 2)
 
 
 def test_patients_without_anything_true() -> None:
     nothing = torch.stack([NONE, NONE])
-    figures = TASK.metrics(logits(nothing), nothing, patients(0, 0))
-    assert figures["dice"] == figures["specificity"] == 100
-    assert math.isnan(figures["sensitivity"])
-    assert math.isnan(figures["hd95"])
+    metrics = TASK.compute_metrics(logits(nothing), nothing, patients(0, 0))
+    assert metrics["dice"] == metrics["specificity"] == 100
+    assert math.isnan(metrics["sensitivity"])
+    assert math.isnan(metrics["hd95"])
     # beside a patient who has something, only that one has a sensitivity
     truth, told = torch.stack([NONE, mask((0, 0), (0, 1))]), torch.stack([NONE, mask((0, 0))])
-    assert TASK.metrics(logits(told), truth, patients(0, 1))["sensitivity"] == 50
+    assert TASK.compute_metrics(logits(told), truth, patients(0, 1))["sensitivity"] == 50
 
 
 def test_of_more_classes_figures_are_means_over_them() -> None:
     task = Segmentation(3)
     truth = torch.tensor([[[1, 1, 2, 2], [0, 0, 0, 0]]])
     told = torch.tensor([[[1, 0, 2, 2], [0, 0, 0, 0]]])
-    figures = task.metrics(logits(told, 3), truth)
-    assert figures["dice"] == pytest.approx(100 * (2 / 3 + 1) / 2)
-    assert figures["sensitivity"] == pytest.approx(100 * (1 / 2 + 1) / 2)
+    metrics = task.compute_metrics(logits(told, 3), truth)
+    assert metrics["dice"] == pytest.approx(100 * (2 / 3 + 1) / 2)
+    assert metrics["sensitivity"] == pytest.approx(100 * (1 / 2 + 1) / 2)
 
 
 def test_scores_are_the_dice_of_the_cases_that_are_there() -> None:
@@ -84,7 +84,7 @@ def test_scores_are_the_dice_of_the_cases_that_are_there() -> None:
     scores = TASK.scores(logits(told), truth, patients(2, 2, 0))
     torch.testing.assert_close(scores, torch.tensor([100.0, 200 / 3]).double())
     torch.testing.assert_close(TASK.scores(logits(told), truth), torch.tensor([100.0, 0, 100]).double())
-    mean = TASK.metrics(logits(told), truth, patients(2, 2, 0))["dice"]
+    mean = TASK.compute_metrics(logits(told), truth, patients(2, 2, 0))["dice"]
     assert mean == pytest.approx(scores.mean().item())
 
 

@@ -32,9 +32,9 @@ def blobs(seed: int, share: float = 0.5) -> Mask:
 NONE, ALL = box(0, 0, 0, 0), box(0, 8, 0, 12)
 
 
-def figures(prediction: Mask, truth: Mask) -> list[float]:
+def metrics(prediction: Mask, truth: Mask) -> list[float]:
     pixels = overlap(torch.from_numpy(prediction)[None], torch.from_numpy(truth)[None])
-    return [figure(pixels).item() for figure in (dice, sensitivity, specificity)]
+    return [metric(pixels).item() for metric in (dice, sensitivity, specificity)]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def figures(prediction: Mask, truth: Mask) -> list[float]:
     ],
 )
 def test_empty_and_full_masks(prediction: Mask, truth: Mask, expected: list[float]) -> None:
-    assert figures(prediction, truth) == pytest.approx(expected, nan_ok=True)
+    assert metrics(prediction, truth) == pytest.approx(expected, nan_ok=True)
 
 
 def test_pooling_adds_pixels_before_it_divides() -> None:

@@ -118,9 +118,9 @@ def test_who_knows_all_has_no_brier_score_where_events_are_where_intervals_meet(
 def test_figures_of_hazards() -> None:
     targets = torch.tensor([[0.5, 1.0], [1.5, 1.0], [2.5, 0.0]])
     sure = by_interval(targets, 3).clamp_min(0) * 200.0 - 100.0  # the event where it was, for certain
-    told = TASK.metrics(sure, targets)
+    told = TASK.compute_metrics(sure, targets)
     assert (told["concordance"], told["brier"]) == (100, pytest.approx(0, abs=1e-12))
-    assert TASK.metrics(-sure, targets)["concordance"] < 50
+    assert TASK.compute_metrics(-sure, targets)["concordance"] < 50
     draws = TASK.resampled(sure.roll(1, 0), targets, None, np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]))
     assert draws is not None
     assert draws.tolist() == [TASK.leading(sure.roll(1, 0), targets), TASK.leading(sure[:2], targets[1:])]

@@ -34,9 +34,9 @@ def tasks() -> list[Task]:
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
 def test_a_task_is_judged_by_percent_and_higher_is_better(task: Task) -> None:
-    first = task.figures[0]
+    first = task.metrics[0]
     assert (first.unit, first.better, first.key) == ("%", "higher", task.metric)
-    assert len({figure.key for figure in task.figures}) == len(task.figures)
+    assert len({metric.key for metric in task.metrics}) == len(task.metrics)
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
@@ -64,11 +64,11 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
 ) -> None:
     (tmp_path / "careless_tasks.py").write_text(
         "from dataclasses import dataclass\n"
-        "from fedstill.tasks import Figure, Task, TaskConfig\n"
+        "from fedstill.tasks import Metric, Task, TaskConfig\n"
         "from fedstill.tasks.classification import Classification\n"
         "from fedstill.tasks.classification import SoftmaxTask\n"
-        "class Half(SoftmaxTask):\n    name, kind, figures = 'half', 'class', (Figure('a', 'A'),)\n"
-        "class Begun(Task):\n    name, kind, figures = 'begun', 'class', (Figure('a', 'A'),)\n"
+        "class Half(SoftmaxTask):\n    name, kind, figures = 'half', 'class', (Metric('a', 'A'),)\n"
+        "class Begun(Task):\n    name, kind, figures = 'begun', 'class', (Metric('a', 'A'),)\n"
         "class Kindless(Classification):\n    kind = 'classes'\n"
         "class Figureless(Classification):\n    figures = ('accuracy',)\n"
         "@dataclass(frozen=True)\nclass Empty(TaskConfig):\n    rate: float = 1.0\n"

@@ -25,7 +25,7 @@ from fedstill.track import TRACKERS, Tracker, numbers, outcome
 from fedstill.track.listeners import Listeners
 from tests.own_lab import MY_LAB
 
-RESULT = {"figures": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
+RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
 Told = Counter[tuple[str, int, float]]  # how often each figure of each step is there
 
 
@@ -49,7 +49,7 @@ def of_mlflow(folder: Path) -> Told:
         [client.get_experiment_by_name("fedstill").experiment_id]
     )  # deleted: no more
     assert there.data.params["split.nodes"] == "5"
-    histories = {name: client.get_metric_history(there.info.run_id, name) for name in there.data.metrics}
+    histories = {name: client.get_metric_history(there.info.run_id, name) for name in there.data.result}
     return Counter((name, each.step, each.value) for name, found in histories.items() for each in found)
 
 
@@ -283,10 +283,10 @@ def test_ones_own_hears_a_run_from_python(tmp_path: Path, monkeypatch: pytest.Mo
     data = ([(x[:30], y[:30]), (x[30:], y[30:])], net[:2], net[2], (x, y), 3)
     with pytest.raises(ArgumentError, match="none without out="):
         fedstill.distil(*data, **given)
-    figures = fedstill.distil(*data, **given, out=tmp_path / "run").figures
+    metrics = fedstill.distil(*data, **given, out=tmp_path / "run").result
     with (tmp_path / "run" / "tracked.csv").open() as file:
         rows = [tuple(row) for row in csv.reader(file)]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     wanted = [(str(line["step"]), name, str(value)) for line in lines for name, value in numbers(line)]
     assert rows[1 : 1 + len(wanted)] == wanted
-    assert ("", "result/accuracy", str(figures["accuracy"])) in rows
+    assert ("", "result/accuracy", str(metrics["accuracy"])) in rows

@@ -16,10 +16,10 @@ class CsvTracker(Tracker):
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
         self.file = (folder / "tracked.csv").open("w", newline="")  # anew, also where a run goes on
         self.csv = csv.writer(self.file)
-        self.csv.writerow(["step", "figure", "value"])
+        self.csv.writerow(["step", "metric", "value"])
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self.csv.writerows([line["step"], *figure] for line in lines for figure in numbers(line))
+        self.csv.writerows([line["step"], *metric] for line in lines for metric in numbers(line))
         self.file.flush()
 
     def close(self, result: Mapping[str, Any] | None) -> None:

@@ -54,7 +54,7 @@ class MajorityClass(Attack):
         right = sum(node["guess"] == node["true"] for node in nodes)
         share, column = 100 * right / max(len(nodes), 1), "majority_right"
         text, who, chance = f"{share:.0f}%", f"{len(nodes)} nodes", f"{100 / part['classes']:.0f}%"
-        yield LeakageFigure(who=who, figure="right", value=share, text=text, without=chance, column=column)
+        yield LeakageFigure(who=who, metric="right", value=share, text=text, without=chance, column=column)
         for node in nodes:
-            yield LeakageFigure(who=node["node"], figure="guess", text=node["guess"], detail=True)
-            yield LeakageFigure(who=node["node"], figure="most", text=node["true"], detail=True)
+            yield LeakageFigure(who=node["node"], metric="guess", text=node["guess"], detail=True)
+            yield LeakageFigure(who=node["node"], metric="most", text=node["true"], detail=True)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import Cases
-from fedstill.tasks import Figure, TaskConfig
+from fedstill.tasks import Metric, TaskConfig
 from fedstill.tasks.classification import Classification
 
 
@@ -20,7 +20,7 @@ class Ordinal(Classification):
     """Grades: outputs are logits ``(B, C)``, targets ``(B,)``, as for classification."""
 
     name = "ordinal"
-    figures = (Figure("accuracy", "Accuracy"), Figure("mae", "MAE", unit="", digits=2, better="lower"))
+    metrics = (Metric("accuracy", "Accuracy"), Metric("mae", "MAE", unit="", digits=2, better="lower"))
 
     def __init__(self, classes: int, emd: float) -> None:
         super().__init__(classes)
@@ -35,7 +35,7 @@ class Ordinal(Classification):
         far = emd(student.softmax(1), target.softmax(1))  # (B,)
         return super().distance(student, target, tau) + self.emd * far
 
-    def metrics(
+    def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
     ) -> Mapping[str, float]:
         off = (outputs.argmax(1) - targets).abs().double()  # (N,) grades
