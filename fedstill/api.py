@@ -327,7 +327,7 @@ def _tensors(
         return examples
     if is_frame(examples):
         if not schema or task.form != "rows":
-            raise DataError(f"{what} is a DataFrame: allowed is one with schema=, for a task of tables")
+            raise DataError(f"{what} is a DataFrame (expected one with schema=, for a task of tables)")
         return of_frame(examples, schema, what)
     if python_data.is_data_set(examples):
         examples = python_data.tensors(examples, what, task, mean, std, classes)
@@ -341,7 +341,7 @@ def _inputs(inputs: torch.Tensor, what: str, task: Task) -> torch.Tensor:
     if task.form != "texts":
         return inputs.float()
     if inputs.is_floating_point() and (inputs != inputs.round()).any():
-        raise DataError(f"{what} has token ids that are no whole numbers: allowed are ids from 0")
+        raise DataError(f"{what} has token ids that are no whole numbers (expected ids from 0)")
     return inputs.long()
 
 
@@ -369,5 +369,5 @@ def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:
     if task.kind == "class" and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST's are
     if labels.is_floating_point() and (labels != labels.round()).any():
-        raise DataError(f"{what} has labels that are no whole numbers: allowed are class indices")
+        raise DataError(f"{what} has labels that are no whole numbers (expected class indices)")
     return labels.long()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.own_lab import SMALL, Lab
 
-NOT_IMPORTED = "is 'broken': allowed is one that can be imported: broken:thing cannot"
+NOT_IMPORTED = "is 'broken' (expected one that can be imported: broken:thing cannot"
 
 
 @pytest.fixture(scope="module")
@@ -22,21 +22,21 @@ def lab(lab: Lab) -> Lab:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--data plate", "data.name is 'plate': allowed is one of digits, mnist"),
-        ("--data plates --data.white 0", "data.white is 0.0: allowed is above 0"),
+        ("--data plate", "invalid data.name = 'plate' (expected one of digits, mnist"),
+        ("--data plates --data.white 0", "invalid data.white = 0.0 (expected above 0"),
         ("--method.name fedistill", "unknown method 'fedistill': did you mean 'feddistill'?"),
         ("--method.name my_lab.feddistill:Missing", "has no 'Missing'"),
-        ("--method.name my_lab.gone:FedDistill", "allowed is one in"),
+        ("--method.name my_lab.gone:FedDistill", "expected one in"),
         ("--method.name json:JSONDecoder", "a subclass of Method"),
         ("--task.name ordinary", "unknown task 'ordinary': did you mean 'ordinal'?"),
         ("--task.name my_lab.ordinal:Ordinal", "a subclass of TaskConfig"),
-        ("--task.name ordinal --task.dice 1.0", "allowed is none, as task 'ordinal' has no such option"),
+        ("--task.name ordinal --task.dice 1.0", "expected none, as task 'ordinal' has no such option"),
         ("--split.how broken", f"split {NOT_IMPORTED}"),
-        ("--split.how json:JSONDecoder", "split is 'json:JSONDecoder': allowed is a subclass of SplitConfig"),
-        ("--split.alpha 1", "split.alpha is '1': allowed is none"),
-        ("--split.power -1", "split.power is -1.0: allowed is 0 or more and up to 10\n"),
-        ("--student.model broken:8", "model is 'broken': allowed is one that can be imported: broken:thing"),
-        ("--student.model json:no", "model is 'json:no': allowed is one of"),
+        ("--split.how json:JSONDecoder", "invalid split = 'json:JSONDecoder' (expected a subclass of SplitConfig"),
+        ("--split.alpha 1", "invalid split.alpha = '1' (expected none"),
+        ("--split.power -1", "invalid split.power = -1.0 (expected 0 or more and up to 10\n"),
+        ("--student.model broken:8", "invalid model = 'broken' (expected one that can be imported: broken:thing"),
+        ("--student.model json:no", "invalid model = 'json:no' (expected one of"),
         ("--student.model convmixer:wide", "model is 'convmixer:wide': allowed is"),
         (
             "--method.name fedkd --public.name held-out --method.ensemble broken",

@@ -99,7 +99,7 @@ def test_a_network_in_node_toml(lab: Lab) -> None:
     folder = lab.node("clinic", toml, images, np.arange(40) % 2)
     assert "convmixer:8" in lab("node", "check", str(folder))
     (folder / "node.toml").write_text((folder / "node.toml").read_text().replace("mixer", "mixr"))
-    assert "allowed is one of small-cnn" in lab("node", "check", str(folder), code=2)
+    assert "expected one of small-cnn" in lab("node", "check", str(folder), code=2)
 
 
 def test_an_ensemble_by_its_name(lab: Lab) -> None:
@@ -176,6 +176,6 @@ def test_what_a_split_of_ones_own_must_not_give(wrong: Sequence[int]) -> None:
             return wrong
 
     with pytest.raises(
-        ValueError, match=r"^split\.how is .*Odd': allowed is one whose divide gives 20 whole"
+        ValueError, match=r"^invalid split\.how = .*Odd' \(expected one whose divide gives 20 whole"
     ):
         split(torch.zeros(20, dtype=torch.int64), 1, Odd(nodes=2, minimum=1), np.random.default_rng(0))

@@ -78,7 +78,7 @@ def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
     assert "policy.tasks does not name ordinal" in lab("node", "check", "clinic", "small.toml")
     lab("queries", "make", "small.toml")
     refused = lab("node", "answer", "clinic", "queries.safetensors", code=2)
-    assert "task.name is 'ordinal': allowed is one that policy.tasks of the node names" in refused
+    assert "invalid task.name = 'ordinal' (expected one that policy.tasks of the node names" in refused
     assert not (node / "runs").exists()
 
     (node / "node.toml").write_text(

@@ -87,7 +87,7 @@ def test_a_file_is_compared_and_what_cannot_run_is_told(tmp_path: Path) -> None:
 
 def test_a_files_own_base_and_a_number_of_seeds_are_heeded(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('methods = ["standalone"]\n')
-    with pytest.raises(ArgumentError, match=r"base is 'demo': allowed is none beside .*mine\.toml"):
+    with pytest.raises(ArgumentError, match=r"invalid base = 'demo' \(expected none beside .*mine\.toml"):
         fedstill.compare_methods(tmp_path / "mine.toml", SMALL, base="demo", out=tmp_path / "all")
     with pytest.raises(ArgumentError, match="seeds is 0"):
         fedstill.compare_methods("standalone", SMALL, seeds=0, out=tmp_path / "all")
@@ -114,11 +114,11 @@ def test_a_folder_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
         ({"split.nodez": 2}, UnknownName, "split.nodez"),
         ({"method.rounds": "two"}, ArgumentError, "method.rounds is 'two'"),
         ({"split": 3}, FedstillError, "split"),
-        ({"split": {"nodes": 2}, "split.nodes": 3}, ArgumentError, "allowed is none beside split.nodes"),
+        ({"split": {"nodes": 2}, "split.nodes": 3}, ArgumentError, "expected none beside split.nodes"),
         (
             {"method": "fedavg", "method.rounds": 2},
             ArgumentError,
-            "method is 'fedavg': allowed is none beside",
+            r"invalid method = 'fedavg' \(expected none beside",
         ),
     ],
 )

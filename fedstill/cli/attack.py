@@ -63,7 +63,7 @@ def main(words: list[str]) -> None:
 
 def _check(folder: Path) -> None:
     if not folder.is_dir():
-        raise RunFolderError(f"there is no folder {folder}: allowed is the folder of a finished run")
+        raise RunFolderError(f"there is no folder {folder} (expected the folder of a finished run)")
     if (folder / "compare.toml").exists():
         raise RunFolderError(
             f"{folder} holds a comparison: name one of its runs, or repeat its command with --leakage"

@@ -31,7 +31,7 @@ def schema(given: Given) -> None:
     tables = [table for table, _ in read]
     for file, table in zip(files, tables, strict=True):
         if table.keys() != tables[0].keys():
-            raise DataError(f"{file}: has other columns than {files[0]}: allowed are the same")
+            raise DataError(f"{file}: has other columns than {files[0]} (expected the same)")
     together = {name: [cell for table in tables for cell in table[name]] for name in tables[0]}
     places = [where(row) for (table, where) in read for row in range(len(next(iter(table.values()))))]
     made, left_out = draft(together, target, given.get("--event") or "", places.__getitem__)

@@ -195,7 +195,7 @@ def _refusals(
         if data.setdefault(module, code) != code:
             changed = f"{out} began with another {file} than there is now"
             if waiting:
-                raise RunFolderError(f"{changed}: allowed is that one, or another folder")
+                raise RunFolderError(f"{changed} (expected that one, or another folder)")
             console.print(Text(f"{changed}: these are its figures"), soft_wrap=True)
     with console.status("checking") as status:
         for count, place in enumerate(waiting, start=1):
@@ -214,7 +214,7 @@ def _refusals(
             found = digest_of([whole.train, whole.test])
             if data.setdefault(options, found) != found:
                 other = f"{out} began with other data {config.data.called!r} than there are now"
-                raise RunFolderError(f"{other}: allowed are those, or another folder")
+                raise RunFolderError(f"{other} (expected those, or another folder)")
     for setting in dict.fromkeys(place.setting for place in places):
         here = [place.folder for place in places if place.setting == setting]
         if all(folder in refused for folder in here):

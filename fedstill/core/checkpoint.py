@@ -62,7 +62,7 @@ def check_state(state: State) -> None:
         for part in state.values() if isinstance(state, Mapping) else state:
             check_state(part)
     elif not (state is None or isinstance(state, torch.Tensor | str | int | float | bool)):
-        raise TypeError(f"state holds a {type(state).__name__}: allowed are tensors and JSON values")
+        raise TypeError(f"state holds a {type(state).__name__} (expected tensors and JSON values)")
 
 
 def load_state(path: Path) -> State:
@@ -95,7 +95,7 @@ def _encode(value: State, tensors: dict[str, torch.Tensor]) -> Any:
         return {kind: [_encode(item, tensors) for item in value]}
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise TypeError(f"state holds a {type(value).__name__}: allowed are tensors and JSON values")
+    raise TypeError(f"state holds a {type(value).__name__} (expected tensors and JSON values)")
 
 
 def _decode(value: Any, tensors: Mapping[str, torch.Tensor]) -> State:

@@ -149,7 +149,7 @@ def load(kind: type[C], record: Mapping[str, Any], path: Path) -> C:
         value = repr(error.value)
         what = f"{error.name or 'all of it'} is {value if len(value) <= 60 else value[:60] + '...'}"
         missing = isinstance(error.value, _Missing)
-        raise RunFolderError(f"{path}: {what}{'' if missing else f': allowed is {error.allowed}'}") from error
+        raise RunFolderError(f"{path}: {what}{'' if missing else f' (expected {error.allowed}'})") from error
     return made
 
 

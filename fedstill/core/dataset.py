@@ -66,7 +66,7 @@ def _numbers(values: Any, what: str) -> np.ndarray[Any, Any]:
 def _several_shapes(parts: Iterable[Any], what: str) -> DataError:
     shapes = dict.fromkeys(str(tuple(part.shape)) for part in parts if hasattr(part, "shape"))
     some = f" ({', '.join(list(shapes)[:3])})" if shapes else ""
-    return DataError(f"{what}: values have several shapes{some}: allowed is one shape")
+    return DataError(f"{what}: values have several shapes{some} (expected one shape)")
 
 
 Column = npt.NDArray[Any]  # (N,), one value per training example: its site, its hospital, an age, ...
@@ -216,7 +216,7 @@ def check_labels(
     """
     if targets.dtype != torch.int64 or tuple(targets.shape[1:]) != shape or not targets.ndim:
         wanted = f"int64 of shape {(len(targets), *shape)}" if shape else "one int64 class index per example"
-        raise DataError(f"{what}: targets are {_form(targets)}: allowed is {wanted}")
+        raise DataError(f"{what}: targets are {_form(targets)} (expected {wanted})")
     outside = torch.nonzero((targets < least) | (targets >= classes))
     if len(outside):
         place = tuple(outside[0].tolist())
@@ -235,7 +235,7 @@ def check_numbers(targets: torch.Tensor, width: int, what: str) -> None:
     """
     wanted = (len(targets), width)
     if targets.dtype != torch.float32 or targets.shape != wanted:
-        raise DataError(f"{what}: targets are {_form(targets)}: allowed is float32 of shape {wanted}")
+        raise DataError(f"{what}: targets are {_form(targets)} (expected float32 of shape {wanted})")
 
 
 def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
@@ -261,13 +261,13 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
         wanted = f"{'int64 ids' if form == 'texts' else 'float32 of shape'} ({', '.join(AXES[form])})"
         rows = form == "images" and inputs.ndim == 2
         hint = '; rows of a table are learned by task "tabular", "regression" or "survival"' if rows else ""
-        raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is {wanted}{hint}")
+        raise DataError(f"{what}: inputs are {_form(inputs)} (expected {wanted}{hint})")
     if len(inputs) != count:
-        raise DataError(f"{what}: {len(inputs)} inputs but {count} targets: allowed is one each")
+        raise DataError(f"{what}: {len(inputs)} inputs but {count} targets (expected one each)")
     if len(inputs) == 0:
-        raise DataError(f"{what}: there are no examples: allowed is one or more")
+        raise DataError(f"{what}: there are no examples (expected one or more)")
     if 0 in inputs.shape:
-        raise DataError(f"{what}: inputs are {_form(inputs)}: allowed is one or more of each")
+        raise DataError(f"{what}: inputs are {_form(inputs)} (expected one or more of each)")
     height, width = inputs.shape[-2:]
     if form == "images" and width <= 4 < inputs.shape[1]:
         last = "channels seem to be the last axis, as in (N, H, W, C)"

@@ -98,19 +98,18 @@ class FedstillError(Exception):
 
 
 class ArgumentError(FedstillError, ValueError):
-    """An argument has a value that is not allowed; an option is named as its caller does.
+    """An argument or option with an invalid value, named in the caller's terms (Python or command line).
 
     >>> raise ArgumentError("split.nodes", 0, "a whole number from 1 up")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: split.nodes is 0: allowed is a whole number from 1 up
+    fedstill.core.errors.ArgumentError: invalid split.nodes = 0 (expected a whole number from 1 up)
     """
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
         name = option_name(name)
         self.name, self.value, self.allowed = name, value, allowed
-        told = "empty" if isinstance(value, str) and not value else _short(value)
-        super().__init__(f"{name} is {told}: allowed is {allowed}")
+        super().__init__(f"invalid {name} = {_short(value)} (expected {allowed})")
 
 
 def _short(value: object) -> str:
@@ -198,7 +197,7 @@ class TooLarge(FedstillError, ValueError):
 
     def __init__(self, what: str, need: float, most: int) -> None:
         self.what = what
-        super().__init__(f"{what} would take {need:.3g} bytes of memory: allowed are {most:.3g}")
+        super().__init__(f"{what} would take {need:.3g} bytes of memory (expected {most:.3g})")
 
 
 class RunNeeded(DataError):

@@ -91,10 +91,10 @@ def class_names(names: Iterable[str], what: str) -> tuple[str, ...]:
     for text in given:
         own = plain(text)
         if not own:
-            raise DataError(f"{what}: {text!a} is an empty name: allowed is a text that can be seen")
+            raise DataError(f"{what}: {text!a} is an empty name (expected a text that can be seen)")
         if own in seen:
             told = f"{seen[own]!a} and {text!a} are one name"
-            raise DataError(f"{what}: {told}: allowed is each name once")
+            raise DataError(f"{what}: {told} (expected each name once)")
         seen[own] = text
     return tuple(seen)
 

@@ -138,7 +138,7 @@ class Checked:
     >>> Training(lr=-1)
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: local.lr is -1: allowed is above 0
+    fedstill.core.errors.ArgumentError: invalid local.lr = -1 (expected above 0)
     """
 
     under: ClassVar[str] = ""
@@ -238,6 +238,6 @@ def _constraints(kind: Any) -> Iterator[tuple[Any, Any]]:
             constraint: Any = each
             if isinstance(each, BaseMetadata) and type(each) not in _CONSTRAINTS:
                 known = ", ".join(kind.__name__ for kind in _CONSTRAINTS)
-                raise TypeError(f"{each} says nothing of an option: allowed are {known}, Interval and Len")
+                raise TypeError(f"{each} says nothing of an option (expected {known}, Interval and Len)")
             if isinstance(each, BaseMetadata):
                 yield constraint, astuple(constraint)[0]

@@ -247,7 +247,7 @@ def read_object(path: Path) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RunFolderError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(found, Mapping):
-        raise RunFolderError(f"{path} holds a {type(found).__name__}: allowed is a JSON object")
+        raise RunFolderError(f"{path} holds a {type(found).__name__} (expected a JSON object)")
     return found
 
 

@@ -124,7 +124,7 @@ def check_serves(config: DataConfig, task: TaskConfig) -> None:
     >>> check_serves(named("digits"), SegmentationConfig())
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: data.name is 'digits': allowed is a path for task segmentation
+    fedstill.core.errors.ArgumentError: invalid data.name = 'digits' (expected a path for task segmentation)
     """
     if task.targets not in config.targets:
         serving = [name for name, kind in DATA.working().items() if task.targets in kind.targets]

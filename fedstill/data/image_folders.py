@@ -58,11 +58,11 @@ def map_files(folder: Path, *, masks: bool) -> FoundImages:
         there: dict[str, Path] = {}
         for mask in image_files(root / "masks") if masks else []:
             if (first := there.setdefault(plain(mask.stem), mask)) != mask:
-                raise DataError(f"{mask}: {first.name} is there, too: allowed is one mask for an image")
+                raise DataError(f"{mask}: {first.name} is there, too (expected one mask for an image)")
         for file in files:
             own = plain(file.stem)
             if own in names:
-                raise DataError(f"{file}: has the name of another image: allowed is one image a name")
+                raise DataError(f"{file}: has the name of another image (expected one image a name)")
             if masks and own not in there:
                 raise DataError(f"{file}: has no mask {root / 'masks' / (file.stem + '.png')}")
             names.append(own)
@@ -159,7 +159,7 @@ def _part(
     if len(roots) < 2:
         return told
     if told is not None:
-        raise DataError(f"{folder / CASES}: has a column split beside folders train and test: allowed is one")
+        raise DataError(f"{folder / CASES}: has a column split beside folders train and test (expected one)")
     return np.array(test)
 
 
@@ -172,7 +172,7 @@ def _parts(folder: Path) -> list[tuple[Path, int]]:
         return [(place, number) for number, place in parts]
     if set(numbers) & {0, 1} and len(parts) == len(places):  # else classes are called so
         names = ", ".join(sorted(place.name for place in places))
-        raise DataError(f"{folder}: is parted into {names}: allowed are train and test, and val beside them")
+        raise DataError(f"{folder}: is parted into {names} (expected train and test, and val beside them)")
     return [(folder, 0)]
 
 
@@ -186,7 +186,7 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
         told = "task tabular reads these (fedstill run wine-fediod, or --base wine-fediod)"
         raise DataError(f"{folder}: this looks like tables, as there is a {SCHEMA}: {told}")
     if not names:
-        raise DataError(f"{folder}: has no folders: allowed is one folder of images per class")
+        raise DataError(f"{folder}: has no folders (expected one folder of images per class)")
     if {"images", "masks"} <= names.keys():
         raise DataError(
             f"{folder}: this looks like images and masks: task segmentation (or instances) reads these, and "
@@ -204,4 +204,4 @@ def _require_classes(folder: Path, classes: Mapping[str, Sequence[Path]]) -> Non
         for place in sorted(plain(place.name) for place in below.iterdir() if place.is_dir()):
             if inner.setdefault(place, below.name) != below.name:
                 told = f"{inner[place]} and {below.name} both hold a folder {place}, and no image beside it"
-                raise DataError(f"{folder}: {told}: allowed is a folder a class, in train and test if parted")
+                raise DataError(f"{folder}: {told} (expected a folder a class, in train and test if parted)")

@@ -137,7 +137,7 @@ def mask_classes(
     """
     odd = next((mask.dtype for mask in masks if mask.dtype.kind not in "biu"), None)
     if odd is not None:
-        raise DataError(f"{what}: are {odd}: allowed are whole numbers, the class of each pixel")
+        raise DataError(f"{what}: are {odd} (expected whole numbers, the class of each pixel)")
     values = np.unique(np.concatenate([np.unique(mask) for mask in masks])).tolist()
     stray = None if names or gaps else _stray(values)
     if stray is not None:
@@ -151,7 +151,7 @@ def mask_classes(
     most = 1 if white else most
     if least < 0 or most >= (len(names) or MOST):
         allowed = f"0 to {(len(names) or MOST) - 1}, the class of a pixel"
-        raise DataError(f"{what}: have values from {least} to {most}: allowed are {allowed}")
+        raise DataError(f"{what}: have values from {least} to {most} (expected {allowed})")
     if not names:
         names = ("background", "foreground") if most < 2 else ("background", *map(str, range(1, most + 1)))
     labels = [(mask == MOST if white else mask).astype(np.int64) for mask in masks]
@@ -201,7 +201,7 @@ def pixels_of(image: Any, what: str) -> Bytes:
     """
     if image.mode.startswith(("I", "F")):
         way = "divide by the largest possible value and give floats from 0 to 1 in an .npz"
-        raise DataError(f"{what}: is an image of mode {image.mode}: allowed are 8 bits a channel; {way}")
+        raise DataError(f"{what}: is an image of mode {image.mode} (expected 8 bits a channel; {way})")
     image = upright(image)
     mode = "L" if image.mode in _GRAY else "RGB"
     if image.mode in _ALPHA or "transparency" in image.info:
@@ -218,7 +218,7 @@ def numbers_of(image: Any, what: str) -> npt.NDArray[np.int32]:
     A palette only colors them; a DataError refuses colors and floats.
     """
     if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
-        raise DataError(f"{what}: is an image of mode {image.mode}: allowed is one number a pixel")
+        raise DataError(f"{what}: is an image of mode {image.mode} (expected one number a pixel)")
     return np.asarray(upright(image)).astype(np.int32)
 
 
@@ -239,7 +239,7 @@ def array_of(values: Any, what: str, *, numbers: bool = False) -> npt.NDArray[An
         try:
             return np.stack([np.asarray(value) for value in values])
         except ValueError as error:
-            raise DataError(f"{what}: examples differ in shape: allowed is one for all") from error
+            raise DataError(f"{what}: examples differ in shape (expected one for all)") from error
     read = numbers_of if numbers else pixels_of
     arrays: list[npt.NDArray[Any]] = [
         read(image, f"{what}: image {row}") if is_image(image) else np.asarray(image)
@@ -252,7 +252,7 @@ def array_of(values: Any, what: str, *, numbers: bool = False) -> npt.NDArray[An
     for row, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
             sizes = f"is {times(array.shape[:2])}, but image 0 is {times(arrays[0].shape[:2])}"
-            raise DataError(f"{what}: image {row} {sizes} (height, width): allowed is one size for all")
+            raise DataError(f"{what}: image {row} {sizes} (height, width) (expected one size for all)")
     return np.stack(arrays)
 
 
@@ -372,7 +372,7 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0)
         first = first or what
         if images and image.shape[1:] != images[0].shape[1:]:
             sizes = f"{times(image.shape[1:])}, but {first} is {times(images[0].shape[1:])}"
-            raise UnequalSizes(f"{what}: is {sizes} (height, width): allowed is one size for all{ONE_SIZE}")
+            raise UnequalSizes(f"{what}: is {sizes} (height, width) (expected one size for all{ONE_SIZE})")
         images.append(image)
     if unreadable:
         raise UnreadableImage(f"{unreadable[0]}{more_such(len(unreadable))}")
@@ -399,12 +399,12 @@ def image_files(folder: Path, *, below: bool = False) -> list[Path]:
     seen = [file for place in places for file in place.iterdir() if not file.name.startswith(".")]
     empty = sorted(file for file in seen if file.suffix.lower() in SUFFIXES and not file.exists())
     if empty:  # as in a git-annex whose content was not fetched: passed over, images would be missing
-        raise DataError(f"{empty[0]}: is a link to nothing{more_such(len(empty))}: allowed are images")
+        raise DataError(f"{empty[0]}: is a link to nothing{more_such(len(empty))} (expected images)")
     files = sorted(file for file in seen if file.is_file())
     unread = [file for file in files if file.suffix.lower() in UNREAD]
     if unread:
         told = f"is an image that is not read{more_such(len(unread))}"
-        raise DataError(f"{unread[0]}: {told}: allowed are {', '.join(sorted(SUFFIXES))}")
+        raise DataError(f"{unread[0]}: {told} (expected {', '.join(sorted(SUFFIXES))})")
     return [file for file in files if file.suffix.lower() in SUFFIXES]
 
 
@@ -424,7 +424,7 @@ def _folders_below(folder: Path) -> list[Path]:
             raise DataError(f"{place}: cannot be read ({error.strerror})") from error
         for each in within:
             if folder.resolve().is_relative_to(each.resolve()):
-                raise DataError(f"{each}: is a link to a folder that holds it: allowed are others")
+                raise DataError(f"{each}: is a link to a folder that holds it (expected others)")
             if each.resolve() not in met:
                 met.add(each.resolve())
                 found.append(each)

@@ -124,7 +124,7 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
     for part in (test, given == 2):
         if len(both := np.intersect1d(units[part], units[~part])):
             patient = str(own[units == both[0]][0])
-            raise DataError(f"{source.name}: patient {patient!r} is in both parts: allowed is one of them")
+            raise DataError(f"{source.name}: patient {patient!r} is in both parts (expected one of them)")
     kept, measured, told = _set_aside(source, given == 2, test, units, config)
     train, limited = np.flatnonzero(kept), ""
     if 0 < config.train_limit < len(train):

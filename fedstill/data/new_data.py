@@ -116,7 +116,7 @@ def _named(name: str, spec: InputSpec, how: Reading) -> TensorData:
     same = (data.classes, tuple(data.test.inputs.shape[1:])) == (spec.classes, spec.shape)
     if not same or (data.mean, data.std, data.vocabulary) != (spec.mean, spec.std, spec.vocabulary):
         told = "classes, shape or normalization are not those of the student"
-        raise DataError(f"data {name!r}: {told}: allowed is a path to data that can be brought into them")
+        raise DataError(f"data {name!r}: {told} (expected a path to data that can be brought into them)")
     return _of_sites(data.test, data.test_columns, how.sites)
 
 

@@ -102,7 +102,7 @@ def read_volumes(
     for number, case in enumerate(found):
         if case.modalities != found[0].modalities:
             other = f"{', '.join(case.modalities)}, and {found[0].name} {', '.join(found[0].modalities)}"
-            raise DataError(f"{case.images[0].parent}: {case.name} has {other}: allowed are the same")
+            raise DataError(f"{case.images[0].parent}: {case.name} has {other} (expected the same)")
         stored = [_stored(file) for file in case.images]
         mask_file = None if case.mask is None or not masks else _stored(case.mask)
         for one in [*stored[1:], *([] if mask_file is None else [mask_file])]:
@@ -165,10 +165,10 @@ def cases(folder: Path, *, masks: bool) -> list[CaseFiles]:
         for several in [drawn, *(some for kind, some in kinds.items() if kind not in MASKS)]:
             if len(several) > 1:
                 one = "one mask" if several is drawn else "one file for each image"
-                raise DataError(f"{several[1]}: case {name!r} has {several[0].name}, too: allowed is {one}")
+                raise DataError(f"{several[1]}: case {name!r} has {several[0].name}, too (expected {one})")
         mask = drawn[0] if drawn else None
         if not images:
-            raise DataError(f"{mask}: case {name!r} has a mask and no image: allowed is one beside it")
+            raise DataError(f"{mask}: case {name!r} has a mask and no image (expected one beside it)")
         if masks and mask is None:
             first = next(iter(images.values()))
             raise DataError(f"{first}: case {name!r} has no mask ({', '.join(MASKS)}) beside it")
@@ -204,7 +204,7 @@ def _stored(file: Path) -> Stored:
         kind = image.get_data_dtype().kind
         if kind not in "biuf":
             form = "complex numbers" if kind == "c" else "colors, or other tuples of values"
-            raise DataError(f"{file}: holds {form}: allowed is one real number a voxel")
+            raise DataError(f"{file}: holds {form} (expected one real number a voxel)")
         affine, oriented = _affine(image, header, file), bool(header["sform_code"] or header["qform_code"])
         values = np.asarray(image.dataobj, dtype=np.float32)
     except DataError:
@@ -215,7 +215,7 @@ def _stored(file: Path) -> Stored:
     while values.ndim > 3 and values.shape[-1] == 1:
         values = values[..., 0]
     if values.ndim not in (3, 4) or values.size == 0:
-        raise DataError(f"{file}: is of shape {shape}: allowed are three axes, or channels as the fourth")
+        raise DataError(f"{file}: is of shape {shape} (expected three axes, or channels as the fourth)")
     if not np.isfinite(values).all():
         raise DataError(f"{file}: holds NaN or infinity")
     return Stored(file, values, affine, oriented)
@@ -227,13 +227,13 @@ def _affine(image: Any, header: Any, file: Path) -> Affine:
     pixdim = np.asarray(header["pixdim"], dtype=np.float64)[1:4]
     if sform is None and not (np.isfinite(pixdim) & (pixdim > 0)).all():
         sizes = _numbers(pixdim, ", ")
-        raise DataError(f"{file}: its pixdim is {sizes}: allowed are voxels with edges above 0")
+        raise DataError(f"{file}: its pixdim is {sizes} (expected voxels with edges above 0)")
     affine: Affine = np.asarray(image.affine, dtype=np.float64)
     if not np.isfinite(affine).all() or np.linalg.matrix_rank(affine[:3, :3]) < 3:
-        raise DataError(f"{file}: its affine is singular: allowed is one that can be inverted")
+        raise DataError(f"{file}: its affine is singular (expected one that can be inverted)")
     if sform is not None and qform is not None and _axes(sform) != _axes(qform):
         found = f"its sform says {_axes(sform)} and its qform {_axes(qform)}"
-        raise DataError(f"{file}: {found}: allowed is one orientation")
+        raise DataError(f"{file}: {found} (expected one orientation)")
     return affine
 
 
@@ -287,7 +287,7 @@ def _scaled(volume: Volume, file: Path) -> Volume:
     flat = high <= low  # all but single voxels have one value
     low, high = np.where(flat, volume.min((0, 1, 2)), low), np.where(flat, volume.max((0, 1, 2)), high)
     if (high <= low).any():
-        raise DataError(f"{file}: has one value everywhere: allowed is an image")
+        raise DataError(f"{file}: has one value everywhere (expected an image)")
     scaled: Volume = ((volume - low) / (high - low)).clip(0, 1).astype(np.float32)
     return scaled
 
@@ -315,10 +315,10 @@ def _pictures(volume: npt.NDArray[Any], chosen: npt.NDArray[np.int64]) -> npt.ND
 
 def _mask(file: Path, mask: Volume, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     if mask.ndim > 3:
-        raise DataError(f"{file}: has {mask.shape[3]} channels: allowed is one number a voxel, its class")
+        raise DataError(f"{file}: has {mask.shape[3]} channels (expected one number a voxel, its class)")
     whole = np.rint(mask)
     if np.abs(mask - whole).max() > 1e-3:
-        raise DataError(f"{file}: has values that are no whole numbers: allowed is the class of each voxel")
+        raise DataError(f"{file}: has values that are no whole numbers (expected the class of each voxel)")
     slices: npt.NDArray[np.int64] = _pictures(whole.astype(np.int64)[..., None], chosen)[:, 0]
     return slices
 

@@ -202,7 +202,7 @@ def _training(
     groups = groups_of(columns, config)
     rows = np.arange(count) if test is None else np.flatnonzero(test == 0)
     if len(rows) == 0:
-        raise DataError(f"{what}: all examples are for testing: allowed is one or more to train on")
+        raise DataError(f"{what}: all examples are for testing (expected one or more to train on)")
     return rows, None if groups is None else groups[torch.from_numpy(rows)]
 
 
@@ -217,7 +217,7 @@ def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) ->
     wanted = {"inputs", "targets", *([config.group] if config.group else [])}
     if set(tensors) != wanted:
         found = ", ".join(sorted(tensors)) or "nothing"
-        raise DataError(f"{what}: holds {found}: allowed are just {', '.join(sorted(wanted))}")
+        raise DataError(f"{what}: holds {found} (expected just {', '.join(sorted(wanted))})")
     groups = None
     if config.group:
         require_units(config.group, tensors[config.group].numpy(), what)
@@ -228,10 +228,10 @@ def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) ->
     data = TensorData(inputs, tensors["targets"], groups)
     if tuple(data.inputs.shape[1:]) != spec.shape:
         found = str(tuple(data.inputs.shape[1:]))
-        raise DataError(f"{what}: inputs are of shape {found}: allowed is {spec.shape}")
+        raise DataError(f"{what}: inputs are of shape {found} (expected {spec.shape})")
     if groups is not None and groups.shape != data.inputs.shape[:1]:
         form = tuple(groups.shape)
-        raise DataError(f"{what}: {config.group} is of shape {form}: allowed is one an example")
+        raise DataError(f"{what}: {config.group} is of shape {form} (expected one an example)")
     task = spec.make_task()
     task.check(data, what)
     if spec.schema:
@@ -243,10 +243,10 @@ def of_pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, m
     """Patches of the spec's size that cover an owner's pictures."""
     channels, height, width = spec.shape
     if (channels, height) != (3, width):
-        raise DataError(f"{what}: the server declares {spec.shape}: allowed are square patches in color")
+        raise DataError(f"{what}: the server declares {spec.shape} (expected square patches in color)")
     pictures = [one for one in read_pictures(path) if not one.test]
     if not pictures:
-        raise DataError(f"{what}: all pictures are for testing: allowed is one or more to train on")
+        raise DataError(f"{what}: all pictures are for testing (expected one or more to train on)")
     sides = [one.instances.shape for one in pictures]
     check_examples(sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most)
     cases = cases_of(pictures, height)

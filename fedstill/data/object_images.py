@@ -67,7 +67,7 @@ def picture(
     """A picture in color, gray repeated; a DataError if objects are of another size than the image."""
     if image.shape[1:] != instances.shape:
         sizes = f"{image.shape[1]} x {image.shape[2]} and its objects {instances.shape}"
-        raise DataError(f"{what}: the image is {sizes}: allowed are equal sizes")
+        raise DataError(f"{what}: the image is {sizes} (expected equal sizes)")
     image = np.repeat(image, 3, axis=0) if len(image) == 1 else image
     return Picture(image, instances, name, site, test, patient)
 
@@ -85,7 +85,7 @@ def read_pictures(place: Path) -> list[Picture]:
         raw, instances = from_arrays(place, arrays, "image"), need(place, arrays, "instances")
         form = f"{instances.dtype} of shape {instances.shape}"
         if instances.shape != (len(raw.images), *raw.images.shape[2:]) or instances.dtype.kind not in "iu":
-            raise DataError(f"{place}: instances are {form}: allowed is one whole number for each pixel")
+            raise DataError(f"{place}: instances are {form} (expected one whole number for each pixel)")
         maps = enumerate(instances.astype(np.int32))
         each = ((raw.images[row], objects, str(row), str(place)) for row, objects in maps)
         columns, test = raw.columns, raw.test

@@ -54,14 +54,14 @@ def inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
     iterable = isinstance(examples, torch_data.IterableDataset)
     if iterable or not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
         found = type(examples).__name__
-        raise DataError(f"{what} is a {found}: allowed is (inputs, labels), or a data set with a length")
+        raise DataError(f"{what} is a {found} (expected (inputs, labels), or a data set with a length)")
     each = [examples[index] for index in range(len(examples))]
     if each and all(isinstance(example, Mapping) for example in each):
         source, target = _names(each[0], what)
         for row, example in enumerate(each):
             if source not in example or target not in example:
                 keys = ", ".join(map(str, example))
-                raise DataError(f"{what}: example {row} has {keys}: allowed are {source} and {target}")
+                raise DataError(f"{what}: example {row} has {keys} (expected {source} and {target})")
         targets = [example[target] for example in each]
         if source == IDS and all(MASK in example for example in each):
             masks = [example[MASK] for example in each]
@@ -127,7 +127,7 @@ def _data_set(examples: Any, what: str) -> Any:
     if examples.collate_fn not in (torch_data.default_collate, torch_data.default_convert):
         own = "collate_fn"
     if own:
-        raise DataError(f"{what} is a DataLoader with a {own} of its own: allowed is its data set")
+        raise DataError(f"{what} is a DataLoader with a {own} of its own (expected its data set)")
     return data
 
 
@@ -164,7 +164,7 @@ def tensors(
     images = {key for key, kind in kinds.items() if kind == "Image" and key != target}
     source = _one(what, "inputs", {key for key in kinds if key in DATASET_INPUTS}, images)
     if len(data) == 0:
-        raise DataError(f"{what} has no rows: allowed is one or more")
+        raise DataError(f"{what} has no rows (expected one or more)")
     rows = [data[index] for index in range(len(data))]
     inputs = array_of([row[source] for row in rows], f"{what}: {source!r}")
     given = array_of([row[target] for row in rows], f"{what}: {target!r}", numbers=True)
@@ -206,7 +206,7 @@ def label_numbers(
         if not classes:
             first = ascii(name_of(labels.ravel()[0])) if labels.size else "none"
             told = f"labels are texts, as {first}, and classes have no names"
-            raise DataError(f"{what}: {told}: allowed are numbers, or classes= a list of the names")
+            raise DataError(f"{what}: {told} (expected numbers, or classes= a list of the names)")
         return by_name(named_column(labels).ravel().tolist(), what, classes)[0]
     known = [plain(each) for each in names]
     if not {*known} & {*classes} or tuple(known) == tuple(classes):
@@ -249,4 +249,4 @@ def _one(what: str, role: str, *choices: set[str]) -> str:
         if role == "inputs"
         else f"one called {', '.join(DATASET_TARGETS)}"
     )
-    raise DataError(f"{what} does not tell its {role}: allowed is {allowed} (select_columns, rename_column)")
+    raise DataError(f"{what} does not tell its {role} (expected {allowed} (select_columns, rename_column))")

@@ -88,7 +88,7 @@ class Raw:
         ends = f"labels are numbers from {self.labels.min()} to {self.labels.max()}"
         told = f"{ends}, and no example has label {gaps[0]}{more_such(len(gaps))}"
         allowed = "numbers from 0 up without gaps, or an array 'classes' with the name of each class"
-        raise DataError(f"{what}: {told}: allowed are {allowed}")
+        raise DataError(f"{what}: {told} (expected {allowed})")
 
 
 def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, gaps: bool = False) -> Raw:
@@ -111,7 +111,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
     images = image_array(path, arrays)
     count = len(images)
     if count == 0:
-        raise DataError(f"{path}: there are no images: allowed is one or more")
+        raise DataError(f"{path}: there are no images (expected one or more)")
     names, named, declared = _names(path, arrays), "classes" in arrays, True
     labels: Ints = np.zeros(count, dtype=np.int64)
     classes: tuple[str, ...] = ("image",)
@@ -119,7 +119,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
         masks = need(path, arrays, "masks")
         if masks.shape != (count, *images.shape[2:]):
             shapes = f"masks are {masks.shape} and images {images.shape}"
-            raise DataError(f"{path}: {shapes}: allowed is one mask of its size for each image")
+            raise DataError(f"{path}: {shapes} (expected one mask of its size for each image)")
         labels, classes = mask_classes(masks, f"{path}: masks", names, gaps=gaps)
     elif targets == "labels":
         labels, classes = _findings(path, need(path, arrays, "labels"), count, names)
@@ -138,7 +138,7 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
     for name in ("patient", "site"):  # passed over, they would let one patient into both parts
         if name in arrays and arrays[name].shape != (count,):
             raise DataError(
-                f"{path}: {name} is {arrays[name].shape}: allowed is one for each of {count} images"
+                f"{path}: {name} is {arrays[name].shape} (expected one for each of {count} images)"
             )
     known = {"images", "masks", "labels", "classes", "split", "offsets"}
     columns = {name: a for name, a in arrays.items() if name not in known and a.shape == (count,)}
@@ -149,7 +149,7 @@ def _names(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
     names = arrays.get("classes", np.array([], dtype=np.str_))
     if names.ndim != 1 or names.dtype.kind not in TEXTS:
         form = f"{names.dtype} of shape {names.shape}"
-        raise DataError(f"{path}: classes are {form}: allowed is one text per class")
+        raise DataError(f"{path}: classes are {form} (expected one text per class)")
     return class_names(map(str, named_column(names)), f"{path}: classes")
 
 
@@ -160,14 +160,14 @@ def _classes(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> 
         labels, names = by_name(named_column(labels).tolist(), str(path), names)
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
         form = f"{labels.dtype} of shape {labels.shape}"
-        raise DataError(f"{path}: labels are {form}: allowed is one name or whole number per image")
+        raise DataError(f"{path}: labels are {form} (expected one name or whole number per image)")
     if len(labels) != count:
-        raise DataError(f"{path}: {count} images and {len(labels)} labels: allowed is one label each")
+        raise DataError(f"{path}: {count} images and {len(labels)} labels (expected one label each)")
     if not names:
         largest = max(int(labels.max()), 0)
         if largest >= MOST_CLASSES:
             told = f"label {largest} with no array 'classes'"
-            raise DataError(f"{path}: {told}: allowed is below {MOST_CLASSES}")
+            raise DataError(f"{path}: {told} (expected below {MOST_CLASSES})")
         names = tuple(map(str, range(largest + 1)))
     labels = labels.astype(np.int64)
     check_labels(torch.from_numpy(labels), len(names), str(path))
@@ -216,7 +216,7 @@ def whole_numbers(names: Sequence[str]) -> bool:
 def _findings(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
     if labels.ndim != 2 or len(labels) != count or labels.dtype.kind not in "biu":
         form = f"{labels.dtype} of shape {labels.shape}"
-        raise DataError(f"{path}: labels are {form}: allowed are whole numbers, a row for each image")
+        raise DataError(f"{path}: labels are {form} (expected whole numbers, a row for each image)")
     found = labels.astype(np.int64)
     names = names or tuple(map(str, range(found.shape[1])))
     if len(names) != found.shape[1]:
@@ -226,7 +226,7 @@ def _findings(path: Path, labels: Column, count: int, names: tuple[str, ...]) ->
     if len(wrong):
         row, column = wrong[0].tolist()
         where = f"example {row} has {found[row, column]} in column {column} ({names[column]!r})"
-        raise DataError(f"{path}: labels: {where}: allowed are 1, 0 and -1 (unknown)")
+        raise DataError(f"{path}: labels: {where} (expected 1, 0 and -1 (unknown))")
     return found, names
 
 
@@ -234,7 +234,7 @@ def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
     """The array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy where that can be."""
     images = need(path, arrays, "images")
     if images.dtype != np.uint8 and images.dtype.kind != "f":
-        raise DataError(f"{path}: images are {images.dtype}: allowed is uint8, or floats in [0, 1]")
+        raise DataError(f"{path}: images are {images.dtype} (expected uint8, or floats in [0, 1])")
     if images.ndim == 3:
         images = images[:, None]
     else:
@@ -252,7 +252,7 @@ def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
         first = images[bad[0]]
         what = "NaN" if np.isnan(first).any() else f"values from {first.min():.3g} to {first.max():.3g}"
         told = f"{len(bad)} images are no pictures, the first is image {bad[0]}, which has {what}"
-        raise DataError(f"{path}: {told}: allowed are numbers from 0 to 1, or bytes (uint8)")
+        raise DataError(f"{path}: {told} (expected numbers from 0 to 1, or bytes (uint8))")
     return images.astype(np.float32)
 
 
@@ -294,7 +294,7 @@ def read_npz(path: Path) -> dict[str, Column]:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: holds a single array: allowed is an .npz with named arrays")
+                raise DataError(f"{path}: holds a single array (expected an .npz with named arrays)")
             for name in file.files:
                 what = f"{path}: array {name!r}"
                 arrays[name] = np.asarray(file[name])
@@ -323,7 +323,7 @@ def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
     parts = [part for part in MEDMNIST if f"{part}_images" in arrays]
     if parts == ["train", "val"]:
         missing = "has val_images and no test_images"
-        raise DataError(f"{path}: {missing}: allowed are train and test parts, and val next to them")
+        raise DataError(f"{path}: {missing} (expected train and test parts, and val next to them)")
     of_parts = {name: name.partition("_")[2] for name in arrays if name.partition("_")[0] in MEDMNIST}
     joined = {name: array for name, array in arrays.items() if name not in of_parts}
     for kind in dict.fromkeys(of_parts.values()):
@@ -332,7 +332,7 @@ def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
             count = len(arrays[f"{part}_images"])
             if array.shape[:1] != (count,) or array.shape[1:] != some[0].shape[1:]:
                 allowed = f"one for each of {count} images, of one shape in all parts"
-                raise DataError(f"{path}: {part}_{kind} is of shape {array.shape}: allowed is {allowed}")
+                raise DataError(f"{path}: {part}_{kind} is of shape {array.shape} (expected {allowed})")
         joined[kind] = np.concatenate(some)
     if len(parts) > 1:
         counts = [len(arrays[f"{part}_images"]) for part in parts]

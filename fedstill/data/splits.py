@@ -258,7 +258,7 @@ def split(
     """
     total = len(targets)
     if total == 0:
-        raise DataError("split: there are no examples: allowed is one or more")
+        raise DataError("split: there are no examples (expected one or more)")
     # Here and not where a split is made: what another split had, as 0 nodes, may be replaced a moment later.
     if config.nodes < config.fewest:
         raise ArgumentError("split.nodes", config.nodes, f"a whole number from {config.fewest} up")

@@ -210,7 +210,7 @@ def require_heeded(columns: Iterable[str], what: str) -> None:
         for heeded in ("patient", "split"):
             if how := difference(column, heeded):
                 told = f"column {column!a} differs from {heeded!r} by {how} alone, and is not heeded"
-                raise DataError(f"{what}: {told}: allowed is {heeded!r}, or another name")
+                raise DataError(f"{what}: {told} (expected {heeded!r}, or another name)")
 
 
 def numbered(names: Iterable[object]) -> torch.Tensor:

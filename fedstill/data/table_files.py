@@ -77,7 +77,7 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, [cell.strip() for cell in row]
             if empty:
                 raise DataError(
-                    f"{path}: there are no examples: allowed is one line or more below the header"
+                    f"{path}: there are no examples (expected one line or more below the header)"
                 )
     except UnicodeDecodeError as error:
         told = "it is not UTF-8: a spreadsheet saves it so as 'CSV UTF-8'"
@@ -107,7 +107,7 @@ def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
             raise DataError(f"{path}: has no column {column!r}, only {_listed(header)}")
     for column in header:
         if header.count(column) > 1:
-            raise DataError(f"{path}: has column {column!r} twice: allowed is once")
+            raise DataError(f"{path}: has column {column!r} twice (expected once)")
     return {column: [row[place] for _, row in below] for place, column in enumerate(header)}
 
 
@@ -139,7 +139,7 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], Ints |
     place = {each: row for row, each in enumerate(listed)}
     if len(place) < len(listed):
         twice = next(each for each in listed if listed.count(each) > 1)
-        raise DataError(f"{path}: names {twice!r} twice: allowed is once")
+        raise DataError(f"{path}: names {twice!r} twice (expected once)")
     missing = next((each for each in wanted if each not in place), None)
     if missing is not None:
         raise DataError(f"{path}: does not name {missing!r}, which is in {folder}")
@@ -290,7 +290,7 @@ def read_findings(
         found = [column for column in table if column not in aside]
         names = class_names(classes, "classes") or tuple(found)
         if not set(names) & set(found):
-            raise DataError(f"{path}: has columns {', '.join(table)}: allowed is one for a finding")
+            raise DataError(f"{path}: has columns {', '.join(table)} (expected one for a finding)")
         unknown = ["-1"] * len(table[image])
         labels = np.stack([_values(table.get(each, unknown), each, path) for each in names], axis=1)
     test = told_part(table, path)
@@ -314,7 +314,7 @@ def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tupl
     if unknown is not None:
         raise DataError(f"{path}: has a finding {unknown_name(unknown, names)}")
     if not names:
-        raise DataError(f"{path}: has no finding at all: allowed is one or more")
+        raise DataError(f"{path}: has no finding at all (expected one or more)")
     return np.array([[int(each in found) for each in names] for found in sets], dtype=np.int64), names
 
 
@@ -322,7 +322,7 @@ def _values(cells: Sequence[str], finding: str, path: Path) -> Ints:
     wrong = next((cell for cell in cells if plain(cell) not in _VALUES), None)
     if wrong is not None:
         told = f"finding {finding!r} has {wrong!r}"
-        raise DataError(f"{path}: {told}: allowed are 1, 0, and -1 or nothing (unknown)")
+        raise DataError(f"{path}: {told} (expected 1, 0, and -1 or nothing (unknown))")
     return np.array([_VALUES[plain(cell)] for cell in cells], dtype=np.int64)
 
 
@@ -355,7 +355,7 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
     if twice := named_twice(names):
-        raise DataError(f"{path}: has column {twice!r} twice: allowed is once")
+        raise DataError(f"{path}: has column {twice!r} twice (expected once)")
     if not table.num_rows:
-        raise DataError(f"{path}: there are no examples: allowed is one row or more")
+        raise DataError(f"{path}: there are no examples (expected one row or more)")
     return dict(zip(names, columns, strict=True))

@@ -209,11 +209,11 @@ def _by_column(
     for key, column in cells.items():
         own = plain(key)
         if own in found:
-            raise DataError(f"{what}: has column {own!r} twice: allowed is once")
+            raise DataError(f"{what}: has column {own!r} twice (expected once)")
         if own in wanted:
             found[own] = column
     if missing := [column.name for column in columns if column.name not in found]:
-        raise DataError(f"{what}: has no column {missing[0]!r}: allowed are those of the schema")
+        raise DataError(f"{what}: has no column {missing[0]!r} (expected those of the schema)")
     return found
 
 
@@ -298,7 +298,7 @@ def table_ending(file: Path) -> str:
 def _csv(path: Path) -> tuple[dict[str, list[str]], Where]:
     (_, header), *below = rows(path)
     if twice := named_twice(header):
-        raise DataError(f"{path}: has column {twice!r} twice: allowed is once")
+        raise DataError(f"{path}: has column {twice!r} twice (expected once)")
     cells = {column: [row[place] for _, row in below] for place, column in enumerate(header)}
     lines = [line for line, _ in below]
     return cells, lambda row: f"{path}, line {lines[row]}"
@@ -319,11 +319,11 @@ def read_folder(path: Path, schema: Schema) -> TableRows:
     seen = (file for file in path.iterdir() if not file.name.startswith("."))
     files = sorted(file for file in seen if table_ending(file))
     if not files:
-        raise DataError(f"{path}: has no csv or Parquet file: allowed is one for each site")
+        raise DataError(f"{path}: has no csv or Parquet file (expected one for each site)")
     sites = [plain(file.name[: -len(table_ending(file))]) for file in files]
     if twice := named_twice(sites):
         two = " and ".join(ascii(file.name) for file, site in zip(files, sites, strict=True) if site == twice)
-        raise DataError(f"{path}: has {two}: allowed is one file for each site")
+        raise DataError(f"{path}: has {two} (expected one file for each site)")
     parts = [read_rows(file, schema) for file in files]
     tests = [part.test for part in parts if part.test is not None]
     _require_in_all("split", files, [part.test is not None for part in parts])
@@ -386,7 +386,7 @@ def check_rows(inputs: torch.Tensor, schema: Schema, what: str) -> None:
         row, feature = torch.nonzero(~sound)[0].tolist()
         told = f"row {row} has {float(inputs[row, feature]):.4g} for {names[feature]!r}"
         allowed = "from -1 to 1, by the schema's range" if number[feature] else "0 or 1"
-        raise DataError(f"{what}: {told}: allowed is {allowed}")
+        raise DataError(f"{what}: {told} (expected {allowed})")
 
 
 def drawn(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:

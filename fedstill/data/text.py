@@ -118,13 +118,13 @@ def read_words(path: Path) -> list[str]:
         known = f"{HASH}, a file of one word a line, or hf:folder"
         raise ArgumentError("data.vocabulary", str(path), known) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 text: allowed is one word a line") from error
+        raise DataError(f"{path}: is not UTF-8 text (expected one word a line)") from error
     words = [line.strip().lower() for line in lines if line.strip()]
     broken = next((word for word in words if len(word.split()) > 1), None)
     if broken is not None:
-        raise DataError(f"{path}: has a line {broken[:60]!r}: allowed is one word a line")
+        raise DataError(f"{path}: has a line {broken[:60]!r} (expected one word a line)")
     if not words:
-        raise DataError(f"{path}: holds no words: allowed is one or more, one a line")
+        raise DataError(f"{path}: holds no words (expected one or more, one a line)")
     return list(dict.fromkeys(words))
 
 

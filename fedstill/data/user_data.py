@@ -48,7 +48,7 @@ def located(config: DataConfig, task: str, targets: Targets) -> Path:
         kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
         tabular = targets == "class" and place.suffix == ".parquet"
         other = f"; {TABULAR}" if tabular else ""
-        raise DataError(f"{place}: is no kind of file that task {task} reads: allowed is {kinds}{other}")
+        raise DataError(f"{place}: is no kind of file that task {task} reads (expected {kinds}{other})")
     return place
 
 

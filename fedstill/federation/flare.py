@@ -58,7 +58,7 @@ class NodeProgram:
     def serve(self, message: bytes) -> bytes:
         """Answer one message of the server; nodes do not talk to each other."""
         if collab.caller != "server":
-            raise DeployError(f"a message from {collab.caller!r}: allowed is the server")
+            raise DeployError(f"a message from {collab.caller!r} (expected the server)")
         reply: bytes = self._trouble or self._host.serve(message)
         return reply
 

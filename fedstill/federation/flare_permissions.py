@@ -142,4 +142,4 @@ def check_node_kit(kit: StartupKit) -> None:
     more = sorted(set(kit.config("client")) - _OF_CLIENT)
     if more:
         allowed = ", ".join(sorted(_OF_CLIENT))
-        raise DeployError(f"{kit.path('fed_client.json')} has {', '.join(more)}: allowed are {allowed}")
+        raise DeployError(f"{kit.path('fed_client.json')} has {', '.join(more)} (expected {allowed})")

@@ -228,7 +228,7 @@ def read_answers(path: Path, queries: Queries, keys: Mapping[str, str] | None = 
             f"node's: {signer}"
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header.node):
-        raise BundleError(f"{path} names its node {header.node!r}: allowed are letters, digits, '-' and '_'")
+        raise BundleError(f"{path} names its node {header.node!r} (expected letters, digits, '-' and '_')")
     if header.queries != queries.sha256:
         raise BundleError(
             f"{path} answers another file of queries (SHA-256 {header.queries[:16]}..., "
@@ -273,7 +273,7 @@ def _unpack(
     found, version = header.pop("bundle", None), header.pop("format", None)
     header.pop("fedstill", None)
     if found != kind:
-        raise BundleError(f"{path} holds {found or 'something else'}: allowed are {kind}")
+        raise BundleError(f"{path} holds {found or 'something else'} (expected {kind})")
     if version != FORMAT:
         raise BundleError(f"{path} is of format {version}: this version of fedstill reads {FORMAT}")
     return header, tensors

@@ -100,7 +100,7 @@ def read(kind: type[T], told: Mapping[str, Any]) -> T:
     >>> read(Progress, {"percent": 140, "learned": False})
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.DataError: its reply: percent is 140: allowed is 0 or more and up to 100
+    fedstill.core.errors.DataError: its reply: invalid percent = 140 (expected 0 or more and up to 100)
     """
     try:
         return load(kind, _cut(told, "all of it", DEEPEST), Path("its reply"))
@@ -114,7 +114,7 @@ def _cut(value: Any, name: str, deep: int) -> Any:
         return clip(value, LONGEST)
     if isinstance(value, Mapping | list):
         if len(value) > MOST:
-            raise DataError(f"its reply: {name} has {len(value)} entries: allowed are {MOST}")
+            raise DataError(f"its reply: {name} has {len(value)} entries (expected {MOST})")
         if not deep:
             raise DataError(f"its reply: {name} lies deeper than {DEEPEST} lists and tables")
     if isinstance(value, Mapping):
@@ -122,5 +122,5 @@ def _cut(value: Any, name: str, deep: int) -> Any:
     if isinstance(value, list):
         return [_cut(each, name, deep - 1) for each in value]
     if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN too is not below anything
-        raise DataError(f"its reply: {name} is {clip(repr(value), 60)}: allowed are numbers up to {LARGEST}")
+        raise DataError(f"its reply: {name} is {clip(repr(value), 60)} (expected numbers up to {LARGEST})")
     return value

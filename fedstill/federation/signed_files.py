@@ -59,7 +59,7 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     except (ValueError, TypeError) as error:
         raise BundleError(f"{path} holds no private key in PEM form without a password") from error
     if not isinstance(key, Ed25519PrivateKey):
-        raise BundleError(f"{path} holds a key of another kind: allowed is {ALGORITHM}")
+        raise BundleError(f"{path} holds a key of another kind (expected {ALGORITHM})")
     public = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -108,7 +108,7 @@ def expected(text: str) -> str:
         return grouped(found)
     if not Path(text).is_file():
         raise BundleError(
-            f"{text!r} is no public key: allowed are a .pub file, or a fingerprint of 32 digits"
+            f"{text!r} is no public key (expected a .pub file, or a fingerprint of 32 digits)"
         )
     return fingerprint(read_public(Path(text)))
 
@@ -129,7 +129,7 @@ def read_public(path: Path) -> bytes:
     except (ValueError, UnsupportedAlgorithm) as error:
         raise BundleError(f"{path} holds no public key in PEM form") from error
     if not isinstance(key, Ed25519PublicKey):
-        raise BundleError(f"{path} holds a key of another kind: allowed is {ALGORITHM}")
+        raise BundleError(f"{path} holds a key of another kind (expected {ALGORITHM})")
     return key.public_bytes_raw()
 
 

@@ -202,7 +202,7 @@ class Maps:
         if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.server.shape[-2:] or not len(maps):
             return f"maps are {maps.dtype} {tuple(maps.shape)}"
         most = int(maps.max())
-        return f"maps hold {most}: allowed is 0..{conditions - 1}" if most >= conditions else ""
+        return f"maps hold {most} (expected 0..{conditions - 1})" if most >= conditions else ""
 
     def _take(self, given: list[tuple[int, torch.Tensor]]) -> None:
         self.pool = torch.cat([maps.cpu() for _, maps in given])

@@ -102,7 +102,7 @@ class FLMRCM(Averaging):
                 z = coarse(model.eval().get_submodule(latent(model))(node.data.inputs[:2]))
             if z.ndim != 2:
                 found = tuple(z.shape[1:])
-                raise ModelError(f"latent features of {node.name} are {found}: allowed is (C, h, w) or (p,)")
+                raise ModelError(f"latent features of {node.name} are {found} (expected (C, h, w) or (p,))")
             with seeded(node.seed, node.name, "identifier"):
                 layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
             node.add("identifier", nn.Sequential(*layers), partial(adam, lr=self.identifier_lr, beta=0.5))

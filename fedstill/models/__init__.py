@@ -111,7 +111,7 @@ def build(
     """
     model = made(spec, shape, classes, seed, *names, vocabulary=vocabulary)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model {spec!r} gives a {type(model).__name__}: allowed is a torch.nn.Module")
+        raise ModelError(f"model {spec!r} gives a {type(model).__name__} (expected a torch.nn.Module)")
     return model
 
 

@@ -80,7 +80,7 @@ def _parts(own: Sequence[Any], classes: list[str]) -> list[list[int]]:
         of: Any = name if numbers else classes.index(str(name)) if str(name) in classes else None
         if of not in range(len(classes)):
             known = f"{', '.join(classes)}, or their numbers from 0"
-            raise ModelError(f"the model has learned a class {name!r}: allowed are {known}")
+            raise ModelError(f"the model has learned a class {name!r} (expected {known})")
         parts[int(of)].append(place)
     if not any(parts):
         raise ModelError(f"the model knows none of the classes {', '.join(classes)}")

@@ -62,7 +62,7 @@ def split(model: nn.Module, whose: str) -> Split:
     layers = [at for at, learning in enumerate(learns) if learning]
     at = flattens[-1] + 1 if flattens and any(learns[flattens[-1] :]) else (layers or [0])[-1]
     if not any(learns[:at]) or not any(learns[at:]):
-        raise ModelError(f"{whose} cannot be split: allowed are two layers with parameters or more")
+        raise ModelError(f"{whose} cannot be split (expected two layers with parameters or more)")
     # Not by a slice, which calls the class of a user's own Sequential, and not by named_children(), which
     # names a layer that is used twice only once.
     named = list(model._modules.items())
@@ -86,5 +86,5 @@ def features(model: Split, example: torch.Tensor, whose: str, *, maps: bool = Fa
         or len(found) != len(example)
     ):
         form = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise ModelError(f"the extractor of {whose} gives {form} for two inputs: allowed is (2, p)")
+        raise ModelError(f"the extractor of {whose} gives {form} for two inputs (expected (2, p))")
     return found.shape[1]

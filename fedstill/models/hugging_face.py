@@ -131,7 +131,7 @@ def _of_tokens(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.
     most = int(getattr(model.config, "max_position_embeddings", 0) or length) - _before_first_position(model)
     if most < length:
         raise ModelError(
-            f"model {spec!r} takes {most} tokens and texts have {length}: allowed is data.length = {most}"
+            f"model {spec!r} takes {most} tokens and texts have {length} (expected data.length = {most})"
         )
     return adapted(model)
 

@@ -60,7 +60,7 @@ class Interface:
             return x * std + mean
         if not self.schema:
             told = "a table without a schema" if self.task.form == "rows" else self.task.form
-            raise ModelError(f"the model takes raw inputs, and they are {told}: allowed are its inputs")
+            raise ModelError(f"the model takes raw inputs, and they are {told} (expected its inputs)")
         return np.stack([_raw(x[:, place], column) for column, place in self.schema.places()], 1)
 
     def frame(self, x: Floats) -> Any:
@@ -70,7 +70,7 @@ class Interface:
             ModelError: as :meth:`raw`; images; or pandas is not installed.
         """
         if self.task.form == "images":
-            raise ModelError("the model takes a frame, and inputs are images: allowed are rows of a table")
+            raise ModelError("the model takes a frame, and inputs are images (expected rows of a table)")
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:

@@ -91,14 +91,14 @@ class OnnxGraph:
     def __init__(self, session: Any, shape: tuple[int, ...]) -> None:
         inputs = session.get_inputs()
         if len(inputs) != 1:
-            raise ModelError(f"the ONNX model takes {len(inputs)} inputs: allowed is one")
+            raise ModelError(f"the ONNX model takes {len(inputs)} inputs (expected one)")
         self._session, self._name, sizes = session, inputs[0].name, list(inputs[0].shape)
         self._wanted = [math.prod(shape)] if len(sizes) == 2 else list(shape)
         pairs = zip(sizes[1:], self._wanted, strict=False)
         fits = [not isinstance(size, int) or size == want for size, want in pairs]
         if len(sizes) != len(self._wanted) + 1 or not all(fits):
             forms = " or ".join(dict.fromkeys((str(["B", *shape]), str(["B", math.prod(shape)]))))
-            raise ModelError(f"the ONNX model takes inputs {sizes}: allowed is {forms}")
+            raise ModelError(f"the ONNX model takes inputs {sizes} (expected {forms})")
         self._kind = np.float64 if "double" in str(inputs[0].type) else np.float32
         self._batch = sizes[0] if isinstance(sizes[0], int) else None
         self.classes: Sequence[Any] = ()
@@ -166,7 +166,7 @@ def load_skops(path: Path) -> Any:
         others = [kind for kind in skops.get_untrusted_types(file=path) if kind not in TRUSTED]
         if others:
             allowed = "those of scikit-learn, XGBoost and LightGBM, or a function of your own that loads it"
-            raise ModelError(f"{path.name} holds types {', '.join(others)}: allowed are {allowed}")
+            raise ModelError(f"{path.name} holds types {', '.join(others)} (expected {allowed})")
         return skops.load(path, trusted=list(TRUSTED))
     except (*OWN, BadZipFile) as error:
         if isinstance(error, ModelError):
@@ -268,7 +268,7 @@ class Endpoint:
             link.request("POST", self._path, body, told)
             response, read = link.getresponse(), bytearray()
             if response.status != http.client.OK:
-                raise self._wrong(f"answers with status {response.status}: allowed is 200")
+                raise self._wrong(f"answers with status {response.status} (expected 200)")
             while piece := response.read1(PIECE):
                 read += piece
                 if len(read) > MOST_BYTES:
@@ -417,7 +417,7 @@ class Predictor(nn.Module):
         outputs = self._numbers(given) if self._to.task.kind == "number" else self._logits(given)
         found, allowed = tuple(outputs.shape), (len(x), self._given)
         if found != allowed:
-            raise PredictorError(f"a {self._called} gives {found} for {len(x)} inputs: allowed is {allowed}")
+            raise PredictorError(f"a {self._called} gives {found} for {len(x)} inputs (expected {allowed})")
         if not outputs.isfinite().all():
             raise PredictorError(f"a {self._called} gives outputs that are not finite")
         return (outputs if self._map is None else self._map(outputs)).to(x.device)
@@ -487,7 +487,7 @@ def _asked(predict: Callable[[Any], Any], taken: Any, called: str) -> torch.Tens
     try:
         responses = np.asarray(predict(taken))
         if np.iscomplexobj(responses):  # whose imaginary part would be lost
-            raise PredictorError(f"a {called} gives complex numbers: allowed are real ones")
+            raise PredictorError(f"a {called} gives complex numbers (expected real ones)")
         return torch.from_numpy(responses.astype(np.float32))
     except _refusals() as error:
         if isinstance(error, FedstillError):

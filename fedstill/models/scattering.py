@@ -113,7 +113,7 @@ class Scattering(nn.Sequential):
         channels, height, side = shape
         if min(height, side) < 2**SCALES:
             raise ModelError(
-                f"scattering of images of {height} x {side}: allowed is {2**SCALES} and more a side"
+                f"scattering of images of {height} x {side} (expected {2**SCALES} and more a side)"
             )
         coefficients = channels * (1 + SCALES * width + width**2)
         super().__init__(

@@ -143,7 +143,7 @@ class ResidualUNet(UNet):
         channels, height, side = shape
         if classes != channels:
             allowed = f"{channels}, as many as its input has"
-            raise ModelError(f"a residual U-Net of {classes} output channels: allowed is {allowed}")
+            raise ModelError(f"a residual U-Net of {classes} output channels (expected {allowed})")
         self.extractor = ResidualBody(channels, width, depth_of(height, side), self.norm)
         self.head = nn.Conv2d(width + channels, classes, 1)
         with torch.no_grad():

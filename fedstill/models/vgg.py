@@ -96,7 +96,7 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
     except FileNotFoundError as error:
         raise DataError(f"VGG weights {str(path)!r}: there is no such file") from error
     except (SafetensorError, OSError) as error:
-        raise DataError(f"VGG weights {str(path)!r}: allowed is a safetensors file ({error})") from error
+        raise DataError(f"VGG weights {str(path)!r} (expected a safetensors file ({error}))") from error
     form, convolutions = _convolutions(tensors, str(path))
     return VGGFeatures(convolutions, TOLD[form], mean, std)
 
@@ -119,7 +119,7 @@ def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, 
     form = next((form for form, known in PLACES.items() if known == places), None)
     if form is None:
         allowed = " or ".join(f"those of {name}, features.{known}" for name, known in PLACES.items())
-        raise ModelError(f"{whose} have convolutions at {places}: allowed are {allowed}")
+        raise ModelError(f"{whose} have convolutions at {places} (expected {allowed})")
     channels, convolutions = 3, {}
     for place in places:
         found = [tensors.get(f"features.{place}.{part}", torch.zeros(0)) for part in ("weight", "bias")]
@@ -127,7 +127,7 @@ def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, 
         out = len(found[0])
         if not out or shapes != [(out, channels, 3, 3), (out,)]:
             wanted = f"(out, {channels}, 3, 3) and (out,)"
-            raise ModelError(f"{whose}: features.{place} has shapes {shapes}: allowed are {wanted}")
+            raise ModelError(f"{whose}: features.{place} has shapes {shapes} (expected {wanted})")
         if not all(tensor.isfinite().all() for tensor in found):
             raise ModelError(f"{whose}: features.{place} holds NaN or infinity")
         layer = nn.Conv2d(channels, out, 3, padding=1, device="meta")  # draws nothing

@@ -42,7 +42,7 @@ def fitted(
     whole, in_parts = (predict(network, x, compute) for network in (placed, parts))
     features(parts, x, whose, maps=whole.ndim > 2)
     if not torch.allclose(whole, in_parts, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
-        raise ModelError(f"{whose} cannot be split: allowed is a head that follows its extractor")
+        raise ModelError(f"{whose} cannot be split (expected a head that follows its extractor)")
     return parts
 
 

@@ -83,7 +83,7 @@ class RunFolder:
                 return self._salt
             salt = _text(path).strip()
             if not re.fullmatch(r"[0-9a-f]{32}", salt):
-                raise RunFolderError(f"{path} is no salt of a run: allowed are 32 hexadecimal digits")
+                raise RunFolderError(f"{path} is no salt of a run (expected 32 hexadecimal digits)")
             return salt
         return _text(path).strip()
 
@@ -166,7 +166,7 @@ def marks_in(folder: Path) -> list[int]:
     marks = []
     for path in folder.glob("mark-*.safetensors"):
         if (found := re.fullmatch(r"mark-([0-9]{1,10})\.safetensors", path.name)) is None:
-            raise RunFolderError(f"{path} is no state of a run: allowed is mark-NUMBER.safetensors")
+            raise RunFolderError(f"{path} is no state of a run (expected mark-NUMBER.safetensors)")
         marks.append(int(found[1]))
     return sorted(marks)
 

@@ -239,7 +239,7 @@ class Mechanism:
         if self._price(rule, shape, None) != self._price(rule, (shape[0], width), None):
             found = f"{name} of query {query.name} is {tuple(shape)}"
             allowed = f"{width} numbers a row, from which its price was told: width = ... declares others"
-            raise OwnDataError(f"{found}: allowed are {allowed}")
+            raise OwnDataError(f"{found} (expected {allowed})")
 
     def learning(self, query: Query, sent: Tensors) -> Bill:
         """What it costs that networks learn from the records before a query is answered."""

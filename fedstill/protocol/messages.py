@@ -181,7 +181,7 @@ def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
     >>> read_message({"do": "recall", "mark": "../x"})
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: mark is '../x': allowed is a whole number
+    fedstill.core.errors.ArgumentError: invalid mark = '../x' (expected a whole number)
     """
     do = header.get("do")
     form = MESSAGES.get(do) if isinstance(do, str) else None

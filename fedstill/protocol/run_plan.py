@@ -269,16 +269,16 @@ def check_public(public: Public, spec: InputSpec, most: int) -> None:
     found = public.inputs
     if tuple(found.shape[1:]) != spec.shape or not len(found):
         shape = f"(N, {', '.join(map(str, spec.shape))})"
-        raise DataError(f"public inputs are of shape {tuple(found.shape)}: allowed are {shape}")
+        raise DataError(f"public inputs are of shape {tuple(found.shape)} (expected {shape})")
     if most and len(found) > most:
-        raise DataError(f"public data have {len(found)} inputs: allowed are {most}, by policy most_rows")
+        raise DataError(f"public data have {len(found)} inputs (expected {most}, by policy most_rows)")
     task = spec.make_task()
     labels = task.blank(len(found), spec.shape) if public.labels is None else public.labels
     task.check(TensorData(found, labels), "public data")
     if spec.schema:
         check_rows(found, spec.schema, "public data")
     if spec.vocabulary and int(found.max()) >= spec.vocabulary:
-        raise DataError(f"public data hold token {int(found.max())}: allowed is below {spec.vocabulary}")
+        raise DataError(f"public data hold token {int(found.max())} (expected below {spec.vocabulary})")
 
 
 def public_tensors(public: Public) -> dict[str, Any]:

@@ -296,10 +296,10 @@ def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, An
         DataError: the bytes are no message, or its header is larger.
     """
     if not isinstance(message, bytes):  # what carries messages may carry other things as well
-        raise DataError(f"a message is a {type(message).__name__}: allowed are bytes")
+        raise DataError(f"a message is a {type(message).__name__} (expected bytes)")
     length = header_size(message)
     if 0 < most_header < length:
-        raise DataError(f"its header has {length} bytes: allowed are {most_header} (most_header)")
+        raise DataError(f"its header has {length} bytes (expected {most_header} (most_header))")
     try:
         names = header_of(message)
         told = json.loads(names[METADATA][HEADER])

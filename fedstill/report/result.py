@@ -115,13 +115,13 @@ class Result:
         told = {key: value for key, value in record.items() if value is not None}
         made = load(cls, told, path)
         if made.central not in CENTRAL:
-            raise RunFolderError(f"{path}: central is {made.central!r}: allowed is {', '.join(CENTRAL)}")
+            raise RunFolderError(f"{path}: central is {made.central!r} (expected {', '.join(CENTRAL)})")
         by_key = {metric.key: metric for metric in made.metrics}
         first = told.get("metric", next(iter(by_key), None))
         if not isinstance(first, str):
             what = "metric" if by_key else "metrics"
             allowed = "a text" if by_key else "one figure or more"
-            raise RunFolderError(f"{path}: {what} is {told[what]!r}: allowed is {allowed}")
+            raise RunFolderError(f"{path}: {what} is {told[what]!r} (expected {allowed})")
         judged = by_key.pop(first, None) or (ACCURACY if first == ACCURACY.key else Metric(first, first))
         metrics = (judged, *by_key.values())
         reached = {

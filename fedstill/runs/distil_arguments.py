@@ -31,7 +31,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     >>> check_arguments({"seed": "x"})
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: seed is 'x': allowed is a whole number from 0 up
+    fedstill.core.errors.ArgumentError: invalid seed = 'x' (expected a whole number from 0 up)
     """
     for name, value in given.items():
         if name in CHECKS:

@@ -92,9 +92,9 @@ class Simulation(Measured):
         if not saved:
             return
         if not {"data", "models"} <= saved.keys():
-            raise RunFolderError("the run began under an earlier fedstill: allowed is that one, or a new run")
+            raise RunFolderError("the run began under an earlier fedstill (expected that one, or a new run)")
         if saved["data"] != self._data:
-            raise DataError("the data are others than the run began with: allowed are those, or a new run")
+            raise DataError("the data are others than the run began with (expected those, or a new run)")
         models, now = saved["models"], self._models()
         if other := [name for name in models if models[name] != now.get(name)]:
             told = "another model than the run began with: allowed is that one, or a new run"

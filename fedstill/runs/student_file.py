@@ -61,7 +61,7 @@ class StudentFile:
         except (ValueError, TypeError) as error:
             raise RunFolderError(f"{where}: {first_line(error)}") from error
         if table.pop("format", None) != FORMAT:
-            raise RunFolderError(f"{where}: is not of {FORMAT!r}: allowed is a student of this version")
+            raise RunFolderError(f"{where}: is not of {FORMAT!r} (expected a student of this version)")
         try:
             model, words = str(table.pop("model")), str(table.pop("words"))
             table.pop("version")
@@ -96,7 +96,7 @@ class StudentFile:
         """
         if self.spec is None:
             told = "the student's file does not say what its inputs are, as features that no schema describes"
-            raise RunFolderError(f"{told}: allowed is a run with schema=; from Python, outcome.student")
+            raise RunFolderError(f"{told} (expected a run with schema=; from Python, outcome.student)")
         return self.spec
 
 
@@ -172,7 +172,7 @@ def _located(place: Path) -> tuple[Path, Path | None]:
     if place.is_file():
         return place, None
     if not place.is_dir():
-        raise RunFolderError(f"there is no {place}: allowed is the folder of a finished run, or its {FILE}")
+        raise RunFolderError(f"there is no {place} (expected the folder of a finished run, or its {FILE})")
     if not (place / FILE).exists():
         none = "its run is not finished, or its method has no central model (fedstill list METHOD)"
         runs = [file.parent for below in ("*", "*/*") for file in sorted(place.glob(f"{below}/{FILE}"))]

@@ -97,18 +97,18 @@ class RawPixels(RawInputs):
             x = x.unsqueeze(1)
         if tuple(x.shape[1:]) != self.shape:
             found, shape = times(tuple(x.shape)), times(self.shape)
-            raise DataError(f"images are {found}: allowed are N x {shape} (images, channels, height, width)")
+            raise DataError(f"images are {found} (expected N x {shape} (images, channels, height, width))")
         if x.dtype == torch.uint8:
             return x.float() / 255
         if not x.is_floating_point():
-            raise DataError(f"images are {x.dtype}: allowed are torch.uint8, or floats from 0 to 1")
+            raise DataError(f"images are {x.dtype} (expected torch.uint8, or floats from 0 to 1)")
         x = x.float()
         wrong = torch.nonzero(~self.sound(x)).flatten()
         if len(wrong):
             some = x[wrong[0]]
             told = f"image {int(wrong[0])} has values from {some.min():.4g} to {some.max():.4g}"
             way = "the normalization is done here" if some.min() < 0 else "divide by 255, or give uint8"
-            raise DataError(f"{told}: allowed are floats from 0 to 1, or uint8 from 0 to 255: {way}")
+            raise DataError(f"{told} (expected floats from 0 to 1, or uint8 from 0 to 255: {way})")
         return x
 
     def example(self, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -170,7 +170,7 @@ class RawRows(RawInputs):
         columns = self.schema.inputs
         if x.ndim != 2 or x.shape[1] != len(columns):
             names = ", ".join(column.name for column in columns)
-            raise DataError(f"rows are {times(tuple(x.shape))}: allowed are N x {len(columns)}: {names}")
+            raise DataError(f"rows are {times(tuple(x.shape))} (expected N x {len(columns)}: {names})")
         wrong = torch.nonzero(~self._sound(x))
         if len(wrong):
             row, place = wrong[0].tolist()
@@ -178,7 +178,7 @@ class RawRows(RawInputs):
             own = column.allowed
             if column.type == "category":
                 own = f"0 to {len(column.categories) - 1} ({own})"
-            raise DataError(f"row {row}: column {column.name!r} is {value:g}: allowed is {own}")
+            raise DataError(f"row {row}: column {column.name!r} is {value:g} (expected {own})")
         return x
 
     def example(self, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -218,9 +218,9 @@ class RawTexts(RawInputs):
         if not isinstance(given, torch.Tensor):
             return ids_of(list(given), self.length, self.vocabulary, self.words, "texts")
         if given.dtype != torch.int64 or tuple(given.shape[1:]) != (self.length,):
-            raise DataError(f"ids are {given.dtype} of {times(tuple(given.shape))}: allowed are {self.says}")
+            raise DataError(f"ids are {given.dtype} of {times(tuple(given.shape))} (expected {self.says})")
         if not bool(self.sound(given).all()):
-            raise DataError(f"ids are from {given.min()} to {given.max()}: allowed are {self.says}")
+            raise DataError(f"ids are from {given.min()} to {given.max()} (expected {self.says})")
         return given
 
     def example(self, count: int, generator: torch.Generator) -> torch.Tensor:

@@ -170,14 +170,14 @@ class Reconstruction(Numbers):
         check_inputs(TensorData(data.targets, data.inputs), f"{what}: targets as inputs")
         if data.inputs.shape != data.targets.shape or data.inputs.shape[1] != 1:
             pair = f"{tuple(data.inputs.shape)} and {tuple(data.targets.shape)}"
-            raise DataError(f"{what}: inputs and targets are {pair}: allowed are equal ones, (N, 1, H, W)")
+            raise DataError(f"{what}: inputs and targets are {pair} (expected equal ones, (N, 1, H, W))")
         height, width = data.inputs.shape[2:]
         if min(height, width) < 8:
-            raise DataError(f"{what}: images are {height} x {width}: allowed are 8 x 8 or more")
+            raise DataError(f"{what}: images are {height} x {width} (expected 8 x 8 or more)")
         least, most = data.targets.aminmax()
         if least < -1 - ROUNDING or most > 1 + ROUNDING:
             raise DataError(
-                f"{what}: targets lie in {least:.3g}..{most:.3g}: allowed is -1 (black) to 1 (white)"
+                f"{what}: targets lie in {least:.3g}..{most:.3g} (expected -1 (black) to 1 (white))"
             )
 
     # --- local training ---

@@ -181,7 +181,7 @@ def test_an_attack_hears_the_releases_that_it_keeps(fediod: Path, tmp_path: Path
     assert only["pictures"][0]["strips"][0]["stack"] == f"{name}.first"
     assert list(load_file(str(tmp_path / "leakage.safetensors"))) == [f"{name}.first"]
     assert 'alt="first"' in write_report(tmp_path).read_text()
-    with pytest.raises(ArgumentError, match=r"Keeper found is .*: allowed is what JSON can hold"):
+    with pytest.raises(ArgumentError, match=r"Keeper invalid found = .* \(expected what JSON can hold"):
         attack(tmp_path, LeakageConfig((Keeper(odd=True),)))
     assert told(tmp_path)["attacks"] == [only]  # what was there is still there
     assert list(parts(attack(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]

@@ -234,7 +234,7 @@ def test_patients_are_drawn_and_not_their_slices() -> None:
 
 def test_a_patient_on_both_sides_is_refused() -> None:
     x, of = torch.zeros(2, 1), torch.tensor([3, 4])
-    with pytest.raises(ArgumentError, match="groups is 3: allowed is of private images or of held-out ones"):
+    with pytest.raises(ArgumentError, match=r"invalid groups = 3 \(expected of private images or of held-out ones"):
         copying(x, x, x, PLAIN, seed=0, groups=(of, torch.tensor([3, 5])))
 
 

@@ -113,9 +113,9 @@ def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
         "gradient inversion needs the weights that nodes began with, and none are sent"
     )
     assert ONE.refusal(replay(PER).experiment().side) is None
-    with pytest.raises(ArgumentError, match=r"inversion\.round is 2: allowed is 0 \.\. 1"):
+    with pytest.raises(ArgumentError, match=r"invalid inversion\.round = 2 \(expected 0 \.\. 1"):
         inverted(replay(FEDAVG), GradientInversion(round=2), 0)
-    with pytest.raises(ArgumentError, match=r"inversion.victims is 300: allowed is at most \d+ of 1 images"):
+    with pytest.raises(ArgumentError, match=r"invalid inversion.victims = 300 \(expected at most \d+ of 1 images"):
         inverted(replay(FEDAVG), GradientInversion(victims=300), 0)
     for bad in ({"victims": 0}, {"images": 0}, {"round": -1}, {"attacks": ("guess",)}, {"attacks": ()}):
         with pytest.raises(ArgumentError, match="inversion"):

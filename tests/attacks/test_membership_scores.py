@@ -190,7 +190,7 @@ def test_too_few_shadows_are_refused() -> None:
         lira(others)
     with pytest.raises(ArgumentError, match=r"shadows outside is 1: .* variance"):
         lira_offline(fewer(seen, 2))
-    with pytest.raises(ArgumentError, match="shadows outside is 1: allowed is 2 or more"):
+    with pytest.raises(ArgumentError, match=r"shadows invalid outside = 1 \(expected 2 or more"):
         lira_offline(fewer(seen, 2), True)
     assert rmia(fewer(seen, 2), fewer(others, 2)).shape == (5,), "one inside and one outside are enough"
 

@@ -289,7 +289,7 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     (responses,) = Path("node-0").glob("runs/*/answers.safetensors")
     responses.unlink()
     said = refused(command("node", "answer", "node-0", "queries.safetensors"))
-    assert "it was begun otherwise: allowed is a new run" in said
+    assert "it was begun otherwise (expected a new run" in said
 
 
 def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> None:
@@ -414,12 +414,12 @@ def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main
     result = json.loads(Path("out/result.json").read_text())
     assert (result["turns"], result["student"]["model"]) == (3, "mlp:8")
     for option, value, said in (
-        ("--method.levels", 100, "method.levels is 100: allowed is 200, which the queries were made with"),
-        ("--method.predictions", 1, "method.predictions is 1: allowed is 2, which the queries"),
-        ("--seed", 4, "seed is 4: allowed is 3, which the queries were made with"),
-        ("--public.share", 0.3, "public.share is 0.3: allowed is 0.2, which"),
-        ("--nodes.local.epochs", 99, "nodes.local.epochs is 99.0: allowed is 10.0, which"),
-        ("--link.inputs", "int8", "link.inputs is 'int8': allowed is 'float32', which"),
+        ("--method.levels", 100, "invalid method.levels = 100 (expected 200, which the queries were made with"),
+        ("--method.predictions", 1, "invalid method.predictions = 1 (expected 2, which the queries"),
+        ("--seed", 4, "invalid seed = 4 (expected 3, which the queries were made with"),
+        ("--public.share", 0.3, "invalid public.share = 0.3 (expected 0.2, which"),
+        ("--nodes.local.epochs", 99, "invalid nodes.local.epochs = 99.0 (expected 10.0, which"),
+        ("--link.inputs", "int8", "invalid link.inputs = 'int8' (expected 'float32', which"),
     ):
         assert said in refused(command(*DISTIL[:-2], "other", option, value))
         assert not Path("other").exists()
@@ -428,7 +428,7 @@ def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main
 @pytest.mark.parametrize(
     ("here_and_there", "said"),
     [
-        (("levels = 200", "levels = 100"), "method.levels is 100: allowed is 200, which the nodes were"),
+        (("levels = 200", "levels = 100"), "invalid method.levels = 100 (expected 200, which the nodes were"),
         (("share = 0.2", "share = 0.3"), "does not hold what this run asks"),
     ],
 )
@@ -454,7 +454,7 @@ def spoil(path: str) -> None:
 
 def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
     Path("keys").mkdir()
-    assert "--node-keys is 'keys': allowed is a folder" in refused(command(*DISTIL, "--node-keys", "keys"))
+    assert "invalid --node-keys = 'keys' (expected a folder" in refused(command(*DISTIL, "--node-keys", "keys"))
     for name in NAMES:
         shutil.copy("node-0/node.pub", f"keys/{name}.pub")
     left = refused(command(*DISTIL, "--node-keys", "keys"))
@@ -520,9 +520,9 @@ def test_an_owner_who_forbids_it_afterwards_hands_out_nothing_more(here: Path, c
 
 def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) -> None:
     for words, said in (
-        (["run.toml", "--method.z_max", 0], "method.z_max is 0.0: allowed is a bound above 0"),
-        (["digits-fediod"], "method.name is 'fediod': allowed is one that asks all at once"),
-        (["run.toml", "--link.sums", "true"], "link.sums is True: allowed is false for files"),
+        (["run.toml", "--method.z_max", 0], "invalid method.z_max = 0.0 (expected a bound above 0"),
+        (["digits-fediod"], "invalid method.name = 'fediod' (expected one that asks all at once"),
+        (["run.toml", "--link.sums", "true"], "invalid link.sums = True (expected false for files"),
         (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
         (["run.toml", "--method.levels", 100], "queries.safetensors holds something else already"),
     ):

@@ -138,7 +138,7 @@ def test_without_a_mechanism_no_guarantee_is_told(tmp_path: Path, capsys: pytest
         (
             'mechanism = "dp-sgd"\nepsilon = 0.05\n',
             "digits-fediod",
-            "privacy.epsilon is 0.05: allowed is more",
+            "invalid privacy.epsilon = 0.05 (expected more",
         ),
         (
             'mechanism = "dp-sgd"\nepsilon = 0.5\ntraining = { noise = 1.0 }\n',

@@ -165,7 +165,7 @@ def test_bash_completes_what_was_begun(command: Main) -> None:
     asked = "\n".join([script, call.format("eval", 1), call.format("run digits-fediod-s", 2)])
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, timeout=20)
     assert done.stdout.split("\n")[:2] == ["evaluate", "digits-fediod-skewed"]
-    assert "allowed is bash, zsh or fish" in command("completion", "tcsh")[2]
+    assert "expected bash, zsh or fish" in command("completion", "tcsh")[2]
 
 
 def test_no_color_is_heeded(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:

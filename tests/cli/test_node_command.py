@@ -191,7 +191,7 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here:
         assert len(faults) == 6
         for wanted in (
             "unknown key 'data.flavour'",
-            "local.epochs is -3.0: allowed is 0 or more",
+            "invalid local.epochs = -3.0 (expected 0 or more",
             f"data.path 'scans.npz': there is no file {folder / 'scans.npz'}",
             "model.name is 'small-cn'",
             "compute.device is 'abacus'",
@@ -218,7 +218,7 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here:
             "no-such-folder has no node.toml: `fedstill node init no-such-folder` writes",
         ),
         (["start", "no-such-folder"], "no-such-folder has no node.toml"),
-        (["init", "no-such-folder", "--name", "a b"], "name is 'a b': allowed is 1 to 64 letters"),
+        (["init", "no-such-folder", "--name", "a b"], "invalid name = 'a b' (expected 1 to 64 letters"),
     ],
 )
 def test_what_an_owner_gets_wrong_is_one_line(
@@ -236,7 +236,7 @@ def test_what_an_owner_gets_wrong_is_one_line(
 def test_a_node_without_a_link_does_not_start(clinic: Path, here: Here) -> None:
     code, out, err = here("start", clinic)
     assert (code, out) == (2, "")
-    assert err.startswith("fedstill: online is False: allowed is true to join a federation; `fedstill node")
+    assert err.startswith("fedstill: invalid online = False (expected true to join a federation; `fedstill node")
 
 
 def test_start_says_whom_it_joins_and_is_the_node_then(
@@ -261,7 +261,7 @@ def test_start_says_whom_it_joins_and_is_the_node_then(
     shutil.copytree(tmp_path / "federation" / "nodes" / "other", folder / "kit")
     code, out, err = here("start", folder)
     assert (code, out) == (2, "")
-    assert err == "fedstill: name is 'clinic': allowed is 'other', as the startup kit has it\n"
+    assert err == "fedstill: invalid name = 'clinic' (expected 'other', as the startup kit has it\n"
 
 
 def test_status_says_whether_the_node_runs_and_the_server_is_there(tmp_path: Path, here: Here) -> None:

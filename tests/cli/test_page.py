@@ -300,7 +300,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         with pytest.raises(SystemExit) as ended:
             main(["page", str(tmp_path), "--port", str(port)])
     assert ended.value.code == 2
-    assert f"--port is {port}: allowed is one that is free on this machine (" in capsys.readouterr().err
+    assert f"invalid --port = {port} (expected one that is free on this machine (" in capsys.readouterr().err
 
 
 # --- slow clients ---------------------------------------------------------------------------------------

@@ -427,7 +427,7 @@ def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture
     ("words", "told"),
     [
         (["plan"], "fedstill privacy plan needs RUN"),
-        (["plan", "digits-fediod", "--epsilon", "much"], "--epsilon is 'much': allowed is a number"),
+        (["plan", "digits-fediod", "--epsilon", "much"], "invalid --epsilon = 'much' (expected a number"),
         (["plan", "digits-fediod", "--epsilon", "0"], "epsilon is 0.0"),
         (["plan", "digits-fediod", "--method.rounds", "3"], "method 'fediod' has no such option"),
         (["plan", "digits-fediod", "--steps", "0"], "--steps is 0"),
@@ -448,22 +448,22 @@ def test_a_run_that_would_be_refused_has_no_plan(tmp_path: Path, capsys: pytest.
     assert "none where public data join its own" in said(capsys, "plan", path, code=2)
     path = str(write(tmp_path, FEDKD, privacy("dp-sgd")))
     told = said(capsys, "plan", path, "--epsilon", "inf", "--noise", "2", code=2)
-    assert "--epsilon is inf: allowed is finite" in told
+    assert "invalid --epsilon = inf (expected finite" in told
 
 
 def test_two_unknown_levels_want_two_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
     assert "PART=N for training, critic" in said(capsys, "plan", path, "--noise", "3", code=2)
     told = said(capsys, "plan", path, "--noise", "training=3", "--epsilon", "2", code=2)
-    assert "--noise is 'critic': allowed is noise for them too" in told
+    assert "invalid --noise = 'critic' (expected noise for them too" in told
 
 
 def test_an_epsilon_that_no_noise_is_enough_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The counts alone, with noise of scale 10, cost 0.1."""
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd", "0.05")))
-    assert "privacy.epsilon is 0.05: allowed is more" in said(capsys, "plan", path, code=2)
+    assert "invalid privacy.epsilon = 0.05 (expected more" in said(capsys, "plan", path, code=2)
     told = said(capsys, "plan", path, "--epsilon", "0.5", "--noise", "training=1,critic=1", code=2)
-    assert "--epsilon is 0.5: allowed is more, or more noise: even method.steps = 1 costs more" in told
+    assert "invalid --epsilon = 0.5 (expected more, or more noise: even method.steps = 1 costs more" in told
 
 
 def test_a_mechanism_that_cannot_protect_the_method(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,7 @@ def test_a_table_is_run_recorded_and_goes_on(
     where = f"Run anew on {record.date}, {record.machine}:"
     assert renewed.note == f"{where} standalone. {where} fedavg."
     reproduced("x-table1", "--only", "fedavg", "--seeds", "1", "--record", code=2)
-    assert "--seeds is 1: allowed is 2, as in the record" in capsys.readouterr().err
+    assert "invalid --seeds = 1 (expected 2, as in the record" in capsys.readouterr().err
 
     reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
     assert first.read_bytes() == before
@@ -220,17 +220,17 @@ def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.Capt
         (("x-table1", "--recorded"), "nothing is recorded of x-table1"),
         (
             ("x-table1", "--only", "fedavg", "--record"),
-            "allowed is what a record has: none is kept of x-table1",
+            "expected what a record has: none is kept of x-table1",
         ),
         (("x-table1", "--only", "fedprox"), "unknown method or setting 'fedprox'"),
-        (("x-fig1", "--only", "fedavg"), "allowed is a comparison's: a program makes those of x-fig1"),
-        (("x-table1", "--recorded", "--only", "fedavg"), "--recorded is '--only': allowed is none of these"),
-        (("--only", "fedavg"), "fedstill reproduce is '--only': allowed is the name of a table or figure"),
-        (("x-table1", "--seeds", "0"), "--seeds is '0': allowed is how many"),
+        (("x-fig1", "--only", "fedavg"), "expected a comparison's: a program makes those of x-fig1"),
+        (("x-table1", "--recorded", "--only", "fedavg"), "invalid --recorded = '--only' (expected none of these"),
+        (("--only", "fedavg"), "fedstill invalid reproduce = '--only' (expected the name of a table or figure"),
+        (("x-table1", "--seeds", "0"), "invalid --seeds = '0' (expected how many"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md says what such"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help` shows all"),
         (("x-fig2", "--split.nodes", "3"), "of a run's it takes --data.root alone"),
-        (("x-fig2", "--data.root", "one", "two"), "--data.root is 'one two': allowed is one folder"),
+        (("x-fig2", "--data.root", "one", "two"), "invalid --data.root = 'one two' (expected one folder"),
     ],
 )
 def test_what_cannot_be_is_one_line(

@@ -84,7 +84,7 @@ def test_a_scale_that_leaves_methods_out_leaves_out_what_settings_say_of_them() 
         ({"vary": {"tau": []}}, "vary.tau is .*a list of values"),
         ({"published": {"metrics": ["a", "b"], "x": [1.0]}}, "published.x is .*2 cells"),
         ({"published": {"x": "much"}}, "published.x is 'much'"),
-        ({"method": 3}, "method is 3: allowed is a table"),
+        ({"method": 3}, r"invalid method = 3 \(expected a table"),
     ],
 )
 def test_what_says_nothing_is_refused(table: dict[str, Any], message: str) -> None:

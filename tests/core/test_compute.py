@@ -24,13 +24,13 @@ LAST = torch.channels_last
 @pytest.mark.parametrize(
     ("config", "name", "said"),
     [
-        (FedIOD, "importance", "method.importance is 'misspelt': allowed is one of counts"),
-        (FedIOD, "gan_form", "method.gan_form is 'misspelt': allowed is one of eq2, bce"),
+        (FedIOD, "importance", r"invalid method.importance = 'misspelt' \(expected one of counts"),
+        (FedIOD, "gan_form", r"invalid method.gan_form = 'misspelt' \(expected one of eq2, bce"),
         (FedIOD, "student_inputs", "method.student_inputs is 'misspelt'"),
-        (LocalConfig, "optimizer", "local.optimizer is 'misspelt': allowed is one of adam, sgd"),
-        (LocalConfig, "augment", "local.augment is 'misspelt': allowed is one of none, shift"),
-        (EngineConfig, "name", "engine.name is 'misspelt': allowed is one of auto, stacked, one-by-one"),
-        (EngineConfig, "precision", "engine.precision is 'misspelt': allowed is one of float32, bfloat16"),
+        (LocalConfig, "optimizer", r"invalid local.optimizer = 'misspelt' \(expected one of adam, sgd"),
+        (LocalConfig, "augment", r"invalid local.augment = 'misspelt' \(expected one of none, shift"),
+        (EngineConfig, "name", r"invalid engine.name = 'misspelt' \(expected one of auto, stacked, one-by-one"),
+        (EngineConfig, "precision", r"invalid engine.precision = 'misspelt' \(expected one of float32, bfloat16"),
     ],
 )
 def test_a_misspelt_choice_is_refused_from_python_too(config: Any, name: str, said: str) -> None:

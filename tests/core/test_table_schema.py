@@ -28,7 +28,7 @@ def test_features_stand_in_the_order_of_the_columns_without_the_target() -> None
     ("options", "said"),
     [
         ({"name": ""}, "name"),
-        ({"range": (1.0,)}, r"'a': range is \[1.0\]: allowed is the lowest and a higher number"),
+        ({"range": (1.0,)}, r"'a': invalid range = \[1.0\] \(expected the lowest and a higher number"),
         ({"range": (1.0, 1.0)}, "range"),
         ({"range": (0.0, float("inf"))}, "range"),
         ({"range": (0.0, 1.0), "categories": ("x", "y")}, "categories"),
@@ -45,9 +45,9 @@ def test_what_is_no_column(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("target", "columns", "said"),
     [
-        ("ill", (AGE, SEX), "target is 'ill': allowed is one of the columns age, sex"),
-        ("ill", (AGE, AGE, ILL), "columns is 'age': allowed is each name once"),
-        ("sex", (AGE, SEX), "column 'sex': missing is True: allowed is false, as it is the target"),
+        ("ill", (AGE, SEX), r"invalid target = 'ill' \(expected one of the columns age, sex"),
+        ("ill", (AGE, AGE, ILL), r"invalid columns = 'age' \(expected each name once"),
+        ("sex", (AGE, SEX), r"column 'sex': invalid missing = True \(expected false, as it is the target"),
         ("ill", (ILL,), "one or more beside the target"),
     ],
 )

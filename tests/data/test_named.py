@@ -119,19 +119,19 @@ def test_arrays_become_a_data_set_for_each_kind_of_target() -> None:
 def test_texts_of_ones_own_have_the_options_of_texts() -> None:
     data = load(named(f"{HERE}:Letters", length=3, words=50), TextConfig())
     assert (data.classes, data.vocabulary, data.train.inputs.shape) == (("good", "bad"), 51, (16, 3))
-    with pytest.raises(ArgumentError, match="allowed is a path for task text"):
+    with pytest.raises(ArgumentError, match="expected a path for task text"):
         load(named(f"{HERE}:Scans"), TextConfig())
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("Loose", "allowed is a frozen dataclass"),
-        ("Empty", "allowed is one with a method arrays"),
-        ("Wordless", "allowed is one with targets, a tuple of some of class, labels"),
+        ("Loose", "expected a frozen dataclass"),
+        ("Empty", "expected one with a method arrays"),
+        ("Wordless", "expected one with targets, a tuple of some of class, labels"),
         ("Failing", "its arrays cannot be had: KeyError: 'no such plate'"),
         ("Odd", ":Odd: labels are int64 of shape (3, 3)"),
-        ("Targets", "allowed is a subclass of DataConfig"),
+        ("Targets", "expected a subclass of DataConfig"),
     ],
 )
 def test_what_is_wrong_with_ones_own_is_one_line(name: str, said: str) -> None:
@@ -148,7 +148,7 @@ def test_a_name_that_nothing_has_is_a_path() -> None:
     assert from_dict(to_dict(run)) == run
     assert as_table(Digits())["name"] == "digits"
     with pytest.raises(
-        ArgumentError, match=r"^data.patch is 64: allowed is none, as data set 'digits' has no"
+        ArgumentError, match=r"^invalid data.patch = 64 \(expected none, as data set 'digits' has no"
     ):
         from_dict({"method": {"name": "fedavg"}, "data": {"name": "digits", "patch": 64}})
     with pytest.raises(UnknownName, match=r"unknown key 'data\.pitch': did you mean 'data\.patch'"):
@@ -182,9 +182,9 @@ def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("digits", "data.source is 'digits': allowed is npz, folder"),
-        ("plate", "data.source is 'plate': allowed is npz, folder"),
-        ("fedstill.data.builtin:MNIST", "allowed is a data set that is arrays"),
+        ("digits", r"invalid data.source = 'digits' \(expected npz, folder"),
+        ("plate", r"invalid data.source = 'plate' \(expected npz, folder"),
+        ("fedstill.data.builtin:MNIST", "expected a data set that is arrays"),
     ],
 )
 def test_what_no_node_can_read_is_said(tmp_path: Path, source: str, said: str) -> None:

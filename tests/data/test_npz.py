@@ -112,10 +112,10 @@ def spoilt(image: int, value: float) -> np.ndarray[Any, Any]:
         ),
         (
             {"labels": ["cat", "dog", "cta", "cat"], "classes": ["dog", "cat"]},
-            "the label of example 2 is 'cta': allowed are dog, cat",
+            r"the label of example invalid 2 = 'cta' \(expected dog, cat",
         ),
         ({"split": [0, 1, 3, 0]}, r"split is not 0 \(train\), 1 \(test\) or 2 \(validation\)"),
-        ({"patient": [7, 7, 8]}, r"patient is \(3,\): allowed is one for each of 4 images"),
+        ({"patient": [7, 7, 8]}, r"invalid patient = \(3,\) \(expected one for each of 4 images"),
         ({"images": pixels(4, 8, 8).astype(np.int16)}, "images are int16"),
         ({"images": pixels(4, 8)}, r"shape \(4, 8\)"),
         ({"images": pixels(4, 8, 8, 5)}, r"shape \(4, 8, 8, 5\)"),

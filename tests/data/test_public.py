@@ -161,13 +161,13 @@ def test_a_limit_draws_from_the_other_set(tmp_path: Path) -> None:
 
 def test_no_name_is_no_public_data() -> None:
     with pytest.raises(
-        ArgumentError, match=r"public\.name is empty: allowed is one of none, held-out, noise"
+        ArgumentError, match=r"invalid public\.name = '' \(expected one of none, held-out, noise"
     ):
         load_public(PublicConfig(""), DIGITS)
 
 
 def test_the_private_data_themselves_are_no_public_data() -> None:
-    with pytest.raises(ArgumentError, match=r"public\.name is 'digits': allowed is held-out, or other data"):
+    with pytest.raises(ArgumentError, match=r"invalid public\.name = 'digits' \(expected held-out, or other data"):
         load_public(PublicConfig("digits"), DIGITS)
 
 

@@ -95,7 +95,7 @@ def test_makes_one_category_of_1_and_1_0() -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("gread", "--target is 'gread': allowed is one of the columns patient, age"),
+        ("gread", r"invalid --target = 'gread' \(expected one of the columns patient, age"),
         ("bp", r"row \d+: column 'bp' is empty, and is to be learned \(1 more such\)"),
         ("note", "column 'note' cannot be learned: it is 'same' throughout"),
     ],
@@ -141,7 +141,7 @@ def test_the_command_writes_what_a_run_reads(
     )
     Path("other.csv").write_text("age\n3\n")
     told = command("schema", "berlin.csv", "other.csv", "--target", "ill", "--out", "new.toml")[2]
-    assert told == "fedstill: other.csv: has other columns than berlin.csv: allowed are the same\n"
+    assert told == "fedstill: other.csv: has other columns than berlin.csv (expected the same\n"
     assert not Path("new.toml").exists()
     text = Path("paris.csv").read_text()
     Path("paris.csv").write_text(f"{text}\n30,F,no")

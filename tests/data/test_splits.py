@@ -265,7 +265,7 @@ def test_sorting_is_stable() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "words"),
     [
-        ({"how": "even"}, "split", "allowed are iid, dirichlet, balanced-dirichlet, shards"),
+        ({"how": "even"}, "split", "expected iid, dirichlet, balanced-dirichlet, shards"),
         ({"how": "iid", "alpha": 1.0}, "split.alpha", "none, as split 'iid' has no such option"),
         ({"nodes": 0}, "split.nodes", "from 1 up"),
         ({"how": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),

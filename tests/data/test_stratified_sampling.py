@@ -196,7 +196,7 @@ def test_findings_that_leave_gaps_are_refused() -> None:
         conceal([part] * 5, 3, np.random.default_rng(0))
     assert conceal([part], 0, np.random.default_rng(0))[0] is part
     classes = TensorData(torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(ArgumentError, match=r"split\.findings is 4: allowed is 0"):
+    with pytest.raises(ArgumentError, match=r"invalid split\.findings = 4 \(expected 0"):
         conceal([classes], 4, np.random.default_rng(0))
 
 
@@ -284,7 +284,7 @@ def test_a_limit_keeps_the_first_of_each_group(groups: list[int], most: int) -> 
 
 
 def test_limits_that_cannot_be_kept() -> None:
-    with pytest.raises(ArgumentError, match=r"privacy.group_size is 3: allowed is 1, unless data.group says"):
+    with pytest.raises(ArgumentError, match=r"invalid privacy.group_size = 3 \(expected 1, unless data.group says"):
         limit_groups(made(None), 3)
-    with pytest.raises(ArgumentError, match=r"privacy.group_size is 0: allowed is 1 or more"):
+    with pytest.raises(ArgumentError, match=r"invalid privacy.group_size = 0 \(expected 1 or more"):
         limit_groups(made(torch.tensor([5])), 0)

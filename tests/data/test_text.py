@@ -56,7 +56,7 @@ def test_a_list_of_words(tmp_path: Path) -> None:
         (tmp_path / "words.txt").write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=said):
             read_words(tmp_path / "words.txt")
-    with pytest.raises(ArgumentError, match=r"data\.vocabulary .*allowed is hash, a file of one word a line"):
+    with pytest.raises(ArgumentError, match=r"data\.vocabulary .*\(expected hash, a file of one word a line"):
         read_words(tmp_path / "none.txt")
 
 
@@ -139,8 +139,8 @@ def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
         ("text,split\nx,train\n", "has no column 'label', only text, split"),
         ("", "there are no examples"),
         ("text,label\n", "there are no examples"),
-        ("text,label\nx\n", "line 2 has 1 cells: allowed are 2"),
-        ("text,label,split\nx,1,later\n", "split has 'later': allowed are train"),
+        ("text,label\nx\n", r"line 2 has 1 cells \(expected 2"),
+        ("text,label,split\nx,1,later\n", r"split has 'later' \(expected train"),
         ("text,label,split\nx,0,test\nx,1,test\n", "train part of reviews: there are no examples"),
     ],
 )
@@ -166,8 +166,8 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"length": 0}, r"data\.length is 0"),
-        ({"words": 1}, r"data\.words is 1: allowed is from 2"),
-        ({"words": 9, "vocabulary": "list.txt"}, r"data\.words is 9: allowed is none"),
+        ({"words": 1}, r"invalid data\.words = 1 \(expected from 2"),
+        ({"words": 9, "vocabulary": "list.txt"}, r"invalid data\.words = 9 \(expected none"),
     ],
 )
 def test_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, object], said: str) -> None:

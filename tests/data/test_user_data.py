@@ -75,7 +75,7 @@ def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) 
 def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: TaskConfig, kinds: str) -> None:
     path = tmp_path / ("table.csv" if task in (SEGMENTATION, InstancesConfig()) else "table.parquet")
     path.write_text("image,Mass\n")
-    told = rf"^{path}: is no kind of file that task {task.called} reads: allowed is {kinds}$"
+    told = rf"^{path}: is no kind of file that task {task.called} reads \(expected {kinds}$"
     with pytest.raises(DataError, match=told):
         load(named(str(path)), task)
     path.unlink()
@@ -132,7 +132,7 @@ def test_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
     lines[0] = "image,label,site,patient,split"
     table.write_text("\n".join(lines) + "\n")
     assert torch.equal(load(named(str(table))).train.inputs, data.train.inputs)
-    with pytest.raises(ArgumentError, match=r"data\.label is 'kind': allowed is one column of .*list\.csv"):
+    with pytest.raises(ArgumentError, match=r"invalid data\.label = 'kind' \(expected one column of .*list\.csv"):
         load(named(str(table), label="kind"))
 
 
@@ -164,7 +164,7 @@ def test_no_image_of_a_class_is_passed_over(tmp_path: Path) -> None:
         load(named(str(tmp_path / "pets")))
     (tmp_path / "pets" / "dog" / "up").unlink()
     (tmp_path / "pets" / "dog" / "4.HEIC").write_bytes(b"none")
-    with pytest.raises(DataError, match=r"dog/4\.HEIC: is an image that is not read: allowed are \.bmp, "):
+    with pytest.raises(DataError, match=r"dog/4\.HEIC: is an image invalid that = not read \(expected \.bmp, "):
         load(named(str(tmp_path / "pets")))
 
 
@@ -179,7 +179,7 @@ def test_folders_for_training_testing_and_validation(tmp_path: Path) -> None:
     assert len(measured.test) == 4
     assert bool((measured.test.inputs == 1).all())  # of the source's own part
     (tmp_path / "pets" / "test").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=r"pets: is parted into train, val: allowed are train and test"):
+    with pytest.raises(DataError, match=r"pets: is parted into train, val \(expected train and test"):
         load(named(place))
     for name in ("bus", "car"):
         shot(tmp_path / "traffic" / name / "1.png", 8, 8, 1, 0)
@@ -243,13 +243,13 @@ def test_columns_of_a_csv_are_its_own(tmp_path: Path) -> None:
         shot(tmp_path / f"{number}.png", 8, 8, 1, 0)
     table = tmp_path / "list.csv"
     table.write_text("image,Mass\n" + "".join(f"{number}.png,1\n" for number in range(4)))
-    with pytest.raises(ArgumentError, match=r"data\.label is 'Findngs': allowed is one column of"):
+    with pytest.raises(ArgumentError, match=r"invalid data\.label = 'Findngs' \(expected one column of"):
         load(named(str(table), label="Findngs"), FINDINGS)
     table.write_text("image,label\n0.png,a\n1.png,b\n")
-    with pytest.raises(ArgumentError, match=r"data\.label is 'image': allowed is another column"):
+    with pytest.raises(ArgumentError, match=r"invalid data\.label = 'image' \(expected another column"):
         load(named(str(table), label="image"))
     np.savez(tmp_path / "mine.npz", images=np.zeros((4, 8, 8)), labels=np.arange(4) % 2)
-    with pytest.raises(ArgumentError, match=r"data\.label is 'kind': allowed is empty, as only a csv"):
+    with pytest.raises(ArgumentError, match=r"invalid data\.label = 'kind' \(expected empty, as only a csv"):
         load(named(str(tmp_path / "mine.npz"), label="kind"))
 
 
@@ -261,7 +261,7 @@ def test_what_looks_like_tables_is_told_which_task_reads_them(tmp_path: Path) ->
 
 def test_what_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
     with pytest.raises(
-        ArgumentError, match=r"'potos': allowed is one of digits, .* and there is no .*/potos"
+        ArgumentError, match=r"'potos' \(expected one of digits, .* and there is no .*/potos"
     ):
         load(named("potos", root=str(tmp_path)))
 

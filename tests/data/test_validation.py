@@ -77,7 +77,7 @@ def test_a_patient_in_training_and_in_the_sources_own_validation_part_is_refused
 
 
 def test_without_a_site_of_two_it_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"data.validation is 0.25: allowed is 0, as no site has two"):
+    with pytest.raises(ArgumentError, match=r"invalid data.validation = 0.25 \(expected 0, as no site has two"):
         parted(np.arange(3), np.array([0, 1, 1]), np.array([False, False, True]), FEW)
 
 
@@ -113,7 +113,7 @@ def test_patients_are_counted_and_not_their_pictures() -> None:
 
 def test_nodes_with_data_of_their_own_set_nothing_aside(tmp_path: Path) -> None:
     """At a deployed federation, and where queries are carried by hand."""
-    said = r"data\.validation is 0\.25: allowed is 0, as nodes that hold data of their own"
+    said = r"invalid data\.validation = 0\.25 \(expected 0, as nodes that hold data of their own"
     config = replace(run_config("digits-fedkd"), data=FEW)
     with pytest.raises(ArgumentError, match=said):
         run._with_kit(config, tmp_path / "kit")

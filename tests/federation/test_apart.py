@@ -95,7 +95,7 @@ def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) ->
     kept = tuple(name for name in getattr(tell, part) if name != declared)
     side = replace(run.side, queries={"tell": replace(tell, **{part: kept})})
     handler = RequestHandler(Group(run.nodes[:1]), side, run.compute)
-    with pytest.raises(ArgumentError, match=f"^{declared} of query tell is 'a list of 1': allowed is a"):
+    with pytest.raises(ArgumentError, match=rf"^{declared} of query invalid tell = 'a list of 1' \(expected a"):
         handler.answer("tell", 0, {"wish": as_text({"class": 0})}, False)
     assert run.audit.summary()["queries"] == 0
 

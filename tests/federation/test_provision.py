@@ -258,7 +258,7 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     ("host", "nodes", "changes", "message"),
     [
         ("a:1", ["x"], {}, "host is 'a:1'"),
-        ("10.0.0.300", ["x"], {}, r"host is '10\.0\.0\.300': allowed is a host name or an IPv4 address"),
+        ("10.0.0.300", ["x"], {}, r"invalid host = '10\.0\.0\.300' \(expected a host name or an IPv4 address"),
         ("10.1", ["x"], {}, r"host is '10\.1'"),
         ("localhost", [], {}, "nodes is empty"),
         ("localhost", ["North", "north"], {}, "each name once, in whichever case"),

@@ -185,7 +185,7 @@ def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> N
 
     Four(summed("fedavg"), tmp_path / "away", calls).live().run()
 
-    assert "sums: 1 members, allowed are 3 or more" in refusals
+    assert "sums: 1 members, (expected 3 or more" in refusals
     assert "sums: this run's answers leave under masks only" in refusals
 
 

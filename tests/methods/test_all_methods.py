@@ -544,6 +544,6 @@ def test_one_node_is_a_federation(name: str) -> None:
     ],
 )
 def test_an_option_that_is_not_allowed_is_named(name: str, option: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"method\.{option} is .*: allowed is ") as caught:
+    with pytest.raises(ArgumentError, match=rf"invalid method\.{option} = .* \(expected ") as caught:
         config_of(name, **{option: value})
     assert "\n" not in str(caught.value)

@@ -82,12 +82,12 @@ def test_public_maps_are_those_of_public_labels() -> None:
     maps = Maps(FromMaps(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.maps(data))
     for lacking in (None, Public("noise", data.inputs)):
-        with pytest.raises(ArgumentError, match=r"method\.conditions is 'public': allowed is nodes or drawn"):
+        with pytest.raises(ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"):
             Maps(FromMaps(conditions="public"), at(one, public=lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
-    with pytest.raises(ArgumentError, match=r"method\.map_augment is 'turn': allowed is none or mirror"):
+    with pytest.raises(ArgumentError, match=r"invalid method\.map_augment = 'turn' \(expected none or mirror"):
         Maps(FromMaps(map_augment="turn"), at(world(), shape=(1, 16, 24)))
 
 
@@ -124,8 +124,8 @@ def test_letting_label_maps_out_lets_nothing_else_out() -> None:
     ("wrong", "said"),
     [
         (torch.zeros(4, 8, 8, dtype=torch.uint8), r"maps are torch\.uint8"),
-        (torch.full((4, 16, 16), 200, dtype=torch.uint8), r"maps hold 200: allowed is 0\.\.2"),
-        (torch.full((4, 16, 16), 3, dtype=torch.uint8), r"maps hold 3: allowed is 0\.\.2"),
+        (torch.full((4, 16, 16), 200, dtype=torch.uint8), r"maps hold 200 \(expected 0\.\.2"),
+        (torch.full((4, 16, 16), 3, dtype=torch.uint8), r"maps hold 3 \(expected 0\.\.2"),
     ],
 )
 def test_a_node_whose_maps_are_none_is_left_out_as_far_as_the_quorum_goes(

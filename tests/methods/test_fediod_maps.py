@@ -226,9 +226,9 @@ def test_half_of_what_is_shifted_is_mirrored_too_where_that_is_wanted() -> None:
 
 
 def test_images_that_were_measured_are_not_moved_and_only_squares_turn() -> None:
-    with pytest.raises(ArgumentError, match="student_augment is 'shift': allowed is none"):
+    with pytest.raises(ArgumentError, match=r"invalid student_augment = 'shift' \(expected none"):
         Replay(9, "shift", RECONSTRUCTION, SHAPE, 0)
-    with pytest.raises(ArgumentError, match="student_augment is 'turn': allowed is not turn"):
+    with pytest.raises(ArgumentError, match=r"invalid student_augment = 'turn' \(expected not turn"):
         Replay(9, "turn", TASK, (1, 16, 24), 0)
 
 
@@ -265,7 +265,7 @@ def test_of_what_is_never_met_nothing_is_corrected() -> None:
 
 
 def test_label_shift_is_for_classes() -> None:
-    with pytest.raises(ArgumentError, match=r"method.label_shift is True: allowed is false, as task recon"):
+    with pytest.raises(ArgumentError, match=r"invalid method.label_shift = True \(expected false, as task recon"):
         world(task=RECONSTRUCTION, label_shift=True).server.step()
 
 

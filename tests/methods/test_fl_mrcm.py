@@ -89,7 +89,7 @@ def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
 
 
 def test_a_target_that_is_no_node_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"method.target is 'x': allowed is one of n0, n1, n2"):
+    with pytest.raises(ArgumentError, match=r"invalid method.target = 'x' \(expected one of n0, n1, n2"):
         world(replace(CONFIG, target="x"))
 
 

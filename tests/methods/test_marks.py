@@ -127,9 +127,9 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ("concensus", "method.ensemble is 'concensus': allowed is logits, log_probs, probs, consensus"),
-        ("math:pi", "method.ensemble is 'math:pi': allowed is a function or class, which 'pi' of"),
-        ("no_such_lab:mean", "method.ensemble is 'no_such_lab:mean': allowed is one in"),
+        ("concensus", "invalid method.ensemble = 'concensus' (expected logits, log_probs, probs, consensus"),
+        ("math:pi", "invalid method.ensemble = 'math:pi' (expected a function or class, which 'pi' of"),
+        ("no_such_lab:mean", "invalid method.ensemble = 'no_such_lab:mean' (expected one in"),
     ],
 )
 def test_an_ensemble_that_nobody_has_is_one_line_before_anything_is_trained(how: str, line: str) -> None:

@@ -59,8 +59,8 @@ def config(method: Method, engine: str = "one-by-one") -> RunConfig:
 @pytest.mark.parametrize(
     ("state", "line"),
     [
-        ({"a": 1}, r"^what method .*:Keeps begins with is 'dict': allowed is an object with attributes"),
-        (SimpleNamespace(a=1, seen={1, 2}), r"^state\.seen of method .*:Keeps is 'set': allowed is tensors"),
+        ({"a": 1}, r"^what method .*:Keeps begins invalid with = 'dict' \(expected an object with attributes"),
+        (SimpleNamespace(a=1, seen={1, 2}), r"^state\.seen of method .*:invalid Keeps = 'set' \(expected tensors"),
         (SimpleNamespace(deep=[{"x": object()}]), r"^state\.deep of method .*state holds a object"),
     ],
 )
@@ -85,7 +85,7 @@ class Hasty(CountsLabels, Idle):
 
 
 def test_who_asks_before_the_first_turn_is_refused() -> None:
-    line = r"^what begin of method .*:Hasty asks is 'count_labels': allowed is none, .*ask in turn"
+    line = r"^what begin of method .*:Hasty invalid asks = 'count_labels' \(expected none, .*ask in turn"
     with pytest.raises(ArgumentError, match=line):
         prepare(config(Hasty()))
 
@@ -93,7 +93,7 @@ def test_who_asks_before_the_first_turn_is_refused() -> None:
 @pytest.mark.parametrize("rounds", [0, -3])
 def test_a_method_without_a_round_is_refused(rounds: int) -> None:
     """Its type says no range, and its student would be called trained."""
-    with pytest.raises(ArgumentError, match=f"method.rounds is {rounds}: allowed is 1 or more"):
+    with pytest.raises(ArgumentError, match=rf"invalid method.rounds = {rounds} \(expected 1 or more"):
         prepare(config(Idle(rounds=rounds)))
 
 

@@ -76,7 +76,7 @@ def test_roberta_takes_texts_as_long_as_the_positions_that_its_tokens_have(tmp_p
     transformers.RobertaForSequenceClassification(config).save_pretrained(tmp_path)
     model = build(f"hf:{tmp_path}", length=10, vocabulary=20).eval()
     assert model(torch.full((1, 10), 5)).shape == (1, 2)
-    with pytest.raises(ModelError, match=r"takes 10 tokens and texts have 11: allowed is data\.length = 10"):
+    with pytest.raises(ModelError, match=r"takes 10 tokens and texts have 11 \(expected data\.length = 10"):
         build(f"hf:{tmp_path}", length=11, vocabulary=20)
 
 
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     spec = save(tmp_path)
     with pytest.raises(ModelError, match="knows 9 tokens and the data have 8193"):
         build(spec, vocabulary=8193)
-    with pytest.raises(ModelError, match=r"takes 8 tokens and texts have 64: allowed is data\.length = 8"):
+    with pytest.raises(ModelError, match=r"takes 8 tokens and texts have 64 \(expected data\.length = 8"):
         build(spec, length=64)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="cannot be loaded"):
@@ -104,7 +104,7 @@ def test_its_own_tokenizer_makes_the_ids(tmp_path: Path) -> None:
     ids, _ = hugging_face.tokenize(where, ["good bad film good bad film"], 5)
     assert ids.tolist() == [[2, 5, 6, 7, 3]]
     with pytest.raises(
-        ArgumentError, match=r"data\.vocabulary is 'hf:.*none': allowed is a folder with a tokenizer"
+        ArgumentError, match=r"invalid data\.vocabulary = 'hf:.*none' \(expected a folder with a tokenizer"
     ):
         hugging_face.tokenize(str(tmp_path / "none"), ["good"], 5)
 

@@ -199,7 +199,7 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
     ],
 )
 def test_a_width_and_a_slip_are_told_from_a_name_that_is_unknown(spec: str, words: str) -> None:
-    with pytest.raises(ArgumentError, match=f"^model is '{spec}': allowed is {words}"):
+    with pytest.raises(ArgumentError, match=rf"^invalid model = '{spec}' \(expected {words}"):
         build(spec, IMAGE, 3, 0)
 
 
@@ -213,7 +213,7 @@ def test_a_width_and_a_slip_are_told_from_a_name_that_is_unknown(spec: str, word
     ],
 )
 def test_a_factory_that_is_not_there_is_one_line(spec: str, words: str) -> None:
-    with pytest.raises(ArgumentError, match=f"^model is '{spec}': allowed is {words}"):
+    with pytest.raises(ArgumentError, match=rf"^invalid model = '{spec}' \(expected {words}"):
         build(spec, IMAGE, 3, 0)
 
 

@@ -76,7 +76,7 @@ def test_a_network_with_channels_last_gives_the_same_vector() -> None:
 def test_a_vector_of_another_length_is_refused_and_nothing_changed(length: int) -> None:
     model = nn.Linear(2, 3)
     before = to_vector(model)
-    with pytest.raises(ArgumentError, match=rf"parameters is \({length},\): allowed is \(9,\)"):
+    with pytest.raises(ArgumentError, match=rf"invalid parameters = \({length},\) \(expected \(9,\)"):
         load_vector(model, torch.zeros(length))
     with pytest.raises(ArgumentError):
         load_vector(model, torch.zeros(9, 1))

@@ -124,5 +124,5 @@ def test_a_residual_one_learns_what_to_add() -> None:
 
 
 def test_a_residual_one_of_other_channels_is_refused() -> None:
-    with pytest.raises(ModelError, match="2 output channels: allowed is 1, as many as its input has"):
+    with pytest.raises(ModelError, match=r"2 output channels \(expected 1, as many as its input has"):
         build("residual-unet:4", (1, 8, 8), 2, 0)

@@ -163,7 +163,7 @@ def test_a_server_that_tries_list_after_list_learns_no_class_that_a_node_has(tmp
     (named.folder / "data.npz").unlink()
     assert refused(named) == "classes: the run's are not those that the owner names"
     assert not list((named.folder / "runs").glob("*"))
-    with pytest.raises(ArgumentError, match=r"data\.classes is .*: allowed is empty, as data.schema says"):
+    with pytest.raises(ArgumentError, match=r"invalid data\.classes = .* \(expected empty, as data.schema says"):
         PrivateConfig(source="csv", schema="ours.toml", classes=("a", "b"))
 
 
@@ -264,7 +264,7 @@ def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: 
         ward(tmp_path / "clinic", 'schema = "none.toml"\n')
     found = owner_folder.examine(tmp_path / "clinic", quick=True)
     assert any("data.schema" in fault for fault in found.faults)
-    with pytest.raises(ArgumentError, match=r"data\.schema is 'ours.toml': allowed is empty, as source npz"):
+    with pytest.raises(ArgumentError, match=r"invalid data\.schema = 'ours.toml' \(expected empty, as source npz"):
         PrivateConfig(schema="ours.toml")
 
 

@@ -37,7 +37,7 @@ def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
     ("text", "told"),
     [
         (b"", "cannot be read as JSON"),
-        (b"[1]", "holds a list: allowed is a JSON object"),
+        (b"[1]", "holds a list (expected a JSON object"),
         (b"[" * 100_000, "cannot be read as JSON"),
         (b"\xff", "cannot be read as JSON: 'utf-8'"),
     ],
@@ -56,7 +56,7 @@ def test_a_copy_of_a_mark_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
     clinic = Clinic(tmp_path / "clinic").ready()
     copied = clinic.folder / "runs/one/mark-3 (copy).safetensors"
     copied.write_bytes(b"")
-    assert f"{copied} is no state of a run: allowed is mark-NUMBER" in joined(clinic, caplog)
+    assert f"invalid {copied} = no state of a run (expected mark-NUMBER" in joined(clinic, caplog)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_damaged_salt_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFix
     clinic = Clinic(tmp_path / "clinic", WIDE).ready()
     path = clinic.folder / "runs/one" / SALT
     path.write_text(text)
-    told = f"{path} is no salt of a run: allowed are 32 hexadecimal digits"
+    told = f"invalid {path} = no salt of a run (expected 32 hexadecimal digits"
     assert told in joined(clinic, caplog)
 
 

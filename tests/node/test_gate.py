@@ -218,7 +218,7 @@ def test_once_the_bytes_are_used_up_no_query_is_let_in() -> None:
 
 
 def test_less_memory_than_the_program_needs_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"allowed is 0 \(no limit\), or 50000000 or more"):
+    with pytest.raises(ArgumentError, match=r"expected 0 \(no limit\), or 50000000 or more"):
         PolicyConfig(most_memory=1000)
     assert PolicyConfig(most_memory=0).most_memory == 0
 

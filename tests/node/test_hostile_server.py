@@ -175,7 +175,7 @@ def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
             assert secret in caplog.text
     told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": "gone"}})
     assert told["text"] == (
-        "method.name is 'gone': allowed is one that is installed at the node, "
+        "invalid method.name = 'gone' (expected one that is installed at the node, "
         "as policy.methods of it allows it"
     )
 
@@ -188,7 +188,7 @@ def test_a_task_that_the_owner_did_not_allow_is_refused_and_nothing_is_imported(
     plan = PLAN.to_dict()
     plan["spec"]["task"]["name"] = name
     told = clinic.say("join", plan=plan)
-    allowed = "allowed is one that policy.tasks of the node names, or one of classification, text,"
+    allowed = "expected one that policy.tasks of the node names, or one of classification, text,"
     assert f"task.name is {name!r}: {allowed}" in told["text"]
     assert "antigravity" not in sys.modules
     assert clinic.host.session is None
@@ -214,8 +214,8 @@ PUBLIC = Public("ours", torch.zeros(6, *SHAPE), None, "")
     ("public", "said"),
     [
         (Public("ours", torch.full((6, *SHAPE), float("nan"))), "NaN or infinity"),
-        (Public("ours", torch.zeros(6, 3, 5, 5)), "allowed are (N, 1, 8, 8)"),
-        (Public("ours", torch.zeros(65, *SHAPE)), "have 65 inputs: allowed are 64"),
+        (Public("ours", torch.zeros(6, 3, 5, 5)), "expected (N, 1, 8, 8)"),
+        (Public("ours", torch.zeros(65, *SHAPE)), "have 65 inputs (expected 64"),
         (
             Public("ours", torch.zeros(6, *SHAPE), torch.full((6,), 10)),
             "label 10 of example 0 is outside 0..9",

@@ -39,7 +39,7 @@ def test_every_network_of_ours_passes_before_its_inputs_are_known(tmp_path: Path
 @pytest.mark.parametrize("name", ["transformr", "transformer:0", "hf:", "small-cnn:-1", "sql:1"])
 def test_any_other_name_or_width_is_refused_before(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        ArgumentError, match=r"^model\.name is .*: allowed is (one of small-cnn.*transformer|\S+:WIDTH)"
+        ArgumentError, match=r"^invalid model\.name = .* \(expected (one of small-cnn.*transformer|\S+:WIDTH)"
     ):
         owner_model.check_named(named(name), tmp_path)
 

@@ -57,22 +57,22 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 FAULTS = {
     "no epsilon to find noise from": (
         'mechanism = "dp-sgd"\n',
-        "privacy.epsilon is inf: allowed is finite, where privacy.training.noise is to be found from it",
+        "invalid privacy.epsilon = inf (expected finite, where privacy.training.noise is to be found from it",
     ),
     "the same of votes": ('mechanism = "pate"\n', "where privacy.pate.noise is to be found"),
-    "a budget and no mechanism": ("epsilon = 3.0\n", "privacy.mechanism is 'none': allowed is a mechanism"),
+    "a budget and no mechanism": ("epsilon = 3.0\n", "invalid privacy.mechanism = 'none' (expected a mechanism"),
     "a budget of the data and no mechanism": ("total_epsilon = 3.0\n", "privacy.mechanism is 'none'"),
     "noise without a bound": (
         'mechanism = "noisy-outputs"\nepsilon = 3.0\n',
-        "privacy.outputs.bound is 0.0: allowed is above 0, where a budget is set",
+        "invalid privacy.outputs.bound = 0.0 (expected above 0, where a budget is set",
     ),
     "no groups": (
         'mechanism = "pate"\nepsilon = 3.0\ngroup_size = 4\n',
-        "privacy.group_size is 4: allowed is 1, where data.group does not say",
+        "invalid privacy.group_size = 4 (expected 1, where data.group does not say",
     ),
     "a delta of one record": (
         'mechanism = "pate"\nepsilon = 3.0\ndelta = 0.02\n',
-        "privacy.delta is 0.02: allowed is well below 1 / 60",
+        "invalid privacy.delta = 0.02 (expected well below 1 / 60",
     ),
 }
 

@@ -462,6 +462,6 @@ def test_no_more_private_steps_are_taken_than_are_charged(asked: str) -> None:
         prepare(side, [node])
         RequestHandler(Group([node]), side, COMPUTE).answer(asked, 0, {"x": X}, False)
 
-    with pytest.raises(ArgumentError, match=r"steps of the \w+ of n is 'more': allowed is as many private"):
+    with pytest.raises(ArgumentError, match=r"steps of the \w+ of invalid n = 'more' \(expected as many private"):
         attempt()
     assert asked == "early" or node.due is None

@@ -142,7 +142,7 @@ def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_no
     assert from_text(node.spent().run) == total(node.mechanism.schedule())
     assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
-    with pytest.raises(OwnDataError, match=r"rows of query predict is \(8, 16\): allowed are 4 numbers a"):
+    with pytest.raises(OwnDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"):
         narrow.query(0, tensors=told)
     assert narrow.spent() == Spent({}, {})
     row = replace(config.outputs, how="gaussian")  # a row's length is bounded, whatever is in it
@@ -387,7 +387,7 @@ def test_what_left_without_a_guarantee_voids_the_budget() -> None:
     same = said(replace(VOTES, epsilon=1.5), "one")
     assert same == (
         "privacy budget: the budget of epsilon 1.5 at delta 1e-05 cannot hold, as 2 releases left without "
-        "any guarantee before it was set: allowed is a new run, or privacy.epsilon = inf"
+        "any guarantee before it was set (expected a new run, or privacy.epsilon = inf"
     )
     for config in (replace(VOTES, total_epsilon=1.5), replace(VOTES, epsilon=1.5)):  # it is of the data, too
         rule = said(config, "two")
@@ -477,7 +477,7 @@ def test_a_total_delta_of_one_record_is_a_fault() -> None:
     data = owner_folder.TensorData(images, torch.zeros(60, dtype=torch.long))
     one, other = PATE(epsilon=3.0, total_delta=0.02), PATE(epsilon=3.0)
     (fault,) = privacy_faults(one, data, None)
-    assert fault.startswith("privacy.total_delta is 0.02: allowed is well below 1 / 60")
+    assert fault.startswith("invalid privacy.total_delta = 0.02 (expected well below 1 / 60")
     assert privacy_faults(other, data, None) == []
     (fault,) = privacy_faults(replace(other, delta=0.02), data, None)  # said once
     assert fault.startswith("privacy.delta")
@@ -497,7 +497,7 @@ def test_slices_of_a_volume_are_protected_together_or_not_at_all() -> None:
         own = replace(nifti, group=group)
         assert privacy_faults(PATE(epsilon=3.0, group_size=size), data, None) == []
         (fault,) = privacy_faults(PATE(epsilon=3.0, group_size=size), data, None, own)
-        assert fault.startswith(f"privacy.group_size is {size}: allowed is 2 or more, with data.group")
+        assert fault.startswith(f"invalid privacy.group_size = {size} (expected 2 or more, with data.group")
     own = replace(nifti, group="patient")
     assert privacy_faults(PATE(epsilon=3.0, group_size=6), by_patient, None, own) == []
     assert privacy_faults(PATE(epsilon=3.0), replace(by_patient, groups=torch.arange(60)), None, own) == []

@@ -276,7 +276,7 @@ def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None
     with refused("under masks only"):
         party.masks["n0"].admit("predict", None)
     party.masks["n0"].policy = PolicyConfig(minimum_nodes=5, sums_may_differ=True)
-    with refused("4 members, allowed are 5"):
+    with refused("4 members, (expected 5"):
         party.added("n0", SumCall(1, NAMES))
     party.masks["n0"].policy = PolicyConfig()
     with refused("without nodes that fail"):

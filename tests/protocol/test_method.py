@@ -177,7 +177,7 @@ def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     table = Plan("run", {"name": "fedavg"}, spec).to_dict()
     assert Plan.from_dict(table).config() == METHODS["fedavg"]()
-    with pytest.raises(ArgumentError, match=r"method\.name is .*: allowed is one that policy\.methods"):
+    with pytest.raises(ArgumentError, match=r"invalid method\.name = .* \(expected one that policy\.methods"):
         Plan.from_dict({**table, "method": {"name": name}})
     assert "antigravity" not in sys.modules
     place = f"{Asks.__module__}:Asks"
@@ -202,5 +202,5 @@ def test_what_a_method_of_somebody_elses_lacks_is_one_line(
         ("Untitled", "with title: ClassVar"),
         ("Silent", "one with a method asks"),
     ):
-        with pytest.raises(ArgumentError, match=rf"^method is 'careless:{name}': allowed is .*{said}"):
+        with pytest.raises(ArgumentError, match=rf"^invalid method = 'careless:{name}' \(expected .*{said}"):
             METHODS[f"careless:{name}"]

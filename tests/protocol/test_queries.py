@@ -35,16 +35,16 @@ def test_each_node_has_its_part() -> None:
     [
         (
             {"z": torch.zeros(3, 3)},
-            r"z of query ask is .a tensor \(3, 3\).: allowed is a tensor \(2, ",
+            r"z of query invalid ask = .a tensor \(3, 3\). \(expected a tensor \(2, ",
         ),
         ({"z": torch.zeros(())}, r"a tensor \(\)"),
         ({"z": [torch.zeros(3)] * 2}, "a list of 2': .* where ragged or values name it"),
-        ({"some": [torch.zeros(3)]}, "some of query ask is 'a list of 1': allowed is a list of 2 tensors"),
-        ({"some": [1.0, 2.0]}, "allowed is a list of 2 tensors, one a node"),
-        ({"some": torch.zeros(2, 3)}, r"a tensor \(2, 3\)': allowed is a list of 2 tensors"),
-        ({"told": {"a": 1}}, "told of query ask is 'a dict': allowed is a list of 2 values"),
-        ({"told": "hello"}, "'a str': allowed is a list of 2 values"),
-        ({"told": [1, 2, 3]}, "'a list of 3': allowed is a list of 2 values"),
+        ({"some": [torch.zeros(3)]}, r"some of query invalid ask = 'a list of 1' \(expected a list of 2 tensors"),
+        ({"some": [1.0, 2.0]}, "expected a list of 2 tensors, one a node"),
+        ({"some": torch.zeros(2, 3)}, r"a tensor \(2, 3\)' \(expected a list of 2 tensors"),
+        ({"told": {"a": 1}}, r"told of query invalid ask = 'a dict' \(expected a list of 2 values"),
+        ({"told": "hello"}, r"'a str' \(expected a list of 2 values"),
+        ({"told": [1, 2, 3]}, r"'a list of 3' \(expected a list of 2 values"),
     ],
 )
 def test_what_is_no_part_a_node_is_refused(part: dict[str, Any], said: str) -> None:

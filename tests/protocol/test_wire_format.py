@@ -237,7 +237,7 @@ def test_a_shape_that_no_memory_has_is_refused(shape: list[int]) -> None:
 
 @pytest.mark.parametrize("message", [None, {}, 5, "text", bytearray(WHOLE)])
 def test_a_message_is_bytes(message: Any) -> None:
-    with pytest.raises(DataError, match="allowed are bytes"):
+    with pytest.raises(DataError, match="expected bytes"):
         unpack(message)
 
 

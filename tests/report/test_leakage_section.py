@@ -342,7 +342,7 @@ def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path) -
         except RunFolderError as error:
             refused.append(str(error))
     assert len(refused) > 50
-    line = re.compile(r"\S+leakage\.json: [\w.\[\]]+ is (missing|.*: allowed is [a-z, ]+)")
+    line = re.compile(r"\S+leakage\.json: [\w.\[\]]+ is (missing|.* (expected [a-z, ]+)")
     assert all(map(line.fullmatch, refused))
 
 

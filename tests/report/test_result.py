@@ -14,7 +14,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.report.result import Result
 from tests.report.test_report_page import a_result
 
-LINE = re.compile(r"result\.json: [^\n]+ is (missing|[^\n]*: allowed is [a-z, ']+)")
+LINE = re.compile(r"result\.json: [^\n]+ is (missing|[^\n]* \(expected [a-z, ']+)")
 
 
 def spoilt(value: Any, junk: object) -> Iterator[Any]:
@@ -44,15 +44,15 @@ def test_a_part_of_a_wrong_type_is_read_or_named_in_one_line(junk: object) -> No
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"bytes": {"up": "many"}}, "bytes.up is 'many': allowed is a whole number"),
+        ({"bytes": {"up": "many"}}, r"invalid bytes.up = 'many' \(expected a whole number"),
         ({"nodes": [{"model": "mlp"}]}, "nodes[0].name is missing"),
-        ({"nodes": "two"}, "nodes is 'two': allowed is a list, each a table"),
-        ({"central": "crown"}, "central is 'crown': allowed is student, virtual, ensemble, nodes"),
+        ({"nodes": "two"}, r"invalid nodes = 'two' \(expected a list, each a table"),
+        ({"central": "crown"}, r"invalid central = 'crown' \(expected student, virtual, ensemble, nodes"),
         ({"metrics": [{"key": "a", "title": "A", "better": "up"}]},
-         "metrics[0].better is 'up': allowed is one of 'higher', 'lower'"),
-        ({"metrics": [], "metric": None}, "metrics is []: allowed is one figure or more"),
-        ({"metric": []}, "metric is []: allowed is a text"),
-        ({"metric": 3}, "metric is 3: allowed is a text"),
+         r"invalid metrics[0].better = 'up' \(expected one of 'higher', 'lower'"),
+        ({"metrics": [], "metric": None}, r"invalid metrics = [] \(expected one figure or more"),
+        ({"metric": []}, r"invalid metric = [] \(expected a text"),
+        ({"metric": 3}, r"invalid metric = 3 \(expected a text"),
     ],
 )  # fmt: skip
 def test_what_is_spoilt_is_named_with_its_place(tmp_path: Path, changes: dict[str, Any], line: str) -> None:

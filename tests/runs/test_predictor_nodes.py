@@ -96,7 +96,7 @@ def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more()
 @pytest.mark.parametrize("option", ["batch", "critic_batch"])
 def test_batch_norm_is_given_two_rows_at_least(option: str) -> None:
     options = {"steps": 3, "batch": 8} | {option: 1}
-    line = rf"method\.{option} is 1: allowed is 2 or more for rows of a table"
+    line = rf"invalid method\.{option} = 1 \(expected 2 or more for rows of a table"
     with pytest.raises(ArgumentError, match=line):
         distil([models.build("mlp:8", (13,), 3, 0)], fedstill.FedIOD(**options))
 
@@ -162,7 +162,7 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
     assert torch.allclose(to_vector(server.student), to_vector(simulation.student), atol=1e-5)
     host = there["node-0"]
     write_onnx(host.folder / host.file.model.name, np.random.default_rng(1).normal(size=(5, 2)))
-    with pytest.raises(NodeFault, match="it was begun otherwise: allowed is a new run"):
+    with pytest.raises(NodeFault, match=r"it was begun otherwise \(expected a new run"):
         Host(host.folder).join(server.federation.plan)
 
 
@@ -192,7 +192,7 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
 
 def test_a_run_asks_only_addresses_of_this_machine() -> None:
     with pytest.raises(
-        ArgumentError, match=r"nodes\.models is 'http://192\.0\.2\.1/': allowed is an address on"
+        ArgumentError, match=r"invalid nodes\.models = 'http://192\.0\.2\.1/' \(expected an address on"
     ):
         assemble.prepare(run(["http://192.0.2.1/"]))
 

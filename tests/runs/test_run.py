@@ -211,7 +211,7 @@ BAD = {
     "NaN": (images(images=with_nan()), {}, "NaN"),
     "too many nodes": (images(), {"--split.nodes": "100"}, "split.nodes"),
     "negative decay": ([], {"--nodes.local.weight_decay": "-1"}, "nodes.local.weight_decay is -1.0"),
-    "half a channel": ([], {"--method.generator_width": "1"}, "method.generator_width is 1: allowed is 2"),
+    "half a channel": ([], {"--method.generator_width": "1"}, r"invalid method.generator_width = 1 \(expected 2"),
     "no network": ([], {"--nodes.models": "json:dumps"}, "model 'json:dumps' cannot be made"),
     "its import": ([], {"--nodes.models": "ours_broken:net"}, "No module named 'ours'"),
     "too few queries": (
@@ -333,7 +333,7 @@ def test_data_of_one_class_are_for_public_images_alone(tmp_path: Path) -> None:
     np.savez(tmp_path / "one.npz", images=rng.random((30, 8, 8)), labels=np.zeros(30, dtype=np.int64))
     name = str(tmp_path / "one.npz")
     table = {"method": {"name": "fedkd"}, "nodes": {"models": ["mlp:4"]}, "student": {"model": "mlp:4"}}
-    with pytest.raises(DataError, match="the only class is 0: allowed are 2 or more"):
+    with pytest.raises(DataError, match=r"the only invalid class = 0 \(expected 2 or more"):
         prepare(from_dict({**table, "data": {"name": name}}))
     begun, _ = prepare(from_dict({**table, "public": {"name": name}}))
     assert begun.public is not None

@@ -269,7 +269,7 @@ def untouched(one: Setting, error: type[Exception], said: str) -> str:
 
 def test_public_data_of_another_shape_are_refused() -> None:
     public = Public("elsewhere", torch.zeros(5, 1, 12, 8))
-    said = re.escape(f"shape of public data is (1, 12, 8): allowed is {SHAPE}, as in the test data")
+    said = re.escape(f"shape of public invalid data = (1, 12, 8) (expected {SHAPE}, as in the test data")
     untouched(setting(FedAvg(rounds=1), public=public), ArgumentError, said)
 
 
@@ -287,7 +287,7 @@ def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
         (
             FLMRCM(rounds=1, target="x"),
             ArgumentError,
-            r"method\.target is 'x': allowed is one of node-0",
+            r"invalid method\.target = 'x' (expected one of node-0",
         ),
         (FedAD(epochs=1), ModelError, "the student"),
     ],

@@ -93,7 +93,7 @@ def test_an_owner_checks_a_table_by_the_runs_schema_alone(
     with pytest.raises(SystemExit) as ended:
         cli(["node", "check", str(here), str(tmp_path / "run.toml")])
     assert ended.value.code == 2
-    assert "own.csv, line 2: column 'age' is 101: allowed is 0 to 100, or nothing" in capsys.readouterr().err
+    assert "own.csv, line 2: column 'age' is 101 (expected 0 to 100, or nothing" in capsys.readouterr().err
 
 
 def test_an_owner_who_names_the_schema_needs_no_run_to_check_a_table(

@@ -211,7 +211,7 @@ def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> No
     data = (x, (x[:, 0] > 0).long())
     models = [MLP((3,), 2, 8) for _ in range(2)]
     assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).results["accuracy"] > 80
-    with pytest.raises(ArgumentError, match="schema is empty: allowed is a table's columns, within which"):
+    with pytest.raises(ArgumentError, match=r"invalid schema = '' \(expected a table's columns, within which"):
         fedstill.distil([data], models[:1], MLP((3,), 2, 8), data, 2, task="tabular")
 
 
@@ -220,10 +220,10 @@ def test_what_is_wrong_with_rows_is_said() -> None:
     data = (x, torch.tensor([0, 1, 0, 1]))
     with pytest.raises(DataError, match='rows of a table are learned by task "tabular"'):
         fedstill.distil([data], [model], model, data, 2)
-    with pytest.raises(DataError, match=r"data\[0\] is a DataFrame: allowed is one with schema="):
+    with pytest.raises(DataError, match=r"invalid data\[0\] = a DataFrame \(expected one with schema="):
         fedstill.distil([frame(0)], [model], model, data, 2, task="tabular")
     old = Frame(age=[300], ill=["no"])
-    with pytest.raises(DataError, match=r"data\[0\], row 0: column 'age' is 300: allowed is 0 to 100"):
+    with pytest.raises(DataError, match=r"data\[0\], row 0: column 'age' is 300 \(expected 0 to 100"):
         fedstill.distil([old], [model], model, data, 2, task="tabular", schema=COLUMNS)
-    with pytest.raises(ArgumentError, match="classes is 3: allowed is 2, as the schema has no, yes"):
+    with pytest.raises(ArgumentError, match=r"invalid classes = 3 \(expected 2, as the schema has no, yes"):
         fedstill.distil([data], [model], model, data, 3, task="tabular", schema=COLUMNS)

@@ -94,7 +94,7 @@ def test_predict_does_not_replace_what_is_there_unasked(
     assert (code, responses.read_bytes()) == (2, first)
     assert "d-answers.csv is there already: --out names another file" in err
     err = command("predict", run.parent, data, "--out", "other.csv")[2]  # a comparison's folder, say
-    assert f"it is no run, but holds some: allowed is one of them, as {run}" in err
+    assert f"invalid it = no run, but holds some (expected one of them, as {run}" in err
     assert command("predict", run, data, "--out", responses)[0] == 0
 
 
@@ -141,7 +141,7 @@ def test_its_answers_are_a_line_an_example(run: Path, command: Main, tmp_path: P
     (tmp_path / "new.csv").write_text("sex,age\nf,190\n", encoding="utf-8")
     code, _, err = command("predict", run, tmp_path / "new.csv", "--out", tmp_path / "answers.csv")
     assert (code, err.count("\n")) == (2, 1)
-    assert "column 'age' is 190: allowed is 0 to 100, or nothing" in err
+    assert "column 'age' is 190 (expected 0 to 100, or nothing" in err
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torchscript", "huggingface"])

@@ -43,7 +43,7 @@ def test_options_reach_the_task() -> None:
 
 
 def test_several_classes_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="classes is 3: allowed is 1 for task reconstruction"):
+    with pytest.raises(ArgumentError, match=r"invalid classes = 3 \(expected 1 for task reconstruction"):
         Reconstruction(3)
 
 
@@ -209,7 +209,7 @@ def test_one_mask_for_everyone_and_another_seed_another_one() -> None:
 
 
 def test_a_centre_with_more_lines_than_may_be_measured_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"task.center is 0.3: allowed is up to 0.25"):
+    with pytest.raises(ArgumentError, match=r"invalid task.center = 0.3 \(expected up to 0.25"):
         lines(64, 4, 0.3)
     assert lines(64, 4, 0.25).sum() == 16
 

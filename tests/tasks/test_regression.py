@@ -46,7 +46,7 @@ def test_every_ensemble_is_the_weighted_mean(how: str) -> None:
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        (torch.zeros(3), r"targets are float32 of shape \(3,\): allowed is float32 of shape \(3, 1\)"),
+        (torch.zeros(3), r"targets are float32 of shape \(3,\) \(expected float32 of shape \(3, 1\)"),
         (torch.zeros(3, 1).long(), "targets are int64"),
         (numbers(0.0, math.nan, 0.0), "targets hold NaN"),
     ],

@@ -145,7 +145,7 @@ def test_ensembles_are_means_of_log_odds_or_of_hazards() -> None:
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        (torch.zeros(3), r"targets are float32 of shape \(3,\): allowed is float32 of shape \(3, 2\)"),
+        (torch.zeros(3), r"targets are float32 of shape \(3,\) \(expected float32 of shape \(3, 2\)"),
         (torch.tensor([[3.5, 1.0]] * 3), "a time that is no number of intervals from 0 to 3"),
         (torch.tensor([[math.nan, 1.0]] * 3), "a time that is no number"),
         (torch.tensor([[1.0, 0.5]] * 3), "an event that is neither 1 nor 0"),
@@ -179,10 +179,10 @@ def test_times_are_counted_in_intervals_of_the_schemas_range_and_never_split_hai
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"event": "dead"}, "event is 'dead': allowed is one of the columns, a category of two"),
+        ({"event": "dead"}, r"invalid event = 'dead' \(expected one of the columns, a category of two"),
         ({"event": "age"}, "event is 'age'"),
-        ({"target": "died", "event": "died"}, "target is 'died': allowed is a number"),
-        ({"intervals": 0}, "intervals is 0: allowed is from 1 to 1000"),
+        ({"target": "died", "event": "died"}, r"invalid target = 'died' \(expected a number"),
+        ({"intervals": 0}, r"invalid intervals = 0 \(expected from 1 to 1000"),
     ],
 )
 def test_what_is_no_schema_of_survival(change: dict[str, object], said: str) -> None:

@@ -52,7 +52,7 @@ def test_blank_targets_are_targets(task: Task) -> None:
 
 def test_options_of_another_task_are_refused() -> None:
     with pytest.raises(
-        ArgumentError, match=r"task\.acceleration is 4: allowed is none, as task 'segmentation'"
+        ArgumentError, match=r"invalid task\.acceleration = 4 \(expected none, as task 'segmentation'"
     ):
         from_dict({"method": {"name": "fedavg"}, "task": {"name": "segmentation", "acceleration": 4}})
     with pytest.raises(ArgumentError, match=r"task\.dice is -1"):
@@ -92,7 +92,7 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         ("NoKind", "one whose Kindless has a kind, one of class, labels, map, image"),
         ("NoFigures", "one whose Figureless has figures, a tuple of Figure"),
     ):
-        with pytest.raises(ArgumentError, match=rf"^task is 'careless_tasks:{name}': allowed is {said}"):
+        with pytest.raises(ArgumentError, match=rf"^invalid task = 'careless_tasks:{name}' \(expected {said}"):
             TASKS[f"careless_tasks:{name}"]
 
 
@@ -173,5 +173,5 @@ def test_an_ensemble_lets_gradients_through(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(ENSEMBLES._found, "cuts", cuts)
     responses, weights = torch.zeros(2, 3, 4), torch.full((2, 1, 4), 0.5)
     assert Classification(4).ensemble(responses, weights, "cuts").shape == (3, 4)
-    with pytest.raises(ArgumentError, match="ensemble is 'cuts': allowed is one that lets gradients through"):
+    with pytest.raises(ArgumentError, match=r"invalid ensemble = 'cuts' \(expected one that lets gradients through"):
         Classification(4).ensemble(responses.requires_grad_(), weights, "cuts")

@@ -246,7 +246,7 @@ def test_one_that_fails_at_the_end_is_in_the_result(
 @pytest.mark.parametrize(
     ("named", "says"),
     [
-        (["tensorbord"], "track is 'tensorbord': allowed is tensorboard, mlflow, wandb"),
+        (["tensorbord"], r"invalid track = 'tensorbord' \(expected tensorboard, mlflow, wandb"),
         (["tests.own_lab:Lab"], "a subclass of Tracker"),
         ([f"{__name__}:Stops"] * 2, "each tracker once"),
     ],
