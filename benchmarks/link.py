@@ -2,7 +2,7 @@
 
     python benchmarks/link.py                       # all engines, three shapes, three nodes
     python benchmarks/link.py --engines in-process flare-poc --nodes 3 --queries 20
-    python benchmarks/link.py --engines flare-poc --nodes 3 5 --sums   # each without and with masks
+    python benchmarks/link.py --engines flare-poc --nodes 3 5 --secure-aggregation   # each without and with masks
 
 A query is FedIOD's: inputs down, logits and critic values up, their gradients down, the inputs' gradient
 up, with equal small networks at every node. So all engines compute the same, and what differs is the link.
@@ -56,7 +56,7 @@ def configuration(
         {
             "name": "link",
             "data": {"name": str(data)},
-            "split": {"how": "iid", "nodes": nodes},
+            "split": {"name": "iid", "nodes": nodes},
             "nodes": {"models": ["mlp:8"], "local": {"epochs": 0.1}},
             "student": {"model": "mlp:8"},
             "method": {
@@ -73,7 +73,7 @@ def configuration(
             },
             "engine": {"name": "one-by-one" if engine == "in-process" else engine, "threads": 1},
             "evaluation": {"every": 0, "centralized": False, "samples": 0},
-            "link": {"inputs": forms[0], "gradients": forms[1], "sums": sums},
+            "link": {"inputs": forms[0], "gradients": forms[1], "secure_aggregation": sums},
         }
     )
 
@@ -108,14 +108,16 @@ def main() -> None:
         "--shapes", type=int, default=len(SHAPES), help="how many of them, the smallest first"
     )
     parser.add_argument("--nodes", type=int, nargs="+", default=[3])
-    parser.add_argument("--sums", action="store_true", help="each without and with link.sums")
+    parser.add_argument(
+        "--secure-aggregation", action="store_true", help="each without and with link.secure_aggregation"
+    )
     parser.add_argument("--queries", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--forms", nargs="+", default=["float32"], choices=[form for form, _ in FORMS])
     parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     options = parser.parse_args()
     rows = []
-    masks = (False, True) if options.sums else (False,)
+    masks = (False, True) if options.secure_aggregation else (False,)
     for shape, engine, form, nodes, sums in itertools.product(
         SHAPES[: options.shapes], options.engines, options.forms, options.nodes, masks
     ):
@@ -129,7 +131,14 @@ def main() -> None:
                 shutil.rmtree(out, ignore_errors=True)
         row = {key: statistics.median(one[key] for one in each) for key in each[0]}
         rows.append(
-            {"shape": list(shape), "engine": engine, "form": form, "nodes": nodes, "sums": sums, **row}
+            {
+                "shape": list(shape),
+                "engine": engine,
+                "form": form,
+                "nodes": nodes,
+                "secure_aggregation": sums,
+                **row,
+            }
         )
         print(rows[-1], flush=True)
     about = {
@@ -141,13 +150,15 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n", encoding="utf-8")
     print(f"\n{about}\n")
-    print("| inputs | engine | form | nodes | sums | ms a query | the link | kB | link's share |")
+    print(
+        "| inputs | engine | form | nodes | secure aggregation | ms a query | the link | kB | link's share |"
+    )
     print("|---|---|---|---:|---|---|---|---|---|")
     for row in rows:
         shape = "x".join(map(str, row["shape"][1:]))
         print(
             f"| {row['shape'][0]} of {shape} | {row['engine']} | {row['form']} | {row['nodes']} "
-            f"| {'yes' if row['sums'] else 'no'} | {1000 * row['seconds']:.0f} "
+            f"| {'yes' if row['secure_aggregation'] else 'no'} | {1000 * row['seconds']:.0f} "
             f"| {1000 * row['link']:.0f} | {row['bytes'] / 1000:,.0f} | {100 * row['share']:.0f}% |"
         )
 

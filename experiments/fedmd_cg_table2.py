@@ -105,7 +105,7 @@ def attacked(
             "seed": seed,
             "plugins": [str(PRESETS)],
             "data": {"name": PACKS.get(data, data), "root": root, "train_limit": 2000},
-            "split": {"how": "dirichlet", "nodes": 10, "alpha": 10.0},
+            "split": {"name": "dirichlet", "nodes": 10, "alpha": 10.0},
             "nodes": {
                 "models": [network],
                 "local": {

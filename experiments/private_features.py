@@ -110,7 +110,7 @@ def main() -> None:
         "plugins": [str(Path(__file__).parent / "presets")],
         "data": {"name": o.data, "root": o.root, "train_limit": o.limit, "validation": part},
         "public": {"name": "held-out", "share": 0.05},
-        "split": {"how": "dirichlet", "alpha": 1.0, "nodes": o.nodes},
+        "split": {"name": "dirichlet", "alpha": 1.0, "nodes": o.nodes},
         "method": {"name": "fedkd"},
     }
     try:

@@ -177,8 +177,8 @@ def _judged(
     named = asking.config.task if asking else CLASSIFICATION
     task = found.spec.make_task() if found.spec else named.example()
     known = (asking.public if asking else None) or stand_in(task, found.spec.shape if found.spec else ())
-    sums = asking is not None and asking.config.link.sums
-    at = NodeSetting(task, file.local, found.compute or Compute(), known, sums=sums)
+    sums = asking is not None and asking.config.link.secure_aggregation
+    at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)
     side = side_of(method, at)
     bare, dear, mechanism = unprotected(file, found, side, folder)
     through = True  # as far as is known
@@ -291,7 +291,7 @@ def _unfit(
     from fedstill.node.network_setup import architecture
 
     needs = method.needs()
-    limit, total = file.policy.most_queries, sum(query.times for query in queries.values())
+    limit, total = file.policy.max_queries, sum(query.times for query in queries.values())
     if limit and total > limit:
         return f"it answers at most {limit} queries, and the run asks {total}"
     if found.model is None or found.spec is None or found.compute is None:

@@ -160,7 +160,9 @@ class Comparison:
 def queries(config: RunConfig) -> Mapping[str, Query]:
     """The queries that a run's method declares, by name."""
     task = config.task.example()
-    setting = NodeSetting(task, config.nodes.local, Compute(), stand_in(task), sums=config.link.sums)
+    setting = NodeSetting(
+        task, config.nodes.local, Compute(), stand_in(task), secure_aggregation=config.link.secure_aggregation
+    )
     queries: Mapping[str, Query] = side_of(config.method, setting).queries
     return queries
 

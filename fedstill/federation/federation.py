@@ -96,7 +96,7 @@ class Federation(Summed):
     ) -> None:
         self.nodes, self.queries = tuple(nodes), queries
         self.link = link or LinkConfig()
-        if self.link.sums:
+        if self.link.secure_aggregation:
             check_summed(self.nodes, queries)
         self.outputs: tuple[int, ...] | None = None  # shape of an input's logits, where an engine knows
         self.number = 0  # of the next query; part of a run's state
@@ -111,7 +111,7 @@ class Federation(Summed):
     @property
     def voices(self) -> tuple[str, ...]:
         """By whose names answers come: the nodes' that the run goes on with, or one for all of them."""
-        return (SUM,) if self.link.sums else self.present
+        return (SUM,) if self.link.secure_aggregation else self.present
 
     def query(
         self, query: str, *, of: Sequence[str] | None = None, number: int | None = None, **given: Any
@@ -155,7 +155,7 @@ class Federation(Summed):
             stacked = [name for name in first if name not in declared.apart]
             return Responses(
                 number,
-                (SUM,) if self.link.sums else tuple(responses),
+                (SUM,) if self.link.secure_aggregation else tuple(responses),
                 {name: torch.stack([each[name] for each in responses.values()]) for name in stacked},
                 {name: self._apart(declared, name, responses) for name in declared.apart},
             )
@@ -214,7 +214,7 @@ class Federation(Summed):
         total = sum(self.queries[name].times for name in names)
         for node, limit in self.limits().items():
             if total > limit and all(node != refusal.node for refusal in refusals):
-                rule = f"most_queries: {limit}, and the run asks {total}"
+                rule = f"max_queries: {limit}, and the run asks {total}"
                 refusals.append(QueryRefused(node, ", ".join(names), rule))
         unwilling = {refusal.node: refusal for refusal in reversed(refusals)}  # by its first rule
         needed = self.link.least(len(self.nodes))
@@ -224,7 +224,7 @@ class Federation(Summed):
             self.leave_out(node, refusal.query, f"refused: {refusal.rule}", back=False)
 
     def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
-        if of is None or (self.link.sums and tuple(of) == (SUM,)):
+        if of is None or (self.link.secure_aggregation and tuple(of) == (SUM,)):
             return self.nodes
         known, wanted = set(self.nodes), set(of)
         unknown = [name for name in of if name not in known]

@@ -85,7 +85,7 @@ class InProcess(Federation):
         return member.gate.objection(query)
 
     def _limit(self, node: str) -> int | None:
-        return self._members[node].gate.policy.most_queries or None
+        return self._members[node].gate.policy.max_queries or None
 
     def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         self._asked_of[sent.number] = asked

@@ -30,7 +30,7 @@ class LinkConfig(WireConfig):
     faulty, and one whose gradients are the square of it; inf: none is. Of two that differ so much neither
     is known to be right: the run stops."""
 
-    sums: bool = False
+    secure_aggregation: bool = False
     """Let the server see sums of all nodes' answers only: of nodes elsewhere under masks that cancel in the
     sum (Bonawitz et al. 2017), in one process as they are. Of methods whose answers can be added, with three
     nodes or more; no answer is compared with another then (outlier). With a quorum below 1 a sum can be read
@@ -38,8 +38,8 @@ class LinkConfig(WireConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sums and self.gradients != "float32":
-            raise ArgumentError("link.gradients", self.gradients, "float32 where link.sums")
+        if self.secure_aggregation and self.gradients != "float32":
+            raise ArgumentError("link.gradients", self.gradients, "float32 where link.secure_aggregation")
 
     def least(self, nodes: int) -> int:
         """How many of so many nodes a run needs.

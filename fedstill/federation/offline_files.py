@@ -109,7 +109,7 @@ def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
 def read_queries(
     path: Path,
     signers: Collection[str] | None = None,
-    most_header: int = MOST_HEADER,
+    max_header: int = MOST_HEADER,
     methods: Collection[str] = (),
     tasks: Collection[str] = (),
 ) -> Queries:
@@ -117,7 +117,7 @@ def read_queries(
 
     Args:
         signers: fingerprints of keys of which one must have signed; None is any.
-        most_header: bytes before its tensors; 0 is no limit.
+        max_header: bytes before its tensors; 0 is no limit.
         methods, tasks: names that may be looked up beside the package's own.
 
     Raises:
@@ -125,7 +125,7 @@ def read_queries(
             version knows.
     """
     blob, signer = signed_files.read(path, signers)
-    table, tensors = _unpack(path, QUERIES, blob, most_header)
+    table, tensors = _unpack(path, QUERIES, blob, max_header)
     try:
         plan = Plan.from_dict(table.pop("plan", None), methods, tasks)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
@@ -263,11 +263,11 @@ def _pack(kind: str, header: Mapping[str, Any], tensors: Tensors) -> bytes:
 
 
 def _unpack(
-    path: Path, kind: str, blob: bytes, most_header: int = MOST_HEADER
+    path: Path, kind: str, blob: bytes, max_header: int = MOST_HEADER
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The header, less what all files say, and the tensors."""
     try:
-        header, tensors = unpack(blob, most_header)
+        header, tensors = unpack(blob, max_header)
     except (DataError, RecursionError) as error:
         raise BundleError(f"{path} holds no {kind}: {error}") from error
     found, version = header.pop("bundle", None), header.pop("format", None)

@@ -95,12 +95,12 @@ def _answer(
 ) -> Answered:
     folder, policy = host.folder, host.file.policy
     bytes = queries.stat().st_size if queries.is_file() else 0
-    if 0 < policy.most_message < bytes:
-        rule = f"most_message: {policy.most_message}, and {queries} has {bytes} bytes"
+    if 0 < policy.max_message < bytes:
+        rule = f"max_message: {policy.max_message}, and {queries} has {bytes} bytes"
         raise QueryRefused(host.name, QUERIES, rule)
     with limited(host.name, QUERIES):
         signers = None if server_key is None else [server_key]
-        given = read_queries(queries, signers, policy.most_header, policy.methods, policy.tasks)
+        given = read_queries(queries, signers, policy.max_header, policy.methods, policy.tasks)
     # Named after what the file holds: another file is another run, and is paid for.
     plan = replace(given.plan, run=f"{QUERIES}-{given.sha256[:32]}")
     host.asker = given.signer
@@ -144,7 +144,7 @@ def _let_out(host: Host, plan: Plan, given: Queries, kept: Path, report: Callabl
         session = host.session
         if session is None:
             raise BundleError("the public data that the queries are about are not in their file")
-        _admit(host, told.objections, told.most_queries, given.calls, session.audit, plan.run)
+        _admit(host, told.objections, told.max_queries, given.calls, session.audit, plan.run)
         responses = _answers(host, session, told.learned, given.calls, report)
         privacy = [asdict(session.node.gate.told(number, ANSWER)) for number in responses]
         header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
@@ -188,7 +188,7 @@ def _again(host: Host, given: Queries, kept: Path) -> tuple[AnswersHeader, Repli
     with closing(audit_file.open_audit(host.file, host.folder)) as audit:
         audit.require_sound()
         objections = {name: rule for name, rule in rules.items() if rule is not None}
-        _admit(host, objections, policy.most_queries or None, given.calls, audit, run)
+        _admit(host, objections, policy.max_queries or None, given.calls, audit, run)
         if not audit.sums.number(vars(_letting_out(run, blob, host.folder))):
             raise RunFolderError(
                 f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
@@ -235,7 +235,7 @@ def _admit(
     for number, call in enumerate(calls):
         rule = objections.get(call.query)
         if rule is None and most is not None and most < len(calls):
-            rule = f"most_queries: {most}, and the file asks {len(calls)}"
+            rule = f"max_queries: {most}, and the file asks {len(calls)}"
         if rule is not None:
             audit.append(Entry(run, DATA, host.name, number, call.query, REFUSED, rule=rule))
             raise QueryRefused(host.name, call.query, rule)

@@ -86,7 +86,7 @@ class Remote(Federation):
         super().__init__(list(link.nodes), queries, config)
         self.outputs = plan.spec.outputs
         self.carrier, self.plan = link, plan
-        self._arrivals = Arrivals(audit, plan.run, queries, config.sums)
+        self._arrivals = Arrivals(audit, plan.run, queries, config.secure_aggregation)
         self._compute = compute
         self.about: dict[str, About] = {}  # what each node told of itself
         self.meter = Meter()
@@ -154,7 +154,7 @@ class Remote(Federation):
         return self.about[node].objections.get(query.name)
 
     def _limit(self, node: str) -> int | None:
-        return self.about[node].most_queries
+        return self.about[node].max_queries
 
     def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         self._welcome()

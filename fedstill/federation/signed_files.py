@@ -107,9 +107,7 @@ def expected(text: str) -> str:
     if len(found := digits(text)) == 32:
         return grouped(found)
     if not Path(text).is_file():
-        raise BundleError(
-            f"{text!r} is no public key (expected a .pub file, or a fingerprint of 32 digits)"
-        )
+        raise BundleError(f"{text!r} is no public key (expected a .pub file, or a fingerprint of 32 digits)")
     return fingerprint(read_public(Path(text)))
 
 

@@ -145,9 +145,11 @@ def check_summed(nodes: Sequence[str], queries: Mapping[str, Query]) -> None:
         ArgumentError: naming the first of them.
     """
     if len(nodes) < LEAST:
-        raise ArgumentError("link.sums", True, f"false with {len(nodes)} nodes: a sum is of {LEAST} or more")
+        raise ArgumentError(
+            "link.secure_aggregation", True, f"false with {len(nodes)} nodes: a sum is of {LEAST} or more"
+        )
     for name, query in queries.items():
         if query.kinds() and not query.sums:
             kinds = ", ".join(dict.fromkeys(query.kinds().values()))
             reason = f"query {name} gives each node's {kinds}, and does not add them"
-            raise ArgumentError("link.sums", True, f"false for this method: {reason}")
+            raise ArgumentError("link.secure_aggregation", True, f"false for this method: {reason}")

@@ -104,7 +104,9 @@ class Averaging(TellsSize, Rounds):
         nodes.load("model", parameters, self.shared)
         train_round(nodes, round, self.rounds, self.work(nodes))
         trained = nodes.vectors("model", self.shared)
-        if nodes.at.sums:  # numbers of batches follow from a node's size, and would be a second sum of it
+        if (
+            nodes.at.secure_aggregation
+        ):  # numbers of batches follow from a node's size, and would be a second sum of it
             model = nodes.nodes[0].model
             counts = whole_numbers(model.get_submodule(self.shared)).to(trained.device)
             trained = torch.where(counts, parameters, trained)
@@ -120,13 +122,13 @@ class Averaging(TellsSize, Rounds):
         kind = type(self)
         if kind.combine is not Averaging.combine or kind.turn is not Averaging.turn:
             allowed = f"false for {self.title}, which combines the nodes' parameters one by one"
-            raise ArgumentError("link.sums", True, allowed)
+            raise ArgumentError("link.secure_aggregation", True, allowed)
         return self.summed_rounds()
 
     def summed_rounds(self) -> Mapping[str, Added]:
         """The same, of rounds of all nodes."""
         if self.participation < 1:
-            raise ArgumentError("method.participation", self.participation, "1 where link.sums")
+            raise ArgumentError("method.participation", self.participation, "1 where link.secure_aggregation")
         return {"parameters": "size"}
 
     def work(self, nodes: Group) -> Work | None:

@@ -90,11 +90,11 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         """
         summed = self.require_sums("size" if self.importance == "size" else "counts")
         if self.rated:
-            allowed = "counts or size where link.sums: others compare the nodes' critics"
+            allowed = "counts or size where link.secure_aggregation: others compare the nodes' critics"
             raise ArgumentError("method.importance", self.importance, allowed)
         if self.critics(at).compares:
             allowed = "false for images made from label maps: who owns which map is each node's own"
-            raise ArgumentError("link.sums", True, allowed)
+            raise ArgumentError("link.secure_aggregation", True, allowed)
         return summed
 
     def known(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:

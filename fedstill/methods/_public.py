@@ -56,7 +56,7 @@ class LogitAnswers(Method):
                 logarithms saturate: at inputs that a server chooses, all nodes but one add exactly 0.
         """
         if self.ensemble != "logits":
-            expected = "logits with link.sums: what saturates reveals single responses at far-out inputs"
+            expected = "logits with link.secure_aggregation: what saturates reveals single responses at far-out inputs"
             raise ArgumentError("method.ensemble", self.ensemble, expected)
         return {"logits": weighting}
 
@@ -87,7 +87,11 @@ class WeighsNodes(CountsLabels, LogitAnswers):
         if self.by_counts:
             state.histogram.gather(server)
         elif not state.histogram.names:
-            names = server.federation.voices if server.federation.link.sums else server.federation.nodes
+            names = (
+                server.federation.voices
+                if server.federation.link.secure_aggregation
+                else server.federation.nodes
+            )
             even = LabelHistogram.even(names, server.task.classes, server.device)
             state.histogram = even
 

@@ -88,7 +88,7 @@ class DSFL(WeighsNodes):
     def needs(self) -> Needs:
         return Needs(public=True, trainable=True, one_label=True)
 
-    def most_rows(self, at: NodeSetting) -> int:
+    def max_rows(self, at: NodeSetting) -> int:
         """Examples of o_r, at most."""
         return self.subset if at.public is None else min(self.subset, len(at.public))
 
@@ -104,7 +104,7 @@ class DSFL(WeighsNodes):
         sends={"rows": INDICES, "round": SCHEDULE},
         releases={"logits": LOGITS},
         times=lambda self, at: self.rounds,
-        rows=most_rows,
+        rows=max_rows,
         reads=(),
         span=lambda self, sent: Span.one(int(sent["round"]), self.rounds),
     )

@@ -139,7 +139,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         if changes:
             changes += ['method.ensemble = "logits"'] if self.ensemble != "logits" else []
             expected = f"false, or {', '.join(changes)}: one statistic of each response enters a sum"
-            raise ArgumentError("link.sums", True, expected)
+            raise ArgumentError("link.secure_aggregation", True, expected)
         return super().summed(at)
 
     # --- at the server ----------------------------------------------------------------------------------

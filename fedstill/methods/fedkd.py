@@ -198,7 +198,9 @@ class FedKD(OneShot):
             ArgumentError: levels, which are no numbers that can be added.
         """
         if self.levels:
-            raise ArgumentError("method.levels", self.levels, "0 (no quantizer) where link.sums")
+            raise ArgumentError(
+                "method.levels", self.levels, "0 (no quantizer) where link.secure_aggregation"
+            )
         return super().summed(at)
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------

@@ -106,7 +106,7 @@ class FedMD(WeighsNodes):
         """The part of the local training in the round that ``sent`` names."""
         return Span.one(int(sent["round"]), self.rounds, behind=self.first)
 
-    def most_rows(self, at: NodeSetting) -> int:
+    def max_rows(self, at: NodeSetting) -> int:
         """Examples of d_j, at most."""
         return self.subset if at.public is None else min(self.subset, len(at.public))
 
@@ -131,7 +131,7 @@ class FedMD(WeighsNodes):
         sends={"rows": INDICES},
         releases={"logits": LOGITS},
         times=1,
-        rows=most_rows,
+        rows=max_rows,
         reads=(),
     )
     def communicate(self, nodes: Group, rows: torch.Tensor) -> Tensors:
@@ -153,7 +153,7 @@ class FedMD(WeighsNodes):
         sends={**TAKEN, "rows_next": INDICES},
         releases={"logits": LOGITS},
         times=lambda self, at: self.rounds - 1,
-        rows=most_rows,
+        rows=max_rows,
         reads=(),
         span=revisited,
     )

@@ -32,9 +32,9 @@ def require_server(node: str, policy: PolicyConfig, server: str) -> None:
 
 def require_nodes(node: str, policy: PolicyConfig, least: int) -> None:
     """Refuse a run that would go on with too few nodes; 0: its server does not say. QueryRefused."""
-    if least < policy.minimum_nodes:
+    if least < policy.min_nodes:
         told = f"the run may go on with {least}" if least else "it is not said how many are asked"
-        raise QueryRefused(node, "join", f"minimum_nodes: {policy.minimum_nodes}, and {told}")
+        raise QueryRefused(node, "join", f"min_nodes: {policy.min_nodes}, and {told}")
 
 
 def require_schema(node: str, own: Schema, schema: Schema) -> None:
@@ -58,8 +58,8 @@ def require_classes(node: str, own: tuple[str, ...], classes: tuple[str, ...]) -
 
 def require_records(node: str, policy: PolicyConfig, records: int) -> None:
     """Refuse while there are too few records; how many there are is not said. QueryRefused."""
-    if records < policy.minimum_records:
-        raise QueryRefused(node, "join", f"minimum_records: {policy.minimum_records}, and here are fewer")
+    if records < policy.min_records:
+        raise QueryRefused(node, "join", f"min_records: {policy.min_records}, and here are fewer")
 
 
 def require_hour(node: str, policy: PolicyConfig, query: str, clock: Clock = datetime.now) -> None:

@@ -78,8 +78,8 @@ class Gate:
                 yield rule
         # What came in a shorter form grows to four bytes a number.
         grown = sum(4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors)
-        if grown > (self.policy.most_message or math.inf):
-            yield f"most_message: {self.policy.most_message}, and in float32 it has {grown} bytes"
+        if grown > (self.policy.max_message or math.inf):
+            yield f"max_message: {self.policy.max_message}, and in float32 it has {grown} bytes"
         for name, tensor in refine(tensors).items():
             measured = kind_of(name, sends) == INPUTS or f"{name}{SCALE}" in tensors
             numbers = measured or tensor.is_floating_point() or tensor.is_complex()
@@ -92,13 +92,13 @@ class Gate:
         self, query: str, name: str, tensor: torch.Tensor, kind: str, shape: Sequence[int]
     ) -> str | None:
         """The rule that one tensor breaks by its form or its number of rows."""
-        most, rows = self.policy.most_rows or math.inf, tensor.shape[:1].numel()
+        most, rows = self.policy.max_rows or math.inf, tensor.shape[:1].numel()
         if name.endswith(SCALE):
             sound = SHORT.form(kind) != "float32"
             return None if sound else f"tensors: {name} came, and {kind} have no scales"
         found = f"{tensor.dtype} {tuple(tensor.shape)}"
         if kind == INDICES and tensor.numel() > most:
-            return f"most_rows: {most}, and {name} names {tensor.numel()}"
+            return f"max_rows: {most}, and {name} names {tensor.numel()}"
         if kind == INDICES and (tensor.dtype not in WHOLE or tensor.ndim != 1):
             return f"rows: {name} is {found}, and rows are whole numbers (N,), int32 or int64"
         if kind == SOURCES and (tensor.dtype not in WHOLE or not tensor.ndim):
@@ -113,7 +113,7 @@ class Gate:
         if kind == LABEL_MAPS and (tensor.dtype != torch.uint8 or tensor.shape[1:] != tuple(shape)[1:]):
             return f"label maps: {name} is {found}, and maps here are uint8, one number a pixel"
         if not 1 <= rows <= most:
-            return f"most_rows: {most}, and {name} has {rows}"
+            return f"max_rows: {most}, and {name} has {rows}"
         if 0 < (approved := self._approved(query, "rows")) < rows:
             return f"approved: {approved} inputs, and {name} has {rows}"
         return None
@@ -125,10 +125,10 @@ class Gate:
             QueryRefused: a value of more bytes than a header may have: read, it takes fifty times as much.
             DataError: it is no JSON value.
         """
-        most = self.policy.most_header
+        most = self.policy.max_header
         for name in query.values:
             if most and name in tensors and tensors[name].numel() > most:
-                rule = f"most_header: {most}, and {name} has {tensors[name].numel()} bytes"
+                rule = f"max_header: {most}, and {name} has {tensors[name].numel()} bytes"
                 raise QueryRefused(self.node, query.name, rule)
         query.take(tensors)
 
@@ -162,11 +162,11 @@ class Gate:
 
     def _limit(self, query: str, spent: Spent, more_queries: int, more_bytes: int) -> None:
         """Refuse what would pass a limit of the policy, with what has left already, in all runs."""
-        most_queries, most_bytes = self.policy.most_queries, self.policy.most_bytes
-        if most_queries and more_queries and spent.queries + more_queries > most_queries:
-            raise QueryRefused(self.node, query, f"most_queries: {most_queries}")
-        if most_bytes and spent.bytes + more_bytes > most_bytes:
-            raise QueryRefused(self.node, query, f"most_bytes: {most_bytes} bytes")
+        max_queries, max_bytes = self.policy.max_queries, self.policy.max_bytes
+        if max_queries and more_queries and spent.queries + more_queries > max_queries:
+            raise QueryRefused(self.node, query, f"max_queries: {max_queries}")
+        if max_bytes and spent.bytes + more_bytes > max_bytes:
+            raise QueryRefused(self.node, query, f"max_bytes: {max_bytes} bytes")
 
     def _require_approved(self, query: str, leaving: int = 0, more: int = 1, again: bool = False) -> None:
         """Refuse what goes beyond what the owner has approved: another query, one more (be it the same one
@@ -346,7 +346,7 @@ def forbidden(policy: PolicyConfig, query: Query) -> str | None:
         return f"queries: {', '.join(allowed) or 'none'}"
     if policy.sums_only and kinds and not query.sums:
         cure = "unless its owner sets it to false"
-        return f"sums_only: nothing that is not added to other nodes' (link.sums), {cure}"
+        return f"sums_only: nothing that is not added to other nodes' (link.secure_aggregation), {cure}"
     told = sorted({kind for kind in kinds.values() if policy.outputs_only and not _lets_out(policy, kind)})
     if told and all(kind.of_maps and not kind.package for kind in told):
         cures = "".join(f"; {kind.without}" for kind in told if kind.without)

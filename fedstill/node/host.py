@@ -83,7 +83,7 @@ class Host:
     def __init__(self, folder: Path) -> None:
         self.folder, self.file = folder, owner_folder.read(folder)
         self.asker = ""
-        self.security = SecurityLog(folder, self.file.policy.most_disk)
+        self.security = SecurityLog(folder, self.file.policy.max_disk)
         self.requests = Requests(folder, self.file)
         self.refusals = Refusals(self.security)
         if (fault := self.security.verify()) is not None:
@@ -109,7 +109,7 @@ class Host:
     def limit_process(self) -> None:
         """Let this process, from now on, take no more memory than the owner's policy allows."""
         device = self.compute.device
-        limit_process(allowed(self.file.policy.most_memory, device), device)
+        limit_process(allowed(self.file.policy.max_memory, device), device)
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -138,14 +138,14 @@ class Host:
         """What a node tells and lets out, with the seconds that it took itself."""
         seconds = time.perf_counter() - start
         session = self.session  # records are drawn in secret, or their number is not to be told
-        if session is not None and (session.node.private or session.plan.sums):
+        if session is not None and (session.node.private or session.plan.secure_aggregation):
             seconds = math.ceil(10 * seconds) / 10
         return pack({"told": {} if told is None else asdict(told), "seconds": seconds}, released)
 
     def _refuse_large(self, message: bytes) -> None:
         """Refuse a message by its size or its header's, before anything of it is parsed."""
         policy = self.file.policy
-        for rule, bytes in (("most_message", len(message)), ("most_header", header_size(message))):
+        for rule, bytes in (("max_message", len(message)), ("max_header", header_size(message))):
             most = getattr(policy, rule)
             if most and bytes > most:
                 raise QueryRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
@@ -167,7 +167,7 @@ class Host:
             return None, {}
         if isinstance(message, Learn | AnswerQuery | PullBack | Agree | Reveal):
             self.require_still(session, message.do)
-        gate, sums = session.node.gate, session.plan.sums
+        gate, sums = session.node.gate, session.plan.secure_aggregation
         match message:
             case Learn():
                 return session.learn(message.seconds), {}
@@ -255,7 +255,7 @@ class Host:
             FedstillError: the plan asks for more than the owner's policy allows, or data or model do not have
             its spec.
         """
-        with limited(self.name, "join", self.file.policy.most_seconds):
+        with limited(self.name, "join", self.file.policy.max_seconds):
             kept = self._public.read(plan, public or {})
             if kept is None and plan.public:
                 self.require_admission(plan)
@@ -305,7 +305,7 @@ class Host:
         admission.require_hour(self.name, self.file.policy, "join")
         admission.require_schema(self.name, self.schema, plan.spec.schema)
         admission.require_classes(self.name, self.file.data.classes, plan.spec.classes)
-        admission.require_nodes(self.name, self.file.policy, plan.least_nodes)
+        admission.require_nodes(self.name, self.file.policy, plan.min_nodes)
 
     def admit(self, plan: Plan, public: Public | None) -> Description | None:
         """Refuse a run that the owner's policy does not let in, or that waits for the owner's approval.

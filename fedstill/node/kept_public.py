@@ -32,7 +32,7 @@ class KeptPublic:
             if not path.exists():
                 return None
             given = load_state(path)
-        return read_public(plan, given, self._file.policy.most_rows)
+        return read_public(plan, given, self._file.policy.max_rows)
 
     def keep(self, plan: Plan, given: Tensors) -> None:
         """Keep a plan's public data for a later time, in place of another's.

@@ -28,7 +28,7 @@ OUT = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memor
 
 
 def allowed(most: int | None, device: torch.device) -> int:
-    """Bytes that a run may take on a device under policy ``most_memory``; 0 is no limit."""
+    """Bytes that a run may take on a device under policy ``max_memory``; 0 is no limit."""
     if most is not None:
         return most
     machine = int(SHARE * _machine())

@@ -35,7 +35,7 @@ def limited(node: str, query: str, seconds: int = 0) -> Iterator[None]:
         QueryRefused: naming the policy's rule. A server may know what of its own was too large, and not
             how much data or memory there are.
     """
-    late = QueryRefused(node, query, f"most_seconds: {seconds}, and it takes longer")
+    late = QueryRefused(node, query, f"max_seconds: {seconds}, and it takes longer")
     try:
         with timing.within(seconds, lambda: late):
             yield
@@ -46,9 +46,9 @@ def limited(node: str, query: str, seconds: int = 0) -> Iterator[None]:
             raise
         what = error.what if isinstance(error, TooLarge) else "it"
         if query == JOIN:  # which of its parts is too large would tell how many records there are
-            logger.error("refused, as most_memory allows less: %s", error)
+            logger.error("refused, as max_memory allows less: %s", error)
             what = "the run"
-        rule = f"most_memory: {what} would take more than the node's owner allows"
+        rule = f"max_memory: {what} would take more than the node's owner allows"
         raise QueryRefused(node, query, rule) from error
 
 

@@ -40,7 +40,7 @@ class _Within(TorchFunctionMode):
         if func is torch.empty:
             self.made += _count(*args, **given)
             if self.made > self.most:
-                rule = f"most_parameters: {self.most}, and the networks that the plan asks for have more"
+                rule = f"max_parameters: {self.most}, and the networks that the plan asks for have more"
                 raise QueryRefused(self.node, self.query, rule)
         return func(*args, **given)
 

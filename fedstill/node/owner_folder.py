@@ -248,10 +248,8 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {why}")
     if (fault := SecurityLog(folder).verify()) is not None:
         found.append(f"the security log: {fault}")
-    if data is not None and "policy" not in spoilt and len(data) < file.policy.minimum_records:
-        found.append(
-            f"policy.minimum_records is {file.policy.minimum_records}, and here are {len(data)} examples"
-        )
+    if data is not None and "policy" not in spoilt and len(data) < file.policy.min_records:
+        found.append(f"policy.min_records is {file.policy.min_records}, and here are {len(data)} examples")
     if file.online:
         found += (faults := kit_faults(folder, None if "name" in spoilt else file.name))
         if not faults and "policy" not in spoilt:
@@ -299,8 +297,8 @@ def objections(file: NodeFile, through: bool, queries: Mapping[str, Query]) -> d
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None:
             rule = query.objection_to(file.local.optimizer)
-        if rule is None and 0 < file.policy.most_rows < query.rows:
-            rule = f"most_rows: {file.policy.most_rows}, and it is about {query.rows}"
+        if rule is None and 0 < file.policy.max_rows < query.rows:
+            rule = f"max_rows: {file.policy.max_rows}, and it is about {query.rows}"
         if rule is None and query.differentiable and not through:
             rule = PREDICTS
         if rule is not None:

@@ -50,36 +50,36 @@ class PolicyConfig(Checked):
     allows them, too."""
     sums_only: bool = False
     """Refuse any answer that is not added to other nodes' under masks before the server sees it: it then
-    learns sums of minimum_nodes answers, and of three at least. Who they are is proved by their certificates
+    learns sums of min_nodes answers, and of three at least. Who they are is proved by their certificates
     (live link); whoever holds the key of the authority that signed these could make nodes of its own."""
     sums_may_differ: bool = False
     """Let this node add with other members than it has added with before, in this run or an earlier one: so
     that runs go on without nodes that fail, and nodes come later. A server that asks alike both times takes
     one sum from the other, and has left what those answered who were in one of them only: of one node alone,
     its answer. Without it a run stops until all are back."""
-    most_spoilt: Limit = 1
+    max_corrupted_sums: Limit = 1
     """Spoil all sums once so many were spoilt here, over all runs. Where an answer holds NaN, or what is too
     large to be added, random numbers stand for it, and the sum is lost; a server that chooses what is asked
     finds by such sums how large some node's answer is. So from then on random numbers stand for every answer
     of this node, until you raise this by one; 0 is no limit."""
-    most_queries: Limit = 0
+    max_queries: Limit = 0
     """Refuse after so many queries, over all runs; 0 is no limit. A gradient of an answer belongs to its
     query; another gradient of the same answer is a query by itself."""
-    most_bytes: Limit = 0
+    max_bytes: Limit = 0
     """Refuse once so many bytes have left the node, over all runs; 0 is no limit."""
-    most_rows: Limit = 100_000
+    max_rows: Limit = 100_000
     """Refuse a query about more inputs than this at once; 0 is no limit."""
-    most_parameters: Limit = 50_000_000
+    max_parameters: Limit = 50_000_000
     """Refuse to make further networks (critics, generators) of more parameters than this, as a server wants
     them; 0 is no limit."""
-    most_memory: Limit | None = None
+    max_memory: Limit | None = None
     """Refuse what would take more bytes of memory than this, beside the program itself; none: three quarters
     of what this machine has, and of its GPU where it computes on one; 0 is no limit."""
-    most_seconds: Limit = 3600
+    max_seconds: Limit = 3600
     """Refuse a query whose answer takes longer than this to compute; 0 is no limit."""
-    most_message: Limit = 1_000_000_000
+    max_message: Limit = 1_000_000_000
     """Refuse messages and files of queries of more bytes than this; 0 is no limit."""
-    most_header: Limit = 1_000_000
+    max_header: Limit = 1_000_000
     """Refuse messages of which more bytes than this are not numbers of tensors: names of classes and of
     tensors, options of the method, a file's list of queries; 0 is no limit."""
     approve: Literal["policy", "each run", "listed"] = "policy"
@@ -87,9 +87,9 @@ class PolicyConfig(Checked):
     (`fedstill node requests`), for each run anew. listed: what you have approved once may come again. What an
     approved run was not said to ask is refused. A simulation has nobody to ask: this and all that follow are
     for nodes with a folder of their own."""
-    minimum_records: Limit = 0
+    min_records: Limit = 0
     """Refuse all runs while the node has fewer examples than this; 0 is no limit."""
-    minimum_nodes: Limit = 0
+    min_nodes: Limit = 0
     """Refuse runs that would go on with fewer nodes than this, as their server says, which you cannot check;
     0 is no limit. A file of queries does not say it."""
     allowed_servers: tuple[str, ...] = ()
@@ -99,17 +99,17 @@ class PolicyConfig(Checked):
     hours: str = ""
     """When this node joins, learns and answers, by this machine's clock: "08:00-18:00", or over midnight
     "20:00-06:00"; empty: at any time. A run that was refused for the hour can go on later."""
-    most_runs: Limit = 1000
+    max_runs: Limit = 1000
     """Refuse new runs once so many have left a folder in runs/; 0 is no limit."""
-    most_disk: Limit = 20_000_000_000
+    max_disk: Limit = 20_000_000_000
     """Refuse new runs, and whatever would write to the disk, once runs/, public/ and the audit log hold so
     many bytes; 0 is no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.most_memory and self.most_memory < LEAST_MEMORY:  # the program's own libraries would fail
+        if self.max_memory and self.max_memory < LEAST_MEMORY:  # the program's own libraries would fail
             allowed = f"0 (no limit), or {LEAST_MEMORY} or more"
-            raise ArgumentError("policy.most_memory", self.most_memory, allowed)
+            raise ArgumentError("policy.max_memory", self.max_memory, allowed)
         for each in self.allowed_servers:
             if len(digits(each)) != 32:
                 raise ArgumentError("policy.allowed_servers", each, "fingerprints of 32 hexadecimal digits")

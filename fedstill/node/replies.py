@@ -31,7 +31,7 @@ class About(Checked):
 
     Args:
         objections: the rule by which each query will be refused, by the query's name.
-        most_queries: that it answers in this run, with those that it has answered; None: no limit.
+        max_queries: that it answers in this run, with those that it has answered; None: no limit.
         marks: that it could go back to.
         last: number of the last query that it answered, -1 before the first.
         architecture: a fingerprint of its model's.
@@ -42,7 +42,7 @@ class About(Checked):
     """
 
     objections: Mapping[str, str]
-    most_queries: NonNegativeInt | None
+    max_queries: NonNegativeInt | None
     learned: bool
     marks: tuple[NonNegativeInt, ...]
     last: Annotated[int, Ge(-1)]

@@ -30,10 +30,10 @@ def facts(request: Request) -> dict[str, str | list[str]]:
         size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
         leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
         planned_queries.append(f"{name}: {often}{rows}; {leaves} leave{size}")
-    most = about.most_queries
+    most = about.max_queries
     queries = counted(most, "query") if most else "queries not limited by the plan"
-    left = human_bytes(about.most_bytes) if about.most_bytes else "bytes not limited by the plan"
-    student, least = table["student"] or "to be chosen", table["least_nodes"]
+    left = human_bytes(about.max_bytes) if about.max_bytes else "bytes not limited by the plan"
+    student, least = table["student"] or "to be chosen", table["min_nodes"]
     goes_on = (
         f"goes on with {counted(least, 'node')} or more" if least else "does not say with how many nodes"
     )
@@ -55,7 +55,7 @@ def facts(request: Request) -> dict[str, str | list[str]]:
         "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{learned}",
         **({"columns": columns} if schema else {"classes": classes}),
         "public": shared if public["fingerprint"] else "none",
-        "seen by it": "sums of all nodes' answers" if table["sums"] else "each node's answers",
+        "seen by it": "sums of all nodes' answers" if table["secure_aggregation"] else "each node's answers",
         "server says": f"student {student}; {goes_on}",
     }
 
@@ -68,7 +68,11 @@ def refused_all_the_same(request: Request, file: NodeFile) -> dict[str, str]:
     config = read_table(METHODS[method.pop("name")], method, "method.")
     task = spec.make_task()
     setting = NodeSetting(
-        task, LocalConfig(), Compute(), stand_in(task, spec.shape), sums=bool(table["sums"])
+        task,
+        LocalConfig(),
+        Compute(),
+        stand_in(task, spec.shape),
+        secure_aggregation=bool(table["secure_aggregation"]),
     )
     return objections(file, True, side_of(config, setting).queries)
 

@@ -86,7 +86,7 @@ class Requests:
 
     def __init__(self, folder: Path, file: NodeFile) -> None:
         self._folder, self._file = folder / FOLDER, file
-        self._log = SecurityLog(folder, file.policy.most_disk)
+        self._log = SecurityLog(folder, file.policy.max_disk)
 
     # --- at the node -------------------------------------------------------------------------------------
 

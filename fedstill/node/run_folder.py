@@ -48,19 +48,19 @@ class RunFolder:
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
         self._others = sum(_on_disk(path) for path in (*runs, folder / PUBLIC) if path != self.path)
         if not self.path.exists():
-            if file.policy.most_runs and len(runs) >= file.policy.most_runs:
-                rule = f"most_runs: {file.policy.most_runs}, and {len(runs)} are in runs/; {CURE}"
+            if file.policy.max_runs and len(runs) >= file.policy.max_runs:
+                rule = f"max_runs: {file.policy.max_runs}, and {len(runs)} are in runs/; {CURE}"
                 raise QueryRefused(file.name, "join", rule)
             self.require("join")
 
     def require(self, query: str, more: int = 0) -> None:
         """Refuse what would write ``more`` bytes for a query to a disk without room: QueryRefused."""
-        most = self._policy.most_disk
+        most = self._policy.max_disk
         # What SQLite has not yet moved from its log of writes to the file is on the disk, too.
         files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
         logged = sum(file.stat().st_size for file in files if file.exists()) + size_of_log(self._folder)
         if most and self._others + _on_disk(self.path) + logged + more >= most:
-            rule = f"most_disk: {most}, which runs/, public/ and the node's logs have reached; {CURE}"
+            rule = f"max_disk: {most}, which runs/, public/ and the node's logs have reached; {CURE}"
             raise QueryRefused(self._node, query, rule)
 
     @property

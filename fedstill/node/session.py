@@ -106,7 +106,7 @@ class Session:
         if self.approved is not None and self.kept.begun_by not in (None, self.server):
             why = "another server began it: allowed is a new run"  # whose state and answers these are
             raise NodeFault(file.name, "join", f"run {plan.run!r} is known here, and {why}")
-        self._most = memory_limits.allowed(file.policy.most_memory, compute.device)
+        self._most = memory_limits.allowed(file.policy.max_memory, compute.device)
         method = plan.config()
         self.task = spec.make_task()
         try:
@@ -135,13 +135,15 @@ class Session:
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)
-        at = NodeSetting(self.task, file.local, compute, placed, features, spec.schema, plan.sums)
+        at = NodeSetting(
+            self.task, file.local, compute, placed, features, spec.schema, plan.secure_aggregation
+        )
         self.setting = at
         side = side_of(method, self.setting)
         for name, query in side.queries.items():
             if (rule := query.objection_to(file.local.optimizer)) is not None:
                 raise QueryRefused(file.name, name, rule)
-        self.side = within_parameters(side, file.policy.most_parameters, file.name)
+        self.side = within_parameters(side, file.policy.max_parameters, file.name)
         examples = keyed(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network) + file_of(network)}
         self.audit.require_sound()
@@ -166,7 +168,7 @@ class Session:
         self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
         masked = (self._folder, file.name, file.policy, self.plan, self.setting.public)
-        self.masks = SumMasks.of_node(*masked) if self.plan.sums else None
+        self.masks = SumMasks.of_node(*masked) if self.plan.secure_aggregation else None
         budgets = self.node.gate.budgets
         if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
             tell_no_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
@@ -193,10 +195,10 @@ class Session:
     def about(self) -> About:
         """What a server may know beforehand."""
         gate = self.node.gate
-        limit = gate.policy.most_queries
+        limit = gate.policy.max_queries
         return About(
             objections=self.objections(),
-            most_queries=max(limit - self._elsewhere(), 0) if limit else None,
+            max_queries=max(limit - self._elsewhere(), 0) if limit else None,
             learned=self.training.done,
             marks=tuple(self.kept.marks()),
             last=self._last[self.node.name],
@@ -216,7 +218,7 @@ class Session:
         """
         if not self.training.done:
             # So short that it counts steps, none is.
-            most = min(60, self.node.gate.policy.most_seconds or 60)
+            most = min(60, self.node.gate.policy.max_seconds or 60)
             before = self.training.percent
             if self.training.go_on(time.monotonic() + min(max(seconds, 1.0), most), self._save_now_and_then):
                 self.training.forget_optimizers()
@@ -253,7 +255,7 @@ class Session:
         shape = self.node.data.inputs.shape[1:]
         self.kept.require(name)
         start = time.perf_counter()
-        with limited(self.node.name, name, self.node.gate.policy.most_seconds):
+        with limited(self.node.name, name, self.node.gate.policy.max_seconds):
             self.node.gate.inspect(name, tensors, query.sends, shape)
             self.sizes.require(query, tensors)
             arrived = self.compute.here(tensors)
@@ -273,7 +275,7 @@ class Session:
         """
         start, name = time.perf_counter(), self.node.name
         self.kept.require("gradient")
-        with limited(name, "gradient", self.node.gate.policy.most_seconds):
+        with limited(name, "gradient", self.node.gate.policy.max_seconds):
             names = (key for key in tensors if not key.endswith(SCALE))
             self.node.gate.inspect("gradient", tensors, dict.fromkeys(names, GRADIENTS), ())
             release = self.handler.pull_back(number, {name: self.compute.here(tensors)}, call)[name]
@@ -313,9 +315,9 @@ class Session:
 
     def objections(self) -> dict[str, str]:
         """The rule by which each query that will never be answered here is refused."""
-        limit = self.node.gate.policy.most_queries
+        limit = self.node.gate.policy.max_queries
         if limit and self._elsewhere() >= limit:
-            return dict.fromkeys(self.side.queries, f"most_queries: {limit}, over all runs")
+            return dict.fromkeys(self.side.queries, f"max_queries: {limit}, over all runs")
         rules = owner_folder.objections(self._file, self._through, self.side.queries)
         if isinstance(self.handler, MaskedHandler):
             rules = {**self.handler.objections(), **rules}

@@ -99,13 +99,13 @@ class SumMasks:
     @property
     def least(self) -> int:
         """Nodes in a sum at least."""
-        return max(self.policy.minimum_nodes, LEAST)
+        return max(self.policy.min_nodes, LEAST)
 
     @property
     def exhausted(self) -> bool:
         """Whether this node has spoilt as many sums as it may, and spoils all from now on: neither what it
         answers nor that it is this node can be told any more."""
-        return 0 < self.policy.most_spoilt <= self.cohort.spoilt
+        return 0 < self.policy.max_corrupted_sums <= self.cohort.spoilt
 
     # --- who is there -----------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class SumMasks:
                 open_.spoilt = True
                 if not self.exhausted:
                     self.cohort.spoil()
-                logger.warning("sum %d is spoilt here (policy.most_spoilt)", call.number)
+                logger.warning("sum %d is spoilt here (policy.max_corrupted_sums)", call.number)
             return stream(_derive(self._own, b"spoilt" + open_.about), place, shape)
 
         return drawn

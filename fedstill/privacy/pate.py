@@ -288,7 +288,7 @@ class PATE(AnswersConfig):
         # Logarithms, probabilities, entropies: one vote moves each number of such an answer, and by way of it
         # the gradients of all teachers.
         if query.sums and any(kind.of == "scores" for kind in query.releases.values()):
-            return "noise is on votes, and what is added over nodes (link.sums) is made of them: take dp-sgd"
+            return "noise is on votes, and what is added over nodes (link.secure_aggregation) is made of them: take dp-sgd"
         if task.kind != "class" and any(
             kind.of not in ("counts", "moments") for kind in query.releases.values()
         ):

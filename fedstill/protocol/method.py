@@ -18,7 +18,7 @@ from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query, declared
 from fedstill.tasks import Task
 
-SUMMED = "the server saw sums of all nodes' answers only (link.sums)"
+SUMMED = "secure aggregation: the server saw only sums of the nodes' responses (link.secure_aggregation)"
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Method(Registered):
             look=(lambda nodes, x, z: self.look(nodes, x, z, at)) if looks else None,
             first=self.before,
             learns=self.learns,
-            notes=(*self.notes(at), *((SUMMED,) if at.sums else ())),
+            notes=(*self.notes(at), *((SUMMED,) if at.secure_aggregation else ())),
         )
 
     # --- at the server ----------------------------------------------------------------------------------

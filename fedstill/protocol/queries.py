@@ -65,7 +65,7 @@ class Query:
             them, one a node, and the server finds them by :meth:`Responses.by_node`.
         values: what goes down with it, or is answered, as a JSON value and no tensor: the handler gets the
             value, and gives a list of values, one a node.
-        sums: where the server is to see sums only (``at.sums``): how each part of the answer is added over
+        sums: under secure aggregation (``at.secure_aggregation``), how each part of the answer is added over
             nodes (:mod:`fedstill.protocol.secure_aggregation`). Empty elsewhere, and of what cannot be added.
         draws: what its handler is given besides, by name, ``(G, ...)`` each: called as the handler is, before
             it. Nothing else is drawn, or set by the query's number, for an answer then.
@@ -244,7 +244,7 @@ class NodeSetting:
         public: public data, or None.
         schema: what the columns of rows of a table may be; none where that is not known, or inputs are none.
         perceptual: VGG features, frozen, for losses that compare images by them; None: the node has none.
-        sums: the server is to see sums of the nodes' answers only.
+        secure_aggregation: the server is to see sums of the nodes' answers only.
     """
 
     task: Task
@@ -253,7 +253,7 @@ class NodeSetting:
     public: Public | None = None
     perceptual: nn.Module | None = None
     schema: Schema = NO_SCHEMA
-    sums: bool = False
+    secure_aggregation: bool = False
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
@@ -437,7 +437,7 @@ def _query(
     for key, value in parts.items():
         if key in ("span", "finish"):
             values[key] = value if value is None else partial(value, method)
-        elif key not in ("when", "name", "draws") and (key != "sums" or at.sums):
+        elif key not in ("when", "name", "draws") and (key != "sums" or at.secure_aggregation):
             values[key] = value(method, at) if callable(value) else value
 
     def answering(function: Callable[..., Any]) -> Handler:

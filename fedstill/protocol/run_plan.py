@@ -40,7 +40,7 @@ FORMAT = 1
 @dataclass(frozen=True)
 class Description:
     """What a run is, as JSON values: ``method`` with all options, ``spec``, ``wire``, ``public``, ``student``
-    and ``least_nodes`` (which the server alone knows), ``sums`` (whether it sees sums only),
+    and ``min_nodes`` (which the server alone knows), ``secure_aggregation``,
     and by name of each query ``times``, ``rows``, ``leaves`` and ``bytes`` of one answer with its
     gradients, at most; 0 is no limit that follows from the plan."""
 
@@ -63,12 +63,12 @@ class Description:
         return queries
 
     @property
-    def most_queries(self) -> int:
+    def max_queries(self) -> int:
         """Queries that may be asked in all; 0: the plan sets no limit to one of them."""
         return _total([asked["times"] for asked in self.queries.values()])
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Bytes that may leave in all; 0: the plan sets no limit to one of the queries."""
         leaving = [asked for asked in self.queries.values() if asked["leaves"]]
         return _total([asked["times"] * asked["bytes"] for asked in leaving])
@@ -77,7 +77,9 @@ class Description:
 def describe(plan: Plan, public: Public | None) -> Description:
     """The description of a plan, whose public data these are."""
     config = plan.config()
-    setting = NodeSetting(plan.spec.make_task(), LocalConfig(), Compute(), public, sums=plan.sums)
+    setting = NodeSetting(
+        plan.spec.make_task(), LocalConfig(), Compute(), public, secure_aggregation=plan.secure_aggregation
+    )
     queries = side_of(config, setting).queries
     table = {
         "format": FORMAT,
@@ -90,8 +92,8 @@ def describe(plan: Plan, public: Public | None) -> Description:
             "inputs": 0 if public is None else len(public),
         },
         "student": plan.student,
-        "least_nodes": plan.least_nodes,
-        "sums": plan.sums,
+        "min_nodes": plan.min_nodes,
+        "secure_aggregation": plan.secure_aggregation,
         "queries": {name: _asked(query, plan) for name, query in queries.items()},
     }
     return Description(json.loads(json.dumps(table)))
@@ -144,8 +146,8 @@ class Plan:
         public_note: the public data's name and what else is known of them.
         student: what the server's model is called, ``""`` where that is chosen later; nothing at a node
             follows from it.
-        least_nodes: without how many nodes the run stops, as the server says; 0: it does not say.
-        sums: the server is to see sums of the nodes' answers only.
+        min_nodes: without how many nodes the run stops, as the server says; 0: it does not say.
+        secure_aggregation: the server is to see sums of the nodes' answers only.
 
     Raises:
         ArgumentError: the run's name is no name, the method is not known or has other options.
@@ -158,15 +160,15 @@ class Plan:
     public: str = ""
     public_note: tuple[str, str] = ("", "")
     student: str = ""
-    least_nodes: int = 0
-    sums: bool = False
+    min_nodes: int = 0
+    secure_aggregation: bool = False
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
         if self.public and not re.fullmatch(r"[0-9a-f]{32}", self.public):
             raise ArgumentError("public", self.public, "a fingerprint of 32 hexadecimal digits")
-        if self.sums and self.wire.gradients != "float32":
-            raise ArgumentError("wire.gradients", self.wire.gradients, "float32, where sums is true")
+        if self.secure_aggregation and self.wire.gradients != "float32":
+            raise ArgumentError("wire.gradients", self.wire.gradients, "float32 with secure_aggregation")
         if not re.fullmatch(r"[ -~]{0,200}", self.student):
             raise ArgumentError("student", self.student, "up to 200 plain letters")
         self.config()
@@ -193,8 +195,8 @@ class Plan:
             "public": self.public,
             "public_note": list(self.public_note),
             "student": self.student,
-            "least_nodes": self.least_nodes,
-            "sums": self.sums,
+            "min_nodes": self.min_nodes,
+            "secure_aggregation": self.secure_aggregation,
         }
 
     @classmethod
@@ -224,16 +226,16 @@ class Plan:
         note = table["public_note"]
         if not (isinstance(note, list | tuple) and len(note) == 2 and all(isinstance(n, str) for n in note)):
             raise ArgumentError("public_note", note, "two texts")
-        if type(table["least_nodes"]) is not int or not 0 <= table["least_nodes"] < 2**31:
-            raise ArgumentError("least_nodes", table["least_nodes"], "a whole number from 0")
-        if type(table["sums"]) is not bool:
-            raise ArgumentError("sums", table["sums"], "true or false")
+        if type(table["min_nodes"]) is not int or not 0 <= table["min_nodes"] < 2**31:
+            raise ArgumentError("min_nodes", table["min_nodes"], "a whole number from 0")
+        if type(table["secure_aggregation"]) is not bool:
+            raise ArgumentError("secure_aggregation", table["secure_aggregation"], "true or false")
         METHODS.require(table["method"].get("name"), methods, "method.name", "policy.methods")
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
         spec = InputSpec.from_dict(table["spec"], tasks)
-        told = table["student"], table["least_nodes"], table["sums"]
+        told = table["student"], table["min_nodes"], table["secure_aggregation"]
         return cls(table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *told)
 
 
@@ -271,7 +273,7 @@ def check_public(public: Public, spec: InputSpec, most: int) -> None:
         shape = f"(N, {', '.join(map(str, spec.shape))})"
         raise DataError(f"public inputs are of shape {tuple(found.shape)} (expected {shape})")
     if most and len(found) > most:
-        raise DataError(f"public data have {len(found)} inputs (expected {most}, by policy most_rows)")
+        raise DataError(f"public data have {len(found)} inputs (expected {most}, by policy max_rows)")
     task = spec.make_task()
     labels = task.blank(len(found), spec.shape) if public.labels is None else public.labels
     task.check(TensorData(found, labels), "public data")

@@ -286,11 +286,11 @@ def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
 NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
-def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def unpack(message: bytes, max_header: int = MOST_HEADER) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What :func:`pack` made a message of, tensors on the CPU.
 
     Args:
-        most_header: bytes before the tensors; 0 is no limit.
+        max_header: bytes before the tensors; 0 is no limit.
 
     Raises:
         DataError: the bytes are no message, or its header is larger.
@@ -298,8 +298,8 @@ def unpack(message: bytes, most_header: int = MOST_HEADER) -> tuple[dict[str, An
     if not isinstance(message, bytes):  # what carries messages may carry other things as well
         raise DataError(f"a message is a {type(message).__name__} (expected bytes)")
     length = header_size(message)
-    if 0 < most_header < length:
-        raise DataError(f"its header has {length} bytes (expected {most_header} (most_header))")
+    if 0 < max_header < length:
+        raise DataError(f"its header has {length} bytes (expected {max_header} (max_header))")
     try:
         names = header_of(message)
         told = json.loads(names[METADATA][HEADER])

@@ -54,7 +54,7 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         )
     how, values = config.split, simulation.setting.values
     stands = {"values": list(values)} if values else {}
-    divided = {"how": how.called, "about": how.about, **how.own, "nodes": len(parts), **stands}
+    divided = {"name": how.called, "about": how.about, **how.own, "nodes": len(parts), **stands}
     return simulation, about(config, data, sum(map(len, parts)), divided)
 
 

@@ -171,7 +171,7 @@ class RunConfig(Checked):
     """The data set; in TOML its key `name` says which: one that has a name, or a path."""
 
     split: SplitConfig = field(default_factory=Dirichlet)
-    """How the training data are divided over the nodes; in TOML its key `how` says which split."""
+    """How the training data are divided over the nodes; in TOML its key `name` says which split."""
 
     public: PublicConfig = field(default_factory=PublicConfig)
     """Public data, for methods that need some."""

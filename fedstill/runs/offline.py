@@ -58,8 +58,10 @@ def make(config: RunConfig) -> Queries:
             method_name(method),
             f"one that asks all at once, as files are carried once: {', '.join(allowed)}",
         )
-    if config.link.sums:
-        raise ArgumentError("link.sums", True, "false for files: nodes that are asked by files cannot meet")
+    if config.link.secure_aggregation:
+        raise ArgumentError(
+            "link.secure_aggregation", True, "false for files: nodes that are asked by files cannot meet"
+        )
     check_measured_on_test(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)

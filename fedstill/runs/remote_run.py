@@ -48,7 +48,7 @@ def plan_of(config: RunConfig, data: DataSet, public: Public | None, name: str, 
         ("", "") if public is None else (public.name, public.note),
         re.sub(r"[^ -~]", "?", config.student.model)[:200],
         config.link.least(nodes),
-        config.link.sums,
+        config.link.secure_aggregation,
     )
 
 
@@ -74,14 +74,20 @@ class Served(Run):
         plan = plan_of(config, self.data, public, name, len(link.nodes))
         self.description = describe(plan, public)
         # What the nodes are asked is the method's declaration; what they have is not known here.
-        at = NodeSetting(self.task, LocalConfig(), self.compute, self.public, sums=config.link.sums)
+        at = NodeSetting(
+            self.task,
+            LocalConfig(),
+            self.compute,
+            self.public,
+            secure_aggregation=config.link.secure_aggregation,
+        )
         self.side = side_of(self.method, at)
         self.federation = Remote(link, plan, self.side.queries, config.link, self.audit, self.compute, public)
         self.federation.waits = lambda nodes: self.bars.wait_for(nodes)
 
     def about(self) -> dict[str, Any]:
         """What the result says beside the figures."""
-        split = {"how": "as it is", "nodes": len(self.federation.nodes)}
+        split = {"name": "as it is", "nodes": len(self.federation.nodes)}
         return about(self.config, self.data, None, split)
 
     # --- the loop's parts -----------------------------------------------------------------------------

@@ -88,11 +88,13 @@ class Prepared(Run, ABC):
             self.public,
             self._perceptual_features(),
             setting.schema,
-            setting.link.sums,
+            setting.link.secure_aggregation,
         )
         self.side = side_of(self.method, self.at_nodes)
         if any(query.objection_to(setting.local.optimizer) for query in self.side.queries.values()):
-            expected = "sgd with link.sums: a first step of Adam shows the sign of each gradient"
+            expected = (
+                "sgd with link.secure_aggregation: a first step of Adam shows the sign of each gradient"
+            )
             raise ArgumentError("local.optimizer", setting.local.optimizer, expected)
         self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
         for node, privacy in zip(self.nodes, privacies, strict=True):

@@ -230,7 +230,12 @@ def test_what_cannot_be_told_is_refused_in_one_line() -> None:
 
 def test_a_server_that_sees_sums_only_has_their_sum_and_no_node_s_answers() -> None:
     method = {"name": "fedkd", "epochs": 2, "levels": 0, "gamma": float("inf")}
-    again = replay(method, public={"name": "held-out"}, link={"sums": True}, split={"nodes": 3, "alpha": 5.0})
+    again = replay(
+        method,
+        public={"name": "held-out"},
+        link={"secure_aggregation": True},
+        split={"nodes": 3, "alpha": 5.0},
+    )
     experiment, heard = done(again, most=100)
 
     inputs, responses = heard.responses(SUM) or pytest.fail("no sums were heard")

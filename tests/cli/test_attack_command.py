@@ -162,7 +162,10 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
             "ready --attacks counts --copying.pairs 3",
             "invalid --copying.pairs = '3' (expected none, as attack 'copying' is not among --attacks",
         ),
-        ("ready --attacks counts counts", "invalid attacks = ['counts', 'counts'] (expected some of inversion, "),
+        (
+            "ready --attacks counts counts",
+            "invalid attacks = ['counts', 'counts'] (expected some of inversion, ",
+        ),
         ("ready another", "fedstill attack takes no 'another'"),
     ],
 )

@@ -300,13 +300,13 @@ def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> No
         lambda: np.savez("node-0/data.npz", images=kept["images"][:50], labels=kept["labels"][:50]),
         lambda: Path("node-0/first.safetensors").unlink(),
         lambda: path.write_text(path.read_text().replace('name = "small-cnn:8"', 'name = "mlp:4"')),
-        lambda: path.write_text(path.read_text() + "\n[policy]\nmost_rows = 7\n"),
+        lambda: path.write_text(path.read_text() + "\n[policy]\nmax_rows = 7\n"),
     ):
         spoil()
         Path(ANSWERS[0]).unlink()
         assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
         assert Path(ANSWERS[0]).read_bytes() == before
-    assert unpack(before)[0]["policy"]["most_rows"] != 7  # as it was when they left
+    assert unpack(before)[0]["policy"]["max_rows"] != 7  # as it was when they left
 
 
 ANSWER = ("node", "answer", "node-0", "queries.safetensors")
@@ -317,7 +317,7 @@ def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main)
     whole, signed_before = kept.read_bytes(), Path(ANSWERS[0]).read_bytes()
     header, tensors = unpack(whole)
     tensor = len(whole) - 100
-    for place in (0, whole.index(b"node-0"), whole.index(b"most_rows"), whole.index(b"mechanism"), tensor):
+    for place in (0, whole.index(b"node-0"), whole.index(b"max_rows"), whole.index(b"mechanism"), tensor):
         blob = bytearray(whole)
         blob[place] ^= 1
         kept.write_bytes(blob)
@@ -414,7 +414,11 @@ def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main
     result = json.loads(Path("out/result.json").read_text())
     assert (result["turns"], result["student"]["model"]) == (3, "mlp:8")
     for option, value, said in (
-        ("--method.levels", 100, "invalid method.levels = 100 (expected 200, which the queries were made with"),
+        (
+            "--method.levels",
+            100,
+            "invalid method.levels = 100 (expected 200, which the queries were made with",
+        ),
         ("--method.predictions", 1, "invalid method.predictions = 1 (expected 2, which the queries"),
         ("--seed", 4, "invalid seed = 4 (expected 3, which the queries were made with"),
         ("--public.share", 0.3, "invalid public.share = 0.3 (expected 0.2, which"),
@@ -454,7 +458,9 @@ def spoil(path: str) -> None:
 
 def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
     Path("keys").mkdir()
-    assert "invalid --node-keys = 'keys' (expected a folder" in refused(command(*DISTIL, "--node-keys", "keys"))
+    assert "invalid --node-keys = 'keys' (expected a folder" in refused(
+        command(*DISTIL, "--node-keys", "keys")
+    )
     for name in NAMES:
         shutil.copy("node-0/node.pub", f"keys/{name}.pub")
     left = refused(command(*DISTIL, "--node-keys", "keys"))
@@ -487,7 +493,7 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
     ("policy", "rule"),
     [
         ({"queries": ["count_labels"]}, "refuses query 'predict' by rule queries: count_labels"),
-        ({"most_queries": 2}, "by rule most_queries: 2, and the file asks 3"),
+        ({"max_queries": 2}, "by rule max_queries: 2, and the file asks 3"),
     ],
 )
 def test_what_the_policy_forbids_is_refused_before_any_training(
@@ -522,7 +528,10 @@ def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) 
     for words, said in (
         (["run.toml", "--method.z_max", 0], "invalid method.z_max = 0.0 (expected a bound above 0"),
         (["digits-fediod"], "invalid method.name = 'fediod' (expected one that asks all at once"),
-        (["run.toml", "--link.sums", "true"], "invalid link.sums = True (expected false for files"),
+        (
+            ["run.toml", "--link.secure_aggregation", "true"],
+            "invalid link.secure_aggregation = True (expected false for files",
+        ),
         (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
         (["run.toml", "--method.levels", 100], "queries.safetensors holds something else already"),
     ):

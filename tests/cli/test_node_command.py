@@ -121,7 +121,9 @@ def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here
     assert any(line.startswith("It cannot take part: the run asks live nodes, again after") for line in lines)
     assert "It can take part." in here("check", clinic, "digits-fedkd")[1]
     run = tmp_path / "summed.toml"  # those who add meet each other first
-    run.write_text('extends = "digits-fedkd"\nlink.sums = true\nmethod.levels = 0\n', encoding="utf-8")
+    run.write_text(
+        'extends = "digits-fedkd"\nlink.secure_aggregation = true\nmethod.levels = 0\n', encoding="utf-8"
+    )
     assert "It cannot take part: the run asks live nodes" in here("check", clinic, run)[1]
     code, out, _ = here("check", clinic, "digits-fedavg")
     assert code == 0  # to refuse is no fault
@@ -152,7 +154,7 @@ def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_pa
     say(
         folder,
         ('name = "small-cnn"', 'name = "my_forest:forest"'),
-        ("most_queries = 0", "most_queries = 300"),
+        ("max_queries = 0", "max_queries = 300"),
     )
     code, out, err = here("check", folder, "digits-fediod")
     assert (code, err) == (0, "")
@@ -165,7 +167,7 @@ def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_pa
     code, out, err = here("check", folder, "digits-fedkd")
     assert (code, err) == (0, "")
     assert "It can take part." in out
-    say(folder, ("most_queries = 300", "most_queries = 1"))
+    say(folder, ("max_queries = 300", "max_queries = 1"))
     assert (
         "It cannot take part: it answers at most 1 queries, and the run asks "
         in here("check", folder, "digits-fedkd")[1]
@@ -236,7 +238,9 @@ def test_what_an_owner_gets_wrong_is_one_line(
 def test_a_node_without_a_link_does_not_start(clinic: Path, here: Here) -> None:
     code, out, err = here("start", clinic)
     assert (code, out) == (2, "")
-    assert err.startswith("fedstill: invalid online = False (expected true to join a federation; `fedstill node")
+    assert err.startswith(
+        "fedstill: invalid online = False (expected true to join a federation; `fedstill node"
+    )
 
 
 def test_start_says_whom_it_joins_and_is_the_node_then(
@@ -373,7 +377,7 @@ def test_a_node_that_lets_out_sums_only_can_take_part_in_a_run_of_sums(
         'nodes.models = ["unet:8"]\nstudent.model = "unet:8"\n'
     )
     for sums, refused in (("false", True), ("true", False)):
-        run.write_text(f"{asked}link.sums = {sums}\n", encoding="utf-8")
+        run.write_text(f"{asked}link.secure_aggregation = {sums}\n", encoding="utf-8")
         _, out, _ = here("check", folder, run)
         assert ("refuses (sums_only: " in out) is refused
         assert "outputs_only: no parameters" in out or refused  # which is another rule

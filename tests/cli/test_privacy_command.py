@@ -138,7 +138,7 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     text = (
         path.read_text()
         .replace("mlp:8", "unet:4")
-        .replace("nodes = 2", 'nodes = 2\nhow = "iid"\nminimum = 4')
+        .replace("nodes = 2", 'nodes = 2\nname = "iid"\nminimum = 4')
     )
     extra = f'data.name = "{tmp_path / "slices.npz"}"\ntask.name = "segmentation"\n'
     path.write_text(extra + text)

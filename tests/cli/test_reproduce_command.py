@@ -224,8 +224,14 @@ def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.Capt
         ),
         (("x-table1", "--only", "fedprox"), "unknown method or setting 'fedprox'"),
         (("x-fig1", "--only", "fedavg"), "expected a comparison's: a program makes those of x-fig1"),
-        (("x-table1", "--recorded", "--only", "fedavg"), "invalid --recorded = '--only' (expected none of these"),
-        (("--only", "fedavg"), "fedstill invalid reproduce = '--only' (expected the name of a table or figure"),
+        (
+            ("x-table1", "--recorded", "--only", "fedavg"),
+            "invalid --recorded = '--only' (expected none of these",
+        ),
+        (
+            ("--only", "fedavg"),
+            "fedstill invalid reproduce = '--only' (expected the name of a table or figure",
+        ),
         (("x-table1", "--seeds", "0"), "invalid --seeds = '0' (expected how many"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md says what such"),
         (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help` shows all"),

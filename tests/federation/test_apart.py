@@ -95,7 +95,9 @@ def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) ->
     kept = tuple(name for name in getattr(tell, part) if name != declared)
     side = replace(run.side, queries={"tell": replace(tell, **{part: kept})})
     handler = RequestHandler(Group(run.nodes[:1]), side, run.compute)
-    with pytest.raises(ArgumentError, match=rf"^{declared} of query invalid tell = 'a list of 1' \(expected a"):
+    with pytest.raises(
+        ArgumentError, match=rf"^{declared} of query invalid tell = 'a list of 1' \(expected a"
+    ):
         handler.answer("tell", 0, {"wish": as_text({"class": 0})}, False)
     assert run.audit.summary()["queries"] == 0
 
@@ -154,8 +156,8 @@ def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
     bad = {"wish": torch.tensor([ord("{")], dtype=torch.uint8)}
     with pytest.raises(DataError, match="no JSON text"):
         handler.answer("tell", 0, bad, False)
-    node.gate.policy = replace(node.gate.policy, most_header=20)
-    with pytest.raises(QueryRefused, match="most_header: 20, and wish has 30"):
+    node.gate.policy = replace(node.gate.policy, max_header=20)
+    with pytest.raises(QueryRefused, match="max_header: 20, and wish has 30"):
         handler.answer("tell", 0, {"wish": as_text({"class": 1, "why": "x" * 10})}, False)
     assert run.audit.summary()["queries"] == run.audit.spent(node.name, "run").queries == 0
     (told,) = handler.answer("tell", 0, {"wish": as_text({"class": 1})}, False)

@@ -22,7 +22,7 @@ z_max = 10.0
 name = "noise"
 limit = 40
 """
-OWNERS = '[nodes.policy]\napprove = "each run"\nminimum_records = 100\nminimum_nodes = 3\n'
+OWNERS = '[nodes.policy]\napprove = "each run"\nmin_records = 100\nmin_nodes = 3\n'
 
 
 def run(here: Sites, name: str = "first") -> str | dict[str, object]:
@@ -85,7 +85,7 @@ def test_a_node_below_its_minimum_refuses(tmp_path: Path) -> None:
         here.start()
         told = run(here)
         assert isinstance(told, str)
-        assert "query 'join' by rule minimum_records: 100000, and here are fewer" in told
+        assert "query 'join' by rule min_records: 100000, and here are fewer" in told
         for node in here.names:
             assert node in told
             assert entries(here.folder / "nodes" / node) == []

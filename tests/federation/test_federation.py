@@ -266,8 +266,8 @@ def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stac
     ("policy", "rule"),
     [
         (PolicyConfig(queries=("tell",)), "queries: tell"),
-        (PolicyConfig(most_queries=1), "most_queries: 1"),
-        (PolicyConfig(most_bytes=4), "most_bytes: 4 bytes"),
+        (PolicyConfig(max_queries=1), "max_queries: 1"),
+        (PolicyConfig(max_bytes=4), "max_bytes: 4 bytes"),
     ],
 )
 def test_a_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, stacked: bool) -> None:
@@ -303,7 +303,7 @@ def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
 
 @pytest.mark.parametrize("limit", [2, 3])
 def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None:
-    world = World(ALIKE, policies=dict.fromkeys(("n0", "n1"), PolicyConfig(most_queries=limit)))
+    world = World(ALIKE, policies=dict.fromkeys(("n0", "n1"), PolicyConfig(max_queries=limit)))
     queries = {
         name: dataclasses.replace(query, times=times)
         for (name, query), times in zip(world.federation.queries.items(), (2, 1), strict=True)
@@ -314,7 +314,7 @@ def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None
     if limit == 3:
         federation.require(["examine", "tell"])
         return
-    rule = f"most_queries: {limit}, and the run asks 3"
+    rule = f"max_queries: {limit}, and the run asks 3"
     said = f"nodes 'n0', 'n1' refuse query 'examine, tell' by rule {rule}"
     with pytest.raises(QueryRefused, match=said):
         federation.require(["examine", "tell"])

@@ -162,7 +162,7 @@ def replies(name: str, responses: Mapping[int, Any]) -> Replies:
     hello = {"name": name, "protocol": PROTOCOL, "versions": {"fedstill": "0"}}
     join = {
         "objections": {},
-        "most_queries": None,
+        "max_queries": None,
         "learned": False,
         "last": -1,
         "marks": [],

@@ -246,21 +246,21 @@ def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> 
 
 
 def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> None:
-    node = make_node(tmp_path / "clinic", "most_bytes = 100\n")
-    with pytest.raises(QueryRefused, match="most_bytes: 100"):
+    node = make_node(tmp_path / "clinic", "max_bytes = 100\n")
+    with pytest.raises(QueryRefused, match="max_bytes: 100"):
         offline_node.answer(node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers")
     (refusal,) = entries(node, "refused")
-    assert refusal["rule"] == "most_bytes: 100 bytes"
+    assert refusal["rule"] == "max_bytes: 100 bytes"
 
 
 def test_what_is_left_of_a_limit_is_known_before_any_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = len(CONFIG.calls(Public("made", torch.zeros(23, *SHAPE)), 4))
-    node = make_node(tmp_path / "clinic", f"most_queries = {asked + 1}\n")
+    node = make_node(tmp_path / "clinic", f"max_queries = {asked + 1}\n")
     offline_node.answer(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
     monkeypatch.setattr(Session, "learn", lambda *given: pytest.fail("it trained for nothing"))
-    with pytest.raises(QueryRefused, match=f"most_queries: 1, and the file asks {asked}"):
+    with pytest.raises(QueryRefused, match=f"max_queries: 1, and the file asks {asked}"):
         offline_node.answer(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 
 

@@ -258,7 +258,12 @@ def test_a_kit_with_a_foreign_certificate_is_not_started(kits: Path, tmp_path: P
     ("host", "nodes", "changes", "message"),
     [
         ("a:1", ["x"], {}, "host is 'a:1'"),
-        ("10.0.0.300", ["x"], {}, r"invalid host = '10\.0\.0\.300' \(expected a host name or an IPv4 address"),
+        (
+            "10.0.0.300",
+            ["x"],
+            {},
+            r"invalid host = '10\.0\.0\.300' \(expected a host name or an IPv4 address",
+        ),
         ("10.1", ["x"], {}, r"host is '10\.1'"),
         ("localhost", [], {}, "nodes is empty"),
         ("localhost", ["North", "north"], {}, "each name once, in whichever case"),
@@ -710,7 +715,7 @@ def test_owners_decide_which_runs_begin(
     """A job of fedstill itself: it is like the approved one but for an option, and a node has too few
     records. What the node's process wrote down is then changed."""
     images = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(4) % 2}
-    rules = {"north": 'approve = "each run"', "east": "minimum_records = 5"}
+    rules = {"north": 'approve = "each run"', "east": "min_records = 5"}
     for name, rule in rules.items():
         owner_folder.init(federation.node(name))
         np.savez(federation.node(name) / "data.npz", **images)
@@ -738,7 +743,7 @@ def test_owners_decide_which_runs_begin(
     with pytest.raises(FedstillError) as refused:
         submit(replace(config, method=replace(config.method, epochs=2)), out, Bars(False), Listeners())
     told = str(refused.value)
-    assert "east' refuses query 'join' by rule minimum_records: 5, and here are fewer" in told
+    assert "east' refuses query 'join' by rule min_records: 5, and here are fewer" in told
     assert "north' refuses query 'join' by rule approve: run" in told
     states = {each.sha256: (each.state, each.server) for each in requests.all()}
     assert states.pop(described.sha256) == ("approved", server)
@@ -750,7 +755,7 @@ def test_owners_decide_which_runs_begin(
     lines = list(log.lines())  # the first are of others' tests
     assert (log.verify(), [line["event"] for line in lines[-2:]]) == (None, ["policy", "refused"])
     path = east / "security.jsonl"
-    path.write_text(path.read_text().replace("minimum_records: 5", "minimum_records: 0"))
+    path.write_text(path.read_text().replace("min_records: 5", "min_records: 0"))
     assert f"line {len(lines)} is not as it was written" in str(log.verify())
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert f"it ends at line {len(lines) - 1}, and its head at {len(lines)}" in str(log.verify())

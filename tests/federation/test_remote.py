@@ -264,7 +264,7 @@ class Scripted:
         if do == "hello":
             told = {"name": node, "protocol": PROTOCOL, "versions": {}}
         elif do == "join":
-            about = {"objections": {}, "most_queries": self.most, "learned": True}
+            about = {"objections": {}, "max_queries": self.most, "learned": True}
             told = {**about, "marks": self.marks[node], "last": self.last[node]}
         elif do == "answer":
             self.last[node] = header["number"]
@@ -498,11 +498,11 @@ def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
 
 def test_who_refuses_does_not_come_back() -> None:
     nodes = Scripted(quorum=0.6)
-    error = {"kind": "QueryRefused", "rule": "most_queries: 1", "text": "x", "query": "weigh"}
+    error = {"kind": "QueryRefused", "rule": "max_queries: 1", "text": "x", "query": "weigh"}
     nodes.breaks("two", "answer", lambda: pack({"error": error}))
     assert nodes.query().nodes == ("one", "three")
     assert nodes.federation.out["two"].back is False
-    assert "most_queries: 1" in nodes.federation.out["two"].reason
+    assert "max_queries: 1" in nodes.federation.out["two"].reason
 
 
 def test_nodes_that_have_none_left_are_no_nodes_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,7 +514,7 @@ def test_nodes_that_have_none_left_are_no_nodes_without_a_limit(monkeypatch: pyt
 def test_all_who_refuse_are_named_with_their_rules() -> None:
     nodes = Scripted()
     none = "queries: none"
-    rules = {"one": none, "two": "most_queries: 1", "three": none}
+    rules = {"one": none, "two": "max_queries: 1", "three": none}
     for node, rule in rules.items():
         error = {"kind": "QueryRefused", "rule": rule, "text": "x", "query": "weigh"}
         nodes.breaks(node, "answer", lambda error=error: pack({"error": error}))  # type: ignore[misc]
@@ -522,7 +522,7 @@ def test_all_who_refuse_are_named_with_their_rules() -> None:
         nodes.query()
     assert str(caught.value) == (
         "nodes 'one', 'three' refuse query 'weigh' by rule queries: none; "
-        "node 'two' refuses query 'weigh' by rule most_queries: 1"
+        "node 'two' refuses query 'weigh' by rule max_queries: 1"
     )
 
 
@@ -826,7 +826,7 @@ def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.
 
 
 SAID = dataclasses.asdict(Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)))
-ABOUT = {"objections": {}, "most_queries": None, "learned": True, "marks": [], "last": -1}
+ABOUT = {"objections": {}, "max_queries": None, "learned": True, "marks": [], "last": -1}
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def config_of(method: str, folder: Path, **options: Any) -> RunConfig:
         {
             "data": {"name": str(folder / "shapes.npz")},
             "task": {"name": "segmentation"},
-            "split": {"how": "iid", "nodes": 3},
+            "split": {"name": "iid", "nodes": 3},
             "nodes": {
                 "models": ["unet:2"],
                 "local": {"epochs": 1, "batch": 8, "lr": 5e-3},

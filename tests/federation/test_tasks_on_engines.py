@@ -114,7 +114,7 @@ def tiny(
         {
             "task": {"name": task},
             "data": {"name": make(folder), **data},
-            "split": {"how": "iid", "nodes": 3, "minimum": 1},
+            "split": {"name": "iid", "nodes": 3, "minimum": 1},
             "nodes": {
                 "models": [model],
                 "local": {"epochs": 1, "batch": 8, "lr": 5e-3},

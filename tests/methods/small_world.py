@@ -147,12 +147,14 @@ def world(
     ``compute`` is the nodes'; ``protect`` puts the nodes under mechanisms, before they are prepared.
     """
     compute = compute or Compute()
-    at = NodeSetting(task, local, compute, setting.get("public"), features, sums=sums)
+    at = NodeSetting(task, local, compute, setting.get("public"), features, secure_aggregation=sums)
     side = method.node_side(at)
     if protect is not None:
         protect(side, at)
     side.prepare(nodes)
-    federation = InProcess(nodes, partition(nodes, stacked), side, compute, LinkConfig(sums=sums))
+    federation = InProcess(
+        nodes, partition(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)
+    )
     place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
     return World(nodes, Server(method, *place, **setting), side)
 

@@ -50,7 +50,7 @@ def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
 
 def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:
     """The query, and its setting at a node."""
-    at = SimpleNamespace(task=TASK, schema=schema, sums=False)
+    at = SimpleNamespace(task=TASK, schema=schema, secure_aggregation=False)
     (query,) = declared(ColumnSums(), at)
     return query, at
 

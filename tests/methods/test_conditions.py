@@ -82,12 +82,16 @@ def test_public_maps_are_those_of_public_labels() -> None:
     maps = Maps(FromMaps(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.maps(data))
     for lacking in (None, Public("noise", data.inputs)):
-        with pytest.raises(ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"):
+        with pytest.raises(
+            ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"
+        ):
             Maps(FromMaps(conditions="public"), at(one, public=lacking))
 
 
 def test_images_that_are_not_square_are_not_turned() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid method\.map_augment = 'turn' \(expected none or mirror"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid method\.map_augment = 'turn' \(expected none or mirror"
+    ):
         Maps(FromMaps(map_augment="turn"), at(world(), shape=(1, 16, 24)))
 
 

@@ -67,7 +67,9 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
 
 def test_a_query_with_too_few_maps_is_refused() -> None:
     node, critics = world().nodes[0], critics_of()
-    with pytest.raises(ArgumentError, match=r"shape of invalid maps = \(3, 16, 16\) \(expected one for each of 4"):
+    with pytest.raises(
+        ArgumentError, match=r"shape of invalid maps = \(3, 16, 16\) \(expected one for each of 4"
+    ):
         critics.judge(Group([node]), 0, X, MAPS[:, :3])
     with pytest.raises(ArgumentError, match="shape of source is"):
         critics.judge(Group([node]), 0, X, MAPS, torch.zeros(1, 4, 2, dtype=torch.int64))
@@ -99,7 +101,9 @@ def test_a_critic_of_pairs_learns_privately() -> None:
 def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     config = replace(FIOD, critic_form="patchgan")
     node, critics = world().nodes[0], critics_of(config)
-    allowed = r"invalid critic_form = 'patchgan' \(expected two-layer, but for images of 24 pixels a side or more"
+    allowed = (
+        r"invalid critic_form = 'patchgan' \(expected two-layer, but for images of 24 pixels a side or more"
+    )
     with pytest.raises(ArgumentError, match=allowed):
         critics.prepare([node])  # 16 x 16
     rows = seeing(node, TensorData(torch.randn(4, 30), torch.zeros(4).long()))

@@ -224,7 +224,9 @@ def test_a_round_of_which_nobody_is_left_stops_the_run() -> None:
 
 
 def test_a_student_of_no_nodes_architecture_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid student.model = 'MLP' \(expected .* that of n0, that of n1"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid student.model = 'MLP' \(expected .* that of n0, that of n1"
+    ):
         world(CONFIG, specs=MIXED, student="mlp:16")
 
 

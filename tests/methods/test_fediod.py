@@ -337,11 +337,15 @@ def test_imagined_inputs_come_from_the_same_noise_and_change_nothing() -> None:
 
 
 def test_odds_of_critics_that_learn_none_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid method\.gan_form = 'eq2' \(expected bce where importance"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid method\.gan_form = 'eq2' \(expected bce where importance"
+    ):
         FedIOD(importance="odds", gan_form="eq2")
 
 
 def test_a_generator_that_nothing_teaches_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid method\.mimic = 0\.0 \(expected above 0, where nothing else"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid method\.mimic = 0\.0 \(expected above 0, where nothing else"
+    ):
         FedIOD(through=False, mimic=0.0)
     assert FedIOD(mimic=0.0).through, "critics and nodes teach it"

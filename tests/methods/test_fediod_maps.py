@@ -265,7 +265,9 @@ def test_of_what_is_never_met_nothing_is_corrected() -> None:
 
 
 def test_label_shift_is_for_classes() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid method.label_shift = True \(expected false, as task recon"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid method.label_shift = True \(expected false, as task recon"
+    ):
         world(task=RECONSTRUCTION, label_shift=True).server.step()
 
 

@@ -202,8 +202,12 @@ def test_nodes_without_gradients_teach_as_those_that_have_some() -> None:
 
 
 def test_directions_beside_gradients_and_a_memory_below_a_batch_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid method\.directions = 2 \(expected 0 where through = true"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid method\.directions = 2 \(expected 0 where through = true"
+    ):
         FedIOD(directions=2)
     assert FedIOD(through=False, mimic=0.0, directions=2).directions, "differences teach it"
-    with pytest.raises(ArgumentError, match=r"invalid method\.memory = 3 \(expected at least method\.batch \(4\)"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid method\.memory = 3 \(expected at least method\.batch \(4\)"
+    ):
         replace(SMALL, memory=3)

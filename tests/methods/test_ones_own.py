@@ -59,8 +59,14 @@ def config(method: Method, engine: str = "one-by-one") -> RunConfig:
 @pytest.mark.parametrize(
     ("state", "line"),
     [
-        ({"a": 1}, r"^what method .*:Keeps begins invalid with = 'dict' \(expected an object with attributes"),
-        (SimpleNamespace(a=1, seen={1, 2}), r"^state\.seen of method .*:invalid Keeps = 'set' \(expected tensors"),
+        (
+            {"a": 1},
+            r"^what method .*:Keeps begins invalid with = 'dict' \(expected an object with attributes",
+        ),
+        (
+            SimpleNamespace(a=1, seen={1, 2}),
+            r"^state\.seen of method .*:invalid Keeps = 'set' \(expected tensors",
+        ),
         (SimpleNamespace(deep=[{"x": object()}]), r"^state\.deep of method .*state holds a object"),
     ],
 )

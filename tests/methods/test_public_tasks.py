@@ -174,7 +174,11 @@ def test_large_pictures_are_asked_about_in_smaller_queries() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("text", {"predictions": 2}, r"invalid method.predictions = 2 \(expected 1 for task text: texts are never"),
+        (
+            "text",
+            {"predictions": 2},
+            r"invalid method.predictions = 2 \(expected 1 for task text: texts are never",
+        ),
         (
             "reconstruction",
             {"predictions": 2},

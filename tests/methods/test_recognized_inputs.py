@@ -196,7 +196,9 @@ def test_models_are_not_uploaded_where_outputs_alone_may_leave() -> None:
 def test_a_model_without_parameters_is_not_uploaded() -> None:
     nodes = make_nodes([Predictor(lambda images: images[:, 0, 0, :3], TO)])
     setting = {"local": LocalConfig(), "kinds": small_world.kinds_of(nodes)}
-    with pytest.raises(ArgumentError, match=r"invalid method\.models = 'uploaded' \(expected asked, where a model"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid method\.models = 'uploaded' \(expected asked, where a model"
+    ):
         small_world.world(DENSE(models="uploaded"), nodes, made("mlp:8", "student"), **setting)
 
 

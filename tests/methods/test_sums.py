@@ -141,15 +141,15 @@ def test_a_class_that_no_node_holds_is_never_the_consensus() -> None:
         (replace(FEDIOD, gan=1.0), "method.gan = 0"),
         (replace(FEDIOD, conf=0.1), "method.conf = 0"),
         (replace(FEDIOD, unique=-0.1), "method.unique = 0"),
-        (CoDream(steps=2, adversary=0.0), "link.sums"),
+        (CoDream(steps=2, adversary=0.0), "link.secure_aggregation"),
         (replace(FEDKD, levels=20, z_max=9.0), "method.levels"),
         (replace(FEDKD, ensemble="probs"), "method.ensemble"),
         (replace(FEDIOD, ensemble="log_probs"), "method.ensemble"),
-        (FedMD(rounds=2), "link.sums"),
-        (DSFL(rounds=2), "link.sums"),
+        (FedMD(rounds=2), "link.secure_aggregation"),
+        (DSFL(rounds=2), "link.secure_aggregation"),
         (FedAvg(rounds=2, participation=0.5), "method.participation"),
-        (FedGEN(rounds=2), "link.sums"),
-        (FedDF(rounds=2), "link.sums"),
+        (FedGEN(rounds=2), "link.secure_aggregation"),
+        (FedDF(rounds=2), "link.secure_aggregation"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
@@ -173,7 +173,9 @@ def asked(name: str) -> str:
     own = {part.name for part in fields(method)}
     wanted = {"ensemble": "logits", "levels": 0, "adversary": 0.0, "gan": 0.0, "conf": 0.0, "unique": 0.0}
     chosen: dict[str, Any] = {key: value for key, value in wanted.items() if key in own}
-    at = NodeSetting(small_world.TASK, LocalConfig(), Compute(), stand_in(small_world.TASK), sums=True)
+    at = NodeSetting(
+        small_world.TASK, LocalConfig(), Compute(), stand_in(small_world.TASK), secure_aggregation=True
+    )
     try:
         queries = replace(method, **chosen).node_side(at).queries
         check_summed(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), queries)
@@ -183,7 +185,7 @@ def asked(name: str) -> str:
 
 
 def test_each_method_runs_on_sums_or_is_refused_as_the_page_says() -> None:
-    page = Path(__file__).parents[2] / "docs" / "sums.md"
+    page = Path(__file__).parents[2] / "docs" / "secure-aggregation.md"
     lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     named = {line.split("`")[1]: line.split("|")[2].strip() for line in lines}
 

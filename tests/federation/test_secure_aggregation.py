@@ -41,14 +41,14 @@ Change = Callable[[str, dict[str, Any], Serve, bytes], bytes]
 
 
 def summed(method: str, **link: Any) -> RunConfig:
-    config = tiny(method, WAYS[method], **{"sums": True, **link})
+    config = tiny(method, WAYS[method], **{"secure_aggregation": True, **link})
     local = replace(config.nodes.local, optimizer="sgd")
     split, nodes = replace(config.split, nodes=len(NAMES)), replace(config.nodes, local=local)
     return replace(config, split=split, nodes=nodes)
 
 
 class Four:
-    """Four nodes with kits, whose owners want sums only, and a server that sees what goes by.
+    """Four nodes with kits, whose owners want secure aggregation only, and a server that sees what goes by.
 
     ``change`` gets each message on its way: the node's name, the message's header, who serves it, and it.
     """
@@ -166,7 +166,7 @@ def test_outside_the_owners_hours_no_sum_is_made_readable(tmp_path: Path) -> Non
 
 def test_an_owner_who_wants_sums_refuses_answers_one_by_one(tmp_path: Path) -> None:
     with pytest.raises(QueryRefused, match="sums_only"):
-        Four(summed("fedavg", sums=False), tmp_path / "away").live().run()
+        Four(summed("fedavg", secure_aggregation=False), tmp_path / "away").live().run()
 
 
 def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     """Noise is another each time; a server that has sums of other weights of the same answers tells these
     apart."""
     privacy = {"mechanism": "dp-sgd", "epsilon": 1000.0, "training": {"noise": 0.6}, "accountant": "rdp"}
-    config = tiny("fedkd", WAYS["fedkd"], privacy=privacy, sums=True)
+    config = tiny("fedkd", WAYS["fedkd"], privacy=privacy, secure_aggregation=True)
     joining: list[bytes] = []
     told: list[torch.Tensor] = []
 
@@ -421,7 +421,7 @@ def test_another_run_adds_the_same_responses_in_no_other_form(
     four.live().run()
     for host in four.hosts.values():
         host.leave()
-    config = tiny("fedkd", {**WAYS["fedkd"], **after}, sums=True)
+    config = tiny("fedkd", {**WAYS["fedkd"], **after}, secure_aggregation=True)
     (tmp_path / "again").mkdir()
     again = replace(config, split=replace(config.split, nodes=len(NAMES)))
     (run := tmp_path / "again.toml").write_text(to_toml(again), encoding="utf-8")
