@@ -156,7 +156,9 @@ def test_networks_that_share_parameters_are_refused_naming_both(both: str) -> No
     else:
         second[0] = first[0]
     before = copy.deepcopy([module.state_dict() for module in (*given["models"], given["student"])])
-    with pytest.raises(ArgumentError, match=rf"invalid models = '{both}' \(expected networks that share no param"):
+    with pytest.raises(
+        ArgumentError, match=rf"invalid models = '{both}' \(expected networks that share no param"
+    ):
         fedstill.distil(**given)
     for module, old in zip((*given["models"], given["student"]), before, strict=True):
         assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
@@ -220,9 +222,9 @@ def test_the_student_comes_back_as_it_will_be_used() -> None:
 
 
 def test_too_few_queries_are_found_before_anything_is_trained_or_written(tmp_path: Path) -> None:
-    given = few(policies=[fedstill.PolicyConfig(), fedstill.PolicyConfig(most_queries=6)])
+    given = few(policies=[fedstill.PolicyConfig(), fedstill.PolicyConfig(max_queries=6)])
     before = copy.deepcopy([model.state_dict() for model in given["models"]])
-    with pytest.raises(QueryRefused, match=r"'node-1' .* most_queries: 6, and the run asks 7"):
+    with pytest.raises(QueryRefused, match=r"'node-1' .* max_queries: 6, and the run asks 7"):
         fedstill.distil(**given, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     for model, old in zip(given["models"], before, strict=True):
@@ -322,7 +324,7 @@ class Clock:
 OTHERS = {
     "data[0]": {"data": [blobs(60, 7), blobs(90, 2)]},
     "method": {"method": fedstill.FedIOD(steps=7, generator_width=8, critic_width=8)},
-    "policies": {"policies": [fedstill.PolicyConfig(), fedstill.PolicyConfig(most_bytes=10**9)]},
+    "policies": {"policies": [fedstill.PolicyConfig(), fedstill.PolicyConfig(max_bytes=10**9)]},
     "mean": {"mean": (0.45,), "std": (0.55,)},
     "student": {"student": MLP(SHAPE, 3, 8)},
 }
@@ -451,7 +453,11 @@ def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> 
         ({"method": 3}, ArgumentError, "FedIOD"),
         ({"student": MLP(SHAPE, 3).requires_grad_(False)}, ArgumentError, "student is 'all frozen'"),
         ({"perceptual": "none.safetensors"}, DataError, "there is no such file"),
-        ({"engine": fedstill.EngineConfig(name="flare")}, ArgumentError, r"invalid name = 'flare' \(expected auto,"),
+        (
+            {"engine": fedstill.EngineConfig(name="flare")},
+            ArgumentError,
+            r"invalid name = 'flare' \(expected auto,",
+        ),
         *(({"data": [blobs(60, 1), examples]}, DataError, said) for examples, said in USELESS),
     ],
 )

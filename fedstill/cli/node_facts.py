@@ -40,9 +40,9 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
         facts["compute"] = [f"{found.compute.device}, {found.compute.precision}"]
     policy = file.policy
     limits = {
-        "queries": policy.most_queries,
-        "bytes": policy.most_bytes,
-        "inputs a query": policy.most_rows,
+        "queries": policy.max_queries,
+        "bytes": policy.max_bytes,
+        "inputs a query": policy.max_rows,
     }
     facts["policy"] = [
         f"queries {', '.join(policy.queries) or 'none'}; "
@@ -61,10 +61,10 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
         told = f"its authority is {kit.authority_fingerprint}"
         facts["link"] = [f"dials out to {kit.target('client')}; {until}", told]
         if spoilt := Cohort(folder / COHORT).spoilt:
-            most = policy.most_spoilt
+            most = policy.max_corrupted_sums
             then = ", and all are from now on" if 0 < most <= spoilt else ""
             facts["link"].append(
-                f"answers here have spoilt {counted(spoilt, 'sum')}{then} (most_spoilt: {most})"
+                f"answers here have spoilt {counted(spoilt, 'sum')}{then} (max_corrupted_sums: {most})"
             )
     return facts
 
@@ -73,8 +73,8 @@ def admission_facts(policy: PolicyConfig) -> list[str]:
     """Which runs a node lets in at all, in a line; none where it lets in all."""
     told = {
         f"runs need your approval ({policy.approve})": policy.approve != "policy",
-        f"{policy.minimum_records} examples or more": policy.minimum_records,
-        f"{policy.minimum_nodes} nodes or more": policy.minimum_nodes,
+        f"{policy.min_records} examples or more": policy.min_records,
+        f"{policy.min_nodes} nodes or more": policy.min_nodes,
         f"{len(policy.allowed_servers)} servers by name": policy.allowed_servers,
         policy.hours: policy.hours,
     }

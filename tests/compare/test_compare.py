@@ -227,7 +227,7 @@ def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) 
 
 def test_another_split_keeps_the_settings_skew(tmp_path: Path) -> None:
     text = 'methods = ["fedavg"]\n[[settings]]\nname = "skewed"\nsplit = { alpha = 0.1 }\n'
-    plan = compare.read(a_file(tmp_path, text), changes={"split.how": "balanced-dirichlet"})
+    plan = compare.read(a_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"})
     split = plan.config(ComparisonRun("skewed", "fedavg", 0)).split
     assert (split.called, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
 
@@ -307,7 +307,10 @@ def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> N
             'methods = ["fedavg"]\n[options.fedavg]\nroundz = 3',
             "fedavg: unknown key 'method.roundz': did you",
         ),
-        ('methods = ["fedavg"]\n[options.fedavg]\nrounds = 0', "fedavg: invalid method.rounds = 0 (expected 1 or"),
+        (
+            'methods = ["fedavg"]\n[options.fedavg]\nrounds = 0',
+            "fedavg: invalid method.rounds = 0 (expected 1 or",
+        ),
         (
             'methods = ["fedavg"]\n[runs.fedavg.method]\nrounds = 2',
             "fedavg: invalid method = {'rounds': 2} (expected no",
@@ -648,11 +651,11 @@ def test_where_nothing_can_run_no_folder_is_made(tmp_path: Path) -> None:
 
 def test_a_run_that_reaches_a_limit_does_not_stop_the_others(tmp_path: Path) -> None:
     # FedAvg's parameters are more than this, which only the first round finds out.
-    plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.most_bytes": 1000})
+    plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000})
     compared(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
     assert rows["fedavg"]["status"] == "stopped"
-    assert "most_bytes" in rows["fedavg"]["reason"]
+    assert "max_bytes" in rows["fedavg"]["reason"]
     assert rows["standalone"]["status"] == "finished"
 
 

@@ -94,13 +94,13 @@ def test_rules_that_are_none_are_refused(option: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("policy", "rule"),
     [
-        ("minimum_records = 41\n", "minimum_records: 41, and here are fewer"),
-        ("minimum_nodes = 4\n", "minimum_nodes: 4, and the run may go on with 3"),
+        ("min_records = 41\n", "min_records: 41, and here are fewer"),
+        ("min_nodes = 4\n", "min_nodes: 4, and the run may go on with 3"),
         (f'allowed_servers = ["{OTHER}"]\n', f"allowed_servers: not {KNOWN}"),
     ],
 )
 def test_a_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str, rule: str) -> None:
-    clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, least_nodes=3))
+    clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, min_nodes=3))
     clinic.host.asker = KNOWN
     assert refused(clinic) == rule
     assert clinic.host.session is None
@@ -111,8 +111,8 @@ def test_a_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str,
 
 
 def test_a_node_lets_in_what_just_fits(tmp_path: Path) -> None:
-    policy = f'minimum_records = 40\nminimum_nodes = 3\nallowed_servers = ["{KNOWN.upper()}"]\n'
-    clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, least_nodes=3))
+    policy = f'min_records = 40\nmin_nodes = 3\nallowed_servers = ["{KNOWN.upper()}"]\n'
+    clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, min_nodes=3))
     clinic.host.asker = KNOWN
     assert joined(clinic)
     assert events(clinic) == ["policy", "joined"]
@@ -163,7 +163,9 @@ def test_a_server_that_tries_list_after_list_learns_no_class_that_a_node_has(tmp
     (named.folder / "data.npz").unlink()
     assert refused(named) == "classes: the run's are not those that the owner names"
     assert not list((named.folder / "runs").glob("*"))
-    with pytest.raises(ArgumentError, match=r"invalid data\.classes = .* \(expected empty, as data.schema says"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid data\.classes = .* \(expected empty, as data.schema says"
+    ):
         PrivateConfig(source="csv", schema="ours.toml", classes=("a", "b"))
 
 
@@ -264,7 +266,9 @@ def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: 
         ward(tmp_path / "clinic", 'schema = "none.toml"\n')
     found = owner_folder.examine(tmp_path / "clinic", quick=True)
     assert any("data.schema" in fault for fault in found.faults)
-    with pytest.raises(ArgumentError, match=r"invalid data\.schema = 'ours.toml' \(expected empty, as source npz"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid data\.schema = 'ours.toml' \(expected empty, as source npz"
+    ):
         PrivateConfig(schema="ours.toml")
 
 
@@ -617,7 +621,7 @@ def test_a_request_that_was_changed_on_the_disk_is_none(tmp_path: Path) -> None:
 
 
 def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -> None:
-    clinic = Clinic(tmp_path / "clinic", EACH, replace(PLAN, least_nodes=3, student="mlp:8"))
+    clinic = Clinic(tmp_path / "clinic", EACH, replace(PLAN, min_nodes=3, student="mlp:8"))
     found = describe(clinic.plan, None)
     assert command("node", "requests", clinic.folder)[1] == "No run has asked for approval.\n"
     refused(clinic)
@@ -667,10 +671,10 @@ def test_a_rule_beside_an_approval_is_said_when_it_is_given_and_written_down(
 
 
 def test_a_tampered_log_is_noticed_by_whoever_looks_and_by_the_node(tmp_path: Path, command: Main) -> None:
-    clinic = Clinic(tmp_path / "clinic", "minimum_nodes = 4\n")
+    clinic = Clinic(tmp_path / "clinic", "min_nodes = 4\n")
     refused(clinic)
     path = clinic.folder / FILE
-    path.write_text(path.read_text().replace("minimum_nodes: 4", "minimum_nodes: 3"))
+    path.write_text(path.read_text().replace("min_nodes: 4", "min_nodes: 3"))
     code, _, err = command("node", "log", clinic.folder)
     assert (code, "line 2 is not as it was written" in err) == (2, True)
     assert "line 2 is not as it was written" in command("node", "check", clinic.folder)[2]
@@ -697,18 +701,18 @@ def test_a_log_that_was_put_back_is_noticed_by_a_hash_that_was_noted(tmp_path: P
 
 def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:
     """Neither what the data hold, nor how many there are, nor what an owner's own code says, nor a secret."""
-    clinic = Clinic(tmp_path / "clinic", "minimum_records = 977\nmost_bytes = 400\n")
+    clinic = Clinic(tmp_path / "clinic", "min_records = 977\nmax_bytes = 400\n")
     (clinic.folder / "secret").write_text("rehearsal 31415926535\n")
-    assert refused(clinic) == "minimum_records: 977, and here are fewer"
+    assert refused(clinic) == "min_records: 977, and here are fewer"
     (clinic.folder / "node.toml").write_text(NODE.replace("data.npz", "patient-4711.npz"))
     np.savez(clinic.folder / "patient-4711.npz", images=np.full((40, 9, 9), 0.25), labels=np.zeros(40))
     clinic.again()
     assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "OwnDataError"
-    (clinic.folder / "node.toml").write_text(NODE + "most_bytes = 400\n")
+    (clinic.folder / "node.toml").write_text(NODE + "max_bytes = 400\n")
     clinic.again()
     clinic.ready()
     clinic.query(0)
-    assert "most_bytes" in clinic.query(1)["rule"]
+    assert "max_bytes" in clinic.query(1)["rule"]
     text = (clinic.folder / FILE).read_text()
     assert {"refused", "joined", "policy"} <= set(events(clinic))
     for private in ("4711", "31415926535", "40 ", "0.25", str(tmp_path), "(40", "9, 9"):

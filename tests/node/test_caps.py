@@ -34,7 +34,7 @@ from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, ima
 
 GIB = 2**30
 # At a join it is not said what of a run is too large: that would tell how many records there are.
-RUN = "most_memory: the run would take more than the node's owner allows"
+RUN = "max_memory: the run would take more than the node's owner allows"
 # Only there does the system tell, and limit, what a process has.
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -113,7 +113,7 @@ def test_memory_is_what_the_owner_says_or_three_quarters_of_the_machines(
 
 @linux
 def test_a_plan_of_a_million_classes_is_refused_before_its_head_is_made(tmp_path: Path) -> None:
-    change, policy = {"mlp:8": "small-cnn"}, f"most_memory = {GIB}\nmost_header = 0\n"
+    change, policy = {"mlp:8": "small-cnn"}, f"max_memory = {GIB}\nmax_header = 0\n"
     message = join(classes=[str(number) for number in range(1_000_000)])
     (reply,), grown = served(tmp_path / "classes", message, policy=policy, change=change)
     assert reply["rule"] == RUN
@@ -124,7 +124,7 @@ def test_a_plan_of_a_million_classes_is_refused_before_its_head_is_made(tmp_path
 
 @linux
 def test_images_are_not_fitted_to_a_form_too_large(tmp_path: Path) -> None:
-    change, policy = {'path = "data.npz"': 'path = "data.npz"\nfit = true'}, f"most_memory = {GIB}\n"
+    change, policy = {'path = "data.npz"': 'path = "data.npz"\nfit = true'}, f"max_memory = {GIB}\n"
     folder = tmp_path / "fit"
     Clinic(folder)
     pixels_of(folder)
@@ -155,14 +155,14 @@ def test_texts_are_not_coded_into_a_vocabulary_or_length_too_large(tmp_path: Pat
         join(plan, **text, shape=[8], vocabulary=2**31),
         join(plan, **text, shape=[2**30], vocabulary=100),
     ]
-    replies, grown = served(folder, *messages, policy=f"most_memory = {GIB}\n", change=change)
+    replies, grown = served(folder, *messages, policy=f"max_memory = {GIB}\n", change=change)
     assert [reply["rule"] for reply in replies] == [RUN, RUN]
     assert grown < GIB // 8
 
 
 @linux
 def test_a_query_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path: Path) -> None:
-    """most_rows allows 100,000: in a small CNN they would take 4 GB."""
+    """max_rows allows 100,000: in a small CNN they would take 4 GB."""
     folder, plan = tmp_path / "rows", PLAN.to_dict()
     asked = {"run": "one", "query": "examine", "differentiable": True}
     messages = [
@@ -172,8 +172,8 @@ def test_a_query_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path:
         pack({"do": "answer", "number": 0, **asked}, {"x": image(0)}),
     ]
     change = {"mlp:8": "small-cnn"}
-    replies, grown = served(folder, *messages, policy=f"most_memory = {GIB}\n", change=change)
-    assert replies[2]["rule"].startswith("most_memory: a query about 100000 inputs at once")
+    replies, grown = served(folder, *messages, policy=f"max_memory = {GIB}\n", change=change)
+    assert replies[2]["rule"].startswith("max_memory: a query about 100000 inputs at once")
     assert replies[2]["took"] < 10
     assert "kind" not in replies[3]
     assert grown < GIB // 2
@@ -194,8 +194,8 @@ def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Pa
     folder, change = tmp_path / "named", {'path = "data.npz"': 'path = "data.npz"\nfit = true'}
     Clinic(folder)
     pixels_of(folder)
-    replies, grown = served(folder, *messages, policy=f"most_memory = {GIB // 2}\n", change=change)
-    assert replies[1]["rule"].startswith("most_memory: a query about 100000 public inputs at once")
+    replies, grown = served(folder, *messages, policy=f"max_memory = {GIB // 2}\n", change=change)
+    assert replies[1]["rule"].startswith("max_memory: a query about 100000 public inputs at once")
     assert "kind" not in replies[2]
     assert grown < GIB // 8
 
@@ -214,7 +214,7 @@ def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -
     change = {"mlp:8": "mine_of_caps:make"}
     sound = dataclasses.replace(PLAN, run="two")
     messages = [join(classes=[str(n) for n in range(100)]), join(sound)]
-    policy = f"most_memory = {GIB}\n"
+    policy = f"max_memory = {GIB}\n"
     (refused, told), grown = served(folder, *messages, policy=policy, change=change, ceiling=True)
     assert refused["rule"] == RUN
     assert refused["kind"] == "QueryRefused"
@@ -225,7 +225,7 @@ def test_what_nobody_foresees_meets_the_ceiling_of_the_process(tmp_path: Path) -
 @linux
 def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of a job of FLARE, and `fedstill node response`."""
-    clinic = Clinic(tmp_path / "clinic", f"most_memory = {GIB}\n")
+    clinic = Clinic(tmp_path / "clinic", f"max_memory = {GIB}\n")
     code = (
         "import resource, sys\nfrom fedstill.cli import main as cli\n"
         "try:\n    cli.main(['node', 'answer', sys.argv[1], 'missing'])\n"
@@ -249,7 +249,7 @@ def test_a_method_that_would_draw_a_billion_of_a_nodes_images_is_refused(tmp_pat
     plan = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 10**9, "memory": 10**9})
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     told, _ = clinic.say("join", plan=plan.to_dict())
-    assert told["objections"] == {"examine": "most_rows: 100000, and it is about 1000000000"}
+    assert told["objections"] == {"examine": "max_rows: 100000, and it is about 1000000000"}
 
 
 # --- messages -----------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ def test_a_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     message = pack({"do": "hello", "x": [[]] * 20_000_000})
     assert len(message) > 76 * 2**20
     (reply,), grown = served(tmp_path / "header", message)
-    assert reply["rule"] == f"most_header: 1000000, and it has {len(message) - 8} bytes"
+    assert reply["rule"] == f"max_header: 1000000, and it has {len(message) - 8} bytes"
     assert reply["took"] < 1
     assert grown < 200 * 2**20  # the message itself, as this process reads it from a file
 
@@ -272,26 +272,26 @@ def test_a_header_within_the_limit_is_read(tmp_path: Path) -> None:
 
 
 def test_a_large_message_is_refused(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n").ready()
+    clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n").ready()
     clinic.query(0)[1]["logits"]
     said = clinic.query(1, torch.zeros(100, *SHAPE))
-    assert said["rule"].startswith("most_message: 10000, and it has 2")
+    assert said["rule"].startswith("max_message: 10000, and it has 2")
 
 
 def test_a_message_is_measured_as_it_is_computed_with(tmp_path: Path) -> None:
     """int8 is a quarter of float32 on the way, and not here."""
     plan = dataclasses.replace(PLAN, wire=WireConfig(inputs="int8"))
-    clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n", plan).ready()
+    clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n", plan).ready()
     sent = plan.wire.coarsen({"x": torch.ones(60, *SHAPE)}, {"x": "inputs"})
     said = clinic.say("answer", sent, query="examine", number=0, differentiable=True)
-    assert said["rule"] == "most_message: 10000, and in float32 it has 15360 bytes"
+    assert said["rule"] == "max_message: 10000, and in float32 it has 15360 bytes"
 
 
 def test_a_file_of_queries_is_a_message(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_message = 10_000\n")
+    clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n")
     path = tmp_path / "queries.safetensors"
     path.write_bytes(bytes(10_001))
-    with pytest.raises(QueryRefused, match=r"most_message: 10000, and .* has 10001 bytes"):
+    with pytest.raises(QueryRefused, match=r"max_message: 10000, and .* has 10001 bytes"):
         offline_node.answer(clinic.folder, path)
 
 
@@ -314,14 +314,14 @@ def asked_to_digest(clinic: Clinic, number: int = 0) -> Any:
 def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, private: bool) -> None:
     plan, public = fedmd(digest_epochs=10**6)
     noise = '[privacy]\nmechanism = "dp-sgd"\n[privacy.training]\nnoise = 1.0\n' * private
-    clinic = Clinic(tmp_path / "clinic", f"most_seconds = 2\n{noise}", plan)
+    clinic = Clinic(tmp_path / "clinic", f"max_seconds = 2\n{noise}", plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
     while not clinic.say("learn", seconds=60)[0]["learned"]:
         pass
     start = time.monotonic()
     said = asked_to_digest(clinic)
     assert 2 < time.monotonic() - start < 20
-    assert said["rule"] == "most_seconds: 2, and it takes longer"
+    assert said["rule"] == "max_seconds: 2, and it takes longer"
     assert clinic.lines()[-1]["rule"] == said["rule"]
     if private:  # as after any query that fails while something is learned privately
         assert "it failed at query 0 (digest)" in asked_to_digest(clinic, 1)["text"]
@@ -340,7 +340,7 @@ def test_what_many_steps_cost_is_not_worked_out_past_the_time_of_a_message() -> 
 
 
 def test_training_before_the_first_query_stops_at_the_limit_and_goes_on(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_seconds = 1\n")
+    clinic = Clinic(tmp_path / "clinic", "max_seconds = 1\n")
     path = clinic.folder / "node.toml"
     path.write_text(path.read_text().replace("epochs = 4", "epochs = 2000"))
     clinic.again()
@@ -357,14 +357,14 @@ def test_training_before_the_first_query_stops_at_the_limit_and_goes_on(tmp_path
 
 
 def test_runs_are_limited_and_known_ones_go_on(tmp_path: Path) -> None:
-    policy = "most_runs = 2\n"
+    policy = "max_runs = 2\n"
     for run in ("one", "two"):
         clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run=run)).ready()
         clinic.say("leave")
     third = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run="three"))
     said = third.say("join", plan=third.plan.to_dict())
     assert said["rule"] == (
-        "most_runs: 2, and 2 are in runs/; the node's owner moves folders of finished runs out of runs/"
+        "max_runs: 2, and 2 are in runs/; the node's owner moves folders of finished runs out of runs/"
     )
     assert sorted(path.name for path in (clinic.folder / "runs").iterdir()) == ["one", "two"]
     assert clinic.say("join", plan=clinic.plan.to_dict())[0]["learned"]
@@ -380,25 +380,25 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     audit = clinic.folder / "audit.sqlite"
     used = audit.stat().st_size
     used += sum(path.stat().st_size for path in (clinic.folder / "runs").rglob("*") if path.is_file())
-    clinic = Clinic(tmp_path / "clinic", f"most_disk = {used + 1000}\n")
+    clinic = Clinic(tmp_path / "clinic", f"max_disk = {used + 1000}\n")
     told, _ = clinic.say("join", plan=PLAN.to_dict())
     assert told["learned"]
-    assert "most_disk" in clinic.say("remember", mark=1)["rule"]
+    assert "max_disk" in clinic.say("remember", mark=1)["rule"]
     assert not list(clinic.session.kept.path.glob("mark-*"))
     for number in range(50):  # each refusal is a line, until there is no room for it
         clinic.say("answer", query="none", number=number, differentiable=False)
     assert sum(path.stat().st_size for path in clinic.folder.glob("audit.sqlite*")) < used + 50_000
-    assert "most_disk" in clinic.query(1)["rule"]
+    assert "max_disk" in clinic.query(1)["rule"]
     clinic.say("leave")
-    other = Clinic(tmp_path / "clinic", f"most_disk = {used}\n", dataclasses.replace(PLAN, run="two"))
-    assert "most_disk" in other.say("join", plan=other.plan.to_dict())["rule"]
+    other = Clinic(tmp_path / "clinic", f"max_disk = {used}\n", dataclasses.replace(PLAN, run="two"))
+    assert "max_disk" in other.say("join", plan=other.plan.to_dict())["rule"]
     assert not (clinic.folder / "runs" / "two").exists()
 
 
 def test_public_data_count_as_what_is_on_the_disk(tmp_path: Path) -> None:
     plan, public = fedmd()
-    clinic = Clinic(tmp_path / "clinic", "most_disk = 5000\n", plan)
-    assert "most_disk: 5000" in clinic.say("join", public_tensors(public), plan=plan.to_dict())["rule"]
+    clinic = Clinic(tmp_path / "clinic", "max_disk = 5000\n", plan)
+    assert "max_disk: 5000" in clinic.say("join", public_tensors(public), plan=plan.to_dict())["rule"]
     assert not (clinic.folder / "public").exists()
 
 
@@ -420,9 +420,9 @@ def test_a_limit_is_a_whole_number(name: str, value: Any) -> None:
 def test_a_message_for_which_there_is_no_memory_leaves_the_node_serving(tmp_path: Path) -> None:
     """Read by Rust it would end the process, or its call, with what no one handles."""
     large = pack({"do": "hello"}, {"x": torch.zeros(2**24)})
-    policy = f"most_memory = {2**20 * 100}"
+    policy = f"max_memory = {2**20 * 100}"
     replies, _ = served(tmp_path / "large", large, pack({"do": "hello"}), policy=policy, ceiling=True)
-    assert replies[0]["rule"] == "most_memory: it would take more than the node's owner allows"
+    assert replies[0]["rule"] == "max_memory: it would take more than the node's owner allows"
     assert "rule" not in replies[1]
 
 
@@ -438,7 +438,7 @@ def test_an_answer_for_whose_bytes_there_is_no_memory_is_refused_and_can_be_aske
 
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.node.host.pack", full)
-        assert clinic.query(0)["rule"] == "most_memory: it would take more than the node's owner allows"
+        assert clinic.query(0)["rule"] == "max_memory: it would take more than the node's owner allows"
     assert clinic.left() == [(0, "answer")], "it is charged"
     _, released = clinic.query(0)
     assert set(released) == {"logits", "critic"}

@@ -76,7 +76,7 @@ def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Pa
 
 def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
     """By numbers alone a server could have nearly twice as much as its owner allows."""
-    clinic = Clinic(tmp_path / "clinic", "most_queries = 6\n" + PRIVATE).ready()
+    clinic = Clinic(tmp_path / "clinic", "max_queries = 6\n" + PRIVATE).ready()
     answered = 0
     for number in range(1, 6):
         clinic.say("recall", mark=0)
@@ -84,7 +84,7 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
             answered += isinstance(clinic.query(asked, image(asked)), tuple)
     assert answered == released(clinic) == 6
     one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
-    clinic = Clinic(tmp_path / "other", f"most_bytes = {3 * one}\n" + PRIVATE).ready()
+    clinic = Clinic(tmp_path / "other", f"max_bytes = {3 * one}\n" + PRIVATE).ready()
     for number in range(1, 4):
         clinic.say("recall", mark=0)
         for asked in (number, 1001, 1002):
@@ -94,7 +94,7 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("private", ["", PRIVATE])
 def test_a_further_gradient_of_an_answer_is_a_further_query(tmp_path: Path, private: str) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_queries = 2\n" + private).ready()
+    clinic = Clinic(tmp_path / "clinic", "max_queries = 2\n" + private).ready()
     clinic.query(0)
     first = clinic.pull(0, 1.0)[1]
     told = []
@@ -105,13 +105,13 @@ def test_a_further_gradient_of_an_answer_is_a_further_query(tmp_path: Path, priv
     same(told[0][1], first)
     same(told[2][1], first)
     assert told[1][1], "the second query"
-    assert "most_queries: 2" in told[3]["text"]
+    assert "max_queries: 2" in told[3]["text"]
     assert clinic.left() == [(0, "answer"), (0, "gradient"), (0, "gradient")]
 
 
 @pytest.mark.parametrize("change", ["a run's folder is gone", "another name", "another run"])
 def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
-    policy = "most_queries = 3\nmost_bytes = 1000000\n"
+    policy = "max_queries = 3\nmax_bytes = 1000000\n"
     clinic = Clinic(tmp_path / "clinic", policy).ready()
     for number in range(3):
         clinic.query(number)
@@ -131,9 +131,9 @@ def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
         again.again()
     told, _ = again.say("join", plan=plan.to_dict())
     again.say("learn", seconds=60)
-    assert "most_queries: 3" in again.query(7)["text"]
+    assert "max_queries: 3" in again.query(7)["text"]
     if change != "a run's folder is gone":
-        assert told["objections"]["examine"] == "most_queries: 3, over all runs"
+        assert told["objections"]["examine"] == "max_queries: 3, over all runs"
 
 
 # --- other last digits ---------------------------------------------------------------------------------

@@ -178,49 +178,49 @@ def test_outputs_only_refuses_parameters_and_nothing_else() -> None:
         gate().admit(asked(query="upload"), UPLOAD, {})
 
 
-def test_most_queries_counts_queries_not_releases() -> None:
-    door = gate(most_queries=2)
+def test_max_queries_counts_queries_not_releases() -> None:
+    door = gate(max_queries=2)
     for number in range(2):
         door.admit(asked(number), QUERY, {})
         release(door, asked(number))
         release(door, asked(number), "gradient", {"d/dx": torch.ones(1)})
     door.admit(asked(1), QUERY, {})  # the same query again is not a third one
-    with pytest.raises(QueryRefused, match="most_queries: 2"):
+    with pytest.raises(QueryRefused, match="max_queries: 2"):
         door.admit(asked(2), QUERY, {})
 
 
 def test_each_node_has_its_own_limits_though_they_share_an_audit() -> None:
     audit = AuditLog()
-    first, second = (Gate(name, PolicyConfig(most_queries=1), audit) for name in ("a", "b"))
+    first, second = (Gate(name, PolicyConfig(max_queries=1), audit) for name in ("a", "b"))
     release(first, asked(0))
     second.admit(asked(1), QUERY, {})
     with pytest.raises(QueryRefused, match="'a'"):
         first.admit(asked(1), QUERY, {})
 
 
-def test_most_bytes_is_never_overstepped_by_a_release() -> None:
+def test_max_bytes_is_never_overstepped_by_a_release() -> None:
     audit = AuditLog()
-    door = gate(audit, most_bytes=2 * 56 + 55)
+    door = gate(audit, max_bytes=2 * 56 + 55)
     for number in range(2):
         release(door, asked(number))
     door.admit(asked(2), QUERY, {})  # 55 bytes are left, so it may be asked
-    with pytest.raises(QueryRefused, match="most_bytes: 167 bytes"):
+    with pytest.raises(QueryRefused, match="max_bytes: 167 bytes"):
         release(door, asked(2))
     assert audit.spent("clinic", ALL).bytes == 112
     assert audit.spent("clinic", ALL).queries == 2
 
 
 def test_once_the_bytes_are_used_up_no_query_is_let_in() -> None:
-    door = gate(most_bytes=56)
+    door = gate(max_bytes=56)
     release(door, asked(0))
-    with pytest.raises(QueryRefused, match="most_bytes: 56"):
+    with pytest.raises(QueryRefused, match="max_bytes: 56"):
         door.admit(asked(1), QUERY, {})
 
 
 def test_less_memory_than_the_program_needs_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"expected 0 \(no limit\), or 50000000 or more"):
-        PolicyConfig(most_memory=1000)
-    assert PolicyConfig(most_memory=0).most_memory == 0
+        PolicyConfig(max_memory=1000)
+    assert PolicyConfig(max_memory=0).max_memory == 0
 
 
 # --- release -------------------------------------------------------------------------------------
@@ -329,10 +329,10 @@ def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
         door.pay(asked(), QUERY, {})
     assert journal.calls == ["charge training"]
-    door.policy = PolicyConfig(most_queries=1)
+    door.policy = PolicyConfig(max_queries=1)
     release(door)
     journal.calls.clear()
-    with pytest.raises(QueryRefused, match="most_queries"):
+    with pytest.raises(QueryRefused, match="max_queries"):
         door.admit(asked(1), QUERY, {})
     assert journal.calls == [], "what the policy refuses is not paid for"
 
@@ -424,15 +424,15 @@ def restarted(folder: Path, **policy: Any) -> Gate:
 def test_an_old_number_does_not_lead_past_limits_after_a_restart(tmp_path: Path) -> None:
     for number in range(2):
         release(restarted(tmp_path), asked(number))
-    door = restarted(tmp_path, most_queries=2, most_bytes=2 * 56 + 55)
+    door = restarted(tmp_path, max_queries=2, max_bytes=2 * 56 + 55)
     door.admit(asked(1), QUERY, {})  # what was answered may be answered again
     release(door, asked(1))
     assert (door.audit.spent("clinic", ALL).queries, len(entries(tmp_path))) == (2, 2)
     for number in (0, 1, 2):
-        with pytest.raises(QueryRefused, match="most_queries: 2"):
+        with pytest.raises(QueryRefused, match="max_queries: 2"):
             door.admit(asked(number, "another"), QUERY, {})
-    door.policy = PolicyConfig(most_bytes=2 * 56 + 55)
-    with pytest.raises(QueryRefused, match="most_bytes: 167 bytes"):
+    door.policy = PolicyConfig(max_bytes=2 * 56 + 55)
+    with pytest.raises(QueryRefused, match="max_bytes: 167 bytes"):
         release(door, asked(0, "another"))
 
 
@@ -484,8 +484,8 @@ def test_what_has_no_short_form_comes_without_scales() -> None:
 @pytest.mark.parametrize(
     ("maps", "told"),
     [
-        (torch.zeros(5, 8, 8).byte(), "most_rows: 4, and maps has 5"),
-        (torch.zeros(0, 8, 8).byte(), "most_rows: 4, and maps has 0"),
+        (torch.zeros(5, 8, 8).byte(), "max_rows: 4, and maps has 5"),
+        (torch.zeros(0, 8, 8).byte(), "max_rows: 4, and maps has 0"),
         (torch.zeros(4, 8, 8).int(), r"maps is torch.int32 .4, 8, 8., and maps here are uint8"),
         (torch.zeros(4, 8, 9).byte(), r"maps is torch.uint8 .4, 8, 9., and maps here are uint8"),
         (torch.tensor(1).byte(), r"maps is torch.uint8 .., and maps here are uint8"),
@@ -495,9 +495,9 @@ def test_what_has_no_short_form_comes_without_scales() -> None:
 )
 def test_label_maps_are_limited_as_inputs_are(maps: torch.Tensor, told: str) -> None:
     sends = {"maps": LABEL_MAPS}
-    gate(most_rows=4).inspect("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
+    gate(max_rows=4).inspect("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
     with pytest.raises(QueryRefused, match=told):
-        gate(most_rows=4).inspect("q", {"maps": maps}, sends, (1, 8, 8))
+        gate(max_rows=4).inspect("q", {"maps": maps}, sends, (1, 8, 8))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def clinic(tmp_path: Path) -> Clinic:
 
 
 def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", 'queries = ["count_labels"]\nmost_queries = 5')
+    clinic = Clinic(tmp_path / "clinic", 'queries = ["count_labels"]\nmax_queries = 5')
     hello, _ = clinic.say("hello")
     assert hello.keys() == {"protocol", "versions"}  # its name is the link's to know
     assert hello["protocol"] == PROTOCOL
@@ -175,7 +175,7 @@ def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
     told, released = clinic.say("join", plan=PLAN.to_dict())
     assert not released
     assert told["objections"] == {"examine": "queries: count_labels"}
-    assert (told["most_queries"], told["learned"], told["marks"], told["last"]) == (5, False, [], -1)
+    assert (told["max_queries"], told["learned"], told["marks"], told["last"]) == (5, False, [], -1)
     assert (told["model"], told["frozen"]) == ("MLP", False)
     assert told["parameters"] == (64 * 8 + 8) + (8 * 8 + 8) + (8 * CLASSES + CLASSES)
     assert clinic.lines() == []
@@ -455,7 +455,7 @@ def test_rows_that_the_public_data_do_not_have_are_refused_before_anything_is_le
 def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clinic, scores = in_rounds(tmp_path / "clinic", "most_bytes = 8000\n")
+    clinic, scores = in_rounds(tmp_path / "clinic", "max_bytes = 8000\n")
     taken, before = steps(monkeypatch), sum(paid(clinic).values())
     for number in range(1, 31):
         refused = a_round(clinic, scores, torch.arange(400).int(), number, (number - 1) % 2)
@@ -493,7 +493,7 @@ def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalle
     before, weights = paid(clinic)["training"], to_vector(clinic.session.node.model).clone()
     with monkeypatch.context() as patch:
         taken = steps(patch, fails_at=3)
-        assert a_round(clinic, scores, ROWS, 1)["rule"].startswith("most_memory")
+        assert a_round(clinic, scores, ROWS, 1)["rule"].startswith("max_memory")
     after = paid(clinic)["training"]
     assert after - before >= len(taken) == 3
     assert not torch.equal(to_vector(clinic.session.node.model), weights), "some of it was learned"
@@ -552,7 +552,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     "too many channels": ({}, {"x": torch.zeros(2, 3, 8, 8)}, REFUSED, "inputs here are (B, 1, 8, 8)"),
     "no batch": ({}, {"x": torch.zeros(8, 8)}, REFUSED, "inputs here are (B, 1, 8, 8)"),
     "no numbers": ({}, {"x": torch.zeros(0, 1, 8, 8)}, REFUSED, "has 0"),
-    "too many rows": ({}, {"x": torch.zeros(65, 1, 8, 8)}, REFUSED, "most_rows: 64, and x has 65"),
+    "too many rows": ({}, {"x": torch.zeros(65, 1, 8, 8)}, REFUSED, "max_rows: 64, and x has 65"),
     "float64": ({}, {"x": torch.zeros(2, 1, 8, 8).double()}, REFUSED, "x is torch.float64"),
     "nan": ({}, {"x": torch.full((2, 1, 8, 8), float("nan"))}, REFUSED, "x holds NaN or infinity"),
     "an infinite scale": (
@@ -599,7 +599,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
 def test_what_no_sound_server_asks_is_refused_and_written_down(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_rows = 64").ready()
+    clinic = Clinic(tmp_path / "clinic", "max_rows = 64").ready()
     clinic.query(0)
     clinic.query(1)
     clinic.pull(1, 2.0)
@@ -640,7 +640,7 @@ def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
         clinic = Clinic(tmp_path / query, plan=plan)
         about, _ = clinic.say("join", plan=plan.to_dict())
         assert about["objections"][query].startswith(rule)
-        assert about["most_queries"] is None
+        assert about["max_queries"] is None
         refused = clinic.say("answer", query=query, number=0, differentiable=False)
         assert refused["kind"] == REFUSED
         assert refused["rule"].startswith(rule)
@@ -868,7 +868,7 @@ def test_training_that_failed_half_way_is_not_gone_on_with(
 
     with monkeypatch.context() as patch:
         patch.setattr(local_training, "train", fails)
-        assert clinic.say("learn", seconds=1)["rule"].startswith("most_memory")
+        assert clinic.say("learn", seconds=1)["rule"].startswith("max_memory")
     refused = clinic.say("learn", seconds=1)
     assert refused["kind"] == "NodeFault"
     assert "failed half-way" in refused["text"]

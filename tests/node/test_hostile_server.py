@@ -36,7 +36,7 @@ from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
     """A critic that has seen query 1 answers query 2 otherwise than one that has not."""
-    clinic = Clinic(tmp_path / "clinic", "most_queries = 4").ready()
+    clinic = Clinic(tmp_path / "clinic", "max_queries = 4").ready()
     first = [clinic.query(number)[1] for number in (0, 1, 2)]
     lines = len(clinic.left())
     clinic.say("recall", mark=0)
@@ -47,7 +47,7 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
     assert clinic.lines()[-1].get("after", "") != clinic.lines()[2]["after"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
     clinic.say("recall", mark=0)
-    assert "most_queries: 4" in clinic.query(1)["text"]
+    assert "max_queries: 4" in clinic.query(1)["text"]
     clinic.say("recall", mark=0)
     for number in (0, 1, 2):
         same(clinic.query(number)[1], first[number])
@@ -55,40 +55,40 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
 
 
 def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_queries = 3").ready()
+    clinic = Clinic(tmp_path / "clinic", "max_queries = 3").ready()
     clinic.query(0)
     clinic.query(1)
     clinic.say("leave")
-    other = Clinic(tmp_path / "clinic", "most_queries = 3", dataclasses.replace(PLAN, run="two"))
+    other = Clinic(tmp_path / "clinic", "max_queries = 3", dataclasses.replace(PLAN, run="two"))
     told, _ = other.say("join", plan=other.plan.to_dict())
-    assert told["most_queries"] == 1  # are left
+    assert told["max_queries"] == 1  # are left
     other.say("learn", seconds=60)
     other.query(0)
-    assert "most_queries: 3" in other.query(1)["text"]
+    assert "max_queries: 3" in other.query(1)["text"]
     other.say("leave")
-    third = Clinic(tmp_path / "clinic", "most_queries = 3", dataclasses.replace(PLAN, run="three"))
+    third = Clinic(tmp_path / "clinic", "max_queries = 3", dataclasses.replace(PLAN, run="three"))
     told, _ = third.say("join", plan=third.plan.to_dict())
-    assert told["objections"] == dict.fromkeys(("count_labels", "examine"), "most_queries: 3, over all runs")
-    assert told["most_queries"] == 0  # and not None, which is no limit
+    assert told["objections"] == dict.fromkeys(("count_labels", "examine"), "max_queries: 3, over all runs")
+    assert told["max_queries"] == 0  # and not None, which is no limit
 
 
 def test_queries_of_a_run_itself_are_not_taken_from_what_it_may_still_ask(tmp_path: Path) -> None:
     """A run that begins or continues has the limit less the queries of other runs."""
-    Clinic(tmp_path / "clinic", "most_queries = 5").ready().query(0)
-    other = Clinic(tmp_path / "clinic", "most_queries = 5", dataclasses.replace(PLAN, run="two")).ready()
+    Clinic(tmp_path / "clinic", "max_queries = 5").ready().query(0)
+    other = Clinic(tmp_path / "clinic", "max_queries = 5", dataclasses.replace(PLAN, run="two")).ready()
     other.query(0)
     other.query(1)
     other.again()
     told, _ = other.say("join", plan=other.plan.to_dict())
-    assert told["most_queries"] == 4  # 5 less the one of run "one"; two of the four are used
+    assert told["max_queries"] == 4  # 5 less the one of run "one"; two of the four are used
 
 
 def test_bytes_are_limited_over_all_runs_too(tmp_path: Path) -> None:
     one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
-    policy = f"most_bytes = {one + 1}"
+    policy = f"max_bytes = {one + 1}"
     Clinic(tmp_path / "clinic", policy).ready().query(0)
     other = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, run="two")).ready()
-    assert "most_bytes" in other.query(0)["text"]
+    assert "max_bytes" in other.query(0)["text"]
 
 
 def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
@@ -226,19 +226,19 @@ def test_public_data_that_no_sound_server_sends_are_refused(
     tmp_path: Path, public: Public, said: str
 ) -> None:
     plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
-    clinic = Clinic(tmp_path / "clinic", "most_rows = 64", plan)
+    clinic = Clinic(tmp_path / "clinic", "max_rows = 64", plan)
     assert said in clinic.say("join", public_tensors(public), plan=plan.to_dict())["text"]
     assert not (clinic.folder / "public").exists()
 
 
 def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
     plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
-    clinic = Clinic(tmp_path / "clinic", "most_rows = 64", plan)
+    clinic = Clinic(tmp_path / "clinic", "max_rows = 64", plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
     clinic.say("learn", seconds=60)
     rows = {"rows": torch.zeros(50_000, dtype=torch.uint8)}
     given = {"query": "communicate", "number": 0, "differentiable": False}
-    assert "most_rows: 64, and rows names 50000" in clinic.say("answer", rows, **given)["text"]
+    assert "max_rows: 64, and rows names 50000" in clinic.say("answer", rows, **given)["text"]
     assert clinic.left() == []
 
 
@@ -362,7 +362,7 @@ def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) ->
 def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clinic = Clinic(tmp_path / "clinic", "most_message = 20000\n").ready()
+    clinic = Clinic(tmp_path / "clinic", "max_message = 20000\n").ready()
     before = clinic.lines()
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         told = clinic.query(0, torch.ones(400, *SHAPE))
@@ -374,10 +374,10 @@ def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
 
 def test_what_is_too_large_does_not_wait_for_its_turn(tmp_path: Path) -> None:
     """Many of them at once would all be in memory."""
-    clinic = Clinic(tmp_path / "clinic", "most_message = 20000\n").ready()
+    clinic = Clinic(tmp_path / "clinic", "max_message = 20000\n").ready()
     with clinic.host._lock, ThreadPoolExecutor(1) as pool:
         told = pool.submit(clinic.query, 0, torch.ones(400, *SHAPE)).result(timeout=60)
-    assert "most_message: 20000" in told["rule"]
+    assert "max_message: 20000" in told["rule"]
 
 
 @pytest.mark.parametrize("message", [None, 5, "text", {}])
@@ -438,9 +438,9 @@ def test_what_a_stranger_asks_is_not_noted_under_the_run_that_goes_on(tmp_path: 
 def test_no_gradient_leaves_of_an_answer_that_was_refused(tmp_path: Path) -> None:
     """Answers of 400 classes are larger than gradients of 8 x 8 images, which the limit lets pass."""
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(400))))
-    policy = "most_queries = 1\nmost_bytes = 6000\n"
+    policy = "max_queries = 1\nmax_bytes = 6000\n"
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, spec=spec)).ready()
-    assert "most_bytes" in clinic.query(0)["rule"]
+    assert "max_bytes" in clinic.query(0)["rule"]
     assert clinic.say("pull back", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QueryMismatch"
     assert clinic.left() == []
 
@@ -474,7 +474,7 @@ def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
     plan = Plan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
     most = 3 * len(SPEC.classes)
-    clinic = Clinic(tmp_path / "clinic", f"most_bytes = {most}\n", plan)
+    clinic = Clinic(tmp_path / "clinic", f"max_bytes = {most}\n", plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
     clinic.say("learn", seconds=60)
     for parameter in clinic.session.node.model.parameters():
@@ -484,9 +484,7 @@ def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     _, released = clinic.say("answer", one, number=0, **call)
     assert (released["logits"] == -128).all()
     assert clinic.session.audit.spent(DATA, ALL).bytes == released["logits"].numel()
-    assert clinic.say("answer", more, number=1, **call)["rule"] == f"most_bytes: {most} bytes", (
-        "as of numbers"
-    )
+    assert clinic.say("answer", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", "as of numbers"
 
 
 ESTIMATOR = """
@@ -524,7 +522,7 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
 def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
     """Which of its own data and of public inputs are too many would tell how many records it has, at once."""
     spec = dataclasses.replace(SPEC, classes=tuple(map(str, range(100))))
-    clinic = Clinic(tmp_path / "clinic", f"most_memory = {50_000_000}\n")
+    clinic = Clinic(tmp_path / "clinic", f"max_memory = {50_000_000}\n")
     records = np.zeros((20_000, *SHAPE), dtype=np.float32)
     np.savez(clinic.folder / "data.npz", images=records, labels=np.arange(20_000) % 10)
     said = []
@@ -537,7 +535,7 @@ def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
         said.append(reply["rule"] if isinstance(reply, dict) else "joined")
         if clinic.host.session is not None:
             clinic.say("leave")
-    assert said == ["joined", *["most_memory: the run would take more than the node's owner allows"] * 2]
+    assert said == ["joined", *["max_memory: the run would take more than the node's owner allows"] * 2]
 
 
 def test_what_learns_nothing_is_not_trained() -> None:

@@ -40,19 +40,19 @@ def test_a_plan_with_huge_networks_is_refused_before_they_have_memory(tmp_path: 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     told = joined(tmp_path / "clinic", HUGE[which])
     assert told["kind"] == "QueryRefused"
-    assert told["rule"] == "most_parameters: 50000000, and the networks that the plan asks for have more"
+    assert told["rule"] == "max_parameters: 50000000, and the networks that the plan asks for have more"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
 def test_the_limit_is_the_owners_and_exact(tmp_path: Path) -> None:
     """FedIOD's critic of width 4 on one channel: 68 + (520 + 16) + 9 parameters."""
-    assert "rule" in joined(tmp_path / "less", FEDIOD, "most_parameters = 612")
-    told, _ = joined(tmp_path / "enough", FEDIOD, "most_parameters = 613")
+    assert "rule" in joined(tmp_path / "less", FEDIOD, "max_parameters = 612")
+    told, _ = joined(tmp_path / "enough", FEDIOD, "max_parameters = 613")
     assert told["objections"] == {}
-    told, _ = joined(tmp_path / "none", FEDIOD, "most_parameters = 0")
+    told, _ = joined(tmp_path / "none", FEDIOD, "max_parameters = 0")
     assert told["objections"] == {}
-    with pytest.raises(ArgumentError, match="most_parameters is -1"):
-        PolicyConfig(most_parameters=-1)
+    with pytest.raises(ArgumentError, match="max_parameters is -1"):
+        PolicyConfig(max_parameters=-1)
 
 
 def test_a_query_that_brings_a_network_is_refused_too() -> None:
@@ -66,7 +66,7 @@ def test_a_query_that_brings_a_network_is_refused_too() -> None:
     sends = {"generator": GENERATOR_PARAMETERS}
     queries = {"train": Query("train", handler, sends), "other": Query("other", handler)}
     side = within_parameters(NodeSide(queries), 10_000, "clinic")
-    with pytest.raises(QueryRefused, match="'train' by rule most_parameters: 10000"):
+    with pytest.raises(QueryRefused, match="'train' by rule max_parameters: 10000"):
         side.queries["train"].handler(None, 0)
     assert not made
     side.queries["other"].handler(None, 0)

@@ -200,14 +200,17 @@ def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
     [
         ('[data]\npth = "x"', "unknown key 'data.pth': did you mean 'data.path'?"),
         ("[local]\nepochs = true", "invalid local.epochs = True (expected a number"),
-        ("[policy]\nmost_bytes = -1", "invalid policy.most_bytes = -1 (expected 0 (no limit) or more"),
+        ("[policy]\nmax_bytes = -1", "invalid policy.max_bytes = -1 (expected 0 (no limit) or more"),
         ('[model]\ngives = "classes"', "invalid model.gives = 'classes' (expected one of 'auto', 'logits'"),
         ("[compute]\nthreads = -2", "compute.threads is -2"),
         (
             '[privacy]\naudit_log = "a\\u0000b"',
             "invalid privacy.audit_log = 'a\\x00b' (expected a path without zero",
         ),
-        ('[privacy]\naudit_log = "~nosuchuser/x"', "invalid privacy.audit_log = '~nosuchuser/x' (expected a path"),
+        (
+            '[privacy]\naudit_log = "~nosuchuser/x"',
+            "invalid privacy.audit_log = '~nosuchuser/x' (expected a path",
+        ),
         ('[data]\npath = "~nosuchuser/x"', "invalid data.path = '~nosuchuser/x' (expected a path"),
         ('[data]\npath = "a\\u0000b"', "invalid data.path = 'a\\x00b' (expected a path"),
         ('[model]\nweights = "~nosuchuser/x"', "invalid model.weights = '~nosuchuser/x' (expected a path"),
@@ -540,4 +543,4 @@ def test_sums_that_answers_here_have_spoilt_are_told_to_the_owner(tmp_path: Path
 
     assert "spoilt" not in " ".join(link())
     Cohort(folder / COHORT).spoil()
-    assert link()[-1] == "answers here have spoilt 1 sum, and all are from now on (most_spoilt: 1)"
+    assert link()[-1] == "answers here have spoilt 1 sum, and all are from now on (max_corrupted_sums: 1)"

@@ -110,7 +110,7 @@ def test_full_files_are_archived_and_others_are_missed(
     owner_folder.init(folder, "clinic")
     monkeypatch.setattr(security_log, "MOST", 500)
     log = SecurityLog(folder)
-    log.note_policy({"policy.most_bytes": 1})
+    log.note_policy({"policy.max_bytes": 1})
     for number in range(12):
         log.write("joined", "aa", str(number))
     older = sorted(folder.glob("security-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
@@ -134,7 +134,7 @@ def test_full_files_are_archived_and_others_are_missed(
     assert {path.name for path in away.iterdir()} == {path.name for path in older}
     assert (away / older[0].name).read_text() == text
     assert not list(folder.glob("security-*.jsonl"))
-    log.note_policy({"policy.most_bytes": 1})  # which is known still
+    log.note_policy({"policy.max_bytes": 1})  # which is known still
     assert [line["event"] for line in log.lines()][-1] == "archived"
     assert log.archive(tmp_path / "again") == []
     lines = (folder / FILE).read_text().splitlines(keepends=True)
@@ -166,9 +166,9 @@ def test_beyond_its_share_of_the_disk_only_its_owners_deeds_are_written(tmp_path
 def test_changed_rules_stand_there_once_and_by_name(tmp_path: Path) -> None:
     log = SecurityLog(tmp_path)
     for most in (1, 1, 2):
-        SecurityLog(tmp_path).note_policy({"policy.most_bytes": most, "policy.hours": ""})
+        SecurityLog(tmp_path).note_policy({"policy.max_bytes": most, "policy.hours": ""})
     first, second = log.lines()
-    assert (first["event"], first["why"], second["why"]) == ("policy", "first start", "policy.most_bytes = 2")
+    assert (first["event"], first["why"], second["why"]) == ("policy", "first start", "policy.max_bytes = 2")
 
 
 def test_what_a_server_sends_is_one_line_and_not_a_long_one(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_proces
         masks.meet(party.cards)
     assert abs(asked(4)[0, 0] - 4.0) > 1.0
     assert party.masks["n0"].cohort.spoilt == 1
-    party.masks["n0"].policy = PolicyConfig(sums_may_differ=True, most_spoilt=2)
+    party.masks["n0"].policy = PolicyConfig(sums_may_differ=True, max_corrupted_sums=2)
     assert asked(5).tolist() == [[4.0, 8.0]]
 
 
@@ -275,7 +275,7 @@ def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None
         party.added("n0", SumCall(1, NAMES[1:]))
     with refused("under masks only"):
         party.masks["n0"].admit("predict", None)
-    party.masks["n0"].policy = PolicyConfig(minimum_nodes=5, sums_may_differ=True)
+    party.masks["n0"].policy = PolicyConfig(min_nodes=5, sums_may_differ=True)
     with refused("4 members, (expected 5"):
         party.added("n0", SumCall(1, NAMES))
     party.masks["n0"].policy = PolicyConfig()

@@ -18,7 +18,7 @@ from fedstill.protocol.wire_format import WireConfig
 from fedstill.tasks.classification import ClassificationConfig
 
 SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,), (0.5,))
-PLAN = Plan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", least_nodes=3)
+PLAN = Plan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", min_nodes=3)
 
 
 def test_queries_and_bytes_are_those_of_the_method() -> None:
@@ -30,15 +30,15 @@ def test_queries_and_bytes_are_those_of_the_method() -> None:
         "leaves": {"logits": "logits", "critic": "critic", "d/dx": "gradients"},
         "bytes": 4 * 4 * (10 + 64 + 64),
     }
-    assert found.most_queries == 7
-    assert found.most_bytes == 6 * 2208 + 2 * 16 * 11
+    assert found.max_queries == 7
+    assert found.max_bytes == 6 * 2208 + 2 * 16 * 11
     assert hashlib.sha256(found.text.encode()).hexdigest() == found.sha256
 
 
 def test_what_has_no_limit_in_the_plan_has_none_in_sum() -> None:
     parameters = describe(replace(PLAN, method={"name": "fedavg", "rounds": 2}), None)
-    assert (parameters.most_queries, parameters.most_bytes) == (3, 0)
-    assert describe(replace(PLAN, method={"name": "ensemble"}), None).most_queries == 0
+    assert (parameters.max_queries, parameters.max_bytes) == (3, 0)
+    assert describe(replace(PLAN, method={"name": "ensemble"}), None).max_queries == 0
 
 
 def test_it_does_not_matter_how_a_plan_is_written_nor_what_the_run_is_called() -> None:
@@ -56,7 +56,7 @@ def test_it_does_not_matter_how_a_plan_is_written_nor_what_the_run_is_called() -
         {"spec": replace(SPEC, classes=tuple("abcdefghij"))},
         {"wire": WireConfig(gradients="int8")},
         {"student": "mlp:9"},
-        {"least_nodes": 2},
+        {"min_nodes": 2},
         {"public": "0" * 32},
     ],
 )

@@ -158,7 +158,7 @@ def test_whole_numbers_are_numbers_and_infinity_is_allowed() -> None:
         ({"plugins": 5}, r"invalid plugins = 5 \(expected a list, each a text"),
         ({"plugins": "lab"}, r"invalid plugins = 'lab' \(expected a list, each a text"),
         ({"student": {"model": ""}}, r"invalid student.model = '' \(expected the name of a model"),
-        ({"nodes": {"policy": {"most_bytes": -1}}}, r"invalid nodes.policy.most_bytes = -1 \(expected "),
+        ({"nodes": {"policy": {"max_bytes": -1}}}, r"invalid nodes.policy.max_bytes = -1 \(expected "),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(table: dict[str, Any], line: str) -> None:

@@ -158,12 +158,12 @@ def test_public_data_that_are_missing_are_missed_at_once(tmp_path: Path) -> None
 
 def test_a_policy_that_allows_too_few_queries_refuses_at_once(tmp_path: Path) -> None:
     config = tiny("fediod")  # asks one query and three
-    link = Heard(nodes(config, tmp_path, most_queries="3"))
-    with pytest.raises(QueryRefused, match="most_queries: 3, and the run asks 4"):
+    link = Heard(nodes(config, tmp_path, max_queries="3"))
+    with pytest.raises(QueryRefused, match="max_queries: 3, and the run asks 4"):
         live(config, link, tmp_path).run()
     assert refused(link)
     again = Heard({name: Host(tmp_path / "nodes" / name) for name in NAMES})
-    with pytest.raises(QueryRefused, match="most_queries: 3"):
+    with pytest.raises(QueryRefused, match="max_queries: 3"):
         live(config, again, tmp_path).run()
 
 

@@ -211,13 +211,17 @@ BAD = {
     "NaN": (images(images=with_nan()), {}, "NaN"),
     "too many nodes": (images(), {"--split.nodes": "100"}, "split.nodes"),
     "negative decay": ([], {"--nodes.local.weight_decay": "-1"}, "nodes.local.weight_decay is -1.0"),
-    "half a channel": ([], {"--method.generator_width": "1"}, r"invalid method.generator_width = 1 \(expected 2"),
+    "half a channel": (
+        [],
+        {"--method.generator_width": "1"},
+        r"invalid method.generator_width = 1 \(expected 2",
+    ),
     "no network": ([], {"--nodes.models": "json:dumps"}, "model 'json:dumps' cannot be made"),
     "its import": ([], {"--nodes.models": "ours_broken:net"}, "No module named 'ours'"),
     "too few queries": (
         [],
-        {"--nodes.policy.most_queries": "5"},
-        "most_queries: 5, and the run asks 25",
+        {"--nodes.policy.max_queries": "5"},
+        "max_queries: 5, and the run asks 25",
     ),
     "policy": (images(), {"--nodes.policy.queries": "count_labels"}, "refuse query 'examine'"),
 }
@@ -314,7 +318,7 @@ def test_classes_are_measured_site_by_site_of_the_column_that_parts_the_nodes(
         patient=count // 4,
     )
     split = (
-        {"how": "column", "column": column, "nodes": 0} if column == "ward" else {"how": "iid", "nodes": 2}
+        {"name": "column", "column": column, "nodes": 0} if column == "ward" else {"name": "iid", "nodes": 2}
     )
     run, about = prepare(
         from_dict(
