@@ -30,7 +30,7 @@ def lab(lab: Lab) -> Lab:
     """With a package beside the lab's whose offers cannot be imported."""
     lab.write(
         "small.toml",
-        split={"how": "quantity-skew", "nodes": 3, "power": 1.0},
+        split={"name": "quantity-skew", "nodes": 3, "power": 1.0},
         nodes={**SMALL["nodes"], "policy": {"outputs_only": False}},
         method={"name": "fedavg", "rounds": 3},
     )
@@ -54,12 +54,12 @@ def test_a_split_from_a_file_by_its_name(lab: Lab) -> None:
     assert held(lab, "skewed") == [784, 393, 261]
     told = lab.result("skewed")["split"]
     about = "quantity-skew, power 1.0"
-    assert told == {"how": "quantity-skew", "about": about, "power": 1.0, "nodes": 3}
+    assert told == {"name": "quantity-skew", "about": about, "power": 1.0, "nodes": 3}
     assert f"Split over the nodes: {about}" in lab.text("skewed/report.html")
 
 
 def test_a_split_from_the_command_line_by_its_path_and_in_a_comparison(lab: Lab) -> None:
-    chosen = ["--split.how", "my_lab.skew:QuantitySkew", "--split.power", "0", "--split.nodes", "2"]
+    chosen = ["--split.name", "my_lab.skew:QuantitySkew", "--split.power", "0", "--split.nodes", "2"]
     lab("compare", "standalone", "fedavg", "--base", "small.toml", *chosen, "--evaluation.every", "0",
         "--out", "both", "--quiet")  # fmt: skip
     rows = list(csv.DictReader(lab.text("both/compare.csv").splitlines()))
@@ -70,7 +70,7 @@ def test_a_split_from_the_command_line_by_its_path_and_in_a_comparison(lab: Lab)
 
 def test_only_its_own_options_are_shown_and_taken(lab: Lab) -> None:
     printed = lab("show", "small.toml", "--split.power", "2")
-    assert 'how = "quantity-skew"' in printed
+    assert 'name = "quantity-skew"' in printed
     assert "power = 2.0" in printed
     assert "alpha = 0.5" not in printed
     assert "--split.power" in lab("run", "small.toml", "--help")
@@ -176,6 +176,6 @@ def test_what_a_split_of_ones_own_must_not_give(wrong: Sequence[int]) -> None:
             return wrong
 
     with pytest.raises(
-        ValueError, match=r"^invalid split\.how = .*Odd' \(expected one whose divide gives 20 whole"
+        ValueError, match=r"^invalid split\.name = .*Odd' \(expected one whose divide gives 20 whole"
     ):
         split(torch.zeros(20, dtype=torch.int64), 1, Odd(nodes=2, minimum=1), np.random.default_rng(0))

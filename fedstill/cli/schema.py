@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstill.cli.arguments import Given
+from fedstill.cli.arguments import ParsedArgs
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.text_format import counted
 
 SHOWN = 8  # categories of a column that are printed
 
 
-def schema(given: Given) -> None:
+def schema(args: ParsedArgs) -> None:
     """Draft it from the rows of one file, or of several of the same columns; write it beside the first."""
-    files, target = [Path(place) for place in given.places], given.get("--target")
+    files, target = [Path(place) for place in args.positionals], args.get("--target")
     if target is None:
         raise ArgumentError("--target", "", "the column that is to be learned")
-    out = given.path("--out", files[0].parent / "schema.toml")
+    out = args.path("--out", files[0].parent / "schema.toml")
     if out.exists():
         raise ArgumentError("--out", str(out), "a file that is not there yet")
 
@@ -34,7 +34,7 @@ def schema(given: Given) -> None:
             raise DataError(f"{file}: has other columns than {files[0]} (expected the same)")
     together = {name: [cell for table in tables for cell in table[name]] for name in tables[0]}
     places = [where(row) for (table, where) in read for row in range(len(next(iter(table.values()))))]
-    made, left_out = draft(together, target, given.get("--event") or "", places.__getitem__)
+    made, left_out = draft(together, target, args.get("--event") or "", places.__getitem__)
     write_text(out, schema_text(made))
     rows = counted(len(together[target]), "row")
     print(f"{out}: {counted(len(made.columns), 'column')}, from {rows}.")
@@ -57,5 +57,5 @@ def schema(given: Given) -> None:
     beside = "" if out == files[0].parent / "schema.toml" else f" --data.schema {out}"
     data, split = files[0], ""
     if len(files) > 1:
-        data, split = files[0].parent, " --split.how column --split.column site --split.nodes 0"
+        data, split = files[0].parent, " --split.name column --split.column site --split.nodes 0"
     print(f"Try: fedstill run {preset}{task} --data {data}{beside}{split} --name mine")

@@ -46,14 +46,13 @@ class SplitConfig(Registered, ABC):
     """
 
     under: ClassVar[str] = "split"
-    key: ClassVar[str] = "how"
     default: ClassVar[str | None] = "dirichlet"
     alike: ClassVar[bool] = True  # alpha is skew and column a column in all that have them
     fewest: ClassVar[int] = 1
     words: ClassVar[str] = ""
 
     nodes: int = 5
-    """Number of nodes; with how = column also 0, as many as the column has values."""
+    """Number of nodes; with name = column also 0, as many as the column has values."""
 
     minimum: PositiveInt = 10
     """The least number of examples a node holds."""
@@ -150,7 +149,7 @@ class Items:
         """
         if self.targets.is_floating_point() and self.targets.ndim != 2:
             allowed = "iid, column or sorted, as images have no classes"
-            raise ArgumentError("split.how", self.split.called, allowed)
+            raise ArgumentError("split.name", self.split.called, allowed)
         if self.targets.ndim == 1:
             check_labels(self.targets, self._classes, "split")
         labels = labels_of(self.targets)
@@ -169,7 +168,7 @@ class Items:
         """Whether an item has any finding, (U,); an ArgumentError if the targets are no findings."""
         if self.targets.ndim != 2 or self.targets.is_floating_point():
             allowed = "another one, as only findings are positive or negative"
-            raise ArgumentError("split.how", self.split.called, allowed)
+            raise ArgumentError("split.name", self.split.called, allowed)
         some: npt.NDArray[np.bool_] = (
             np.bincount(self.of, weights=(self.targets == 1).any(1).cpu().numpy()) > 0
         )
@@ -185,7 +184,7 @@ class Items:
             column = column.astype(float)
         if column.dtype.kind not in "biuf":
             raise ArgumentError(
-                "split.column", name, f"a numeric column when split.how is {self.split.called}"
+                "split.column", name, f"a numeric column when split.name is {self.split.called}"
             )
         return np.bincount(self.of, weights=column) / self.sizes if self.whole else column
 
@@ -298,7 +297,7 @@ def _check_owner(owner: Any, count: int, config: SplitConfig) -> None:
     if not sound or owner.min() < 0 or (config.nodes and owner.max() >= config.nodes):
         last = f"0..{config.nodes - 1}" if config.nodes else "0 up"
         allowed = f"one whose divide gives {count} whole numbers in {last}, the node of each item"
-        raise ArgumentError("split.how", config.called, allowed)
+        raise ArgumentError("split.name", config.called, allowed)
 
 
 def topped_up(

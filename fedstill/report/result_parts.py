@@ -25,7 +25,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRecord:
-    how: str | None = None
+    name: str | None = None
     about: str | None = None
     nodes: int | None = None
     column: str | None = None

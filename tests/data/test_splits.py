@@ -78,7 +78,7 @@ def test_every_example_is_at_exactly_one_node(
 @pytest.mark.parametrize("how", ["iid", "dirichlet", "balanced-dirichlet", "shards"])
 def test_another_seed_divides_otherwise(how: str) -> None:
     labels = of_sizes(50, 50, 50, 50)
-    assert lists(divided(labels, 4, seed=1, how=how)) != lists(divided(labels, 4, seed=2, how=how))
+    assert lists(divided(labels, 4, seed=1, name=how)) != lists(divided(labels, 4, seed=2, name=how))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_another_seed_divides_otherwise(how: str) -> None:
 def test_the_order_of_the_examples_does_not_decide_the_node(how: str, own: dict[str, Any]) -> None:
     # Were classes cut without a shuffle, each node's part of a class would be a run of neighbors.
     labels = torch.zeros(1000, dtype=torch.int64)
-    for part in divided(labels, 1, how=how, nodes=2, **own):
+    for part in divided(labels, 1, name=how, nodes=2, **own):
         assert int((part.diff() > 1).sum()) > 100
 
 
@@ -101,14 +101,14 @@ def test_the_order_of_the_examples_does_not_decide_the_node(how: str, own: dict[
 
 
 def test_iid_sizes_differ_by_one_at_most() -> None:
-    assert sorted(sizes(divided(of_sizes(7, 4), 2, how="iid", nodes=3, minimum=3))) == [3, 4, 4]
+    assert sorted(sizes(divided(of_sizes(7, 4), 2, name="iid", nodes=3, minimum=3))) == [3, 4, 4]
 
 
 def test_iid_and_column_take_targets_of_any_shape() -> None:
     masks = torch.zeros(6, 8, 8, dtype=torch.int64)
-    assert sizes(divided(masks, 2, how="iid", nodes=3, minimum=2)) == [2, 2, 2]
+    assert sizes(divided(masks, 2, name="iid", nodes=3, minimum=2)) == [2, 2, 2]
     site = {"site": np.array([1, 0, 0, 1, 1, 1])}
-    parts = divided(masks, 2, how="column", nodes=2, minimum=2, column="site", columns=site)
+    parts = divided(masks, 2, name="column", nodes=2, minimum=2, column="site", columns=site)
     assert lists(parts) == [[1, 2], [0, 3, 4, 5]]
 
 
@@ -117,13 +117,13 @@ def test_iid_and_column_take_targets_of_any_shape() -> None:
 
 def test_huge_alpha_is_even_and_the_last_node_has_the_rest() -> None:
     # 10 examples, shares of a third: cuts at floor(3.33) = 3 and floor(6.67) = 6.
-    assert sizes(divided(of_sizes(10), 1, how="dirichlet", nodes=3, alpha=1e12, minimum=1)) == [3, 3, 4]
+    assert sizes(divided(of_sizes(10), 1, name="dirichlet", nodes=3, alpha=1e12, minimum=1)) == [3, 3, 4]
 
 
 def test_tiny_alpha_gives_each_class_to_one_node() -> None:
     labels = of_sizes(*[20] * 40)
     for alpha in (1e-12, 1e-6):
-        parts = divided(labels, 40, how="dirichlet", nodes=3, alpha=alpha)
+        parts = divided(labels, 40, name="dirichlet", nodes=3, alpha=alpha)
         held = classes_held(parts, labels)
         assert sum(len(h) for h in held) == 40  # no class is at two nodes
         assert all(held)
@@ -131,7 +131,7 @@ def test_tiny_alpha_gives_each_class_to_one_node() -> None:
 
 def test_nodes_below_the_minimum_are_topped_up_from_the_largest() -> None:
     # One class and a tiny alpha: one node draws all 100, and redrawing never helps.
-    parts = divided(of_sizes(100), 1, how="dirichlet", nodes=3, alpha=1e-6, minimum=10)
+    parts = divided(of_sizes(100), 1, name="dirichlet", nodes=3, alpha=1e-6, minimum=10)
     assert sorted(sizes(parts)) == [10, 10, 80]
 
 
@@ -139,7 +139,7 @@ def test_a_draw_that_suffices_is_not_topped_up() -> None:
     # With redraws, some draw of Dirichlet(1) leaves both nodes 20 of 100 without moving examples:
     # a node that was topped up would have 20 exactly.
     least = [
-        min(sizes(divided(of_sizes(100), 1, seed, how="dirichlet", nodes=2, alpha=1.0, minimum=20)))
+        min(sizes(divided(of_sizes(100), 1, seed, name="dirichlet", nodes=2, alpha=1.0, minimum=20)))
         for seed in range(30)
     ]
     assert min(least) >= 20
@@ -150,7 +150,7 @@ def test_equal_nodes_take_their_own_classes_as_long_as_there_are_any() -> None:
     # By a tiny alpha each of two nodes wants one class: two classes, or the same, of which each gets half.
     labels, found = of_sizes(10, 10), set()
     for seed in range(20):
-        parts = divided(labels, 2, seed, how="balanced-dirichlet", nodes=2, alpha=1e-6)
+        parts = divided(labels, 2, seed, name="balanced-dirichlet", nodes=2, alpha=1e-6)
         assert sizes(parts) == [10, 10]
         found.add(tuple(sorted(int(labels[part].sum()) for part in parts)))
     assert found == {(0, 10), (5, 5)}
@@ -160,7 +160,9 @@ def test_equal_nodes_take_what_is_left_where_their_own_shares_of_it_are_next_to_
     for seed in range(300):
         assert (
             sum(
-                sizes(divided(of_sizes(*[30] * 10), 10, seed, how="balanced-dirichlet", nodes=10, alpha=1e-3))
+                sizes(
+                    divided(of_sizes(*[30] * 10), 10, seed, name="balanced-dirichlet", nodes=10, alpha=1e-3)
+                )
             )
             == 300
         )
@@ -170,7 +172,7 @@ def test_equal_nodes_are_skewed_by_alpha() -> None:
     labels = of_sizes(*[100] * 10)
     largest = {}
     for alpha in (0.1, 1.0, 1e6):
-        parts = divided(labels, 10, how="balanced-dirichlet", nodes=10, alpha=alpha)
+        parts = divided(labels, 10, name="balanced-dirichlet", nodes=10, alpha=alpha)
         assert sizes(parts) == [100] * 10
         largest[alpha] = float(np.mean([np.bincount(labels[part], minlength=10).max() for part in parts]))
     assert largest[0.1] > 1.5 * largest[1.0] > 2 * largest[1e6]
@@ -193,7 +195,7 @@ def test_shares_have_the_mean_and_variance_of_dirichlet(alpha: float) -> None:
 
 def test_a_shared_class_is_shared_equally() -> None:
     labels = of_sizes(*[100] * 10)
-    parts = divided(labels, 10, how="shards", nodes=10, classes_per_node=2)
+    parts = divided(labels, 10, name="shards", nodes=10, classes_per_node=2)
     for label in range(10):
         counts = [int((labels[part] == label).sum()) for part in parts]
         assert sorted(counts)[-2:] == [50, 50]
@@ -205,7 +207,7 @@ def test_a_shared_class_is_shared_equally() -> None:
 def test_shards_keep_their_promise(classes: int, nodes: int, seed: int, draw: st.DataObject) -> None:
     per_node = draw.draw(st.integers(1, classes))
     labels = of_sizes(*draw.draw(st.lists(st.integers(12, 30), min_size=classes, max_size=classes)))
-    parts = divided(labels, classes, seed, how="shards", nodes=nodes, classes_per_node=per_node, minimum=1)
+    parts = divided(labels, classes, seed, name="shards", nodes=nodes, classes_per_node=per_node, minimum=1)
     held = classes_held(parts, labels)
     if nodes * per_node >= classes:
         assert [len(h) for h in held] == [per_node] * nodes
@@ -220,7 +222,7 @@ def test_shards_keep_their_promise(classes: int, nodes: int, seed: int, draw: st
 def test_a_class_too_rare_for_its_places_gives_way(seed: int) -> None:
     # The class with one example can be at one node only; the others fill all other places.
     labels = of_sizes(1, 50, 50)
-    parts = divided(labels, 3, seed, how="shards", nodes=3, classes_per_node=2)
+    parts = divided(labels, 3, seed, name="shards", nodes=3, classes_per_node=2)
     assert [len(h) for h in classes_held(parts, labels)] == [2, 2, 2]
 
 
@@ -240,7 +242,7 @@ def test_column_gives_one_node_per_value() -> None:
     site = np.array(["b", "a", "c", "a", "b", "b"])
     for nodes in (0, 3):
         parts = divided(
-            of_sizes(6), 1, how="column", nodes=nodes, column="site", minimum=1, columns={"site": site}
+            of_sizes(6), 1, name="column", nodes=nodes, column="site", minimum=1, columns={"site": site}
         )
         assert lists(parts) == [[1, 3], [0, 4, 5], [2]]
 
@@ -248,13 +250,13 @@ def test_column_gives_one_node_per_value() -> None:
 def test_sorted_by_hand() -> None:
     # In order of age: 1, 3, 4, 2, 0; five in two parts: three and two.
     age = {"age": np.array([5.0, 1.0, 4.0, 2.0, 3.0])}
-    parts = divided(of_sizes(5), 1, how="sorted", nodes=2, column="age", minimum=2, columns=age)
+    parts = divided(of_sizes(5), 1, name="sorted", nodes=2, column="age", minimum=2, columns=age)
     assert lists(parts) == [[1, 3, 4], [0, 2]]
 
 
 def test_sorting_is_stable() -> None:
     age = {"age": np.array([1, 0] * 20)}
-    parts = divided(of_sizes(40), 1, how="sorted", nodes=4, column="age", columns=age)
+    parts = divided(of_sizes(40), 1, name="sorted", nodes=4, column="age", columns=age)
     assert parts[0].tolist() == list(range(1, 20, 2))
     assert parts[3].tolist() == list(range(20, 40, 2))
 
@@ -265,21 +267,21 @@ def test_sorting_is_stable() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "words"),
     [
-        ({"how": "even"}, "split", "expected iid, dirichlet, balanced-dirichlet, shards"),
-        ({"how": "iid", "alpha": 1.0}, "split.alpha", "none, as split 'iid' has no such option"),
+        ({"name": "even"}, "split", "expected iid, dirichlet, balanced-dirichlet, shards"),
+        ({"name": "iid", "alpha": 1.0}, "split.alpha", "none, as split 'iid' has no such option"),
         ({"nodes": 0}, "split.nodes", "from 1 up"),
-        ({"how": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),
+        ({"name": "column", "column": "site", "nodes": -1}, "split.nodes", "from 0 up"),
         ({"minimum": 0}, "split.minimum", "1 or more"),
         ({"alpha": float("nan")}, "split.alpha", "a number"),
-        ({"how": "shards", "classes_per_node": 0}, "split.classes_per_node", "1 or more"),
-        ({"how": "shards", "classes_per_node": 4}, "split.classes_per_node", "at most 3"),
+        ({"name": "shards", "classes_per_node": 0}, "split.classes_per_node", "1 or more"),
+        ({"name": "shards", "classes_per_node": 4}, "split.classes_per_node", "at most 3"),
         ({"nodes": 7}, "split.nodes", "at most 6, as there are 60 examples .* 10"),
         ({"minimum": 61}, "split.minimum", "at most 60, as there are 60 examples"),
-        ({"how": "column", "column": "place"}, "split.column", "one of age, site"),
-        ({"how": "sorted", "column": "site"}, "split.column", "numeric"),
-        ({"how": "column", "column": "site", "nodes": 3}, "split.nodes", "2, the number of values .*'site'"),
+        ({"name": "column", "column": "place"}, "split.column", "one of age, site"),
+        ({"name": "sorted", "column": "site"}, "split.column", "numeric"),
+        ({"name": "column", "column": "site", "nodes": 3}, "split.nodes", "2, the number of values .*'site'"),
         (
-            {"how": "column", "column": "site", "nodes": 2, "minimum": 21},
+            {"name": "column", "column": "site", "nodes": 2, "minimum": 21},
             "split.minimum",
             "at most 20, as value 'b' .* 20 examples",
         ),
@@ -303,14 +305,14 @@ def test_settings_that_are_not_allowed(settings: dict[str, Any], name: str, word
 @pytest.mark.parametrize("how", ["column", "sorted"])
 def test_columns_that_cannot_be_used(how: str, column: Any, words: str) -> None:
     with pytest.raises(DataError, match=words):
-        divided(of_sizes(60), 1, how=how, column="c", columns={"c": column})
+        divided(of_sizes(60), 1, name=how, column="c", columns={"c": column})
 
 
 def test_labels_outside_the_classes_and_no_examples() -> None:
     with pytest.raises(DataError, match="label 2 of example"):
-        divided(of_sizes(30, 30, 30), 2, how="shards", minimum=1)
+        divided(of_sizes(30, 30, 30), 2, name="shards", minimum=1)
     with pytest.raises(DataError, match="no examples"):
-        divided(torch.empty(0, dtype=torch.int64), 2, how="iid")
+        divided(torch.empty(0, dtype=torch.int64), 2, name="iid")
 
 
 # A part with the classes' shares
