@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedstill.report.paired import difference
+from fedstill.report.significance import difference
 
 HERE = Path(__file__).parents[1] / "experiments" / "presets"
 CIFAR = "--data.train_limit 5000 --nodes.local.epochs 5"

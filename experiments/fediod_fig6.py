@@ -17,7 +17,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import RunFolderError
 from fedstill.models import build
 from fedstill.node import local_training
-from fedstill.report.pictures import CODES, MAPS
+from fedstill.report.image_panels import CODES, MAPS
 from fedstill.runs.assemble import prepare
 
 SHOWN = 4  # pictures of each method

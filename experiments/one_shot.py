@@ -15,9 +15,9 @@ from pathlib import Path
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import human_bytes
-from fedstill.report.compare_entry import ComparedMethod
 from fedstill.report.compare_files import summarize
 from fedstill.report.compare_summary import ComparedSetting
+from fedstill.report.compared_method import ComparedMethod
 
 HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down", "queries")
 

@@ -74,10 +74,10 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.privacy.pate import PATE as PATE
     from fedstill.privacy.pate import PateConfig as PateConfig
     from fedstill.protocol.local_config import LocalConfig as LocalConfig
-    from fedstill.report.paired import Gap as Gap
     from fedstill.report.paired_difference import Difference as Difference
     from fedstill.report.paired_difference import paired_difference as paired_difference
     from fedstill.report.paired_difference import seed_difference as seed_difference
+    from fedstill.report.significance import Gap as Gap
     from fedstill.student.central_model import CentralModel as CentralModel
     from fedstill.student.central_model import load as load
     from fedstill.studies import Compared as Compared
@@ -133,7 +133,7 @@ _OFFERED = {
     "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
     "privacy.pate": "PATE PateConfig",
     "protocol.local_config": "LocalConfig",
-    "report.paired": "Gap",
+    "report.significance": "Gap",
     "report.paired_difference": "Difference paired_difference seed_difference",
     "student.central_model": "CentralModel load",
     "studies": "Compared compare_methods run_preset",

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.report import compare_figures, drawing, run_figures
+from fedstill.report import compare_figures, plotting, run_figures
 from fedstill.report.compare_points import Spot, curves_of, leaking_of, spots_of
 from fedstill.report.compare_summary import ComparedSetting, MethodLine, Summary
-from fedstill.report.drawing import FORMATS
+from fedstill.report.plotting import FORMATS
 from fedstill.report.run_files import RunFiles
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def accuracy(run: str | Path | RunFiles) -> Figure:
     kept = _run(run)
     lacking = f"{kept.folder} measured nothing on its way: there is no curve to draw"
     course = _needed(run_figures.course_of(kept), lacking)
-    with drawing.style():
+    with plotting.style():
         figure = run_figures.course(course)
         figure.axes[0].set_ylabel(f"{course.title} on the test data")
     return figure
@@ -126,7 +126,7 @@ def _compared(
     methods: Sequence[Spot | MethodLine],
 ) -> Figure:
     """A comparison's drawing with its axes and its methods named."""
-    with drawing.style():
+    with plotting.style():
         figure = draw(*shown, title)
         figure.axes[0].set(xlabel=axis, ylabel=title)
         return compare_figures.legend(figure, [(method.place, method.name) for method in methods])
@@ -171,7 +171,7 @@ def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path
     _needed(made, f"{folder} holds nothing that a figure could show")
     target = folder / "figures" if out is None else out
     target.mkdir(parents=True, exist_ok=True)
-    return [drawing.save(figure, target / f"{name}.{kind}") for name, figure in made.items()]
+    return [plotting.save(figure, target / f"{name}.{kind}") for name, figure in made.items()]
 
 
 def _needed(found: T | None, lacking: str) -> T:
@@ -186,7 +186,7 @@ def _run(run: str | Path | RunFiles) -> RunFiles:
 
 def _losses(run: RunFiles, found: run_figures.Losses, *, shared: bool) -> Figure:
     _needed(any(map(run_figures.finite, found.values())), f"{run.folder} holds no such losses")
-    with drawing.style():
+    with plotting.style():
         return run_figures.panels(found, shared=shared)
 
 

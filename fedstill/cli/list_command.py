@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import Given
+from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import columns, print_facts, print_json, whole_rows
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.runs import presets
@@ -31,14 +31,14 @@ MORE_NEEDS: Mapping[str, str] = {
 }
 
 
-def names(given: Given) -> None:
+def names(args: ParsedArgs) -> None:
     """Methods, tasks, data sets, models; or more of one of them."""
     from fedstill.protocol.method import METHODS
 
-    console, what = whole_rows(), given.places[0] if given.places else None
+    console, what = whole_rows(), args.positionals[0] if args.positionals else None
     if not (what is None or what in kinds() or what in METHODS):
         raise UnknownName("method", what, [*METHODS, *kinds()], see="`fedstill list` shows all")
-    if "--json" in given:
+    if "--json" in args:
         print_json(_told(what))
     elif what is None:
         _print_names(console)
@@ -126,8 +126,8 @@ def _of_method(name: str) -> dict[str, str]:
     from fedstill.compare.comparison_file import queries, what_leaves
     from fedstill.core.config_tables import as_table
     from fedstill.protocol.method import METHODS
+    from fedstill.report.model_scores import NEEDS
     from fedstill.report.result import CENTRAL
-    from fedstill.report.run_levels import NEEDS
     from fedstill.runs.config import from_dict
 
     method = METHODS[name]()

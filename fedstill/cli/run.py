@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import Given, leave
+from fedstill.cli.arguments import ParsedArgs, leave
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, UnknownName
 
@@ -32,38 +32,40 @@ progress.
 """
 
 
-def run(given: Given) -> None:
+def run(args: ParsedArgs) -> None:
     """One run, from data to report; or go on with one."""
-    folder = given.path("--resume")
+    folder = args.path("--resume")
     if folder is not None:
         from fedstill.report import write_report
         from fedstill.runs.run import resume
 
         with resumable(folder):
-            kit = given.path("--startup-kit")
-            result = resume(folder, progress=given.bars, startup_kit=kit, report=write_report)
+            kit = args.path("--startup-kit")
+            result = resume(folder, progress=args.show_progress, startup_kit=kit, report=write_report)
     else:
-        config = configured(given.places[0], given, "run")
-        folder = out_folder(given, f"runs/{config.name}-seed{config.seed}")
+        config = configured(args.positionals[0], args, "run")
+        folder = out_folder(args, f"runs/{config.name}-seed{config.seed}")
 
         from fedstill.report import write_report
         from fedstill.runs.run import run
 
         with resumable(folder):
-            result = run(config, folder, command=given.command, progress=given.bars, report=write_report)
-    finish(folder, result, "--json" in given)
+            result = run(
+                config, folder, command=args.command, progress=args.show_progress, report=write_report
+            )
+    finish(folder, result, "--json" in args)
 
 
-def show(given: Given) -> None:
+def show(args: ParsedArgs) -> None:
     """All settings of a run, as TOML."""
     from fedstill.runs.config import to_toml
 
-    print(to_toml(configured(given.places[0], given, "show")), end="")
+    print(to_toml(configured(args.positionals[0], args, "show")), end="")
 
 
-def report(given: Given) -> None:
+def report(args: ParsedArgs) -> None:
     """The report of a run or a comparison, written again."""
-    folder = Path(given.places[0])
+    folder = Path(args.positionals[0])
     if (folder / "compare.toml").exists():
         from fedstill.compare.comparison_file import read_folder
         from fedstill.report.compare_files import write_comparison
@@ -75,22 +77,22 @@ def report(given: Given) -> None:
     print(f"Report: {write_report(folder)}")
 
 
-def figures(given: Given) -> None:
+def figures(args: ParsedArgs) -> None:
     """The figures of a run or a comparison as files."""
     from fedstill.figures import write
-    from fedstill.report.drawing import FORMATS
+    from fedstill.report.plotting import FORMATS
 
-    kind: Any = given.get("--format") or "pdf"
+    kind: Any = args.get("--format") or "pdf"
     if kind not in FORMATS:
         raise ArgumentError("--format", kind, f"one of {', '.join(FORMATS)}")
-    for path in write(Path(given.places[0]), given.path("--out"), kind):
+    for path in write(Path(args.positionals[0]), args.path("--out"), kind):
         print(path)
 
 
-def out_folder(given: Given, default: str, what: str = "run") -> Path:
+def out_folder(args: ParsedArgs, default: str, what: str = "run") -> Path:
     """Where results go; that it is the default is said, which of runs is the first in which none is done."""
-    folder: Path = given.path("--out", default)
-    if "--out" not in given:
+    folder: Path = args.path("--out", default)
+    if "--out" not in args:
         number = 2
         while what == "run" and (folder / "result.json").exists():
             folder, number = Path(f"{default}-{number}"), number + 1
@@ -129,7 +131,7 @@ def finish(folder: Path, result: dict[str, Any], as_json: bool = False) -> None:
     print(f"Report: {report}")
 
 
-def configured(target: str, given: Given, command: str) -> RunConfig:
+def configured(target: str, args: ParsedArgs, command: str) -> RunConfig:
     """The run that a preset or file and the options behind it describe."""
     from fedstill.runs.config import load
 
@@ -142,8 +144,8 @@ def configured(target: str, given: Given, command: str) -> RunConfig:
             raise
         allowed = f"a run's file: this one compares runs (fedstill compare {target}, or reproduce)"
         raise ArgumentError(f"fedstill {command}", target, allowed) from error
-    words = [in_full(word) for word in given.rest]
-    return changed(config, words, f"fedstill {command} {target}", given.known)
+    words = [in_full(word) for word in args.overrides]
+    return changed(config, words, f"fedstill {command} {target}", args.known)
 
 
 def in_full(word: str) -> str:

@@ -15,7 +15,7 @@ Reads a run's files; may import compare and what lies below. A newcomer adds a s
 its table, and a line in the page's template.
 """
 
-from fedstill.report.run_levels import print_table
+from fedstill.report.model_scores import print_table
 from fedstill.report.run_page import write_report
 
 __all__ = ["print_table", "write_report"]

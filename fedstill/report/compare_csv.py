@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fedstill.report import table_formats
-from fedstill.report.compare_entry import (
+from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compared_method import (
     ALL_TESTS,
     LOCAL,
     ComparedMethod,
@@ -14,7 +15,6 @@ from fedstill.report.compare_entry import (
     pick,
     strongest,
 )
-from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.privacy_section import guaranteed
 
 MARKS = ("standalone", "ensemble", "centralized")

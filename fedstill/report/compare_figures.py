@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import human_bytes, percent
-from fedstill.report import drawing
-from fedstill.report.compare_entry import Spread
+from fedstill.report import plotting
 from fedstill.report.compare_points import Spot, budgets, written
 from fedstill.report.compare_summary import MethodLine
-from fedstill.report.drawing import CARD, FAINT, MUTED, PAPER, again, color
+from fedstill.report.compared_method import Spread
+from fedstill.report.plotting import CARD, FAINT, MUTED, PAPER, again, color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def _dot(axes: Axes, place: int, x: float, y: float, words: str, size: float = 9
     (dot,) = axes.plot(
         x, y, "o", ms=size, mfc=face, mec=edge, mew=2 if hollow else 1, clip_on=False, zorder=4
     )
-    drawing.tip(dot, words)
+    plotting.tip(dot, words)
 
 
 def _words(figure: Figure, title: str, told: Sequence[str]) -> Figure:
@@ -69,8 +69,8 @@ def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER
     """What methods reach against bytes on a logarithmic axis; what sends nothing stands at 0, to its left."""
     from matplotlib.ticker import EngFormatter
 
-    figure, axes = drawing.sheet(width, 408, right=30, bottom=34)
-    drawing.percent_axis(axes, _ends([spot.value for spot in spots]))
+    figure, axes = plotting.sheet(width, 408, right=30, bottom=34)
+    plotting.percent_axis(axes, _ends([spot.value for spot in spots]))
     sent = [spot.bytes for spot in spots if spot.bytes > 0]
     low, high = (math.floor(math.log10(min(sent))), math.ceil(math.log10(max(sent)))) if sent else (0, 1)
     high = max(high, low + 1)
@@ -85,14 +85,14 @@ def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER
     if silent:
         axes.axvline(0.6 * 10.0**low, color=FAINT, lw=1, ls=(0, (3, 4)))
     at = [(spot.bytes, spot.value.mean) for spot in spots]
-    offsets = drawing.beside(axes, at, [10.0] * len(at), GAP)
+    offsets = plotting.beside(axes, at, [10.0] * len(at), GAP)
     told = []
     for spot, offset in zip(spots, offsets, strict=True):
         size = human_bytes(round(spot.bytes))
         told.append(f"{spot.name} {percent(spot.value.mean)}, {size}")
         deviation = "" if spot.value.std is None else f" \u00b1 {spot.value.std:.1f}"
         words = f"{spot.name}: {percent(spot.value.mean)}{deviation}, {size}"
-        drawing.chip(axes, spot.place, (spot.bytes, spot.value.mean), offset)
+        plotting.chip(axes, spot.place, (spot.bytes, spot.value.mean), offset)
         _dot(axes, spot.place, spot.bytes, spot.value.mean, words, yerr=spot.value.std)
     return _words(figure, f"{title} against bytes", told)
 
@@ -102,20 +102,20 @@ def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER
 
 def curves(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = PAPER) -> Figure:
     """What methods reach over the share of the run, one line a method, each with its number at the end."""
-    figure, axes = drawing.sheet(width, max(388, GAP * len(lines) + 48), right=46, bottom=34)
+    figure, axes = plotting.sheet(width, max(388, GAP * len(lines) + 48), right=46, bottom=34)
     routes = [[(at, value.mean) for at, value in line.reached.items()] for line in lines]
-    drawing.percent_axis(axes, [y for route in routes for _, y in route])
+    plotting.percent_axis(axes, [y for route in routes for _, y in route])
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    rises = drawing.ends(axes, [route[-1][1] for route in routes], GAP)
+    rises = plotting.ends(axes, [route[-1][1] for route in routes], GAP)
     dotted = sum(map(len, routes)) <= MOST_DOTS
     for curve, route, rise in zip(lines, routes, rises, strict=True):
-        shown = drawing.thin(route)
+        shown = plotting.thin(route)
         stroke = (0, (3.5, 2)) if again(curve.place) else "solid"
         axes.plot(*zip(*shown, strict=True), color=color(curve.place), lw=2, ls=stroke, label=curve.name)
         for x, y in shown if dotted else shown[-1:]:
             _dot(axes, curve.place, x, y, f"{curve.name}, {x:.0%} of the run: {percent(y)}", 6)
-        drawing.chip(axes, curve.place, shown[-1], (26, rise))
+        plotting.chip(axes, curve.place, shown[-1], (26, rise))
     told = [f"{line.name} {percent(route[-1][1])}" for line, route in zip(lines, routes, strict=True)]
     told[0] = f"At the end: {told[0]}"
     return _words(figure, f"{title} over the share of the run", told)
@@ -127,8 +127,8 @@ def curves(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = 
 def against_epsilon(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = PAPER) -> Figure:
     """What methods reach over epsilon on a logarithmic axis; what has no budget stands at the right edge."""
     drawn = [line for line in lines if line.reached]
-    figure, axes = drawing.sheet(width, max(408, GAP * len(drawn) + 48), right=46, bottom=34)
-    drawing.percent_axis(axes, _ends([value for line in drawn for value in line.reached.values()]))
+    figure, axes = plotting.sheet(width, max(408, GAP * len(drawn) + 48), right=46, bottom=34)
+    plotting.percent_axis(axes, _ends([value for line in drawn for value in line.reached.values()]))
     columns = budgets(drawn)
     finite = [epsilon for epsilon in columns if math.isfinite(epsilon)] or [1.0]
     step = max(2.0, (finite[-1] / finite[0]) ** 0.3)
@@ -141,7 +141,7 @@ def against_epsilon(lines: Sequence[MethodLine], title: str = "Accuracy", width:
     edge = finite[-1] * step**0.6
     if len(columns) > len(finite) or columns == [math.inf]:
         axes.axvline(edge, color=FAINT, lw=1, ls=(0, (3, 4)))
-    rises = drawing.ends(axes, [list(line.reached.values())[-1].mean for line in drawn], GAP)
+    rises = plotting.ends(axes, [list(line.reached.values())[-1].mean for line in drawn], GAP)
     told = []
     for line, rise in zip(drawn, rises, strict=True):
         route = [(at[epsilon], value.mean) for epsilon, value in line.reached.items()]
@@ -155,7 +155,7 @@ def against_epsilon(lines: Sequence[MethodLine], title: str = "Accuracy", width:
         for epsilon, value in line.reached.items():
             words = f"{line.name}, epsilon {written(epsilon)}: {value.text()}"
             _dot(axes, line.place, at[epsilon], value.mean, words, 8, yerr=value.std)
-        drawing.chip(axes, line.place, route[-1], (26, rise))
+        plotting.chip(axes, line.place, route[-1], (26, rise))
         each = [f"{written(epsilon)} {percent(value.mean)}" for epsilon, value in line.reached.items()]
         told.append(f"{line.name}: {', '.join(each)}")
     return _words(figure, f"{title} against epsilon", told)
@@ -173,15 +173,15 @@ def against_leakage(
     spots: Sequence[Spot], column: LeakageColumn, title: str = "Accuracy", width: float = PAPER
 ) -> Figure:
     """What methods reach over what attacks got, in percent, with a line at guessing; areas are bytes."""
-    figure, axes = drawing.sheet(width, 480, right=20, top=28, bottom=34)
+    figure, axes = plotting.sheet(width, 480, right=20, top=28, bottom=34)
     guess = 0.0 if column.guess is None else column.guess
     leaks = _ends([spot.leak for spot in spots])
     low = min(guess, *leaks)
-    drawing.percent_axis(axes, [guess, low, max(guess, low + 10, *leaks)], "x")
+    plotting.percent_axis(axes, [guess, low, max(guess, low + 10, *leaks)], "x")
     axes.margins(x=0.03)
     left, right = axes.get_xlim()
     axes.set_xlim(left - 0.03 * (right - left), right + 0.03 * (right - left))
-    drawing.percent_axis(axes, _ends([spot.value for spot in spots]))
+    plotting.percent_axis(axes, _ends([spot.value for spot in spots]))
     axes.grid(axis="x")
     axes.axvline(guess, color=MUTED, lw=1.5, ls=(0, (2, 2.7)))
     axes.annotate(
@@ -210,7 +210,7 @@ def against_leakage(
     numbers = ["" if index in before.values() else str(spot.place) for index, spot in enumerate(spots)]
     labels = [" ".join(filter(None, pair)) for pair in zip(numbers, (s.tag for s in spots), strict=True)]
     at = [(spot.leak.mean, spot.value.mean) for spot in spots]
-    offsets = drawing.beside(axes, at, [7 + LETTER * len(label) / 2 for label in labels], GAP)
+    offsets = plotting.beside(axes, at, [7 + LETTER * len(label) / 2 for label in labels], GAP)
     for spot, place, label, offset in zip(spots, at, labels, offsets, strict=True):
-        drawing.chip(axes, spot.place, place, offset, label)
+        plotting.chip(axes, spot.place, place, offset, label)
     return _words(figure, f"{title} against the {column.axis}", [spot.told(column.head) for spot in spots])

@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from fedstill.attacks.leakage import Leakage, skipped
 from fedstill.core.text_format import human_bytes
-from fedstill.report import compare_figures, compare_points, drawing
-from fedstill.report.compare_entry import ComparedMethod, Spread
+from fedstill.report import compare_figures, compare_points, plotting
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compare_table import budget_table, leak_notes, leaves, needs, whole_table
+from fedstill.report.compared_method import ComparedMethod, Spread
 from fedstill.report.result import CENTRAL
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 from fedstill.report.templates import environment
@@ -29,7 +29,7 @@ def html(summary: Summary) -> str:
         named = zip(lines, by_budget.rows, strict=True)
         rows = [replace(row, name=chip(line.place) + Markup(" {}").format(row.name)) for line, row in named]
         by_budget = replace(by_budget, name="Method", rows=rows)
-        against = drawing.responsive(partial(compare_figures.against_epsilon, lines, metric), "epsilon")
+        against = plotting.responsive(partial(compare_figures.against_epsilon, lines, metric), "epsilon")
     papers = []
     for paper in summary.published:
         value = Spread(paper.value, paper.std).text(summary.metric_named(paper.metric).digits)
@@ -51,9 +51,9 @@ def html(summary: Summary) -> str:
 
 def chip(place: int) -> Markup:
     """A method's number in its color, as the drawings show it."""
-    again = " again" if drawing.again(place) else ""
+    again = " again" if plotting.again(place) else ""
     return Markup('<span class="chip c{}{}" aria-hidden="true">{}</span>').format(
-        (place - 1) % len(drawing.METHODS), again, place
+        (place - 1) % len(plotting.METHODS), again, place
     )
 
 
@@ -77,7 +77,7 @@ def _leaking(summary: Summary) -> dict[str, Any]:
     drawn = None
     if column is not None and spots:
         draw = partial(compare_figures.against_leakage, spots, column, summary.metric.title)
-        drawn = drawing.responsive(draw, "leakage")
+        drawn = plotting.responsive(draw, "leakage")
     return {
         **vars(found),
         "drawing": drawn,
@@ -104,9 +104,9 @@ def _setting(summary: Summary, setting: ComparedSetting) -> dict[str, Any]:
         "title": title,
         "table": _table(summary, setting),
         "scatter": spots
-        and drawing.responsive(partial(compare_figures.traffic, spots, title), f"bytes {setting.name}"),
+        and plotting.responsive(partial(compare_figures.traffic, spots, title), f"bytes {setting.name}"),
         "curves": curves
-        and drawing.responsive(partial(compare_figures.curves, curves, title), f"run {setting.name}"),
+        and plotting.responsive(partial(compare_figures.curves, curves, title), f"run {setting.name}"),
         "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],
         "got": [got for entry in setting.entries if (got := _got(entry))],
         "leaders": sorted({CENTRAL[entry.central][0] for entry in setting.entries if entry.label in best}),

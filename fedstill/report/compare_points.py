@@ -9,8 +9,8 @@ from string import ascii_lowercase
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import human_bytes, percent
 from fedstill.privacy.statement import epsilon_text
-from fedstill.report.compare_entry import ComparedMethod, Spread
 from fedstill.report.compare_summary import ComparedSetting, MethodLine, Summary
+from fedstill.report.compared_method import ComparedMethod, Spread
 
 NOTHING = Spread(0.0)
 

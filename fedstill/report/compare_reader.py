@@ -12,12 +12,12 @@ from fedstill.compare import comparison_runner
 from fedstill.compare.comparison_file import SHARED, Comparison, ComparisonRun, what_leaves
 from fedstill.core.text_format import counted, listed
 from fedstill.protocol.method import method_name
-from fedstill.report.compare_entry import LOCAL, ComparedMethod, FinishedRun
 from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compared_method import LOCAL, ComparedMethod, FinishedRun
 from fedstill.report.metric_text import in_a_sentence
+from fedstill.report.model_scores import needs_words
 from fedstill.report.result import CENTRAL, Result
 from fedstill.report.run_files import RunFiles
-from fedstill.report.run_levels import needs_words
 
 
 def summarize(out: Path, comparison: Comparison) -> Summary:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import listed
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
-from fedstill.report.compare_entry import LOCAL, ComparedMethod, Spread
+from fedstill.report.compared_method import LOCAL, ComparedMethod, Spread
 from fedstill.report.metric_text import bare, in_a_sentence
-from fedstill.report.paired import Gap, Reached, between
 from fedstill.report.privacy_section import guaranteed
 from fedstill.report.result import ACCURACY
+from fedstill.report.significance import Gap, Reached, between
 from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:

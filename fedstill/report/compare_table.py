@@ -8,9 +8,9 @@ from functools import partial
 
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import human_bytes
-from fedstill.report.compare_entry import LOCAL, ComparedMethod, Spread
 from fedstill.report.compare_points import budgets, written
 from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compared_method import LOCAL, ComparedMethod, Spread
 from fedstill.report.metric_text import gap_text, head, in_a_sentence
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 

@@ -13,9 +13,9 @@ from fedstill.attacks.leakage import Leakage
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import MISSING, counted, human_bytes, listed
 from fedstill.report import privacy_section
+from fedstill.report.model_scores import table, tested
 from fedstill.report.result import FILE, Result
 from fedstill.report.result_parts import NodeRecord
-from fedstill.report.run_levels import table, tested
 from fedstill.report.run_text import plain_sentence
 from fedstill.report.table_formats import Cell, Column, Row, Table, markdown
 

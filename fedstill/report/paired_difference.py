@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from fedstill.core import bootstrap
 from fedstill.core.errors import ArgumentError
-from fedstill.report.paired import Gap, Reached, between
 from fedstill.report.result import Result
 from fedstill.report.run_files import RunFiles
+from fedstill.report.significance import Gap, Reached, between
 
 Model = Literal["central", "ensemble", "centralized"]
 DRAWS = 10_000

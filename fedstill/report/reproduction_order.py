@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from fedstill.compare.reproduction import ReproducedFigure
-from fedstill.report.paired import difference
+from fedstill.report.significance import difference
 from fedstill.runs.config import PaperFigure
 
 

@@ -11,9 +11,9 @@ from fedstill.compare.reproduction import Record, ReproducedFigure, Reproduction
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted
 from fedstill.report import table_formats
-from fedstill.report.compare_entry import LOCAL, FinishedRun
 from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.report.compare_summary import Summary
+from fedstill.report.compared_method import LOCAL, FinishedRun
 from fedstill.report.reproduction_order import in_order
 from fedstill.report.table_formats import Cell, Column
 from fedstill.report.table_formats import Row as Line

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.core.text_format import percent
 from fedstill.federation.node_order import natural
-from fedstill.report import drawing
-from fedstill.report.drawing import ACCENT, CARD, MUTED, PAPER, Points
+from fedstill.report import plotting
+from fedstill.report.model_scores import comparison
+from fedstill.report.plotting import ACCENT, CARD, MUTED, PAPER, Points
 from fedstill.report.result_parts import ConfidenceBin
 from fedstill.report.run_files import RunFiles
-from fedstill.report.run_levels import comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,10 +62,10 @@ def course_of(run: RunFiles) -> Course | None:
 def course(course: Course, width: float = PAPER) -> Figure:
     """What models reach over steps or rounds; levels are lines, named at their ends where there is room."""
     labeled = width >= LABELED
-    figure, axes = drawing.sheet(width, 364, right=178 if labeled else 14, bottom=48)
+    figure, axes = plotting.sheet(width, 364, right=178 if labeled else 14, bottom=48)
     values = [y for _, y in (*course.line, *course.own)] + [y for *_, y in course.references]
-    drawing.percent_axis(axes, values)
-    drawing.plain_axis(axes, "x")
+    plotting.percent_axis(axes, values)
+    plotting.plain_axis(axes, "x")
     axes.set_xlim(0, max(1.0, *(x for x, _ in course.line)))
     axes.set_xlabel(course.turn)
     for name, stroke, y in course.references:
@@ -74,21 +74,21 @@ def course(course: Course, width: float = PAPER) -> Figure:
         )
         level.set_dash_capstyle("round")
     if course.own:
-        axes.plot(*zip(*drawing.thin(course.own), strict=True), color=MUTED, lw=1.5, label="nodes' own")
-    shown = drawing.thin(course.line)
+        axes.plot(*zip(*plotting.thin(course.own), strict=True), color=MUTED, lw=1.5, label="nodes' own")
+    shown = plotting.thin(course.line)
     axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=2.25, label=course.name, clip_on=False, zorder=4)
     for x, y in shown if len(shown) <= DOTTED else ():
         (dot,) = axes.plot(x, y, "o", ms=7, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
-        drawing.tip(dot, f"{course.turn} {drawing.step_text(x)}: {percent(y)}")
+        plotting.tip(dot, f"{course.turn} {plotting.step_text(x)}: {percent(y)}")
     named = [(course.name, ACCENT, course.line[-1][1])]
     named += [(name, MUTED, y) for name, _, y in course.references]
     named += [("nodes' own", MUTED, course.own[-1][1])] if course.own else []
-    steps = drawing.step_text(max(x for x, _ in course.line))
+    steps = plotting.step_text(max(x for x, _ in course.line))
     levels = "; ".join(f"{name} {percent(y)}" for name, _, y in named)
     figure.set_label(f"{course.title} on the test data over {steps} {course.turn}s. At the end: {levels}.")
     if labeled:
         for (name, ink, y), rise in zip(
-            named, drawing.ends(axes, [y for *_, y in named], gap=18), strict=True
+            named, plotting.ends(axes, [y for *_, y in named], gap=18), strict=True
         ):
             axes.annotate(
                 f"{name} {percent(y)}", (1, y), (12, rise), xycoords=("axes fraction", "data"),
@@ -101,9 +101,9 @@ def course(course: Course, width: float = PAPER) -> Figure:
 def reliability(bins: Sequence[ConfidenceBin], width: float = PAPER) -> Figure:
     """The reliability curve: how often answers are right over how sure they are; on the dashed line the two
     agree. A point is a bin, the larger the more answers are in it."""
-    figure, axes = drawing.sheet(width, 330, bottom=48)
+    figure, axes = plotting.sheet(width, 330, bottom=48)
     for axis in ("x", "y"):
-        drawing.percent_axis(axes, (0.0, 100.0), axis)
+        plotting.percent_axis(axes, (0.0, 100.0), axis)
     axes.set_xlabel("how sure the model is of its answer")
     axes.plot((0, 100), (0, 100), color=MUTED, lw=1.5, ls=STROKES["dashed"])
     line = [(each.confidence, each.accuracy) for each in bins]
@@ -112,7 +112,7 @@ def reliability(bins: Sequence[ConfidenceBin], width: float = PAPER) -> Figure:
     for (x, y), each in zip(line, bins, strict=True):
         size = 5 + 9 * (each.examples / most) ** 0.5
         (dot,) = axes.plot(x, y, "o", ms=size, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
-        drawing.tip(dot, f"{each.examples:,} answers, {percent(x)} sure: {percent(y)} right")
+        plotting.tip(dot, f"{each.examples:,} answers, {percent(x)} sure: {percent(y)} right")
     told = "; ".join(f"{percent(each.confidence)} sure, {percent(each.accuracy)} right" for each in bins)
     figure.set_label(f"Share of right answers over confidence: {told}.")
     return figure
@@ -135,7 +135,7 @@ def finite(values: Mapping[float, float | None]) -> list[tuple[float, float]]:
 
 def loss(axes: Axes, line: Points, span: tuple[float, float] | None = None) -> None:
     """One loss over steps: every step pale, the running mean strong; ``span``: an axis that several share."""
-    shown = drawing.thin(line, 300)
+    shown = plotting.thin(line, 300)
     low, high = span or (min(y for _, y in shown), max(y for _, y in shown))
     if 0 < low < 0.3 * high:  # close enough to zero that the axis had better start there
         low = 0.0
@@ -144,10 +144,10 @@ def loss(axes: Axes, line: Points, span: tuple[float, float] | None = None) -> N
         low, high = low - room, high + room
     first, last = line[0][0], line[-1][0]
     axes.set_ylim(low, high)
-    drawing.plain_axis(axes, "y", 4)
+    plotting.plain_axis(axes, "y", 4)
     axes.set_xlim(*((first, last) if last > first else (first - 1, first + 1)))
     ticks = [first, last] if last > first else [first]
-    axes.set_xticks(ticks, [drawing.step_text(step) for step in ticks])
+    axes.set_xticks(ticks, [plotting.step_text(step) for step in ticks])
     if last > first:
         start, end = axes.get_xticklabels()
         start.set_horizontalalignment("left")
@@ -155,14 +155,14 @@ def loss(axes: Axes, line: Points, span: tuple[float, float] | None = None) -> N
     if len(shown) == 1:
         axes.plot(*shown[0], "o", ms=6, mfc=ACCENT, mec=CARD, mew=1.5)
     axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=1, alpha=0.32)
-    axes.plot(*zip(*drawing.smooth(shown), strict=True), color=ACCENT, lw=2.25)
+    axes.plot(*zip(*plotting.smooth(shown), strict=True), color=ACCENT, lw=2.25)
 
 
 def panel(name: str, line: Points, span: tuple[float, float] | None = None) -> Figure:
     """One loss alone: a page's panel."""
-    figure, axes = drawing.sheet(300, 132, left=44, right=6, top=10, bottom=26)
+    figure, axes = plotting.sheet(300, 132, left=44, right=6, top=10, bottom=26)
     loss(axes, line, span)
-    first, last = (drawing.step_text(line[place][0]) for place in (0, -1))
+    first, last = (plotting.step_text(line[place][0]) for place in (0, -1))
     figure.set_label(f"{name}, from step {first} to {last}: {line[0][1]:.4g} to {line[-1][1]:.4g}.")
     return figure
 
@@ -171,7 +171,7 @@ def panels(losses: Losses, *, shared: bool = False) -> Figure:
     """Several losses side by side, with their names."""
     lines = {name: line for name, values in losses.items() if (line := finite(values))}
     everything = [y for line in lines.values() for _, y in line]
-    figure, each = drawing.grid(len(lines))
+    figure, each = plotting.grid(len(lines))
     for axes, (name, line) in zip(each, lines.items(), strict=True):
         loss(axes, line, (min(everything), max(everything)) if shared else None)
         axes.set_title(name, loc="left")

@@ -19,20 +19,20 @@ from fedstill.core.progress import PROGRESS
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import counted, human_bytes, human_seconds
 from fedstill.report import (
-    drawing,
+    communication_time,
+    image_panels,
     leakage_section,
-    link_costs,
-    pictures,
+    plotting,
     privacy_section,
     run_figures,
+    run_progress,
     run_tables,
-    so_far,
     table_columns,
 )
 from fedstill.report.metric_text import bare, gap_text, in_a_sentence, spread_text, told
+from fedstill.report.model_scores import comparison, interval_text, tested
 from fedstill.report.result import FILE, OverNodes, Result
 from fedstill.report.run_files import RunFiles
-from fedstill.report.run_levels import comparison, interval_text, tested
 from fedstill.report.run_text import facts, plain_sentence
 from fedstill.report.table_formats import Fact
 from fedstill.report.templates import environment, size
@@ -85,14 +85,14 @@ def page(folder: Path, served: str = "") -> str:
         RunFolderError: a file is broken or missing.
     """
     if not (folder / FILE).exists() and (folder / PROGRESS).exists():
-        return so_far.page(folder, served)
+        return run_progress.page(folder, served)
     return environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
 
 
 def _view(run: RunFiles) -> dict[str, Any]:
     folder, result, metrics = run.folder, run.result, run.metrics
     config, columns = folder / "config.toml", table_columns.section(folder, result)
-    samples, levels, course = pictures.samples(folder), comparison(result), run_figures.course_of(run)
+    samples, levels, course = image_panels.samples(folder), comparison(result), run_figures.course_of(run)
     held, local = HELD.get(result.kind, HELD[""]), run_figures.local_of(run)
     made = bool(samples) or (columns is not None and len(columns.columns) > 1)
     left_out = list(local)[MOST_PANELS : len(metrics.local)]
@@ -107,7 +107,7 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "intervals": tested(result),
         "reached": run_tables.reached(result),
         "course": course,
-        "course_drawn": course and drawing.responsive(partial(run_figures.course, course), "course"),
+        "course_drawn": course and plotting.responsive(partial(run_figures.course, course), "course"),
         "processes": "each node was a process of its own" if result.link else "all nodes ran in one process",
         "held": held,
         "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
@@ -115,8 +115,8 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "sites": run_tables.sites(result),
         "confusion": run_tables.confusion(result),
         "reliability": result.calibration
-        and drawing.responsive(partial(run_figures.reliability, result.calibration), "reliability"),
-        "pictures": pictures.section(folder, result),
+        and plotting.responsive(partial(run_figures.reliability, result.calibration), "reliability"),
+        "pictures": image_panels.section(folder, result),
         "noise_of_counts": privacy_section.noise_of_counts(result),
         "samples": samples,
         "columns": columns,
@@ -125,9 +125,9 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "centralized_drawn": bool(metrics.centralized),
         "local_left_out": len(left_out),
         "traffic": run_tables.traffic(result, run.audited),
-        "link": link_costs.time_table(result),
-        "link_bar": link_costs.time_bar(result),
-        "message_cost": link_costs.message_cost(result),
+        "link": communication_time.time_table(result),
+        "link_bar": communication_time.time_bar(result),
+        "message_cost": communication_time.message_cost(result),
         "privacy": privacy_section.section(result, run.audited),
         "leakage": leakage_section.section(folder, result),
         "nodes": run_tables.nodes(result),
@@ -212,7 +212,7 @@ def _context(result: Result) -> str | None:
         size += " of " + " \u00d7 ".join(str(side) for side in shape) + (named if len(shape) == 1 else "")
     what = ", ".join(part for part in (result.data.name, size) if part)
 
-    how = result.split.about or result.split.how
+    how = result.split.about or result.split.name
     values = result.split.values
     if values and len(values) == len(held):
         each = ", ".join(f"{node.name} has {value}" for node, value in zip(result.nodes, values, strict=True))
@@ -242,8 +242,8 @@ def _panels(
         line, plot = lines[name], None
         last = values[max(values)]
         if line:
-            with drawing.style():
-                plot = drawing.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
+            with plotting.style():
+                plot = plotting.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
         told = "not finite" if last is None else f"{last:.3g}"
         lost = len(values) - len(line)
         panels.append({"name": name, "last": told, "plot": plot, "lost": lost})

@@ -8,9 +8,9 @@ from typing import Any
 
 from fedstill.core.text_format import clip, counted, human_bytes, human_seconds
 from fedstill.report.metric_text import in_a_sentence, spread_text, told
+from fedstill.report.model_scores import comparison
 from fedstill.report.privacy_section import in_words
 from fedstill.report.result import Result
-from fedstill.report.run_levels import comparison
 
 MOST = 12  # lines of methods
 LONGEST = 110  # characters of a line

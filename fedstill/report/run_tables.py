@@ -12,10 +12,10 @@ from markupsafe import Markup
 from fedstill.core.text_format import percent
 from fedstill.report.bars import bar
 from fedstill.report.metric_text import bare, head, spread_text, told
+from fedstill.report.model_scores import Level, comparison, interval_text
 from fedstill.report.result import CENTRAL, OverNodes, Result
 from fedstill.report.result_parts import NodeRecord, StudentRecord
 from fedstill.report.run_files import AuditSums, Traffic
-from fedstill.report.run_levels import Level, comparison, interval_text
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
 from fedstill.tasks.task import Metric

@@ -18,7 +18,7 @@ from fedstill.report.bars import bar
 from fedstill.report.live_page import Section
 from fedstill.report.metric_text import told
 from fedstill.report.result import FILE, Result
-from fedstill.report.so_far import SoFar
+from fedstill.report.run_progress import SoFar
 from fedstill.report.table_formats import Cell, Column, Row, Table
 
 MOST = 100  # runs that are shown, the newest

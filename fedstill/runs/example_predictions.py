@@ -1,7 +1,7 @@
 """The pictures of a run: which cases to show, put together from their parts, as result files keep them.
 
 The best, the median and the worst case of the central model, so that nobody chooses; each with what the
-nodes' own models make of it. Drawing them is the report's work (fedstill/report/pictures.py).
+nodes' own models make of it. Drawing them is the report's work (fedstill/report/image_panels.py).
 """
 
 from __future__ import annotations

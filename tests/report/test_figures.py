@@ -15,10 +15,10 @@ from fedstill import figures
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
-from fedstill.report import compare_figures, drawing, run_figures
-from fedstill.report.compare_entry import Spread
+from fedstill.report import compare_figures, plotting, run_figures
 from fedstill.report.compare_points import Spot
 from fedstill.report.compare_summary import MethodLine
+from fedstill.report.compared_method import Spread
 from tests.report.test_report_compare import folder as _comparison
 from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
 
@@ -159,7 +159,7 @@ def test_areas_are_bytes_and_a_line_joins_a_method_with_itself() -> None:
     assert not [pair for pair in joined if [60, 80] in pair]
 
 
-@pytest.mark.parametrize("width", drawing.WIDTHS)
+@pytest.mark.parametrize("width", plotting.WIDTHS)
 def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> None:
     spots = []
     for place, step in itertools.product(range(1, 7), (1, 5)):
@@ -169,7 +169,7 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
     boxes = []
     for text in axes.texts:
         if text.get_text() != "guessing":
-            x, y = drawing.pixels(axes, text.xy)
+            x, y = plotting.pixels(axes, text.xy)
             half = (3.0 * len(text.get_text()), 9.0)
             boxes.append((x + text.xyann[0], y + text.xyann[1], *half))
     assert len(boxes) == len(spots)
@@ -185,8 +185,8 @@ def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
     curves = [MethodLine(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two marks alike
 
     def drawn() -> str:
-        with drawing.style():
-            return drawing.svg(compare_figures.curves(curves, hostile), "a")
+        with plotting.style():
+            return plotting.svg(compare_figures.curves(curves, hostile), "a")
 
     first = drawn()
     assert first == drawn()
@@ -199,17 +199,17 @@ def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
 
 def test_colors_in_a_page_are_those_of_its_style_sheet() -> None:
     spots = [Spot(place, f"m{place}", Spread(50.0 + place), 10.0**place) for place in range(1, 10)]
-    with drawing.style():
-        told = drawing.svg(compare_figures.traffic(spots), "a")
-    style = (Path(drawing.__file__).parent / "style.css.j2").read_text()
-    style += (Path(drawing.__file__).parent / "compare.html.j2").read_text()
+    with plotting.style():
+        told = plotting.svg(compare_figures.traffic(spots), "a")
+    style = (Path(plotting.__file__).parent / "style.css.j2").read_text()
+    style += (Path(plotting.__file__).parent / "compare.html.j2").read_text()
     assert told.count("<use ") == len(spots)
-    for color, variable in drawing.VARIABLES.items():
+    for color, variable in plotting.VARIABLES.items():
         assert color not in told
         assert f"--{variable}: {color};" in style
 
 
-@pytest.mark.parametrize("kind", drawing.FORMATS)
+@pytest.mark.parametrize("kind", plotting.FORMATS)
 def test_the_command_writes_what_there_is(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
-from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_files import html, markdown, summarize, write_comparison
 from fedstill.report.compare_summary import MethodLine
+from fedstill.report.compared_method import Spread
 from tests.report.test_report_compare import a_run
 from tests.report.test_report_page import Page
 

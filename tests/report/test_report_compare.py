@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_entry import Spread
 from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarize, write_comparison
 from fedstill.report.compare_summary import ComparedSetting, Summary
+from fedstill.report.compared_method import Spread
 from fedstill.runs.config import PaperFigure
 from tests.report.test_report_page import Page, refuse_loading
 
@@ -283,8 +283,8 @@ def test_what_the_nodes_side_of_a_method_told_is_a_note(folder: Path) -> None:
 
 
 def test_as_many_nodes_as_a_column_has_values_are_counted_by_the_runs(folder: Path) -> None:
-    told_by_runs(folder, split={"how": "column", "nodes": 4})
-    sites = {"how": "column", "nodes": 0, "column": "site"}
+    told_by_runs(folder, split={"name": "column", "nodes": 4})
+    sites = {"name": "column", "nodes": 0, "column": "site"}
     plan = a_plan(runs={}, paper=[], settings=[{"name": "50% skew_ed", "split": sites}])
     context = summarize(folder, plan).settings[0].context
     assert context.startswith("digits, 4 nodes, one for each site; ")

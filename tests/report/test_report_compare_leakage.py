@@ -16,9 +16,9 @@ from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import load
 from fedstill.core.run_writer import write_text
-from fedstill.report.compare_entry import ComparedMethod, Spread
 from fedstill.report.compare_files import markdown, summarize, write_comparison
 from fedstill.report.compare_page import strength
+from fedstill.report.compared_method import ComparedMethod, Spread
 from tests import leaked
 from tests.leaked import interval
 from tests.report.test_report_compare import ALONE, FEDAVG, FEDIOD, a_run, printed, records

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
-from fedstill.report import link_costs, write_report
+from fedstill.report import communication_time, write_report
+from fedstill.report.model_scores import print_table
 from fedstill.report.result import Result
-from fedstill.report.run_levels import print_table
 from tests import audited
 
 RESULT: dict[str, Any] = {
@@ -38,13 +38,13 @@ RESULT: dict[str, Any] = {
 
 
 def test_a_run_in_one_process_has_no_link_to_report() -> None:
-    assert link_costs.parts(Result()) == []
-    assert link_costs.message_cost(Result()) is None
-    assert link_costs.time_split(Result()) is None
+    assert communication_time.parts(Result()) == []
+    assert communication_time.message_cost(Result()) is None
+    assert communication_time.time_split(Result()) is None
 
 
 def test_the_bar_is_as_long_as_its_parts_and_says_them() -> None:
-    bar = str(link_costs.time_bar(Result.of(RESULT)))
+    bar = str(communication_time.time_bar(Result.of(RESULT)))
     assert 'class="part link" x="37.50%" width="12.50%"' in bar
     assert 'class="part server" x="50.00%" width="50.00%"' in bar
     assert 'aria-label="start and end 20.0%; local training 5.0%; nodes 10.0%; waiting 2.5%' in bar
@@ -85,8 +85,10 @@ def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
 
 def test_what_was_waited_for_absent_nodes_is_not_the_links() -> None:
     waited = {**RESULT, "link": {**RESULT["link"], "absent": 5.0}}
-    told = {part.key: part for part in link_costs.parts(Result.of(waited))}
+    told = {part.key: part for part in communication_time.parts(Result.of(waited))}
     assert (told["absent"].seconds, told["absent"].share) == (5.0, 0.2)
     assert told["link"].share == 0.1
-    assert "absent nodes 5.0 s, link 2.5 s" in str(link_costs.time_split(Result.of(waited)))
-    assert 'class="part absent" x="30.00%" width="20.00%"' in str(link_costs.time_bar(Result.of(waited)))
+    assert "absent nodes 5.0 s, link 2.5 s" in str(communication_time.time_split(Result.of(waited)))
+    assert 'class="part absent" x="30.00%" width="20.00%"' in str(
+        communication_time.time_bar(Result.of(waited))
+    )

@@ -10,8 +10,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from fedstill.report import write_report
+from fedstill.report.model_scores import comparison
 from fedstill.report.result import Result
-from fedstill.report.run_levels import comparison
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
 from tests.audited import entries
@@ -101,7 +101,7 @@ def a_run(folder: Path, **split: Any) -> dict[str, Any]:
 
 
 def test_a_run_with_a_node_for_each_site_keeps_which_is_which(tmp_path: Path) -> None:
-    result = a_run(tmp_path, how="column", column="site", nodes=0)
+    result = a_run(tmp_path, name="column", column="site", nodes=0)
     told = [(node["name"], node["site"]) for node in result["nodes"]]
     assert told == [("node-0", "east"), ("node-1", "west")]
     assert result["nodes"][0]["examples"] > result["nodes"][1]["examples"]  # east has two of three patients

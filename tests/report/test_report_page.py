@@ -82,7 +82,7 @@ def a_result() -> dict[str, Any]:
         "seed": 17,
         "command": "fedstill run digits-fediod --seed 17 --out runs/x",
         "data": {**data, "shape": [1, 8, 8], "note": "Handwritten."},
-        "split": {"how": "dirichlet", "about": "Dirichlet alpha 0.5", "alpha": 0.5, "nodes": 2},
+        "split": {"name": "dirichlet", "about": "Dirichlet alpha 0.5", "alpha": 0.5, "nodes": 2},
         "nodes": [
             a_node("north", "small-cnn", 24330, 703, 700, 3, 0),
             a_node("south", "resnet-8", 78042, 734, 34, 300, 400),

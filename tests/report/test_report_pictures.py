@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from fedstill.core.errors import RunFolderError
 from fedstill.report import write_report
-from fedstill.report.pictures import section
+from fedstill.report.image_panels import section
 from fedstill.report.png import LINE, LINES, outlined
 from fedstill.report.result import Result
 from tests.report.test_report_page import Page, a_folder, a_result, read

@@ -20,6 +20,7 @@ from fedstill.tasks.task import Metric
 if TYPE_CHECKING:
     from rich.console import Console
 
+
 UNBROKEN = "\u00a0"  # a space at which no line ends
 
 NEEDS: Mapping[str, str] = {
@@ -154,7 +155,7 @@ def table(result: Result) -> Table:
 
 def totals(result: Result) -> list[Fact]:
     """What a whole run cost, and how its nodes were reached where they were elsewhere."""
-    from fedstill.report.link_costs import message_cost, time_split
+    from fedstill.report.communication_time import message_cost, time_split
     from fedstill.report.privacy_section import in_words
 
     up, down, seconds = result.bytes.up, result.came_down, result.seconds.total

@@ -14,7 +14,7 @@ from fedstill.core.progress import PROGRESS, Note
 from fedstill.core.text_format import human_seconds, percent
 from fedstill.report import live_page
 from fedstill.report.bars import bar, spark
-from fedstill.report.link_costs import PARTS
+from fedstill.report.communication_time import PARTS
 from fedstill.report.live_page import Panel, Section
 from fedstill.report.run_figures import finite
 from fedstill.report.run_files import Metrics

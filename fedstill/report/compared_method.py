@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from fedstill.attacks.leakage import Leakage, LeakageColumn
 from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
-from fedstill.report.paired import Draws
 from fedstill.report.privacy_section import guaranteed, most
 from fedstill.report.result import OverNodes, Result
 from fedstill.report.run_files import Metrics
+from fedstill.report.significance import Draws
 
 if TYPE_CHECKING:
     from fedstill.runs.config import PaperFigure
