@@ -26,7 +26,9 @@ from fedstill.core.dataset import Form
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, nearest
 from fedstill.core.registry import OWN, Registry, first_line, is_path
 from fedstill.core.seeds import seeded
-from fedstill.models.classifiers import (
+from fedstill.models.critics import PatchCritic
+from fedstill.models.generators import Generator
+from fedstill.models.image_classifiers import (
     BatchNormLeNet,
     LeNet5,
     RandomConv,
@@ -35,11 +37,9 @@ from fedstill.models.classifiers import (
     SmallCNN,
     UnitLinear,
 )
-from fedstill.models.critics import PatchCritic
-from fedstill.models.generators import Generator
 from fedstill.models.module_check import FORWARD, check, example
 from fedstill.models.module_utils import in_mode
-from fedstill.models.tables import MLP, Linear, ResidualMLP
+from fedstill.models.tabular import MLP, Linear, ResidualMLP
 
 __all__ = [
     "FORWARD",
@@ -69,22 +69,22 @@ __all__ = [
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
     "model",
     {
-        "small-cnn": "fedstill.models.classifiers:SmallCNN",
-        "lenet5": "fedstill.models.classifiers:LeNet5",
-        "bn-lenet": "fedstill.models.classifiers:BatchNormLeNet",
-        "sigmoid-lenet": "fedstill.models.classifiers:SigmoidLeNet",
-        "resnet8": "fedstill.models.classifiers:ResNet8",
-        "mlp": "fedstill.models.tables:MLP",
-        "linear": "fedstill.models.tables:Linear",
-        "residual-mlp": "fedstill.models.tables:ResidualMLP",
-        "unit-linear": "fedstill.models.classifiers:UnitLinear",
-        "random-conv": "fedstill.models.classifiers:RandomConv",
+        "small-cnn": "fedstill.models.image_classifiers:SmallCNN",
+        "lenet5": "fedstill.models.image_classifiers:LeNet5",
+        "bn-lenet": "fedstill.models.image_classifiers:BatchNormLeNet",
+        "sigmoid-lenet": "fedstill.models.image_classifiers:SigmoidLeNet",
+        "resnet8": "fedstill.models.image_classifiers:ResNet8",
+        "mlp": "fedstill.models.tabular:MLP",
+        "linear": "fedstill.models.tabular:Linear",
+        "residual-mlp": "fedstill.models.tabular:ResidualMLP",
+        "unit-linear": "fedstill.models.image_classifiers:UnitLinear",
+        "random-conv": "fedstill.models.image_classifiers:RandomConv",
         "scattering": "fedstill.models.scattering:Scattering",
         "unet": "fedstill.models.unet:UNet",
         "bn-unet": "fedstill.models.unet:BatchNormUNet",
         "residual-unet": "fedstill.models.unet:ResidualUNet",
-        "transformer": "fedstill.models.transformer:Transformer",
-        "bag": "fedstill.models.transformer:Bag",
+        "transformer": "fedstill.models.text_classifiers:Transformer",
+        "bag": "fedstill.models.text_classifiers:Bag",
     },
     takes="shape and classes",
 )

@@ -11,10 +11,10 @@ from torch.func import functional_call, grad, vmap
 
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.seeds import seeded
-from fedstill.models import classifiers, tables
+from fedstill.models import image_classifiers, tabular
 from fedstill.models.module_utils import copied
 
-OURS = (classifiers.__name__, tables.__name__)
+OURS = (image_classifiers.__name__, tabular.__name__)
 FEW = 6  # layers that are named
 
 

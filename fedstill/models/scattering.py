@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.models.classifiers import UnitNorm, _head
+from fedstill.models.image_classifiers import UnitNorm, _head
 
 SCALES = 2  # J: pixels are averaged to squares of 2^J x 2^J
 GROUPS = 27  # that coefficients are normalized in, of the 81 of a gray image with 8 angles

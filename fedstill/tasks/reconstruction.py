@@ -31,7 +31,7 @@ from fedstill.core.seeds import torch_generator
 from fedstill.tasks.body_mask import outline
 from fedstill.tasks.classification import Floats
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.numeric import Numbers
+from fedstill.tasks.numeric_task import Numbers
 from fedstill.tasks.synthetic_maps import regions
 from fedstill.tasks.task import Metric, case_of, mean_by
 

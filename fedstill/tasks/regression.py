@@ -11,7 +11,7 @@ import torch
 from fedstill.core.dataset import Cases, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.numeric import Numbers
+from fedstill.tasks.numeric_task import Numbers
 from fedstill.tasks.task import Metric
 
 

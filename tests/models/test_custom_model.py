@@ -214,16 +214,17 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch: pytest.MonkeyPatch, library: str, load: Callable[[Path], Any], extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(
-        ArgumentError, match=rf"not installed'? \(expected pip install 'fedstill\[{extra}\]'"
-    ):
+    with pytest.raises(ArgumentError, match=rf"not installed'? \(expected pip install 'fedstill\[{extra}\]'"):
         load(Path("model.file"))
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("forest.pkl", r"invalid model.name = 'forest.pkl' \(expected a .skops or .onnx file, .* no pickle is read"),
+        (
+            "forest.pkl",
+            r"invalid model.name = 'forest.pkl' \(expected a .skops or .onnx file, .* no pickle is read",
+        ),
         ("forest.skops", "model.name 'forest.skops': there is no file"),
         ("~nosuchuser/f.onnx", "expected a path without zero characters, after ~ a user of this machine"),
         ("http://user:word@127.0.0.1/", "expected http://host:port/path, without name and password"),
@@ -238,7 +239,9 @@ def test_what_is_no_model_is_one_line_before_and_as_it_is_made(tmp_path: Path, n
 
 
 def test_what_goes_with_networks_alone_is_refused_of_others_and_the_other_way_round(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"invalid takes = 'raw' \(expected inputs, for a torch.nn.Module"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid takes = 'raw' \(expected inputs, for a torch.nn.Module"
+    ):
         named("mlp:4", tmp_path, takes="raw")
     with pytest.raises(ArgumentError, match=r"invalid model.weights = 'w.safetensors' \(expected none"):
         make(lambda x: x[:, :2], table(), weights="w.safetensors")
@@ -255,7 +258,9 @@ def test_a_file_says_of_a_model_what_a_node_file_says(tmp_path: Path) -> None:
     (tmp_path / "own" / "model.toml").write_text('clases = ["yes"]', encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"unknown key 'model.toml: clases'"):
         read("own/model.toml", tmp_path, "nodes.models")
-    with pytest.raises(ArgumentError, match=r"invalid nodes.models = 'none.toml' \(expected a file that says"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid nodes.models = 'none.toml' \(expected a file that says"
+    ):
         read("none.toml", tmp_path, "nodes.models")
 
 

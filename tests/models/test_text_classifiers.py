@@ -12,7 +12,7 @@ from torch import nn
 from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.models.extractor_head import split
-from fedstill.models.transformer import Attention
+from fedstill.models.text_classifiers import Attention
 
 LENGTH, CLASSES, VOCABULARY = 12, 3, 50
 NAMES = ["transformer:16", "bag:16"]
