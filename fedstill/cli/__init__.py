@@ -6,7 +6,7 @@ writes tables. ``run``, ``compare``, ``reproduce``, ``attack``, ``list_command``
 ``server`` and ``node``, with ``node_check`` and ``node_facts``: a real federation. ``offline``: by files.
 ``privacy`` with ``privacy_plan`` and ``privacy_audit``: what a run will cost. ``audit_log``: what has left.
 
-May import everything. A newcomer adds a command here: a function of what was ``Given``, and two lines in
+May import everything. A newcomer adds a command here: a function of what was ``ParsedArgs``, and two lines in
 ``main``: its name, and in the help its usage, by which ``arguments`` reads its words.
 """
 

@@ -1,7 +1,7 @@
-"""Reads words as a command's line in the help describes them: ``fedstill node init DIR [--name NAME]``.
+"""Parse the words of a command by its usage: ``fedstill node init DIR [--name NAME]``.
 
-A usage has the words that must be there, ``[]`` around those that may be missing, ``...`` after what there
-may be any number of, and ``[--OPTION VALUE ...]`` where options of a configuration may follow.
+A usage has the words that are required, ``[]`` around optional ones, ``...`` after what can be repeated, and
+``[--OPTION VALUE ...]`` where options of a configuration can follow.
 """
 
 from __future__ import annotations
@@ -10,186 +10,181 @@ import importlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fedstill.cli.commands import Command, CommandGroup
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.names import typed
 
-HELPS = ("-h", "--help")
+HELP_FLAGS = ("-h", "--help")
+ALL_HELP = "--help-all"  # every option of a configuration, with its default
 OPTIONS = "--OPTION"  # stands for all options of a configuration
 
 
-class WordsError(ArgumentError):
-    """A command lacks a word or an option, or has a word too many.
+class UsageError(ArgumentError):
+    """A command lacks a required word or option, or has a word too many.
 
-    >>> raise WordsError("fedstill node init", "DIR", "")
+    >>> raise UsageError("fedstill node init", "DIR", "")
     Traceback (most recent call last):
     ...
-    fedstill.cli.arguments.WordsError: fedstill node init needs DIR: `fedstill node init --help` says more
+    fedstill.cli.arguments.UsageError: fedstill node init needs DIR (see `fedstill node init --help`)
     """
 
-    def __init__(self, command: str, needs: str, extra: str) -> None:
-        self.name, self.value, self.allowed = command, extra, needs
-        told = f"takes no {extra!r}" if extra else f"needs {needs}"
-        bare = command.partition(" --")[0]
-        Exception.__init__(self, f"{command} {told}: `{bare} --help` says more")
+    def __init__(self, command: str, missing: str, extra: str) -> None:
+        self.name, self.value, self.expected = command, extra, missing
+        problem = f"takes no {extra!r}" if extra else f"needs {missing}"
+        name = command.partition(" --")[0]
+        Exception.__init__(self, f"{command} {problem} (see `{name} --help`)")
 
 
 @dataclass(frozen=True)
-class Given:
-    """The words behind a command.
+class ParsedArgs:
+    """Words of one call of a command.
 
     Args:
-        command: the whole of it, as a shell takes it.
-        places: the words that are no options.
-        options: what was given with each option; with a flag, nothing.
-        rest: options of a configuration, each with its values.
+        command: the whole command line, quoted for a shell.
+        known: options that the command has.
+        positionals: words that belong to no option.
+        options: values of each option that was given; empty for a flag.
+        overrides: options of a configuration, each followed by its values.
     """
 
     command: str
     known: tuple[str, ...]
-    places: list[str] = field(default_factory=list)
+    positionals: list[str] = field(default_factory=list)
     options: dict[str, list[str]] = field(default_factory=dict)
-    rest: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
 
     def __contains__(self, option: str) -> bool:
         return option in self.options
 
     def get(self, option: str) -> str | None:
-        """The value of an option: the last, if it is there more than once; None: it is not."""
+        """Return the last value of an option, or None if it was not given."""
         return self.options[option][-1] if option in self.options else None
 
     def path(self, option: str, default: str | Path | None = None) -> Any:
-        """The value of an option as a path, or the default as one."""
+        """Return the value of an option, or a default, as a path."""
         value = self.options[option][-1] if option in self.options else default
         return None if value is None else Path(value)
 
     @property
-    def bars(self) -> bool:
-        """Return whether progress is shown on standard error: unless ``--quiet`` is given."""
+    def show_progress(self) -> bool:
+        """Whether progress is shown on standard error: unless ``--quiet`` is given."""
         return "--quiet" not in self
 
 
-Command = Callable[[Given], None]
-
-
-def dispatch(
-    room: str,
-    words: Sequence[str],
-    about: str,
-    commands: Mapping[str, Command | str],
-    beside: Iterable[str] = (),
-) -> None:
-    """Do what words say.
+def dispatch(words: Sequence[str], commands: Mapping[str, Command | CommandGroup], prefix: str = "") -> None:
+    """Run the command that the words name, or print its help.
 
     Args:
-        room: the words before them, as "node"; empty for ``fedstill`` itself.
-        about: the help, which has the usage of each command.
-        commands: by name, the function that does it, or ``module:function``, imported when it is wanted.
-        beside: names that could be meant as well.
+        words: words after ``fedstill`` and the prefix.
+        commands: commands and groups by name.
+        prefix: name of the group, as ``"node"``.
 
     Raises:
-        FedstillError: they say nothing that can be done.
+        FedstillError: the words name no command or do not fit its usage.
     """
-    names = [f"{room} {name}".strip() for name in (*commands, *beside)]
-    if not words or words[0] in HELPS:
-        print(about, end="")
-        return
-    name, rest = f"{room} {words[0]}".strip(), words[1:]
+    names = [f"{prefix} {name}".strip() for name in commands]
+    name = f"{prefix} {words[0]}".strip()
     if words[0] not in commands:
-        see = f"`{f'fedstill {room}'.strip()} --help` lists them"
+        see = f"`{f'fedstill {prefix}'.strip()} --help` lists them"
         if words[0].startswith("-"):
-            raise UnknownName("option", words[0], ["--help"] if room else ["--help", "--version"], see=see)
+            raise UnknownName("option", words[0], ["--help", *(() if prefix else ["--version"])], see=see)
         raise UnknownName("command", name, names, see=see)
-    usage = _fitting(_usages(name, about), rest)
-    anywhere = rest[:1] if OPTIONS in usage else rest  # else help is about the options that follow
-    if any(word in HELPS for word in anywhere):
-        print(about if room else _of_one(words[0], about), end="")
+    command, rest = commands[words[0]], list(words[1:])
+    if isinstance(command, CommandGroup):
+        if not rest or rest[0] in HELP_FLAGS:
+            print(command.help(name), end="")
+        else:
+            dispatch(rest, command.commands, name)
         return
-    command = commands[words[0]]
-    given = read(name, usage, rest)
-    (imported(command) if isinstance(command, str) else command)(given)
+    if any(word in HELP_FLAGS for word in rest):
+        print(command.help(name), end="")
+        return
+    if ALL_HELP in rest and any(OPTIONS in usage for usage in command.usage):
+        load_function(command.all_options)(name, rest)
+        return
+    load_function(command.function)(parse(name, _matching_usage(command.usage, rest), rest))
 
 
-def imported(place: str) -> Any:
-    """The function ``module:function``: what a command needs is imported when it is called."""
-    module, _, function = place.partition(":")
+def load_function(name: str) -> Any:
+    """Import and return the function ``module:function``."""
+    module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
 
 
-def read(name: str, usage: str, words: Sequence[str]) -> Given:
-    """The words behind a command, sorted out.
+def parse(name: str, usage: str, words: Sequence[str]) -> ParsedArgs:
+    """Sort the words of a command into positionals, options and overrides.
 
     Raises:
-        WordsError: too few or too many words, or an option that must be there is not.
+        UsageError: too few or too many words, or a required option is missing.
         ArgumentError: an option without value.
-        UnknownName: an option that it does not have.
+        UnknownName: an option that the command does not have.
 
-    >>> given = read("node init", "DIR [--name NAME]", ["clinic", "--name=north"])
-    >>> given.places, given.get("--name")
+    >>> args = parse("node init", "DIR [--name NAME]", ["clinic", "--name=north"])
+    >>> args.positionals, args.get("--name")
     (['clinic'], 'north')
     """
-    places, options, needed = _parse(usage)
-    open_ended = options.pop(OPTIONS, None) is not None
-    given = Given(shlex.join(["fedstill", *name.split(), *words]), tuple(options))
+    positionals, options, required = _parse_usage(usage)
+    takes_overrides = options.pop(OPTIONS, None) is not None
+    args = ParsedArgs(shlex.join(["fedstill", *name.split(), *words]), tuple(options))
     queue = list(words)
     while queue:
         word = queue.pop(0)
         option, equals, value = word.partition("=")
         if option in options:
-            given.options.setdefault(option, []).extend(
-                _values(options[option], option, equals, value, queue)
-            )
-        elif word.startswith("--") or (open_ended and word in HELPS):
-            if not open_ended:
-                see = "what goes on has the options that it began with" if "--resume" in needed else ""
+            values = _option_values(options[option], option, equals, value, queue)
+            args.options.setdefault(option, []).extend(values)
+        elif word.startswith("--"):
+            if not takes_overrides:
+                see = "a resumed run keeps its options" if "--resume" in required else ""
                 raise UnknownName("option", option, options, see=see or f"fedstill {name} {usage}")
-            given.rest.append(word)
+            args.overrides.append(word)
         else:
-            (given.rest or given.places).append(word)
+            (args.overrides or args.positionals).append(word)
     command = f"fedstill {name}"
-    wanted = [place for place in places if place[0] not in "[."]
-    if len(given.places) < len(wanted):
-        raise WordsError(command, wanted[len(given.places)], "")
-    if len(given.places) > len(places) and "..." not in places:
-        chosen = " ".join([command, *(option for option in needed if option in given)])
-        raise WordsError(chosen, "", given.places[len(places)])
-    for option in needed:
-        if option not in given:
-            raise WordsError(command, " ".join([option, *options[option]]), "")
-    return given
+    needed = [word for word in positionals if word[0] not in "[."]
+    if len(args.positionals) < len(needed):
+        raise UsageError(command, needed[len(args.positionals)], "")
+    if len(args.positionals) > len(positionals) and "..." not in positionals:
+        chosen = " ".join([command, *(option for option in required if option in args)])
+        raise UsageError(chosen, "", args.positionals[len(positionals)])
+    for option in required:
+        if option not in args:
+            raise UsageError(command, " ".join([option, *options[option]]), "")
+    return args
 
 
-def _parse(usage: str) -> tuple[list[str], dict[str, list[str]], list[str]]:
-    """The words without option, those that each option takes, and the options that must be there.
+def _parse_usage(usage: str) -> tuple[list[str], dict[str, list[str]], list[str]]:
+    """Return the positionals of a usage, the values that each option takes, and the required options.
 
-    >>> _parse("DIR [FILE] --nodes A B [--whole]")
+    >>> _parse_usage("DIR [FILE] --nodes A B [--whole]")
     (['DIR', '[FILE]'], {'--nodes': ['A', 'B'], '--whole': []}, ['--nodes'])
     """
-    places: list[str] = []
+    positionals: list[str] = []
     options: dict[str, list[str]] = {}
-    needed: list[str] = []
-    into = places
+    required: list[str] = []
+    target = positionals
     for part in re.findall(r"\[[^]]*\]|\S+", usage):
         if part.startswith("--"):
-            into = options.setdefault(part, [])
-            needed.append(part)
+            target = options.setdefault(part, [])
+            required.append(part)
         elif part.startswith("[--"):
             option, *values = part.strip("[]").split()
             options[option] = values
         else:
-            into.append(part)
-    return places, options, needed
+            target.append(part)
+    return positionals, options, required
 
 
-def _values(takes: Sequence[str], option: str, equals: str, value: str, queue: list[str]) -> list[str]:
-    """What stands behind an option, which is taken from the queue."""
+def _option_values(takes: Sequence[str], option: str, equals: str, value: str, queue: list[str]) -> list[str]:
+    """Take the values of an option from the queue."""
     if not takes:
         if equals:
-            raise ArgumentError(option, value, "alone, without a value")
+            raise ArgumentError(option, value, "no value")
         return []
     values = [value] if equals else []
     while queue and not queue[0].startswith("--") and (len(takes) > 1 or not values):
@@ -199,58 +194,35 @@ def _values(takes: Sequence[str], option: str, equals: str, value: str, queue: l
     return values
 
 
-def _usages(name: str, about: str) -> list[str]:
-    """What a command takes, one of these: from its lines in the help, up to where these say what it does.
-
-    >>> _usages("node init", "usage:\\n  fedstill node init DIR\\n      [--name NAME]   write node.toml\\n")
-    ['DIR [--name NAME]']
-    """
-    lines = about.partition("usage:\n")[2].partition("\n\n")[0]
-    words = r"\S+(?: \S+)*"
-    found = re.findall(rf"^  fedstill {name}((?: {words})?(?:\n +\[{words})*)(?=\s|$)", lines, re.MULTILINE)
-    return [" ".join(usage.split()) for usage in found if "--help" not in usage]
-
-
-def _of_one(command: str, about: str) -> str:
-    """What the general help says of one command: its lines, and its options."""
-    usage, *others = about.partition("usage:\n")[2].split("\n\n")
-    entries = re.split(r"^(?=  fedstill )", usage, flags=re.MULTILINE)
-    own = [entry for entry in entries if entry.startswith(f"  fedstill {command} ")]
-    heads = [part.partition(":")[0].partition(";")[0] for part in others]
-    of_it = [head.startswith("options of `") and f"`{command}`" in head for head in heads]
-    told = [part for part, of in zip(others, of_it, strict=True) if of]
-    return "\n".join(["usage:", *(entry.rstrip("\n") for entry in own), *(f"\n{part}" for part in told), ""])
-
-
-def _fitting(usages: Sequence[str], words: Sequence[str]) -> str:
-    """The usage whose options are there, as --resume is; else the first."""
+def _matching_usage(usages: Sequence[str], words: Sequence[str]) -> str:
+    """Return the usage whose required options are given, as ``--resume``; else the first."""
     given = {word.partition("=")[0] for word in words}
-    others = [usage for usage in usages[1:] if _parse(usage)[2] and given.issuperset(_parse(usage)[2])]
-    return (others or usages)[0]
+    required = {usage: _parse_usage(usage)[2] for usage in usages[1:]}
+    return next((usage for usage, names in required.items() if names and given.issuperset(names)), usages[0])
 
 
 def number(
     name: str,
     text: str | None,
     kind: type[int] | type[float] = float,
-    fits: Callable[[Any], bool] = lambda _: True,
-    allowed: str = "",
+    is_valid: Callable[[Any], bool] = lambda _: True,
+    expected: str = "",
 ) -> Any:
-    """What an option says, as a number; None where it says nothing.
+    """Return the number that an option gives, or None if it was not given.
 
     Raises:
-        ArgumentError: it is none, or none that fits.
+        ArgumentError: no number, or no valid one.
     """
     if text is None:
         return None
-    allowed = allowed or ("a number" if kind is float else "a whole number")
+    expected = expected or ("a number" if kind is float else "a whole number")
     value = typed(kind, text)
-    if value is None or not fits(value):
-        raise ArgumentError(name, text, allowed)
+    if value is None or not is_valid(value):
+        raise ArgumentError(name, text, expected)
     return value
 
 
 def leave(message: str, code: int) -> NoReturn:
-    """End the command with one line on stderr."""
+    """Exit with a code and one line on standard error."""
     print(f"fedstill: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)

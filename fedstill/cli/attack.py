@@ -9,7 +9,7 @@ from dataclasses import make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import HELPS, read
+from fedstill.cli.arguments import ALL_HELP, ParsedArgs
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import ATTACKS, require_no_objects
@@ -20,31 +20,14 @@ if TYPE_CHECKING:
     from fedstill.attacks.config import LeakageConfig
     from fedstill.attacks.leakage import Leakage
 
-ABOUT = """\
-Attack a finished run with what left its nodes.
 
-RUN is the folder of a run on this machine. The run is repeated from its config.toml to hear every release
-as it leaves its gate, and what was heard is compared with the run's audit log. Attacks then see that,
-what the server knows, and the student. Figures go to RUN/leakage.json, pictures to
-RUN/leakage.safetensors, and both into the section Leakage of RUN/report.html, in place of those of an attack
-before. Pictures show private records: mind who gets the report. Beside the options below: --quick takes
-few models, victims and drawings, for a first look that gets less than there is; --json prints what was got as
-JSON; --quiet hides progress.
-"""
-
-
-def main(words: list[str]) -> None:
-    """``fedstill attack ...``."""
-    helped = any(word in HELPS for word in words)  # and that takes no run
-    run = "[RUN]" if helped else "RUN"
-    given = read("attack", f"{run} [--quick] [--quiet] [--json] [--OPTION VALUE ...]", words)
-    if not helped:  # before torch is imported, which takes seconds
-        _check(Path(given.places[0]))
-    config = configured(given.rest, "--quick" in given)  # help ends the command here
-    folder = Path(given.places[0])
-    told = duration(folder, len(config.attacks), "--quick" in given)
-    if told and "--quiet" not in given:
-        print(told, file=sys.stderr)
+def main(args: ParsedArgs) -> None:
+    """Attack a finished run, print the table and rewrite the run's report."""
+    quick, quiet, folder = "--quick" in args, "--quiet" in args, Path(args.positionals[0])
+    _check(folder)  # before torch is imported, which takes seconds
+    config = configured(args.overrides, quick)
+    if (expected_time := duration(folder, len(config.attacks), quick)) and not quiet:
+        print(expected_time, file=sys.stderr)
 
     from fedstill.attacks.attack_runner import attack
     from fedstill.attacks.leakage import FILE, Leakage
@@ -52,9 +35,9 @@ def main(words: list[str]) -> None:
     from fedstill.core.console import SafeConsole
     from fedstill.report import write_report
 
-    found = attack(folder, config, command=given.command, progress="--quiet" not in given)
+    found = attack(folder, config, command=args.command, progress=not quiet)
     report = write_report(folder)
-    if "--json" in given:
+    if "--json" in args:
         print_json(found)
         return
     print_leakage(load(Leakage, found, folder / FILE), SafeConsole())
@@ -101,7 +84,7 @@ def configured(words: list[str], quick: bool = False) -> LeakageConfig:
     from fedstill.cli.options import group, override
 
     config = LeakageConfig.quick() if quick else LeakageConfig()
-    given = group([word for word in words if word not in ("-h", "--help")])
+    given = group([word for word in words if word != ALL_HELP])
     for option in given:
         if option.name == "attacks":
             start = {each.called: each for each in config.attacks}
@@ -119,8 +102,14 @@ def configured(words: list[str], quick: bool = False) -> LeakageConfig:
     )
     now = form(tuple(each.called for each in config.attacks), config.seed, **fields)
     spelled = [_option(word) for word in words]
-    got = override(now, spelled, "fedstill attack RUN", f"{ABOUT}\n--attacks NAME ...: {', '.join(ATTACKS)}")
+    about = f"Options of the attacks.\n--attacks NAME ...: {', '.join(ATTACKS)}"
+    got = override(now, spelled, "fedstill attack RUN", about)
     return LeakageConfig(tuple(getattr(got, name) for name in fields), got.seed)
+
+
+def print_all_options(name: str, words: list[str]) -> None:
+    """Print every option of the attacks, and exit."""
+    configured(words[next((place for place, word in enumerate(words) if word.startswith("--")), 0) :])
 
 
 def _field(name: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import Given, dispatch, number
+from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.audit_log_tables import priced, print_entries, print_totals, totals
 from fedstill.cli.console import plain, print_json
 from fedstill.core.errors import ArgumentError, FedstillError
@@ -17,28 +17,6 @@ from fedstill.core.text_format import json_text
 if TYPE_CHECKING:
     from fedstill.node.audit_log import AuditLog
     from fedstill.privacy.config import PrivacyConfig
-
-HELP = """\
-The audit log of a node: every release, what it cost, and what all of them cost together.
-
-usage:
-  fedstill audit show PATH [--last N] [--delta D] [--json]
-                                             what left, when, to which run, under which rule, at which
-                                             price: the last N entries (default: 20; 0 is all), and totals
-                                             with epsilon at delta D (default: the node's, or 1e-5), and what
-                                             is left of the node's budgets; --json without what only --whole
-                                             tells
-  fedstill audit verify PATH [--json]        whether it is whole and unchanged; exits with 2 if not
-  fedstill audit export PATH --out FILE [--whole]   every entry as JSON lines (FILE.jsonl); --whole with the
-                                             fingerprints by which entries can be checked: keep that to
-                                             yourself, since they follow from your records, and tell who has
-                                             the node's secret whether guesses at them are right
-  fedstill audit settle PATH --because TEXT  accept it, as its owner, after verify has found something wrong;
-                                             the reason is kept in it, and what is known to have been spent
-                                             is charged again
-
-PATH is a node's folder, a run's folder, or the .sqlite file itself.
-"""
 
 MAGIC = b"SQLite format 3\0"  # how a log's file begins
 SECRET = ("content", "after", "left", "hash")  # follow from the records, or from what does
@@ -52,12 +30,6 @@ class _Place:
     folder: Path | None = None
     privacy: PrivacyConfig | None = None
     mine: str = ""  # what that protects as one
-
-
-def main(words: list[str]) -> None:
-    """``fedstill audit ...``."""
-    commands = {"show": _show, "verify": _verify, "export": _export, "settle": _settle}
-    dispatch("audit", words, HELP, commands)
 
 
 def _place(path: Path) -> _Place:
@@ -99,18 +71,18 @@ def _opened(place: _Place, *, write: bool = False) -> Iterator[AuditLog]:
         audit.close()
 
 
-def _show(given: Given) -> None:
-    place = _place(Path(given.places[0]))
+def show(args: ParsedArgs) -> None:
+    place = _place(Path(args.positionals[0]))
     allowed = "a whole number from 0 (all) up"
-    most = number("--last", given.get("--last") or "20", int, lambda value: value >= 0, allowed)
+    most = number("--last", args.get("--last") or "20", int, lambda value: value >= 0, allowed)
     own = 1e-5 if place.privacy is None else place.privacy.delta
     within, allowed = (lambda value: 0 < value < 1), "above 0 and below 1"
-    at = number("--delta", given.get("--delta") or str(own), float, within, allowed)
+    at = number("--delta", args.get("--delta") or str(own), float, within, allowed)
 
     console = plain()
     with _opened(place) as audit:
         entries = list(audit.entries())
-        if "--json" in given:
+        if "--json" in args:
             told = {"log": str(place.file), "sound": audit.trouble is None, "trouble": audit.trouble}
             shown = [_told(entry) for entry in entries[-most:]]
             print_json(
@@ -127,28 +99,28 @@ def _show(given: Given) -> None:
         print_totals(console, audit, entries, at, place.privacy, place.mine)
 
 
-def _verify(given: Given) -> None:
-    place, count, trouble = _place(Path(given.places[0])), None, None
+def verify(args: ParsedArgs) -> None:
+    place, count, trouble = _place(Path(args.positionals[0])), None, None
     try:
         with _opened(place) as audit:
             count = sum(1 for _ in audit.entries())
             audit.verify()
     except FedstillError as error:
         trouble = error
-    if "--json" in given:
+    if "--json" in args:
         told = {"sound": trouble is None, "trouble": None if trouble is None else str(trouble)}
         print_json({"log": str(place.file), **told, "entries": count})
     if trouble is not None:
         raise trouble
-    if "--json" not in given:
+    if "--json" not in args:
         shown = "1 entry" if count == 1 else f"{count} entries"
         print(f"{place.file}: {shown}: hashes, totals and head agree")
 
 
-def _export(given: Given) -> None:
+def export(args: ParsedArgs) -> None:
     from fedstill.core.private_files import opener
 
-    place, to, whole = _place(Path(given.places[0])), given.path("--out"), "--whole" in given
+    place, to, whole = _place(Path(args.positionals[0])), args.path("--out"), "--whole" in args
     if to.suffix != ".jsonl":
         raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
     if to.exists():
@@ -166,15 +138,15 @@ def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name not in SECRET}
 
 
-def _settle(given: Given) -> None:
+def accept(args: ParsedArgs) -> None:
     from fedstill.node import audit_file
 
-    place = _place(Path(given.places[0]))
+    place = _place(Path(args.positionals[0]))
     lost = audit_file.gone(place.file, place.folder)
     with _opened(place, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.trouble or lost
-        audit.settle(given.options["--because"][-1], gone=lost is not None)
+        audit.settle(args.options["--because"][-1], gone=lost is not None)
         again = [entry for entry in audit.entries(before + 1) if entry["run"]]
     print(f"Settled: {trouble}.")
     for entry in again:

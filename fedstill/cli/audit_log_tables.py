@@ -67,14 +67,14 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
 
 def _explain(console: Console, kinds: set[str]) -> None:
     """What the queries and the kinds are that entries name."""
-    from fedstill.protocol.payload_kinds import kind_named
+    from fedstill.protocol.payload_kinds import payload_kind
 
     console.print(
         "What left is named by the method's query, its number and its part: the answer, or the gradient "
         "that the server asked back through it. In it are, by kind:"
     )
     for kind in sorted(kinds):
-        console.print(f"  {kind}: {kind_named(kind).says or 'not declared by any method here'}")
+        console.print(f"  {kind}: {payload_kind(kind).says or 'not declared by any method here'}")
 
 
 def _letters(number: int) -> str:
@@ -134,7 +134,7 @@ def print_totals(
         mine: what it protects as one.
     """
     from fedstill.node.audit_entries import ALL, DATA
-    from fedstill.privacy.budget import budgets, down, up
+    from fedstill.privacy.budget import describe_budgets, round_down, round_up
 
     limited = _limited(privacy)
     heads = ["whose", "run", "releases", "without\nguarantee", f"epsilon at\ndelta {delta:g}"]
@@ -147,14 +147,14 @@ def print_totals(
             "all runs" if row["run"] is None else row["run"],
             str(row["releases"]),
             str(row["without_guarantee"]),
-            up(row["epsilon"]) if known else "not known",
+            round_up(row["epsilon"]) if known else "not known",
         ]
         if limited and row["whose"] == DATA:
-            told.append(down(row["budget_epsilon_left"]) if known else "not known")
+            told.append(round_down(row["budget_epsilon_left"]) if known else "not known")
         table.add_row(*told)
     console.print(table)
     if privacy is not None and limited:
-        console.print(f"Budgets, by {privacy.accountant.upper()}: {'; '.join(budgets(privacy))}.")
+        console.print(f"Budgets, by {privacy.accountant.upper()}: {'; '.join(describe_budgets(privacy))}.")
     for payer in dict.fromkeys(row["whose"] for row in rows):
         spent = audit.spent(payer, ALL)
         prices, bare = events(spent.total), spent.bare_total

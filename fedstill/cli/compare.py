@@ -8,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import Given, leave, number
+from fedstill.cli.arguments import ParsedArgs, leave, number
 from fedstill.cli.console import print_json
 from fedstill.cli.run import changed, in_full, out_folder, resumable
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
@@ -17,60 +17,55 @@ if TYPE_CHECKING:
     from fedstill.compare.comparison_file import Comparison
     from fedstill.runs.config import RunConfig
 
-OUR_OPTIONS = """\
-The options below hold for every method; name, seed and method are not for a command line, as a comparison has
-several. Beside them are those that {command} --help tells.
-"""
 
-
-def compare(given: Given) -> None:
+def compare(args: ParsedArgs) -> None:
     """Run a comparison, or go on with one.
 
     Leaves with 1 where some method was refused or stopped, though the others ran; where none can run, that is
     an error before any run.
     """
-    folder = given.path("--resume")
-    comparison = _planned(given) if folder is None else None
+    folder = args.path("--resume")
+    comparison = _planned(args) if folder is None else None
 
     from fedstill.compare import comparison_runner
     from fedstill.compare.comparison_file import read_folder
     from fedstill.report import write_report
 
-    only = given.options.get("--only", [])
+    only = args.options.get("--only", [])
     how: dict[str, Any] = {
         "report": write_report,
         "only": only,
-        "quiet": "--quiet" in given,
-        "bars": given.bars,
+        "quiet": "--quiet" in args,
+        "bars": args.show_progress,
     }
     if comparison is None:
         comparison = read_folder(folder)
     else:
-        folder = out_folder(given, f"runs/{comparison.name}", "comparison")
+        folder = out_folder(args, f"runs/{comparison.name}", "comparison")
     with resumable(folder, "compare"):
-        comparison_runner.compare(comparison, folder, command=given.command, **how)
-    (_print_json if "--json" in given else _show_comparison)(folder, only)
+        comparison_runner.compare(comparison, folder, command=args.command, **how)
+    (_print_json if "--json" in args else _show_comparison)(folder, only)
 
 
-def _planned(given: Given) -> Comparison:
-    names, base, data = given.places, given.get("--base"), given.get("--data")
-    seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
+def _planned(args: ParsedArgs) -> Comparison:
+    names, base, data = args.positionals, args.get("--base"), args.get("--data")
+    seeds = number("--seeds", args.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
 
     from fedstill.compare import comparison_file
 
-    leakage = "--leakage" in given
+    leakage = "--leakage" in args
     prog = f"fedstill compare {' '.join(names)}"
     planned = any(comparison_file.is_plan(name) for name in names)
     run = comparison_file.base_run(names, base)  # which also says where modules are looked for
-    options, shared = ({}, given.rest) if planned else _of_one_method(given.rest, names, run, prog)
+    options, shared = ({}, args.overrides) if planned else _of_one_method(args.overrides, names, run, prog)
     words = [*map(in_full, shared), *([] if data is None else ["--data.name", data])]
-    changes = changes_of(words, run, given, prog)
+    changes = changes_of(words, run, args, prog)
     if not planned:
         many = seeds or 1
         plan = comparison_file.plan(
             names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
         )
-        if "--quiet" not in given:
+        if "--quiet" not in args:
             run = plan.config(plan.places()[0])
             _say_what_is_left_out([name for name in names if name != base], run, based=base is not None)
         return plan
@@ -137,7 +132,7 @@ def _of_one_method(
     return found, shared
 
 
-def changes_of(words: list[str], base: RunConfig, own: Given, prog: str) -> dict[str, Any]:
+def changes_of(words: list[str], base: RunConfig, args: ParsedArgs, prog: str) -> dict[str, Any]:
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.cli.options import group
@@ -155,9 +150,8 @@ def changes_of(words: list[str], base: RunConfig, own: Given, prog: str) -> dict
             )
         if first in OWN or first in ATTACKS:
             see = "the options of attacks belong to the table [leakage] of a comparison's file"
-            raise UnknownName("option", option.option, own.known, see=see if first in ATTACKS else "")
-    about = OUR_OPTIONS.format(command=" ".join(prog.split()[:2]))
-    run = to_dict(changed(base, words, prog, own.known, about))
+            raise UnknownName("option", option.option, args.known, see=see if first in ATTACKS else "")
+    run = to_dict(changed(base, words, prog, args.known))
     return {option.name: reduce(dict.__getitem__, option.name.split("."), run) for option in given}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fedstill.cli.arguments import Given
+from fedstill.cli.arguments import ParsedArgs
 from fedstill.core.errors import ArgumentError
 
 BASH = """\
@@ -21,9 +21,9 @@ complete -o default -F _fedstill fedstill
 ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
-def completion(given: Given) -> None:
+def completion(args: ParsedArgs) -> None:
     """A script for a shell: ``eval "$(fedstill completion bash)"``, for fish ``... | source``."""
-    shell = given.places[0]
+    shell = args.positionals[0]
     if shell not in ("bash", "zsh", "fish"):
         raise ArgumentError("fedstill completion", shell, "bash, zsh or fish")
     words = completed()

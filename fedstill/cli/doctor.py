@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedstill.cli.arguments import Given
+from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import plain, print_facts, print_json
 from fedstill.core.registry import first_line
 from fedstill.core.version import __version__
@@ -44,10 +44,10 @@ MISSING = "not installed"
 SHOWN = ("torch", "numpy", "scipy", "scikit-learn", "safetensors", "torchmetrics", "dp-accounting")
 
 
-def doctor(given: Given) -> None:
+def doctor(args: ParsedArgs) -> None:
     """All of it, or as JSON."""
     told = examined()
-    if "--json" in given:
+    if "--json" in args:
         print_json(told)
         return
     versions = ", ".join(f"{name} {value}" for name, value in told["versions"].items())

@@ -126,22 +126,22 @@ def _of_method(name: str) -> dict[str, str]:
     from fedstill.compare.comparison_file import queries, what_leaves
     from fedstill.core.config_tables import as_table
     from fedstill.protocol.method import METHODS
-    from fedstill.report.model_scores import NEEDS
-    from fedstill.report.result import CENTRAL
+    from fedstill.report.model_scores import NEED_TITLES
+    from fedstill.report.result import MAIN_MODELS
     from fedstill.runs.config import from_dict
 
     method = METHODS[name]()
     needs, tasks = vars(method.needs()), _tasks_of([METHODS[name]])[0]
     run = from_dict({"method": {"name": name}, "task": {"name": next(t for t in tasks if not tasks[t])}})
     asked = [query.name + (f" x{query.times}" if query.times > 1 else "") for query in queries(run).values()]
-    needed = [words for key, words in {**NEEDS, **MORE_NEEDS}.items() if needs[key]]
+    needed = [words for key, words in {**NEED_TITLES, **MORE_NEEDS}.items() if needs[key]]
     label, own = name.rpartition(":")[2], {key: v for key, v in as_table(method).items() if key != "name"}
     return {
         name: titled(METHODS[name]),
         "leaves a node": ", ".join(what_leaves(run)) or "nothing",
         "needs": ", ".join(needed) or "nothing special",
         "asks": ", ".join(asked) or "none",
-        "is judged by": CENTRAL[method.central][0],
+        "is judged by": MAIN_MODELS[method.central][0],
         "options": ", ".join(f"{key} {value}" for key, value in own.items()) or "none",
         "in words": f"fedstill run demo --method.name {name} --help; in compare --{label}.OPTION",
     }
@@ -159,7 +159,7 @@ def _tasks_of(methods: Iterable[type[Method]]) -> list[dict[str, str | None]]:
     from fedstill.protocol.method import refusal
     from fedstill.tasks import TASKS
 
-    tasks = {name: kind().example() for name, kind in TASKS.working().items()}
+    tasks = {name: kind().minimal_task() for name, kind in TASKS.working().items()}
     return [{task: refusal(method().needs(), made) for task, made in tasks.items()} for method in methods]
 
 

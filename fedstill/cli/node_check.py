@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedstill.cli.arguments import Given
+from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import columns, plain, print_facts, print_json, print_table
 from fedstill.core.errors import DataError, FedstillError
 
@@ -39,18 +39,18 @@ class Asking:
     note: str  # why the spec is not known
 
 
-def check(given: Given) -> None:
+def check(args: ParsedArgs) -> None:
     """Say it; nothing is trained."""
-    folder = Path(given.places[0])
+    folder = Path(args.positionals[0])
 
     from fedstill.node import owner_folder
     from fedstill.runs.config import load
 
-    asking = asked_by(given.places[1], load(given.places[1])) if given.places[1:] else None
+    asking = asked_by(args.positionals[1], load(args.positionals[1])) if args.positionals[1:] else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
     found = owner_folder.examine(folder, known[0], task=known[1])
     if found.file is None:
-        if "--json" in given:
+        if "--json" in args:
             print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})
         leave_faulty(folder, found.faults)
     told = _node(folder, found.file, found)
@@ -58,7 +58,7 @@ def check(given: Given) -> None:
         told["run"] = _run(folder, asking, found.file, found)
     elif not found.untold and not found.faults:  # else which methods serve is not known, or not yet
         told["methods"] = _methods(found.file, found)
-    if "--json" in given:
+    if "--json" in args:
         print_json({**told, "faults": found.faults, "not checked": found.untold})
         if not found.faults:
             sys.exit(1 if found.untold else 0)
@@ -170,16 +170,16 @@ def _judged(
     from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
     from fedstill.node.cohort import COHORT, Cohort
-    from fedstill.protocol.method import side_of
+    from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, stand_in
 
     # Of the task that is named where the data do not say their spec.
     named = asking.config.task if asking else CLASSIFICATION
-    task = found.spec.make_task() if found.spec else named.example()
+    task = found.spec.make_task() if found.spec else named.minimal_task()
     known = (asking.public if asking else None) or stand_in(task, found.spec.shape if found.spec else ())
     sums = asking is not None and asking.config.link.secure_aggregation
     at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)
-    side = side_of(method, at)
+    side = build_node_side(method, at)
     bare, dear, mechanism = unprotected(file, found, side, folder)
     through = True  # as far as is known
     if found.model is not None and found.spec is not None:

@@ -18,10 +18,10 @@ from fedstill.node.owner_folder import Examined
 from fedstill.node.privacy_forecast import forecast, objection
 from fedstill.node.protection import unit_notes, wanted
 from fedstill.node.run_mechanism import Mechanism, unpriced
-from fedstill.privacy.accounting import within
-from fedstill.privacy.budget import OtherUnit, down, left, up
-from fedstill.privacy.events import from_text, total
-from fedstill.privacy.statement import state
+from fedstill.privacy.accounting import is_within_epsilon
+from fedstill.privacy.budget import ProtectedUnitChanged, remaining_epsilon, round_down, round_up
+from fedstill.privacy.events import cost_from_dict, total_cost
+from fedstill.privacy.statement import make_statement
 from fedstill.protocol.queries import NodeSide
 
 
@@ -31,7 +31,9 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
     if not config.protects:
         lines.append("none: answers leave as they are, without any guarantee")
     else:
-        lines.append(f"{config.called}, {config.randomness} randomness; for {state(config, {}, ()).unit}")
+        lines.append(
+            f"{config.called}, {config.randomness} randomness; for {make_statement(config, {}, ()).unit}"
+        )
     if data is not None:
         lines += unit_notes([data], [config])
     for what, most, delta in (
@@ -48,7 +50,9 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
             "what was paid before protects other units than privacy.group_size and data.group say now"
         )
     elif told is not None and math.isfinite(config.over_all[0]):
-        lines[-1] += f", of which {down(left(config, told.events, told.bare, over_all=True))} is left"
+        lines[-1] += (
+            f", of which {round_down(remaining_epsilon(config, told.events, told.bare, over_all=True))} is left"
+        )
     if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
         again = f"the server names runs, and each may cost {config.epsilon:g} anew"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
@@ -123,7 +127,7 @@ def payment(mechanism: Mechanism) -> str:
         if objection(mechanism) is not None:
             return "It would pay nothing, since it would refuse: `fedstill privacy plan` says what."
         return "Without noise on all that leaves nothing is guaranteed, and no epsilon is known."
-    reached = f"epsilon {up(cost.by(config.accountant))} ({config.accountant.upper()})"
+    reached = f"epsilon {round_up(cost.by(config.accountant))} ({config.accountant.upper()})"
     return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
 
 
@@ -133,7 +137,7 @@ def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
     Args:
         spent: what its data have cost so far; None: not known, and the run is held against its own budget.
     """
-    config, price = mechanism.config, total(mechanism.schedule())
+    config, price = mechanism.config, total_cost(mechanism.schedule())
     so_far = Balance({}) if spent is None else spent
     if so_far.trouble is not None:
         return f"nothing can be charged: {so_far.trouble}"
@@ -141,12 +145,14 @@ def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
         return objection(mechanism)
     most, delta = config.over_all
     if so_far.units - {mechanism.unit} and math.isfinite(most):
-        return str(OtherUnit(most, delta))
+        return str(ProtectedUnitChanged(most, delta))
     if so_far.bare and math.isfinite(most):
         return "nothing is left: releases without guarantee have left"
-    if not within(price, config.epsilon, config.delta, config.accountant):
+    if not is_within_epsilon(price, config.epsilon, config.delta, config.accountant):
         return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
-    if spent is not None and not within(from_text(spent.events) + price, most, delta, config.accountant):
+    if spent is not None and not is_within_epsilon(
+        cost_from_dict(spent.events) + price, most, delta, config.accountant
+    ):
         return f"it costs more than is left of the data's budget, epsilon {most:g} at delta {delta:g}"
     return None
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.arguments import Given
+from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import plain, print_facts, print_json, print_table
 from fedstill.core.hashing import grouped
 from fedstill.core.text_format import clip
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 LAST = 50  # lines of the log that are shown
 
 
-def requests(given: Given) -> None:
+def requests(args: ParsedArgs) -> None:
     """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
     from fedstill.node.request_text import facts
     from fedstill.node.requests import described_by
 
-    known = _requests(Path(given.places[0])).all()
-    if given.places[1:]:
-        sys.stdout.write(described_by(known, given.places[1])[0].description)
+    known = _requests(Path(args.positionals[0])).all()
+    if args.positionals[1:]:
+        sys.stdout.write(described_by(known, args.positionals[1])[0].description)
         return
-    if "--json" in given:
+    if "--json" in args:
         print_json(
             [
                 {"sha256": each.sha256, **asdict(each), "description": json.loads(each.description)}
@@ -45,17 +45,17 @@ def requests(given: Given) -> None:
         print_facts(console, facts(request))
 
 
-def approve(given: Given) -> None:
+def approve(args: ParsedArgs) -> None:
     """Let a run in."""
-    _decide(given, True)
+    _decide(args, True)
 
 
-def reject(given: Given) -> None:
+def reject(args: ParsedArgs) -> None:
     """Let it in no more."""
-    _decide(given, False)
+    _decide(args, False)
 
 
-def log(given: Given) -> None:
+def log(args: ParsedArgs) -> None:
     """The security log, and whether it is as it was written; exit code 2 where it is not."""
     from fedstill.cli.node_check import leave_faulty
     from fedstill.core.errors import FedstillError
@@ -63,21 +63,21 @@ def log(given: Given) -> None:
     from fedstill.node.request_text import line_about
     from fedstill.node.security_log import SecurityLog
 
-    folder = Path(given.places[0])
+    folder = Path(args.positionals[0])
     if not (folder / owner_folder.FILE).is_file():
         raise FedstillError(f"{folder} has no {owner_folder.FILE}: it is no node's folder")
     kept = SecurityLog(folder)
-    if to := given.get("--archive"):
+    if to := args.get("--archive"):
         for path in kept.archive(Path(to)):
             print(f"Moved to {path}.")
     lines = list(kept.lines())
-    noted = given.places[1] if given.places[1:] else ""
+    noted = args.positionals[1] if args.positionals[1:] else ""
     number = kept.holds(noted) if noted else None
     fault = kept.verify()
     if fault is None and noted and number is None:
         told = "it was archived, the folder was put back to before it, or this is another log"
         fault = f"no line has the hash that you noted; {told}"
-    if "--json" in given:
+    if "--json" in args:
         print_json({"fault": fault, "lines": lines})
         sys.exit(2 if fault else 0)
     rows = []
@@ -107,14 +107,14 @@ def _requests(folder: Path) -> Requests:
     return Requests(folder, owner_folder.read(folder))
 
 
-def _decide(given: Given, approved: bool) -> None:
+def _decide(args: ParsedArgs, approved: bool) -> None:
     from fedstill.core.registry import looking_in
     from fedstill.node import owner_folder
     from fedstill.node.request_text import refused_all_the_same
 
-    folder = Path(given.places[0])
-    because, server = given.get("--because") or "", given.get("--server")
-    request = _requests(folder).decide(given.places[1], approved, because, server=server)
+    folder = Path(args.positionals[0])
+    because, server = args.get("--because") or "", args.get("--server")
+    request = _requests(folder).decide(args.positionals[1], approved, because, server=server)
     print(f"Run {request.run} of {request.asked_by}, {grouped(request.sha256)}: {request.state}.")
     if approved:
         print("The server starts it again, or goes on with it, and it is let in.")

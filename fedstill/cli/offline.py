@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.arguments import HELPS, Given, dispatch, leave
+from fedstill.cli.arguments import ParsedArgs, leave
 from fedstill.cli.run import changed, configured, finish, out_folder
 from fedstill.core.errors import ArgumentError, BundleError
 from fedstill.core.text_format import human_bytes
@@ -15,44 +15,9 @@ from fedstill.core.text_format import human_bytes
 if TYPE_CHECKING:
     from fedstill.federation.offline_files import Queries
 
-HELP = """\
-A federation by files, where no live link is allowed; for methods that ask all at once.
 
-usage:
-  fedstill queries make PRESET|FILE.toml [--OPTION VALUE ...] [--out FILE] [--key FILE]
-                            all queries of a run, signed
-  fedstill queries show FILE
-                            what a file of queries asks, and whose key signed it
-  fedstill node answer DIR FILE [--out FILE] [--server-key FILE|FINGERPRINT]
-                            at the node whose folder is DIR: train, and answer through its gate
-  fedstill distil ANSWERS ... --queries FILE [--OPTION VALUE ...] [--node-keys DIR] [--out DIR] [--quiet]
-                            student and report from the nodes' answers; if stopped, once more goes on
-
-  --out FILE         queries.safetensors, or answers-NAME.safetensors; FILE.sig is written beside it
-  --key FILE         the server's private key (default: server.key), made at first use; server.pub beside it
-  --server-key       the server's public key, or its fingerprint as it was read out over the phone
-  --node-keys DIR    the nodes' public keys, DIR/NAME.pub: whoever has none there is refused
-  --out DIR          the run's folder (default: runs/NAME-seedSEED); --quiet hides progress bars
-  --OPTION VALUE     as of `fedstill run`; of `distil` only what changes nothing at the nodes: the student,
-                     how it learns, what is measured; the seed stays that of the queries
-
-Every file is signed. A fingerprint says whose key it was: compare it once, by another way than the file's.
-"""
-
-
-def main(words: list[str]) -> None:
-    """``fedstill queries ...``."""
-    dispatch("queries", words, HELP, {"make": _make, "show": _show})
-
-
-def distil(words: list[str]) -> None:
-    """``fedstill distil ...``."""
-    helped = not words or any(word in HELPS for word in words)
-    dispatch("", ["distil", *(HELPS if helped else words)], HELP, {"distil": _distil})
-
-
-def _make(given: Given) -> None:
-    config = configured(given.places[0], given, "queries make")
+def make(args: ParsedArgs) -> None:
+    config = configured(args.positionals[0], args, "queries make")
 
     from fedstill.core.hashing import grouped
     from fedstill.core.run_writer import write_text
@@ -62,12 +27,12 @@ def _make(given: Given) -> None:
     from fedstill.runs.config import to_toml
     from fedstill.runs.run import COMMAND
 
-    path = given.path("--out", "queries.safetensors")
-    private = given.path("--key", "server.key")
+    path = args.path("--out", "queries.safetensors")
+    private = args.path("--key", "server.key")
     queries = runs.make(config)
     own = signed_files.own_key(private)
     sha256 = offline_files.write_queries(path, queries, own)
-    write_text(_recipe(path), f"{COMMAND}{given.command}\n\n{to_toml(config)}")
+    write_text(_recipe(path), f"{COMMAND}{args.command}\n\n{to_toml(config)}")
     _print_queries(queries)
     _print_facts(
         {
@@ -81,8 +46,8 @@ def _make(given: Given) -> None:
     print(f"{_recipe(path)}: with them the answers become a student.")
 
 
-def _distil(given: Given) -> None:
-    queries, keys = given.path("--queries"), given.get("--node-keys")
+def combine(args: ParsedArgs) -> None:
+    queries, keys = args.path("--queries"), args.get("--node-keys")
 
     from fedstill.runs import offline as runs
     from fedstill.runs.config import load_toml
@@ -91,14 +56,14 @@ def _distil(given: Given) -> None:
     if not recipe.is_file():
         raise BundleError(f"{recipe} is missing: `fedstill queries make` wrote it beside {queries}")
     asked = load_toml(recipe)
-    config = changed(asked, given.rest, "fedstill distil", given.known)
+    config = changed(asked, args.overrides, "fedstill distil", args.known)
     runs.check_later(asked, config)
-    folder = out_folder(given, f"runs/{config.name}-seed{config.seed}")
+    folder = out_folder(args, f"runs/{config.name}-seed{config.seed}")
     known = None if keys is None else _keys(Path(keys))
     try:
-        responses = [Path(place) for place in given.places]
+        responses = [Path(place) for place in args.positionals]
         result = runs.distil(
-            config, queries, responses, folder, keys=known, command=given.command, progress=given.bars
+            config, queries, responses, folder, keys=known, command=args.command, progress=args.show_progress
         )
     except KeyboardInterrupt:
         leave("stopped; the same command goes on", 130)
@@ -123,21 +88,21 @@ def _keys(folder: Path) -> dict[str, str]:
     return found
 
 
-def answer(given: Given) -> None:
+def answer(args: ParsedArgs) -> None:
     """``fedstill node response``: the answers of one node, into a file."""
-    key = given.get("--server-key")
+    key = args.get("--server-key")
 
     from fedstill.core.progress import Bars
     from fedstill.federation import offline_node, signed_files
     from fedstill.node.host import Host
 
-    folder, file = map(Path, given.places)
+    folder, file = map(Path, args.positionals)
     Host(folder).limit_process()  # which is this command's own
     with Bars(True) as bars:
         reply = offline_node.answer(
             folder,
             file,
-            given.path("--out"),
+            args.path("--out"),
             server_key=None if key is None else signed_files.expected(key),
             report=lambda percent: bars.show("local training", percent, 100),
         )
@@ -161,7 +126,7 @@ def answer(given: Given) -> None:
         print("Before that, have them read out theirs: it must be the one above.")
 
 
-def _show(given: Given) -> None:
+def show(args: ParsedArgs) -> None:
     from fedstill.core.hashing import grouped
     from fedstill.federation import offline_files
     from fedstill.protocol.method import METHODS
@@ -169,7 +134,9 @@ def _show(given: Given) -> None:
     from fedstill.tasks import TASKS
 
     # Of what is not the package's own that which is installed: a file's word imports nothing else.
-    queries = offline_files.read_queries(Path(given.places[0]), methods=tuple(METHODS), tasks=tuple(TASKS))
+    queries = offline_files.read_queries(
+        Path(args.positionals[0]), methods=tuple(METHODS), tasks=tuple(TASKS)
+    )
     _print_queries(queries)
     run = grouped(describe(queries.plan, queries.public).sha256)
     _print_facts({"SHA-256": queries.sha256, "run": run, "signed by": queries.signer})

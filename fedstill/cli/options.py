@@ -11,6 +11,7 @@ from itertools import zip_longest
 from types import UnionType
 from typing import Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_origin
 
+from fedstill.cli.arguments import ALL_HELP
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.names import typed
 
@@ -35,7 +36,7 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
 
     Args:
         config: a frozen dataclass: what holds where no option is given.
-        words: the options, each followed by its values; ``--help`` prints all of them and leaves with 0.
+        words: the options, each followed by its values; ``--help-all`` prints all of them and exits with 0.
         prog: the command before the options, for help and errors.
         about: what help says above the options.
         also: options that the command takes beside those of the configuration, which may have been meant.
@@ -46,8 +47,8 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
     from fedstill.core.config_tables import as_table, choices, options, read_table, refuse_anothers
 
     kind = type(config)
-    helps = [word for word in words if word in ("-h", "--help")]
-    config, given = choose(config, group([word for word in words if word not in helps]))
+    helps = ALL_HELP in words
+    config, given = choose(config, group([word for word in words if word != ALL_HELP]))
     if helps:
         _help(config, prog, f"{about}\n{_choices(config)}")
     known = options(config)
@@ -58,7 +59,7 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
             chosen = next((f"'--{key}'" for key in choices(config) if key.startswith(f"{option.name}.")), "")
             section = option.name.rpartition(".")[0]
             beside = [f"--{name}" for name in known if section and name.rpartition(".")[0] == section]
-            see = f"`{prog} --help` shows all"
+            see = f"`{prog} --help-all` lists all"
             if 0 < len(beside) <= FEW:
                 see = f"there are {', '.join(beside)}; {see}"
             raise UnknownName("option", option.option, names, see=see, meant=chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import Given, number
+from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import human_seconds, json_text
@@ -21,10 +21,10 @@ All at delta {delta:g}, each lower bound at {confidence:.0%}. One below the clai
 mechanism is sound, or the attack weak."""
 
 
-def audit(given: Given) -> None:
+def audit(args: ParsedArgs) -> None:
     """Attack one mechanism, or all of them; a claim that is refuted is an error."""
-    name, out = given.get("--mechanism"), given.path("--out")
-    seed = number("--seed", given.get("--seed") or "0", int, lambda n: n >= 0, "a whole number from 0 up")
+    name, out = args.get("--mechanism"), args.path("--out")
+    seed = number("--seed", args.get("--seed") or "0", int, lambda n: n >= 0, "a whole number from 0 up")
 
     from fedstill.attacks.mechanism_audits import AUDITS
 
@@ -33,10 +33,10 @@ def audit(given: Given) -> None:
     found = []
     for one in [audit for key in AUDITS if name in (None, key) for audit in AUDITS[key]]:
         found.append(one(seed))
-        if "--json" not in given:
+        if "--json" not in args:
             _print(found[-1], first=len(found) == 1)
     told = _told(found, seed)
-    if "--json" in given:
+    if "--json" in args:
         print_json(told)
     else:
         _say(found)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import Given, number
+from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import plain, print_json
 from fedstill.cli.node_check_privacy import refusal
 from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode, PlannedRun, show, told
@@ -19,8 +19,8 @@ from fedstill.node.audit_file import Balance
 from fedstill.node.privacy_forecast import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protection import unit_notes, wanted
 from fedstill.node.run_mechanism import Mechanism
-from fedstill.privacy.events import Price, total
-from fedstill.protocol.method import side_of
+from fedstill.privacy.events import PrivacyCost, total_cost
+from fedstill.protocol.method import build_node_side
 
 if TYPE_CHECKING:
     from fedstill.privacy.config import PrivacyConfig
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from fedstill.runs.config import RunConfig
 
 
-def plan(given: Given) -> None:
+def plan(args: ParsedArgs) -> None:
     """Say what a run will cost one node, or those of a simulation; a refusal is an error."""
-    noise = None if (text := given.get("--noise")) is None else _noise(text)
-    epsilon = number("--epsilon", given.get("--epsilon"))
-    steps = number("--steps", given.get("--steps"), int)
+    noise = None if (text := args.get("--noise")) is None else _noise(text)
+    epsilon = number("--epsilon", args.get("--epsilon"))
+    steps = number("--steps", args.get("--steps"), int)
     if epsilon == math.inf and noise is not None and steps is None:
         raise ArgumentError("--epsilon", epsilon, "finite, where it says how long the run can be")
     if steps is not None and steps < 1:
         raise ArgumentError("--steps", steps, "1 or more")
-    *folders, target = given.places
+    *folders, target = args.positionals
     if not folders and ((Path(target) / "node.toml").is_file() or Path(target).name == "node.toml"):
         raise ArgumentError("fedstill privacy plan", target, "NODE RUN: the run is missing")
-    config, folder = configured(target, given, "run"), Path(folders[0]) if folders else None
+    config, folder = configured(target, args, "run"), Path(folders[0]) if folders else None
 
     run, places = _simulated(target, config) if folder is None else _at_node(folder, target, config)
     known: dict[int, NodePlan] = {}  # in a simulation nodes differ in how many records they have
@@ -49,7 +49,7 @@ def plan(given: Given) -> None:
         if place.examples not in known:
             known[place.examples] = _solve(run, place, epsilon, noise, steps)
         plans.append(replace(known[place.examples], place=place))
-    if "--json" in given:
+    if "--json" in args:
         print_json(told(run, plans))
     else:
         show(plain(), run, plans, folder)
@@ -127,7 +127,7 @@ def _mechanism(
     from fedstill.protocol.queries import NodeSetting
 
     setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
-    side = side_of(method, setting)
+    side = build_node_side(method, setting)
     return Mechanism(place.name, privacy, side, local, place.examples, setting.task, group=place.group)
 
 
@@ -155,10 +155,10 @@ def _solve(
     wants = [part for part in used if privacy.parts[part].noise is None]
 
     length = None
-    if total(first.schedule()) or steps or finds_steps:
+    if total_cost(first.schedule()) or steps or finds_steps:
 
-        def price(method: Any, local: LocalConfig) -> Price | None:
-            return total(_mechanism(run, place, noisy, method, local).schedule())
+        def price(method: Any, local: LocalConfig) -> PrivacyCost | None:
+            return total_cost(_mechanism(run, place, noisy, method, local).schedule())
 
         try:
             length = find_knob(method, local, price)
@@ -170,7 +170,7 @@ def _solve(
         method, local = length.turn(method, local, steps)
         length = replace(length, value=steps)
     mechanism = _mechanism(run, place, privacy, method, local)
-    if mechanism.protects and method.needs().joins_public:  # as the run itself is refused
+    if mechanism.protects and method.needs().trains_on_public:  # as the run itself is refused
         allowed = "none where public data join its own"
         raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
     limited = math.isfinite(privacy.budget)
@@ -209,7 +209,7 @@ def _most(
     def mechanism_of(steps: int) -> Mechanism:
         return _mechanism(run, place, privacy, *length.turn(run.method, place.local, steps))
 
-    if total(mechanism_of(1).schedule()) is None:
+    if total_cost(mechanism_of(1).schedule()) is None:
         raise ArgumentError("--noise", 0, "noise on everything that leaves; without it nothing is guaranteed")
     steps = most_steps(mechanism_of, privacy.epsilon)
     if not steps:

@@ -16,9 +16,9 @@ from fedstill.node.audit_entries import ANSWER
 from fedstill.node.audit_file import Balance
 from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.node.run_mechanism import Mechanism
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget import down, up
-from fedstill.privacy.events import Price, as_text, from_text
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.budget import round_down, round_up
+from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,8 +165,8 @@ def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
             f"{plan.place.examples:,}",
             *(f"{plan.mechanism.levels[part]:.4g}" for part in parts),
             *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
-            up(plan.cost.pld),
-            "" if plan.cost.rdp is None else up(plan.cost.rdp),
+            round_up(plan.cost.pld),
+            "" if plan.cost.rdp is None else round_up(plan.cost.rdp),
         ]
         for plan in plans
     ]
@@ -184,7 +184,7 @@ def _print_lines(console: Console, plan: NodePlan) -> None:
         each = " each" if times is None and price else ""
         what = line["query"] if line["part"] == ANSWER else f"{line['query']}, {line['part']}"
         noise = "-" if line["for"] in ("other", "nothing") else line["for"]
-        rows.append([what, noise, told, often, f"{up(alone)}{each}"])
+        rows.append([what, noise, told, often, f"{round_up(alone)}{each}"])
     print_table(console, ["query", "noise", "price", "times", "alone"], rows, left=3)
 
 
@@ -195,9 +195,9 @@ def _lines(plan: NodePlan) -> list[dict[str, Any]]:
     for line in plan.cost.lines:
         price = alone = None
         if line.price is not None:
-            price = as_text(line.price)
-            times = Price({event: count * max(line.times, 1) for event, count in line.price.items()})
-            alone = epsilon(times, config.delta, config.accountant)
+            price = cost_to_dict(line.price)
+            times = PrivacyCost({event: count * max(line.times, 1) for event, count in line.price.items()})
+            alone = compute_epsilon(times, config.delta, config.accountant)
         rows.append(_line(line.what, line.pays, price, line.times, alone, line.part))
     paid = {line.what for line in plan.cost.lines}
     for name, query in plan.mechanism.side.queries.items():
@@ -224,10 +224,10 @@ def _budgets(plan: NodePlan) -> dict[str, Any]:
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
     before = after = None
     if place.spent.trouble is None and not place.spent.bare and not plan.unlike:
-        spent = from_text(place.spent.events)
-        before = epsilon(spent, config.over_all[1], config.accountant)
+        spent = cost_from_dict(place.spent.events)
+        before = compute_epsilon(spent, config.over_all[1], config.accountant)
         if cost.price is not None:
-            after = epsilon(spent + cost.price, config.over_all[1], config.accountant)
+            after = compute_epsilon(spent + cost.price, config.over_all[1], config.accountant)
     return {
         "epsilon_pld": cost.pld,
         "epsilon_rdp": cost.rdp,
@@ -256,7 +256,7 @@ def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
         refused = f"REFUSED: {told['refused']}"
     if plan.cost.price is None:
         return {"whole run": f"no guarantee, and {refused}" if refused else "no guarantee"}
-    lines = [f"epsilon {up(told['epsilon_pld'])} (PLD), {up(told['epsilon_rdp'])} (RDP)"]
+    lines = [f"epsilon {round_up(told['epsilon_pld'])} (PLD), {round_up(told['epsilon_rdp'])} (RDP)"]
     if endless := told["and_each_time"]:
         lines.append(f"and what {', '.join(endless)} costs each time, as often as there is budget for it")
     facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(told["of_the_run"])}
@@ -269,11 +269,15 @@ def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
 def _left(budget: Mapping[str, Any]) -> str:
     """What a budget has left after the run, in words."""
     most, reached = budget["epsilon"], budget["epsilon_after"]
-    told = f"{up(budget['epsilon_before'])} spent before, " if budget["epsilon_before"] else ""
+    told = f"{round_up(budget['epsilon_before'])} spent before, " if budget["epsilon_before"] else ""
     if math.isinf(most) or reached is None:
-        return f"no budget; {told}{up(reached)} after it" if told else "no budget"
-    kept = f"budget {most:g} at delta {budget['delta']:g}: {told}{up(reached)} after it"
-    return f"{kept}, so it is REFUSED" if reached > most else f"{kept}, {down(budget['epsilon_left'])} left"
+        return f"no budget; {told}{round_up(reached)} after it" if told else "no budget"
+    kept = f"budget {most:g} at delta {budget['delta']:g}: {told}{round_up(reached)} after it"
+    return (
+        f"{kept}, so it is REFUSED"
+        if reached > most
+        else f"{kept}, {round_down(budget['epsilon_left'])} left"
+    )
 
 
 def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstill.cli.arguments import Given, leave, number
+from fedstill.cli.arguments import ParsedArgs, leave, number
 from fedstill.cli.console import columns, print_json, whole_rows
 from fedstill.core.errors import ArgumentError, UnknownName
 
@@ -17,44 +17,44 @@ if TYPE_CHECKING:
 ROOT = "runs/reproduce"
 
 
-def reproduce(given: Given) -> None:
+def reproduce(args: ParsedArgs) -> None:
     """List the tables and figures, or run one and write the paper's table with ours beside it."""
     from fedstill.compare.reproduction import named
     from fedstill.report.reproduction_table import markdown, write
 
-    if not given.places:
-        if lost := [*(option for option in given.options if option != "--json"), *given.rest]:
+    if not args.positionals:
+        if lost := [*(option for option in args.options if option != "--json"), *args.overrides]:
             raise ArgumentError("fedstill reproduce", " ".join(lost), "the name of a table or figure first")
-        return _print_json() if "--json" in given else _list()
-    entry, scale = named(given.places[0]), given.get("--scale") or "small"
+        return _print_json() if "--json" in args else _list()
+    entry, scale = named(args.positionals[0]), args.get("--scale") or "small"
     entry.seeds(scale)  # refuses a scale that it has not
-    if "--recorded" in given:
-        if lost := [option for option in ("--only", "--seeds", "--record") if option in given]:
+    if "--recorded" in args:
+        if lost := [option for option in ("--only", "--seeds", "--record") if option in args]:
             raise ArgumentError("--recorded", " ".join(lost), "none of these beside it: nothing is run")
         record = entry.record(scale)
         if record is None:
             leave(f"nothing is recorded of {entry.called(scale)}", 2)
-        if "--json" in given:
+        if "--json" in args:
             return print_json(asdict(record))
         return print(markdown(entry, record), end="")
-    seeds = number("--seeds", given.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
-    if "--plan" in given:
-        return print(_plan(entry, scale, seeds, _changes(entry.source, scale, given)), end="")
-    only = given.options.get("--only", [])
-    before = _before(entry, scale, seeds, only) if only and "--record" in given else None
-    folder = Path(given.get("--out") or ROOT)
-    record = _made(entry, scale, seeds, given, folder)
+    seeds = number("--seeds", args.get("--seeds"), int, lambda count: count >= 1, "how many: 1 or more")
+    if "--plan" in args:
+        return print(_plan(entry, scale, seeds, _changes(entry.source, scale, args)), end="")
+    only = args.options.get("--only", [])
+    before = _before(entry, scale, seeds, only) if only and "--record" in args else None
+    folder = Path(args.get("--out") or ROOT)
+    record = _made(entry, scale, seeds, args, folder)
     if before is not None:
         asked = entry.comparison(scale).places(only)
         record = before.renewed(record, only, {(place.setting, place.label) for place in asked})
     table = write(entry, record, folder / entry.called(scale))
-    if "--record" in given:
+    if "--record" in args:
         record.write(entry.record_file(scale))
-    if "--json" in given:
+    if "--json" in args:
         return print_json(asdict(record))
     print(table.read_text(encoding="utf-8"), end="")
     print(f"Table: {table}")
-    if "--record" in given:
+    if "--record" in args:
         print(f"Record: {entry.record_file(scale)}")
     return None
 
@@ -106,9 +106,9 @@ def _list() -> None:
 
 def _order(entry: Reproduction, record: Record) -> str:
     """How many pairs of methods are in the paper's order, where it has figures."""
-    from fedstill.report.reproduction_order import in_order
+    from fedstill.report.reproduction_order import compare_order
 
-    order = in_order(record.rows, entry.published(record.scale))
+    order = compare_order(record.rows, entry.published(record.scale))
     return f"; {order}" if order.pairs else ""
 
 
@@ -133,30 +133,30 @@ def _records(entry: Reproduction) -> dict[str, Record]:
     return {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
 
 
-def _made(entry: Reproduction, scale: str, seeds: int | None, given: Given, folder: Path) -> Record:
+def _made(entry: Reproduction, scale: str, seeds: int | None, args: ParsedArgs, folder: Path) -> Record:
     """Run what is missing, and gather its figures."""
     from fedstill.cli.run import resumable
     from fedstill.compare import reproduction
     from fedstill.report import write_report
     from fedstill.report.reproduction_table import compared
 
-    with resumable(folder, again=given.command):
+    with resumable(folder, again=args.command):
         return reproduction.make(
             entry,
             scale,
             folder,
             seeds=seeds,
-            only=given.options.get("--only", []),
-            changes=_changes(entry.source, scale, given),
-            command=given.command,
+            only=args.options.get("--only", []),
+            changes=_changes(entry.source, scale, args),
+            command=args.command,
             report=write_report,
             metrics=compared,
-            quiet="--quiet" in given,
-            bars=given.bars,
+            quiet="--quiet" in args,
+            bars=args.show_progress,
         )
 
 
-def _changes(source: Reproduction, scale: str, given: Given) -> dict[str, Any]:
+def _changes(source: Reproduction, scale: str, args: ParsedArgs) -> dict[str, Any]:
     """Run options by dotted name; what compares no runs has one alone, where the data lie."""
     from fedstill.cli.compare import changes_of
     from fedstill.cli.options import group
@@ -164,12 +164,12 @@ def _changes(source: Reproduction, scale: str, given: Given) -> dict[str, Any]:
 
     if source.compares:
         base = base_run([str(source.file)], scale=scale)
-        return changes_of(given.rest, base, given, f"fedstill reproduce {given.places[0]}")
+        return changes_of(args.overrides, base, args, f"fedstill reproduce {args.positionals[0]}")
     changes: dict[str, Any] = {}
-    for option in group(given.rest):
+    for option in group(args.overrides):
         if option.name != "data.root":
             see = "`fedstill reproduce --help` shows all; of a run's it takes --data.root alone"
-            raise UnknownName("option", option.option, [*given.known, "--data.root"], see=see)
+            raise UnknownName("option", option.option, [*args.known, "--data.root"], see=see)
         if len(option.values) != 1:
             raise ArgumentError(option.option, " ".join(option.values), "one folder")
         changes[option.name] = option.values[0]

@@ -1,4 +1,4 @@
-"""``fedstill run``, ``show``, ``report`` and ``figures``: one run, its settings, and what it came to."""
+"""``fedstill run``, ``config`` and ``report``: one run, its settings and its report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs, leave
 from fedstill.cli.console import print_json
-from fedstill.core.errors import ArgumentError, UnknownName
+from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
 if TYPE_CHECKING:
     from fedstill.runs.config import RunConfig
@@ -25,11 +25,6 @@ SHORT = {
     "--nodes": "--split.nodes",
     "--data": "--data.name",
 }
-
-OUR_OPTIONS = """\
-Beside the options below: --out DIR is the run's folder (default: runs/NAME-seedSEED), --quiet hides
-progress.
-"""
 
 
 def run(args: ParsedArgs) -> None:
@@ -56,16 +51,23 @@ def run(args: ParsedArgs) -> None:
     finish(folder, result, "--json" in args)
 
 
-def show(args: ParsedArgs) -> None:
-    """All settings of a run, as TOML."""
+def config(args: ParsedArgs) -> None:
+    """Print all settings of a run as TOML."""
     from fedstill.runs.config import to_toml
 
-    print(to_toml(configured(args.positionals[0], args, "show")), end="")
+    print(to_toml(configured(args.positionals[0], args, "config")), end="")
 
 
 def report(args: ParsedArgs) -> None:
-    """The report of a run or a comparison, written again."""
+    """Rewrite the report of a run or a comparison, or write its figures."""
     folder = Path(args.positionals[0])
+    if (kind := args.get("--figures")) is not None:
+        _write_figures(folder, args, kind)
+        return
+    if "--out" in args:
+        raise ArgumentError(
+            "--out", args.get("--out"), "none without --figures, as a report is in its run's folder"
+        )
     if (folder / "compare.toml").exists():
         from fedstill.compare.comparison_file import read_folder
         from fedstill.report.compare_files import write_comparison
@@ -77,15 +79,13 @@ def report(args: ParsedArgs) -> None:
     print(f"Report: {write_report(folder)}")
 
 
-def figures(args: ParsedArgs) -> None:
-    """The figures of a run or a comparison as files."""
+def _write_figures(folder: Path, args: ParsedArgs, kind: Any) -> None:
     from fedstill.figures import write
-    from fedstill.report.plotting import FORMATS
+    from fedstill.report.drawing import FORMATS
 
-    kind: Any = args.get("--format") or "pdf"
     if kind not in FORMATS:
-        raise ArgumentError("--format", kind, f"one of {', '.join(FORMATS)}")
-    for path in write(Path(args.positionals[0]), args.path("--out"), kind):
+        raise ArgumentError("--figures", kind, f"one of {', '.join(FORMATS)}")
+    for path in write(folder, args.path("--out"), kind):
         print(path)
 
 
@@ -148,19 +148,29 @@ def configured(target: str, args: ParsedArgs, command: str) -> RunConfig:
     return changed(config, words, f"fedstill {command} {target}", args.known)
 
 
+def print_all_options(name: str, words: list[str]) -> None:
+    """Print every option of a run with its value in a preset or file (default: demo), and exit."""
+    from fedstill.runs.config import load
+
+    first = next(place for place, word in enumerate(words) if word.startswith("--"))
+    try:
+        config = load(words[0] if first else "demo")
+    except FedstillError:  # as methods of a comparison
+        config = load("demo")
+    changed(config, [in_full(word) for word in words[first:]], " ".join(["fedstill", name, *words[:first]]))
+
+
 def in_full(word: str) -> str:
     """An option that has a short name, by its whole one."""
     name, equals, value = word.partition("=")
     return f"{SHORT.get(name, name)}{equals}{value}"
 
 
-def changed(
-    config: RunConfig, words: list[str], prog: str, also: Sequence[str] = (), about: str = OUR_OPTIONS
-) -> RunConfig:
+def changed(config: RunConfig, words: list[str], prog: str, also: Sequence[str] = ()) -> RunConfig:
     """The same run with options from the command line."""
     from fedstill.cli.options import override
 
     plain = dataclasses.replace(config, paper=())  # a list of tables is for files only
     what = (type(config).__doc__ or "").partition("\n\nArgs:")[0]  # help tells options by itself
-    made = override(plain, words, prog, f"{what}\n\n{about}", also)
+    made = override(plain, words, prog, what, also)
     return dataclasses.replace(made, paper=config.paper)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.arguments import Command, Given, dispatch, number
+from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, DeployError, nearest
 from fedstill.core.names import is_run_name
@@ -18,48 +17,26 @@ from fedstill.core.text_format import human_seconds, json_text
 if TYPE_CHECKING:
     from fedstill.federation.server_view import ServerView
 
-HELP = """\
-fedstill server makes a federation on NVIDIA FLARE, and runs its server.
-
-usage:
-  fedstill server init DIR --host NAME --nodes A B C [--port N]
-                                    a new federation: certificates and one startup kit for each node
-  fedstill server start DIR         be the server, until Ctrl+C
-  fedstill server status DIR [--json]
-                                    does it run (else the exit code is 1), which nodes are there, and what
-                                    became of the runs
-  fedstill server stop DIR          end it, and the runs on it
-  fedstill server add DIR --nodes D E
-                                    kits for more nodes, or with new certificates for old ones
-  fedstill server renew DIR         new certificates for the server and the admin
-  fedstill server revoke DIR NODE   let a node in no more
-  fedstill server readmit DIR NODE  let it in again
-
-options of `init`:
-  --host NAME     name or IPv4 address by which the nodes reach the server
-  --nodes A B C   names of the nodes: letters, digits, - and _
-  --port N        the one port that the server opens (default: 8002)
-"""
-
 PORT = 8002
 MOST_RUNS = 10  # that are shown
 
 
-def main(words: list[str]) -> None:
-    """``fedstill server ...``."""
-    revoke = partial(_admit, command="revoke", done="is let in no more", nothing="was revoked already")
-    readmit = partial(_admit, command="readmit", done="is let in again", nothing="was not revoked")
-    commands: dict[str, Command] = {"init": _init, "start": _start, "status": _status, "stop": _stop}
-    more: dict[str, Command] = {"add": _add, "renew": _renew, "revoke": revoke, "readmit": readmit}
-    dispatch("server", words, HELP, commands | more)
+def revoke(args: ParsedArgs) -> None:
+    """Exclude a node."""
+    _set_admission(args, command="revoke", done="is excluded", nothing="was revoked already")
 
 
-def _init(given: Given) -> None:
+def readmit(args: ParsedArgs) -> None:
+    """Admit a revoked node again."""
+    _set_admission(args, command="readmit", done="is admitted again", nothing="was not revoked")
+
+
+def init(args: ParsedArgs) -> None:
     from fedstill.federation import provision
 
-    folder, host, nodes = Path(given.places[0]), given.options["--host"][-1], given.options["--nodes"]
+    folder, host, nodes = Path(args.positionals[0]), args.options["--host"][-1], args.options["--nodes"]
     in_range, allowed = (lambda value: 0 <= value < 100_000), "1 to 65535"
-    port = number("--port", given.get("--port") or str(PORT), int, in_range, allowed)
+    port = number("--port", args.get("--port") or str(PORT), int, in_range, allowed)
     port = provision.provision(folder, host, nodes, port=port)
     admin = folder / "admin"
     until = StartupKit(admin).valid_until
@@ -80,10 +57,10 @@ def _init(given: Given) -> None:
     print(f"Next: fedstill server start {folder}")
 
 
-def _start(given: Given) -> None:
+def start(args: ParsedArgs) -> None:
     from fedstill.federation import flare_kit, flare_site, provision
 
-    folder = Path(given.places[0])
+    folder = Path(args.positionals[0])
     federation = provision.read_federation(folder)
     this = flare_kit.server(folder)
     this.kit.require_in_force()
@@ -94,15 +71,15 @@ def _start(given: Given) -> None:
     sys.exit(flare_site.run(this))
 
 
-def _status(given: Given) -> None:
+def status(args: ParsedArgs) -> None:
     from fedstill.federation.server_view import ServerWatch
 
-    folder = Path(given.places[0])
+    folder = Path(args.positionals[0])
     with closing(ServerWatch(folder)) as watch:
         server = watch.look()
     if server.trouble:
         raise DeployError(server.trouble)
-    if "--json" in given:
+    if "--json" in args:
         runs = [
             {
                 "run": run.folder.name,
@@ -138,17 +115,17 @@ def _say(server: ServerView, folder: Path) -> None:
         print(f"  and {len(server.runs) - MOST_RUNS} older, in {folder / 'runs'}")
 
 
-def _stop(given: Given) -> None:
+def stop(args: ParsedArgs) -> None:
     from fedstill.federation import flare_kit, flare_site
 
-    folder = Path(given.places[0])
+    folder = Path(args.positionals[0])
     print("Stopped." if flare_site.stop(flare_kit.server(folder)) else "It did not run.")
 
 
-def _add(given: Given) -> None:
+def add(args: ParsedArgs) -> None:
     from fedstill.federation import provision
 
-    folder, nodes = Path(given.places[0]), given.options["--nodes"]
+    folder, nodes = Path(args.positionals[0]), args.options["--nodes"]
     provision.add(folder, nodes)
     for node in nodes:
         until = StartupKit(folder / "nodes" / node).valid_until
@@ -156,23 +133,23 @@ def _add(given: Given) -> None:
     print(f"Then delete {folder / 'nodes'} here.")
 
 
-def _renew(given: Given) -> None:
+def renew(args: ParsedArgs) -> None:
     from fedstill.federation import provision
 
-    folder = Path(given.places[0])
+    folder = Path(args.positionals[0])
     provision.renew(folder)
     until = StartupKit(folder / "server").valid_until
     print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
     print(f"The server takes its own when it is started again: fedstill server stop {folder}")
 
 
-def _admit(given: Given, *, command: str, done: str, nothing: str) -> None:
+def _set_admission(args: ParsedArgs, *, command: str, done: str, nothing: str) -> None:
     from fedstill.core.run_writer import write_text
     from fedstill.federation import flare_kit, flare_site, provision
     from fedstill.federation.admin import Admin
     from fedstill.federation.run_status import STOPPED
 
-    folder, node = Path(given.places[0]), given.places[1]
+    folder, node = Path(args.positionals[0]), args.positionals[1]
     if flare_site.running(flare_kit.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.arguments import Given, number
+from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import FedstillError
 from fedstill.core.text_format import counted
@@ -14,61 +14,61 @@ if TYPE_CHECKING:
     from fedstill.data.new_data import Reading
 
 
-def predict(given: Given) -> None:
+def predict(args: ParsedArgs) -> None:
     """A csv of the student's answers."""
     from fedstill.student.central_model import load
     from fedstill.student.predict import predict
 
-    run, data = given.places
-    student = load(run, given.get("--model"))
-    out = given.path("--out", f"{Path(data).stem}-answers.csv")
-    if out.exists() and "--out" not in given:
+    run, data = args.positionals
+    student = load(run, args.get("--model"))
+    out = args.path("--out", f"{Path(data).stem}-answers.csv")
+    if out.exists() and "--out" not in args:
         raise FedstillError(f"{out} is there already: --out names another file, or this one to replace it")
-    count = predict(student, data, reading(given, student.about.words), out)
-    if "--json" in given:
+    count = predict(student, data, reading(args, student.about.words), out)
+    if "--json" in args:
         print_json({"answers": count, "file": str(out)})
         return
     print(f"{counted(count, 'response')}: {out}")
 
 
-def evaluate(given: Given) -> None:
+def evaluate(args: ParsedArgs) -> None:
     """All figures of the student's task on other data."""
     from fedstill.student.evaluate import evaluate
 
-    run, data = given.places[0], str(given.get("--data"))
-    found = evaluate(run, data, reading(given), given.get("--model"))
-    if "--json" in given:
+    run, data = args.positionals[0], str(args.get("--data"))
+    found = evaluate(run, data, reading(args), args.get("--model"))
+    if "--json" in args:
         print_json(found)
         return
     from fedstill.core.console import SafeConsole
-    from fedstill.report.evaluation_table import evaluation_table, seen_text
+    from fedstill.report.evaluation_table import evaluation_table, overlap_text
     from fedstill.report.table_formats import print_rows
     from fedstill.tasks.task import Metric
 
     metrics = tuple(Metric(**each) for each in found["measures"])
     print_rows(evaluation_table(found, metrics), SafeConsole())
-    print(seen_text(found))
+    print(overlap_text(found))
     for note in found["notes"]:
         print(f"Note: {note}")
 
 
-def export(given: Given) -> None:
+def export(args: ParsedArgs) -> None:
     """The student in another tool's form, with its preprocessing, compared; and its card."""
     from fedstill.report.model_card import NAME, model_card
     from fedstill.student.central_model import load
     from fedstill.student.export import export, format_of
 
-    run, kind = Path(given.places[0]), str(given.get("--format"))
-    student = load(run, given.get("--model"))
+    run, kind = Path(args.positionals[0]), str(args.get("--format"))
+    student = load(run, args.get("--model"))
     folder = run if run.is_dir() else run.parent
-    out = given.path("--out", folder / format_of(kind).name)
+    out = args.path("--out", folder / format_of(kind).name)
     apart = export(student, kind, out)
     card = None
     if (folder / "result.json").exists():
         use = format_of(kind).use.format(file=out.name, inputs=student.raw.called)
         card = out / NAME if out.is_dir() else out.with_name(f"{out.name}.md")
         card.write_text(model_card(folder, student.raw.says, use), encoding="utf-8")
-    if "--json" in given:
+    if "--json" in args:
         told = {"file": str(out), "apart": apart, "takes": student.raw.says}
         print_json({**told, "card": None if card is None else str(card)})
         return
@@ -78,18 +78,18 @@ def export(given: Given) -> None:
         print(f"Model card: {card}")
 
 
-def reading(given: Given, words: str = "") -> Reading:
+def reading(args: ParsedArgs, words: str = "") -> Reading:
     """How data are read, by the options that say so."""
     from fedstill.data.new_data import Reading
 
-    channels = tuple(number("--channels", each, int) for each in given.options.get("--channels", ()))
+    channels = tuple(number("--channels", each, int) for each in args.options.get("--channels", ()))
     return Reading(
-        root=given.get("--root") or "",
-        fit="--fit" in given,
-        label=given.get("--label") or "label",
-        image=given.get("--image") or "",
+        root=args.get("--root") or "",
+        fit="--fit" in args,
+        label=args.get("--label") or "label",
+        image=args.get("--image") or "",
         channels=channels,
-        slices=number("--slices", given.get("--slices") or "0", int, lambda count: count >= 0),
-        sites=tuple(given.options.get("--sites", ())),
+        slices=number("--slices", args.get("--slices") or "0", int, lambda count: count >= 0),
+        sites=tuple(args.options.get("--sites", ())),
         words=words,
     )

@@ -15,7 +15,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import DATA, Entry
 from fedstill.node.audit_log import AuditLog
-from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
 from tests.audited import edit
 
@@ -112,7 +112,7 @@ def test_show_as_json_tells_what_all_cost_at_the_delta_asked_for(clinic: Path, c
     for delta in (1e-5, 1e-9):
         rows = json.loads(said(capsys, "show", clinic, "--json", "--delta", delta))["totals"]
         by = {(row["whose"], row["run"]): row for row in rows}
-        cost = epsilon({Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}, delta)
+        cost = compute_epsilon({Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}, delta)
         one = by[DATA, "spring"]
         assert (one["releases"], one["without_guarantee"], one["epsilon"]) == (1, 0, pytest.approx(cost))
         assert one["events"] == {"gaussian(4.0)": 1, "laplace(10.0)": 2}
@@ -163,7 +163,7 @@ def test_show_counts_as_the_owners_budget_does_and_tells_what_is_left(
         lines = [line.split() for line in out.splitlines() if line.startswith(DATA)]
         assert [line[2] for line in lines] == ["spring", "autumn", "all"]
         one, all_runs = (
-            epsilon(Counter({event: n * times for event, n in price.items()}), 1e-6, accountant)  # type: ignore[arg-type]
+            compute_epsilon(Counter({event: n * times for event, n in price.items()}), 1e-6, accountant)  # type: ignore[arg-type]
             for times in (1, 2)
         )
         assert float(lines[0][-2]) == pytest.approx(one, abs=1e-3)

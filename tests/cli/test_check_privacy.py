@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedstill.cli.main import main
-from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
 from tests.node.test_owner_privacy import charge, folder_of, said
 
@@ -36,7 +36,7 @@ def test_mechanism_unit_and_what_is_left_are_told(tmp_path: Path, capsys: pytest
     assert "budget of all runs on these data: epsilon 10 at delta 1e-06, of which 10 is left" in told
     assert re.search(r"It can take part\. It would pay epsilon (2\.9\d*|3) ", told)
     charge(folder, {"gaussian(2.0)": 1})
-    left = 10 - epsilon({Event("gaussian", 2.0): 1}, 1e-6)
+    left = 10 - compute_epsilon({Event("gaussian", 2.0): 1}, 1e-6)
     told = said(capsys, str(folder), "digits-fedkd-private")
     (kept,) = re.findall(r"of which (\S+) is left", told)
     assert left - 0.001 <= float(kept) <= left

@@ -18,7 +18,7 @@ from fedstill.cli.console import print_json
 from fedstill.federation import flare_kit, flare_site, provision, server_view
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import AuditLog
-from fedstill.privacy.budget import up
+from fedstill.privacy.budget import round_up
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -104,7 +104,7 @@ def test_commands_tell_scripts_what_they_tell_people(
         assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
         assert run["outcome"] in text
     if "epsilon" in told:
-        assert f"epsilon {up(told['epsilon']['pld'])} (PLD), {up(told['epsilon']['rdp'])} (RDP)" in text
+        assert f"epsilon {round_up(told['epsilon']['pld'])} (PLD), {round_up(told['epsilon']['rdp'])} (RDP)" in text
 
 
 def test_what_does_not_run_leaves_with_1_and_a_fault_with_2(

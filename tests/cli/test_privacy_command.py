@@ -25,10 +25,10 @@ from fedstill.node import audit_file, owner_folder
 from fedstill.node.audit_entries import DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.privacy_forecast import find_knob, forecast, rounded_up
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget import up
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.budget import round_up
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event, Price, as_text, from_text
+from fedstill.privacy.events import Event, PrivacyCost, cost_to_dict, cost_from_dict
 from fedstill.runs.assemble import prepare
 from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.simulation import Simulation
@@ -112,7 +112,7 @@ def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNo
     with closing(AuditLog(out / FILE, read_only=True)) as audit:
         for name, plan in plans.items():
             assert plan.cost.price is not None
-            assert dict(audit.spent(name, "run").run) == as_text(plan.cost.price)
+            assert dict(audit.spent(name, "run").run) == cost_to_dict(plan.cost.price)
     return experiment, plans, places
 
 
@@ -121,7 +121,7 @@ def test_a_runs_audit_log_holds_the_events_of_its_plan(tmp_path: Path, case: str
     _, plans, _ = charged(write(tmp_path, CASES[case]))
     for plan in plans.values():
         assert plan.cost.price
-        together: Price = Price()
+        together: PrivacyCost = PrivacyCost()
         for line in plan.cost.lines:
             for event, count in (line.price or {}).items():
                 together[event] += count * line.times
@@ -166,13 +166,13 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     clinic.session.close()
     assert plan.cost.price
     told = audit_file.spent(owner_folder.read(clinic.folder), clinic.folder)
-    assert told == audit_file.Balance(as_text(plan.cost.price), units=frozenset({"a record"}))
+    assert told == audit_file.Balance(cost_to_dict(plan.cost.price), units=frozenset({"a record"}))
 
 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
     _, plans, _ = charged(write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd")))
     for plan in plans.values():
-        assert (plan.cost.price, plan.cost.lines, plan.cost.pld) == (Price(), (), 0.0)
+        assert (plan.cost.price, plan.cost.lines, plan.cost.pld) == (PrivacyCost(), (), 0.0)
 
 
 # --- the third of three -------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert found["noise to fix"] == {"training": float(level)}
     assert found["facts"]["found"] == "noise, so that epsilon is at most 2"
     most = max(node["epsilon"]["pld"] for node in found["nodes"])
-    assert f"epsilon {up(most)} (PLD)" in told
+    assert f"epsilon {round_up(most)} (PLD)" in told
     assert (found["delta"], found["budgets"]["epsilon_pld"]) == (1e-5, most)
     assert found["budgets"]["of_the_run"] == {
         "epsilon": 2.0,
@@ -199,7 +199,7 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert {node["refused"] for node in found["nodes"]} == {None}
     for row in found["queries"]:
         line = next(line for line in told.splitlines() if line.startswith(f"  {row['query']}  "))
-        assert line.split()[-2:] == [f"{row['times']}", up(row["epsilon"])]
+        assert line.split()[-2:] == [f"{row['times']}", round_up(row["epsilon"])]
         assert row["events"] or row["epsilon"] == 0
     path.write_text(path.read_text() + f"training = {{ noise = {level} }}\n")
     again = said(capsys, "plan", str(path))
@@ -234,7 +234,7 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
     spent = {Event("gaussian", 1.5, 64 / int(records)): 4, Event("laplace", 10.0): 1}
     for accountant, name in (("pld", "PLD"), ("rdp", "RDP")):
         (reached,) = re.findall(rf"(\S+) \({name}\)", told)
-        cost = epsilon(spent, 1e-5, accountant)  # type: ignore[arg-type]
+        cost = compute_epsilon(spent, 1e-5, accountant)  # type: ignore[arg-type]
         assert cost <= float(reached) <= cost + 0.001
     assert "of the run   no budget" in told
 
@@ -260,7 +260,7 @@ def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:
         config = from_dict(toml.parse(TINY + "".join(sections)))
         run, places = _simulated("tiny", load_toml(write(tmp_path, *sections)))
 
-        def price(method: Any, local: Any) -> Price | None:
+        def price(method: Any, local: Any) -> PrivacyCost | None:
             mechanism = privacy_plan._mechanism(run, places[0], config.nodes.privacy, method, local)
             return forecast(mechanism).price
 
@@ -294,10 +294,10 @@ def clinic(tmp_path: Path) -> Path:
     return folder
 
 
-def charge(folder: Path, price: Price, number: int = 0, *, guarantee: bool = True) -> None:
+def charge(folder: Path, price: PrivacyCost, number: int = 0, *, guarantee: bool = True) -> None:
     audit = AuditLog(folder / "audit.sqlite")
     bare = int(not guarantee)
-    audit.charge(Entry("old", DATA, "clinic", number, "q", "answer", price=as_text(price), bare=bare))
+    audit.charge(Entry("old", DATA, "clinic", number, "q", "answer", price=cost_to_dict(price), bare=bare))
     audit.close()
 
 
@@ -327,13 +327,13 @@ def test_a_node_has_its_own_training_records_and_audit_log(
     assert re.search(r"of the data  budget 5 at delta 1e-05: (\S+) after it, \S+ left", told)
     assert "[privacy.training]" in told
     assert max(map(len, told.splitlines())) <= 80
-    before = Price({Event("gaussian", 2.0): 1})
+    before = PrivacyCost({Event("gaussian", 2.0): 1})
     charge(clinic, before)
     told = said(capsys, "plan", str(clinic / "node.toml"), "digits-fedkd")
     left = re.findall(r"of the data +budget 5 at delta 1e-05: (\S+) spent before, (\S+) after it", told)
-    assert float(left[0][0]) == pytest.approx(epsilon(before, 1e-5), abs=1e-3)
+    assert float(left[0][0]) == pytest.approx(compute_epsilon(before, 1e-5), abs=1e-3)
     assert 3 < float(left[0][1]) < 5
-    charge(clinic, Price({Event("gaussian", 1.0): 1}), 1)
+    charge(clinic, PrivacyCost({Event("gaussian", 1.0): 1}), 1)
     told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
     assert "so it is REFUSED" in told
     assert "To fix this noise" not in told
@@ -343,12 +343,12 @@ def test_a_node_has_its_own_training_records_and_audit_log(
 def test_data_that_left_without_guarantee_have_nothing_left(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    charge(clinic, Price(), guarantee=False)
+    charge(clinic, PrivacyCost(), guarantee=False)
     assert "nothing is left: releases without" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
 
 
 def test_an_audit_log_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    charge(clinic, Price({Event("gaussian", 2.0): 1}))
+    charge(clinic, PrivacyCost({Event("gaussian", 2.0): 1}))
     (clinic / "audit.sqlite").unlink()
     assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
     (clinic / "audit.sqlite.head").unlink()
@@ -493,6 +493,6 @@ def test_levels_are_rounded_up_and_never_down() -> None:
     for level in (0.1 + 0.2, 9.99951, 1e-3, 123456.7, 2.0, 4.08140305736463):
         up = rounded_up(level)
         assert level <= up <= level * 1.001 or up == pytest.approx(level, rel=1e-9)
-    assert from_text({"laplace(10.0)": 1}) == Price({Event("laplace", 10.0): 1})
+    assert cost_from_dict({"laplace(10.0)": 1}) == PrivacyCost({Event("laplace", 10.0): 1})
     with pytest.raises(ArgumentError):
         privacy_plan._levels(1.0, DPSGD(), ["training", "critic"], [])

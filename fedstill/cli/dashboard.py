@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.cli.arguments import Given, number
+from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedstill.report.page_server import Page
 
 
-def page(given: Given) -> None:
+def page(args: ParsedArgs) -> None:
     """Serve it until Ctrl+C."""
-    folder, in_range = Path(given.places[0]), lambda value: 0 <= value < 65536
-    port = number("--port", given.get("--port") or "0", int, in_range, "1 to 65535")
+    folder, in_range = Path(args.positionals[0]), lambda value: 0 <= value < 65536
+    port = number("--port", args.get("--port") or "0", int, in_range, "1 to 65535")
     if not folder.is_dir():
         raise ArgumentError("fedstill page", str(folder), "the folder of a node, a server, a run or several")
 
