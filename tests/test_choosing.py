@@ -16,7 +16,7 @@ from fedstill.protocol.queries import NodeSetting, stand_in
 from fedstill.tasks.classification import Classification
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
-CENTRAL = {"student": "student", "virtual": "none: nodes'", "ensemble": "all nodes", "nodes": "none: nodes'"}
+MAIN_MODELS = {"student": "student", "virtual": "none: nodes'", "ensemble": "all nodes", "nodes": "none: nodes'"}
 
 
 def rows() -> list[str]:
@@ -42,7 +42,7 @@ def rows() -> list[str]:
             else "nothing",
             "yes" if slopes else "",
             "once" if method.one_round else counted(method.turns, method.unit) if side.leaves() else "",
-            CENTRAL[method.central],
+            MAIN_MODELS[method.central],
         )
         found.append("| " + " | ".join(cells) + " |")
     return found

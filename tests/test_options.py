@@ -33,7 +33,7 @@ from fedstill.tasks import TASKS
 KEPT = Path(__file__).with_name("options.toml")
 REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
 CHANGING = {  # dataclasses that are state, outside of the methods' own
-    "AuditSums", "Budget", "Call", "FedstillConfig", "Heard", "LeftOnDay", "Meter", "Traffic", "Watch",
+    "AuditTotals", "Budget", "Call", "FedstillConfig", "Heard", "LeftOnDay", "Meter", "Traffic", "Watch",
     "World", "Coming", "Exchange", "_Open",
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from tests.own_lab import SITES, Lab, write_plates
 
 TABLES = {
     "data": {"name": "plates", "white": 16.0},
-    "split": {"how": "column", "column": "site", "nodes": 0},
+    "split": {"name": "column", "column": "site", "nodes": 0},
     "public": {"name": "held-out"},
     "nodes": {"models": ["mlp:8"], "local": {"epochs": 20, "lr": 0.1}},
     "method": {"name": "fedkd", "epochs": 40, "lr": 0.01, "z_max": 20.0},
@@ -66,7 +66,7 @@ def test_it_is_listed_and_its_options_are_its_own(lab: Lab) -> None:
 
 
 def test_public_data_may_be_it_too(lab: Lab) -> None:
-    digits = ["--data", "digits", "--split.how", "iid", "--split.nodes", "2", "--data.train_limit", "100"]
+    digits = ["--data", "digits", "--split.name", "iid", "--split.nodes", "2", "--data.train_limit", "100"]
     words = [*digits, "--public.name", "plates", "--public.root", "data", "--public.limit", "50"]
     lab.run("public", *words)
     told = lab.result("public")["public"]
@@ -90,8 +90,8 @@ def test_a_node_answers_queries_about_its_own(lab: Lab) -> None:
     file = file.replace('\npath = "data.npz"\n', '\npath = "scans"\n').replace("epochs = 5.0", "epochs = 1.0")
     (node / "node.toml").write_text(file.replace('\nname = "small-cnn"\n', '\nname = "mlp:8"\n'))
     assert "200 examples, 1 x 8 x 8, from ours:Ours" in lab("node", "check", str(node), "small.toml")
-    lab("queries", "make", "small.toml")
-    lab("node", "answer", str(node), "queries.safetensors", "--server-key", "server.pub")
+    lab("offline", "make", "small.toml")
+    lab("offline", "answer", str(node), "queries.safetensors", "--server-key", "server.pub")
     words = ["--queries", "queries.safetensors", "--out", "distilled", "--quiet"]
     lab("distil", "answers-north.safetensors", *words)
     (told,) = lab.result("distilled")["nodes"]

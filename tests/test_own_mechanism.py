@@ -10,8 +10,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.events import Event, from_text
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.events import Event, cost_from_dict
 from fedstill.privacy.noise import seeded
 from tests.own_lab import MY_LAB, SMALL, Lab
 
@@ -23,7 +23,7 @@ PUBLIC = 72  # rows that each node is asked about, once
 MODULE = """
 from dataclasses import dataclass
 from typing import ClassVar
-from fedstill.privacy import Price, PrivacyConfig, Rule
+from fedstill.privacy import PrivacyCost, PrivacyConfig, Rule
 from fedstill.privacy.release_rules import Derived
 
 
@@ -43,7 +43,7 @@ class Round(Rule):
 
 class Free(Round):
     def price(self, shape):
-        return Price()
+        return PrivacyCost()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +132,13 @@ def test_classes_are_flipped_as_often_as_their_price_says(monkeypatch: pytest.Mo
 
 def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
     for node in nodes(lab, "flipped"):
-        (event,) = from_text(node["events"])
+        (event,) = cost_from_dict(node["events"])
         assert node["events"] == {str(event): PUBLIC}
         assert event.kind == "pure"
         assert node["noise"] == {"flip": event.noise}
         assert (node["mechanism"], node["guarantee"]) == ("flip", True)
         assert 0.97 * 20 < node["epsilon"] <= 20
-        assert node["epsilon"] == epsilon({event: PUBLIC}, 1e-5)
+        assert node["epsilon"] == compute_epsilon({event: PUBLIC}, 1e-5)
         assert node["epsilon"] <= PUBLIC / event.noise
     assert "noisy-outputs, flip" in lab("list")
     page = lab.text("flipped/report.html")
@@ -170,8 +170,8 @@ def test_at_a_node_its_owner_names_it_and_no_server(lab: Lab) -> None:
     told = lab("node", "check", "clinic", "small.toml")
     assert "flip, secure randomness; for one training record of this node" in told
     assert "It can take part.\nIt would pay epsilon 19.9" in told
-    lab("queries", "make", "small.toml", "--out", "queries.safetensors")
-    lab("node", "answer", "clinic", "queries.safetensors")
+    lab("offline", "make", "small.toml", "--out", "queries.safetensors")
+    lab("offline", "answer", "clinic", "queries.safetensors")
     assert f"{PUBLIC} x pure(" in lab("audit", "show", "clinic")
 
 
@@ -202,7 +202,7 @@ def test_what_claims_no_price_is_never_protected(lab: Lab, mechanism: str, rule:
     [
         ("flop", "unknown mechanism 'flop': did you mean 'flip'?"),
         ("rounding:Silent", "expected one with about: ClassVar[str]"),
-        ("rounding:Learned", "model or critic learns as a StepsConfig says, and not generator as rounds"),
+        ("rounding:Learned", "model or critic learns as a DPTrainingConfig says, and not generator as rounds"),
         ("rounding:Sharded", "one with a method ensemble"),
         ("rounding:Thawed", "a subclass of PrivacyConfig"),
     ],

@@ -16,7 +16,7 @@ NODES = {**SMALL["nodes"], "policy": {"kinds": [KIND]}}
 OWN = {  # a run all of whose things are the lab's own
     "task": {"name": "ordinal"},
     "data": {"name": "plates", "white": 16.0},
-    "split": {"how": "quantity-skew", "nodes": 2},
+    "split": {"name": "quantity-skew", "nodes": 2},
     "nodes": NODES,
     "method": {"name": "feddistill", "rounds": 12},
 }

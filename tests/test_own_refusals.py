@@ -13,7 +13,7 @@ NOT_IMPORTED = "is 'broken' (expected one that can be imported: broken:thing can
 def lab(lab: Lab) -> Lab:
     """With a run that would do."""
     nodes = {**SMALL["nodes"], "policy": {"outputs_only": False}}
-    split = {"how": "quantity-skew", "nodes": 3, "power": 1.0}
+    split = {"name": "quantity-skew", "nodes": 3, "power": 1.0}
     lab.write("small.toml", split=split, nodes=nodes, method={"name": "fedavg", "rounds": 3})
     lab.beside_broken()
     return lab
@@ -31,8 +31,8 @@ def lab(lab: Lab) -> Lab:
         ("--task.name ordinary", "unknown task 'ordinary': did you mean 'ordinal'?"),
         ("--task.name my_lab.ordinal:Ordinal", "a subclass of TaskConfig"),
         ("--task.name ordinal --task.dice 1.0", "expected none, as task 'ordinal' has no such option"),
-        ("--split.how broken", f"split {NOT_IMPORTED}"),
-        ("--split.how json:JSONDecoder", "invalid split = 'json:JSONDecoder' (expected a subclass of SplitConfig"),
+        ("--split.name broken", f"split {NOT_IMPORTED}"),
+        ("--split.name json:JSONDecoder", "invalid split = 'json:JSONDecoder' (expected a subclass of SplitConfig"),
         ("--split.alpha 1", "invalid split.alpha = '1' (expected none"),
         ("--split.power -1", "invalid split.power = -1.0 (expected 0 or more and up to 10\n"),
         ("--student.model broken:8", "invalid model = 'broken' (expected one that can be imported: broken:thing"),

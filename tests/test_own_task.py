@@ -76,8 +76,8 @@ def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
     toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[policy]\ntasks = []\n'
     node = lab.node("clinic", toml, pixels[:300], digits.target[:300])
     assert "policy.tasks does not name ordinal" in lab("node", "check", "clinic", "small.toml")
-    lab("queries", "make", "small.toml")
-    refused = lab("node", "answer", "clinic", "queries.safetensors", code=2)
+    lab("offline", "make", "small.toml")
+    refused = lab("offline", "answer", "clinic", "queries.safetensors", code=2)
     assert "invalid task.name = 'ordinal' (expected one that policy.tasks of the node names" in refused
     assert not (node / "runs").exists()
 
@@ -85,7 +85,7 @@ def test_a_node_learns_it_only_if_its_owner_allows_it(lab: Lab) -> None:
         (node / "node.toml").read_text().replace("tasks = []", 'tasks = ["ordinal"]')
     )
     assert "It can take part." in lab("node", "check", "clinic", "small.toml")
-    lab("node", "answer", "clinic", "queries.safetensors")
+    lab("offline", "answer", "clinic", "queries.safetensors")
     responses = ("answers-clinic.safetensors", "--queries", "queries.safetensors")
     lab("distil", *responses, "--out", "carried", "--quiet")
     assert 0 < lab.result("carried")["mae"] < 9
@@ -119,6 +119,6 @@ def test_two_grades_off_costs_more_than_one(monkeypatch: pytest.MonkeyPatch) -> 
     far = task.loss(sure, wanted) - plain.loss(sure, wanted)
     torch.testing.assert_close(far, torch.tensor([1.0, 0.0, 2.0]), atol=1e-4, rtol=0)
     one, other = sure[0], sure[2]
-    apart = task.distance(one, other, 1.0) - plain.distance(one, other, 1.0)
+    apart = task.distillation_loss(one, other, 1.0) - plain.distillation_loss(one, other, 1.0)
     torch.testing.assert_close(apart, torch.tensor([3.0]), atol=1e-4, rtol=0)
     assert task.compute_metrics(sure[:, 0], wanted[:, 0]) == {"accuracy": pytest.approx(100 / 3), "mae": 1.0}

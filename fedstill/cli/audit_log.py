@@ -59,7 +59,7 @@ def _opened(place: _Place, *, write: bool = False) -> Iterator[AuditLog]:
 
     lost = audit_file.gone(place.file, place.folder)
     if lost is not None and not write:
-        raise FedstillError(f"{place.file} {lost}: put it back, or `fedstill audit settle` starts it anew")
+        raise FedstillError(f"{place.file} {lost}: put it back, or `fedstill audit accept` starts it anew")
     if lost is None and not place.file.with_name(f"{place.file.name}.head").exists():
         with place.file.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:  # nothing says that it ever was one

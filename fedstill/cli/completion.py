@@ -1,10 +1,11 @@
-"""``fedstill completion``: what makes a shell complete commands, presets, methods and options."""
+"""``fedstill completion``: scripts that complete commands, presets, methods and options in a shell."""
 
 from __future__ import annotations
 
 import re
 
 from fedstill.cli.arguments import ParsedArgs
+from fedstill.cli.commands import COMMANDS, CommandGroup
 from fedstill.core.errors import ArgumentError
 
 BASH = """\
@@ -22,42 +23,41 @@ ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
 def completion(args: ParsedArgs) -> None:
-    """A script for a shell: ``eval "$(fedstill completion bash)"``, for fish ``... | source``."""
+    """Print the script of a shell, for ``eval "$(fedstill completion bash)"``; for fish, ``... | source``."""
     shell = args.positionals[0]
     if shell not in ("bash", "zsh", "fish"):
         raise ArgumentError("fedstill completion", shell, "bash, zsh or fish")
-    words = completed()
-    commands = " ".join(words)
+    by_command = completions()
+    commands = " ".join(by_command)
     if shell == "fish":
         print("complete -c fedstill -n __fish_use_subcommand -a", f'"{commands}"')
-        for command, own in words.items():
-            print(f'complete -c fedstill -n "__fish_seen_subcommand_from {command}" -a "{" ".join(own)}"')
+        for command, words in by_command.items():
+            print(f'complete -c fedstill -n "__fish_seen_subcommand_from {command}" -a "{" ".join(words)}"')
         return
     cases = "\n".join(
-        f'    {command}) COMPREPLY=($(compgen -W "{" ".join(own)}" -- "$word")) ;;'
-        for command, own in words.items()
+        f'    {command}) COMPREPLY=($(compgen -W "{" ".join(words)}" -- "$word")) ;;'
+        for command, words in by_command.items()
     )
     print((ZSH if shell == "zsh" else "") + BASH.format(commands=commands, cases=cases), end="")
 
 
-def completed() -> dict[str, list[str]]:
-    """By command, what may stand behind it: its options as the help has them, presets, methods."""
+def completions() -> dict[str, list[str]]:
+    """Return, by command, the words that can follow: subcommands, presets, methods and options."""
     from fedstill.cli.list_command import kinds
-    from fedstill.cli.main import COMMANDS, HELP, ROOMS
     from fedstill.protocol.method import METHODS
     from fedstill.runs import presets
 
-    usage = HELP.partition("usage:\n")[2].partition("\n\n")[0]
-    entries = re.split(r"^(?=  fedstill )", usage, flags=re.MULTILINE)
-    named = {
+    names = {
         "run": presets.names(),
-        "show": presets.names(),
+        "config": presets.names(),
         "compare": list(METHODS),
         "list": [*METHODS, *kinds()],
     }
     found = {}
-    for command in (*COMMANDS, *ROOMS):
-        own = " ".join(entry for entry in entries if entry.startswith(f"  fedstill {command} "))
-        options = [option for option in re.findall(r"--[a-z-]+", own) if option != "--help"]
-        found[command] = [*named.get(command, ()), *dict.fromkeys(options)]
+    for name, command in COMMANDS.items():
+        subcommands = command.commands if isinstance(command, CommandGroup) else {}
+        each = subcommands.values() if isinstance(command, CommandGroup) else [command]
+        usages = " ".join(form for one in each for form in one.usage)
+        options = dict.fromkeys(re.findall(r"--[a-z-]+", usages))
+        found[name] = [*subcommands, *names.get(name, ()), *options]
     return found

@@ -1,4 +1,4 @@
-"""``fedstill page``: a page of what goes on in a folder, for a browser of this machine."""
+"""``fedstill dashboard``: a page of what goes on in a folder, for a browser of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def page(args: ParsedArgs) -> None:
     folder, in_range = Path(args.positionals[0]), lambda value: 0 <= value < 65536
     port = number("--port", args.get("--port") or "0", int, in_range, "1 to 65535")
     if not folder.is_dir():
-        raise ArgumentError("fedstill page", str(folder), "the folder of a node, a server, a run or several")
+        raise ArgumentError(
+            "fedstill dashboard", str(folder), "the folder of a node, a server, a run or several"
+        )
 
     from fedstill.report.page_server import PageServer
 
@@ -59,7 +61,7 @@ def _node(folder: Path, path: str, nonce: str) -> str | None:
 
 
 def _server(folder: Path, ending: contextlib.ExitStack) -> Page:
-    from fedstill.federation.server_view import ServerWatch
+    from fedstill.federation.server_status import ServerWatch
     from fedstill.report import runs_page
 
     watch = ServerWatch(folder)

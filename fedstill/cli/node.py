@@ -40,7 +40,7 @@ def start(args: ParsedArgs) -> None:
     if found.file is None or found.faults:
         leave_faulty(folder, found.faults)
     if not found.file.online:
-        allowed = "true to join a federation; `fedstill node answer` answers files"
+        allowed = "true to join a federation; `fedstill offline answer` answers files"
         raise ArgumentError("online", False, allowed)
     here = flare_kit.node(folder)
     if flare_site.running(here) is None:

@@ -1,4 +1,4 @@
-"""A federation by files: ``fedstill queries``, ``fedstill node response`` and ``fedstill distil``."""
+"""A federation by files: ``fedstill offline``, ``fedstill node response`` and ``fedstill offline combine``."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def combine(args: ParsedArgs) -> None:
 
     recipe = _recipe(queries)
     if not recipe.is_file():
-        raise BundleError(f"{recipe} is missing: `fedstill queries make` wrote it beside {queries}")
+        raise BundleError(f"{recipe} is missing: `fedstill offline make` wrote it beside {queries}")
     asked = load_toml(recipe)
-    config = changed(asked, args.overrides, "fedstill distil", args.known)
+    config = changed(asked, args.overrides, "fedstill offline combine", args.known)
     runs.check_later(asked, config)
     folder = out_folder(args, f"runs/{config.name}-seed{config.seed}")
     known = None if keys is None else _keys(Path(keys))

@@ -95,7 +95,7 @@ def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[Planned
     """All nodes of a simulation, with the parts of the data that they will have."""
     from fedstill.data.input_spec import InputSpec
     from fedstill.data.loading import load
-    from fedstill.runs.assemble import divide
+    from fedstill.runs.build import divide
 
     data = load(config.data, config.task)
     parts, public = divide(config, data)

@@ -81,7 +81,7 @@ def report(args: ParsedArgs) -> None:
 
 def _write_figures(folder: Path, args: ParsedArgs, kind: Any) -> None:
     from fedstill.figures import write
-    from fedstill.report.drawing import FORMATS
+    from fedstill.report.plotting import FORMATS
 
     if kind not in FORMATS:
         raise ArgumentError("--figures", kind, f"one of {', '.join(FORMATS)}")

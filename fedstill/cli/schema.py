@@ -1,4 +1,4 @@
-"""``fedstill schema``: a first schema of a table, to be corrected by whoever knows its columns."""
+"""``fedstill data schema``: a first schema of a table, to be corrected by whoever knows its columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def schema(args: ParsedArgs) -> None:
 
     for file in files:
         if not table_ending(file):
-            raise ArgumentError("fedstill schema", str(file), f"a {' or '.join(ENDINGS)} file")
+            raise ArgumentError("fedstill data schema", str(file), f"a {' or '.join(ENDINGS)} file")
     read = [cells_of(file) for file in files]
     tables = [table for table, _ in read]
     for file, table in zip(files, tables, strict=True):

@@ -15,7 +15,7 @@ from fedstill.core.startup_kit import StartupKit
 from fedstill.core.text_format import human_seconds, json_text
 
 if TYPE_CHECKING:
-    from fedstill.federation.server_view import ServerView
+    from fedstill.federation.server_status import ServerView
 
 PORT = 8002
 MOST_RUNS = 10  # that are shown
@@ -72,7 +72,7 @@ def start(args: ParsedArgs) -> None:
 
 
 def status(args: ParsedArgs) -> None:
-    from fedstill.federation.server_view import ServerWatch
+    from fedstill.federation.server_status import ServerWatch
 
     folder = Path(args.positionals[0])
     with closing(ServerWatch(folder)) as watch:

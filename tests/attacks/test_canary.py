@@ -19,13 +19,13 @@ from fedstill.core.dataset import TensorData
 from fedstill.node import dp_training
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy import pate, release_rules
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.clipping import numbers
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.clipping import to_finite
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
-from fedstill.privacy.noise import Draws, add_noise
-from fedstill.privacy.pate import shards
-from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, Sanitized
+from fedstill.privacy.noise import NoiseSampler, add_noise
+from fedstill.privacy.pate import partition_records
+from fedstill.privacy.release_rules import NoisyCounts, NoisyRows, SanitizedGradients
 from fedstill.runs import config
 
 Make = Callable[..., Distinguisher]
@@ -84,7 +84,7 @@ def test_one_training_of_a_linear_model_by_large_steps_shows_less_than_is_claime
 ) -> None:
     found = one_run_linear(confidence=SURE, many=many, precision=precision)
     assert 0 < found.shown < found.claimed
-    assert found.claimed == epsilon({Event("gaussian", 4.0): 20}, DELTA)
+    assert found.claimed == compute_epsilon({Event("gaussian", 4.0): 20}, DELTA)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
     for mechanism in ("pate", "noisy-outputs"):
         claimed = neighboring_datasets.gradients(2.0, mechanism).claimed
         assert claimed[Event("gaussian", 1.0)] == 2
-        assert epsilon(claimed, 1e-5) == pytest.approx(epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6)
+        assert compute_epsilon(claimed, 1e-5) == pytest.approx(compute_epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6)
     assert mechanism_audits.steps(0.8, taken=4, records=8, batch=2).claimed == {
         Event("gaussian", 0.8, rate=0.25): 4
     }
@@ -131,7 +131,7 @@ def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
 def test_worlds_differ_in_one_record_that_one_teacher_sees(m: int) -> None:
     data, record = contradicted(0, m)
     both = TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
-    parts = shards(both, m)
+    parts = partition_records(both, m)
     (home,) = [part.tolist() for part in parts if 0 in part]
     assert home == [0, len(data)], "alone with the record that it contradicts"
 
@@ -158,11 +158,11 @@ def noise_times(by: float) -> Break:
 
 def noise_again(patch: pytest.MonkeyPatch) -> None:
     """The same noise for all that a node answers."""
-    draws: Callable[..., Draws] = Mechanism.draws
+    draws: Callable[..., NoiseSampler] = Mechanism.draws
     runs = iter(range(10**9))
     used: dict[tuple[int, int], str] = {}
 
-    def again(self: Mechanism, *names: str | int) -> Draws:
+    def again(self: Mechanism, *names: str | int) -> NoiseSampler:
         kind, number = names[0], names[1]
         if kind == "gate":  # two queries a run, and their gradients
             names = ("gate", used.setdefault((id(self), (int(number) - 1) // 2), str(next(runs))))
@@ -174,8 +174,8 @@ def noise_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_bound(patch: pytest.MonkeyPatch) -> None:
-    for rule in (NoisyRows, Sanitized, NoisyCounts):
-        patch.setattr(rule, "bound", lambda self, tensor: numbers(tensor))
+    for rule in (NoisyRows, SanitizedGradients, NoisyCounts):
+        patch.setattr(rule, "bound", lambda self, tensor: to_finite(tensor))
 
 
 def no_clip_at_teachers(patch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def fixed_order(patch: pytest.MonkeyPatch) -> None:
     batches: Callable[..., Any] = mechanism_audits._moves
     turn = 0
 
-    def sample(data: TensorData, rate: float, draws: Draws) -> TensorData:
+    def sample(data: TensorData, rate: float, draws: NoiseSampler) -> TensorData:
         nonlocal turn
         size, turn = round(rate * len(data)), turn + 1
         return data.subset(torch.arange((turn - 1) * size, turn * size))

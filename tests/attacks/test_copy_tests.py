@@ -16,7 +16,7 @@ from fedstill.attacks.generative_metrics import Extractor, penultimate, pixels
 from fedstill.attacks.memorization import Neighbors, copying, data_copying, nearest, wilson
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.data import Digits, load
-from fedstill.models.classifiers import LeNet5
+from fedstill.models.image_classifiers import LeNet5
 
 PLAIN = Extractor("vectors", lambda x: x)
 

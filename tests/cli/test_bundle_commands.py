@@ -27,7 +27,7 @@ from fedstill.federation import signed_files
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.report import write_report
-from fedstill.runs import assemble, config, offline, run
+from fedstill.runs import build, config, offline, run
 from fedstill.runs.presets import parse
 from tests.audited import edit, entries, releases
 
@@ -66,7 +66,7 @@ def make_nodes(folder: Path) -> Path:
     """Each node of the run of ``run.toml`` as a folder of its owner's."""
     (folder / "run.toml").write_text(RUN)
     given = config.load_toml(folder / "run.toml")
-    experiment, _ = assemble.prepare(given)
+    experiment, _ = build.prepare(given)
     for index, name in enumerate(NAMES):
         own = folder / name
         own.mkdir()
@@ -97,8 +97,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for words in (
-            ["queries", "make", "run.toml"],
-            *(["node", "answer", name, "queries.safetensors"] for name in NAMES),
+            ["offline", "make", "run.toml"],
+            *(["offline", "answer", name, "queries.safetensors"] for name in NAMES),
         ):
             with pytest.raises(SystemExit) as left:
                 cli.main(words)
@@ -194,13 +194,13 @@ def test_what_each_person_reads(here: Path, command: Main) -> None:
         "server.pub",
     ):
         Path(name).unlink()
-    code, out, _ = command("queries", "make", "run.toml")
+    code, out, _ = command("offline", "make", "run.toml")
     assert code == 0
     assert "asks        count_labels (1), predict (2)" in out
     assert "about       288 public inputs: held-out" in out
     assert f"your key    {fingerprint}" in out  # the key is made once
-    assert command("queries", "show", "queries.safetensors")[1].endswith(f"signed by   {fingerprint}\n")
-    code, out, _ = command("node", "answer", "node-0", "queries.safetensors")
+    assert command("offline", "show", "queries.safetensors")[1].endswith(f"signed by   {fingerprint}\n")
+    code, out, _ = command("offline", "answer", "node-0", "queries.safetensors")
     assert f"asked by    {fingerprint} (not compared yet)" in out
     assert "left        label counts 44 B, logits 5.8 kB" in out
     assert "noise       none; no guarantee" in out
@@ -208,7 +208,7 @@ def test_what_each_person_reads(here: Path, command: Main) -> None:
     assert f"your key    {signed_files.expected('node-0/node.pub')}" in out
     assert "have them read out theirs" in out
     for known in (fingerprint, "server.pub"):
-        code, out, _ = command("node", "answer", "node-0", "queries.safetensors", "--server-key", known)
+        code, out, _ = command("offline", "answer", "node-0", "queries.safetensors", "--server-key", known)
         assert f"asked by    {fingerprint} (as expected)" in out
         assert "have them read out theirs" not in out
 
@@ -252,7 +252,7 @@ def test_the_page_can_be_followed_as_it_stands(
 
 def test_answers_of_another_node_are_not_written_over(here: Path, command: Main) -> None:
     before, lines = Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))
-    told = refused(command("node", "answer", "node-1", "queries.safetensors", "--out", ANSWERS[0]))
+    told = refused(command("offline", "answer", "node-1", "queries.safetensors", "--out", ANSWERS[0]))
     assert f"{ANSWERS[0]} is signed by another key than this one's: choose another place" in told
     assert (Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
 
@@ -262,12 +262,12 @@ def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, com
     lines = entries(Path("node-0"))
     assert lines
     Path(ANSWERS[0]).unlink()
-    assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
+    assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     assert (Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()) == before
     assert entries(Path("node-0")) == lines
     # Trained anew, say since the folder was lost, it still says the same.
     shutil.rmtree("node-0/runs")
-    assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
+    assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     assert Path(ANSWERS[0]).read_bytes() == before[0]
 
 
@@ -279,16 +279,16 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     path = Path("node-0/node.toml")
     kept = path.read_text()
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1e-3\ntraining.noise = 0.5\n")
-    assert "privacy budget" in refused(command("node", "answer", "node-0", "queries.safetensors"))
+    assert "privacy budget" in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.7\n")
-    code, out, err = command("node", "answer", "node-0", "queries.safetensors")
+    code, out, err = command("offline", "answer", "node-0", "queries.safetensors")
     assert code == 0, err
     assert re.search(r"cost +epsilon [0-9.]+ at delta 1e-06, in all runs on these data", out)
     # What has left stays bound, though what is kept of it is lost.
     path.write_text(f"{kept}\n[privacy]\nmechanism = 'dp-sgd'\ndelta = 1e-6\ntraining.noise = 0.9\n")
     (responses,) = Path("node-0").glob("runs/*/answers.safetensors")
     responses.unlink()
-    said = refused(command("node", "answer", "node-0", "queries.safetensors"))
+    said = refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert "it was begun otherwise (expected a new run" in said
 
 
@@ -304,12 +304,12 @@ def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> No
     ):
         spoil()
         Path(ANSWERS[0]).unlink()
-        assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
+        assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
         assert Path(ANSWERS[0]).read_bytes() == before
     assert unpack(before)[0]["policy"]["max_rows"] != 7  # as it was when they left
 
 
-ANSWER = ("node", "answer", "node-0", "queries.safetensors")
+ANSWER = ("offline", "answer", "node-0", "queries.safetensors")
 
 
 def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main) -> None:
@@ -371,10 +371,10 @@ def test_whoever_asks_again_is_named_as_now(here: Path, command: Main) -> None:
     shutil.rmtree("node-0/runs")
     blob = Path("queries.safetensors").read_bytes()
     signed_files.write(Path("queries.safetensors"), blob, signed_files.own_key(Path("thief.key")))
-    assert command("node", "answer", "node-0", "queries.safetensors")[0] == 0
+    assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     Path("queries.safetensors.sig").write_bytes(signature)
     assert f"{ANSWERS[0]} answers these queries as signed by another key" in refused(command(*DISTIL))
-    words = ("node", "answer", "node-0", "queries.safetensors", "--server-key", "server.pub")
+    words = ("offline", "answer", "node-0", "queries.safetensors", "--server-key", "server.pub")
     assert command(*words)[0] == 0
     assert command(*DISTIL)[0] == 0
     about = json.loads(Path("out/result.json").read_text())["files"]["answers"]
@@ -385,8 +385,8 @@ def test_whoever_asks_again_is_named_as_now(here: Path, command: Main) -> None:
 
 
 def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main) -> None:
-    assert command("queries", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
-    assert command("node", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
+    assert command("offline", "make", "run.toml", "--method.levels", 100, "--out", "more.safetensors")[0] == 0
+    assert command("offline", "answer", "node-0", "more.safetensors", "--out", "more.answers")[0] == 0
     assert len({entry["run"] for entry in entries(Path("node-0"))}) == 2
     left = command(*DISTIL[:3], "more.answers", *DISTIL[4:])
     assert "more.answers answers another file of queries" in refused(left)
@@ -465,7 +465,7 @@ def test_keys_that_are_not_known_are_refused(here: Path, command: Main) -> None:
         shutil.copy("node-0/node.pub", f"keys/{name}.pub")
     left = refused(command(*DISTIL, "--node-keys", "keys"))
     assert f"{ANSWERS[1]} is signed by a key that is not expected here" in left
-    words = ("node", "answer", "node-0", "queries.safetensors", "--server-key")
+    words = ("offline", "answer", "node-0", "queries.safetensors", "--server-key")
     assert "signed by a key that is not expected" in refused(command(*words, "node-1/node.pub"))
     assert "is no public key" in refused(command(*words, "friend"))
 
@@ -478,14 +478,14 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
     )
     # node-0 was given examples of the classes that are left out here.
     assert {8, 9} & set(np.load("node-0/data.npz")["labels"].tolist())
-    text = refused(command("node", "answer", "node-0", "fewer.safetensors", "--out", "fewer-answers"))
+    text = refused(command("offline", "answer", "node-0", "fewer.safetensors", "--out", "fewer-answers"))
     assert re.search(r"label|class", text), text
     assert len(list(Path("node-0/runs").glob("*/answers.safetensors"))) == 1  # the earlier ones
     kept = dict(np.load("node-0/data.npz"))
     shutil.rmtree("node-0/runs")
     Path(ANSWERS[0]).unlink()
     np.savez("node-0/data.npz", images=kept["images"].repeat(2, axis=2), labels=kept["labels"])
-    assert "1 x 8 x 8" in refused(command("node", "answer", "node-0", "queries.safetensors"))
+    assert "1 x 8 x 8" in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(ANSWERS[0]).exists()
 
 
@@ -506,7 +506,7 @@ def test_what_the_policy_forbids_is_refused_before_any_training(
     monkeypatch.setattr(
         "fedstill.node.host.Session.learn", lambda *given: pytest.fail("it trained for nothing")
     )
-    assert rule in refused(command("node", "answer", "node-0", "queries.safetensors"))
+    assert rule in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(ANSWERS[0]).exists()
     *_, last = entries(Path("node-0"))
     assert last["part"] == "refused"
@@ -517,7 +517,7 @@ def test_an_owner_who_forbids_it_afterwards_hands_out_nothing_more(here: Path, c
     path = Path("node-0/node.toml")
     path.write_text(tomli_w.dumps({**parse(path.read_text()), "policy": {"queries": []}}))
     Path(ANSWERS[0]).unlink()
-    text = refused(command("node", "answer", "node-0", "queries.safetensors"))
+    text = refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert "refuses query 'count_labels' by rule queries: none" in text
     assert not Path(ANSWERS[0]).exists()
     *_, last = entries(Path("node-0"))
@@ -535,5 +535,5 @@ def test_queries_that_cannot_be_carried_are_not_made(here: Path, command: Main) 
         (["run.toml", "--public.name", "none"], "there is no public data: set public.name"),
         (["run.toml", "--method.levels", 100], "queries.safetensors holds something else already"),
     ):
-        assert said in refused(command("queries", "make", *words))
-    assert "unknown command 'queries mak': did you mean 'queries make'?" in refused(command("queries", "mak"))
+        assert said in refused(command("offline", "make", *words))
+    assert "unknown command 'offline mak': did you mean 'offline make'?" in refused(command("offline", "mak"))

@@ -193,7 +193,7 @@ def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
 
 @pytest.mark.usefixtures("here")
 def test_show_is_complete_and_reads_back(command: Main) -> None:
-    code, out, err = command("show", "mine.toml", "--split.nodes", "9", "--method.tau=inf")
+    code, out, err = command("config", "mine.toml", "--split.nodes", "9", "--method.tau=inf")
     assert (code, err) == (0, "")
     run = config.read_toml(out)
     assert (run.name, run.seed, run.split.nodes, run.method.tau) == ("mine", 4, 9, float("inf"))
@@ -542,12 +542,12 @@ def test_published_figures_stay_with_a_run_that_options_change(command: Main, he
     metric = '[[paper]]\nmethod = "fediod"\nvalue = 90.5\nsource = "Table 1"\n'
     with (here / "mine.toml").open("a", encoding="utf-8") as file:
         file.write(metric)
-    code, out, _ = command("show", "mine.toml", "--split.nodes", "9")
+    code, out, _ = command("config", "mine.toml", "--split.nodes", "9")
     assert code == 0
     [paper] = config.read_toml(out).paper
     assert (paper.value, paper.source) == (90.5, "Table 1")
     assert "--paper" not in command("run", "mine.toml", "--help")[1]
-    line = one_line(command("show", "mine.toml", "--paper.0.value", "3"))
+    line = one_line(command("config", "mine.toml", "--paper.0.value", "3"))
     assert line.startswith("unknown option '--paper.0.value'")
 
 

@@ -1,4 +1,4 @@
-"""``fedstill page``: what it shows, and to whom; no file by its path, no markup of others."""
+"""``fedstill dashboard``: what it shows, and to whom; no file by its path, no markup of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstill.cli.page import _pages
 
 from fedstill.cli.main import main
 from fedstill.core.errors import QueryRefused
-from fedstill.federation import server_view
+from fedstill.federation import server_status
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import DATA, REFUSED, Entry
 from fedstill.node.audit_log import FILE, AuditLog
@@ -214,9 +214,9 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
                 closed.append(self)
 
         closed: list[Admin] = []
-        monkeypatch.setattr(server_view, "Admin", Admin)
-        monkeypatch.setattr(server_view.flare_kit, "server", lambda folder: folder)
-        monkeypatch.setattr(server_view.flare_site, "running", lambda site: 77)
+        monkeypatch.setattr(server_status, "Admin", Admin)
+        monkeypatch.setattr(server_status.flare_kit, "server", lambda folder: folder)
+        monkeypatch.setattr(server_status.flare_site, "running", lambda site: 77)
         with serving(tmp_path) as server:
             page = Page(call(server)[2])
             assert call(server, f"/{server.token}/run/one")[0] == 200
@@ -298,7 +298,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SystemExit) as ended:
-            main(["page", str(tmp_path), "--port", str(port)])
+            main(["dashboard", str(tmp_path), "--port", str(port)])
     assert ended.value.code == 2
     assert f"invalid --port = {port} (expected one that is free on this machine (" in capsys.readouterr().err
 

@@ -29,7 +29,7 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import round_up
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_to_dict, cost_from_dict
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.simulation import Simulation
 from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
@@ -158,7 +158,7 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     run, (place,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
     plan = _solve(run, place)
     clinic.ready()
-    assert isinstance(clinic.say("answer", {}, query="count_labels", number=0, differentiable=False), tuple)
+    assert isinstance(clinic.say("answer_query", {}, query="count_labels", number=0, differentiable=False), tuple)
     for number in range(1, 7):
         assert isinstance(clinic.query(number), tuple)
         assert isinstance(clinic.pull(number), tuple)

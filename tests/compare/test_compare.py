@@ -25,11 +25,11 @@ from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, U
 from fedstill.core.run_writer import holding
 from fedstill.data.builtin import Digits
 from fedstill.methods.fedavg import FedAvg
-from fedstill.privacy.config import StepsConfig
+from fedstill.privacy.config import DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.payload_kinds import PRIVATE_DATA, Kind
+from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.report import write_report
 from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.runs import config, run
@@ -47,7 +47,7 @@ QUICK: Mapping[str, Any] = {
 PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
 
 
-def no_outputs(kinds: Sequence[Kind]) -> set[Kind]:
+def no_outputs(kinds: Sequence[PayloadKind]) -> set[PayloadKind]:
     """What is no output: the data themselves, or what a network has learned."""
     return {kind for kind in kinds if kind.of == "model" or kind == PRIVATE_DATA}
 
@@ -187,9 +187,9 @@ def test_settings_may_differ_in_the_budget_and_methods_in_the_mechanism(tmp_path
     told = {(place.setting, place.label): plan.config(place).nodes.privacy for place in plan.places()}
     assert told == {
         ("epsilon 2", "fedkd-votes"): PATE(epsilon=2.0, pate=PateConfig(teachers=7)),
-        ("epsilon 2", "fedkd-steps"): DPSGD(epsilon=2.0, training=StepsConfig(clip=0.5)),
+        ("epsilon 2", "fedkd-steps"): DPSGD(epsilon=2.0, training=DPTrainingConfig(clip=0.5)),
         ("no budget", "fedkd-votes"): PATE(pate=PateConfig(teachers=7)),
-        ("no budget", "fedkd-steps"): DPSGD(training=StepsConfig(clip=0.5)),
+        ("no budget", "fedkd-steps"): DPSGD(training=DPTrainingConfig(clip=0.5)),
     }
     (note,) = (note for note in summarize(tmp_path, plan).notes if "fedkd-steps" in note)
     assert note.startswith("fedkd-steps has run options of its own: nodes.privacy.mechanism = dp-sgd, ")

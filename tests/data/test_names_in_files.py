@@ -26,7 +26,7 @@ from fedstill.data.tables import cells_of, encoded
 from fedstill.data.tables import read_folder as read_tables
 from fedstill.data.text import read_table
 from fedstill.methods.fedavg import FedAvg
-from fedstill.runs.assemble import divide
+from fedstill.runs.build import divide
 from fedstill.runs.config import RunConfig
 from fedstill.tasks.classification import ClassificationConfig
 

@@ -126,28 +126,28 @@ def test_the_command_writes_what_a_run_reads(
             f"{n % 50},{'fm'[n % 3 == 0]},{'yes' if n % 50 > 24 else 'no'}" for n in range(first, first + 40)
         ]
         Path(f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]))
-    code, out, _ = command("schema", "berlin.csv", "paris.csv", "--target", "ill")
+    code, out, _ = command("data", "schema", "berlin.csv", "paris.csv", "--target", "ill")
     assert code == 0
     assert "schema.toml: 3 columns, from 80 rows." in out
     assert "  age: 0 to 50\n  sex: f, m\n  ill: no, yes\n" in out
     assert "widen them" in out
-    by_files = "--split.how column --split.column site --split.nodes 0"
+    by_files = "--split.name column --split.column site --split.nodes 0"
     assert f"Try: fedstill run wine-fediod --data . {by_files} --name mine\n" in out, "each file is a node"
     assert "misspelt" not in out
-    code, told, _ = command("show", "wine-fediod", "--data", "berlin.csv")
+    code, told, _ = command("config", "wine-fediod", "--data", "berlin.csv")
     assert code == 0, told
-    assert command("schema", "berlin.csv", "--target", "ill")[2].startswith(
+    assert command("data", "schema", "berlin.csv", "--target", "ill")[2].startswith(
         "fedstill: --out is 'schema.toml'"
     )
     Path("other.csv").write_text("age\n3\n")
-    told = command("schema", "berlin.csv", "other.csv", "--target", "ill", "--out", "new.toml")[2]
+    told = command("data", "schema", "berlin.csv", "other.csv", "--target", "ill", "--out", "new.toml")[2]
     assert told == "fedstill: other.csv: has other columns than berlin.csv (expected the same\n"
     assert not Path("new.toml").exists()
     text = Path("paris.csv").read_text()
     Path("paris.csv").write_text(f"{text}\n30,F,no")
-    out = command("schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "new.toml")[1]
+    out = command("data", "schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "new.toml")[1]
     assert "Once only, perhaps misspelt: 'F' of sex.\n" in out
     Path("paris.csv").write_text(f"{text}\n30,f,\n31,f,")
-    told = command("schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "newer.toml")[2]
+    told = command("data", "schema", "berlin.csv", "paris.csv", "--target", "ill", "--out", "newer.toml")[2]
     where = "fedstill: paris.csv, line 42: column 'ill' is empty, and is to be learned (1 more such)\n"
     assert told == where

@@ -121,7 +121,7 @@ def test_sizes_of_whole_units_are_as_equal_as_can_be() -> None:
         parts = split(
             targets,
             4,
-            read_table(SplitConfig, {"how": how, "nodes": 5}),
+            read_table(SplitConfig, {"name": how, "nodes": 5}),
             np.random.default_rng(0),
             {},
             patient,

@@ -16,7 +16,7 @@ from fedstill.data import DataConfig, DataSet, Digits, TensorData, named
 from fedstill.data.loading import Source, load, prepared
 from fedstill.data.object_images import Picture
 from fedstill.data.object_images import data_set as nuclei_data_set
-from fedstill.runs import assemble, offline, run
+from fedstill.runs import build, offline, run
 from fedstill.runs.config import load as run_config
 
 FEW = Digits(validation=0.25, seed=3)
@@ -122,8 +122,8 @@ def test_nodes_with_data_of_their_own_set_nothing_aside(tmp_path: Path) -> None:
 
 
 def test_a_run_says_that_it_is_measured_on_validation_data() -> None:
-    experiment, about = assemble.prepare(replace(run_config("digits-standalone"), data=FEW))
+    experiment, about = build.prepare(replace(run_config("digits-standalone"), data=FEW))
     assert about["data"]["test"] == 360
     assert any(note.startswith("measured on validation data") for note in experiment.notes)
-    plain, _ = assemble.prepare(run_config("digits-standalone"))
+    plain, _ = build.prepare(run_config("digits-standalone"))
     assert not any("validation" in note for note in plain.notes)

@@ -29,7 +29,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.federation import joining, remote, transport
 from fedstill.federation.transport import LinkError
 from fedstill.node import first_training, host, session
-from fedstill.runs import assemble, local_processes
+from fedstill.runs import build, local_processes
 from fedstill.runs.config import RunConfig, read_toml, to_toml
 from fedstill.runs.remote_run import Served
 from fedstill.runs.simulation import Simulation
@@ -180,7 +180,7 @@ class Sites:
     def __init__(self, folder: Path, config: RunConfig, delay: float = 0.0) -> None:
 
         self.folder, self.config, self.delay = folder, config, delay
-        experiment, _ = assemble.prepare(config)
+        experiment, _ = build.prepare(config)
         self.names = [node.name for node in experiment.nodes]
         local_processes.write_nodes(config, experiment, folder / "nodes")
         self.served = folder / "server"
@@ -276,7 +276,7 @@ class Unbroken:
     """The same run in this process, as it is to come out everywhere."""
 
     def __init__(self, config: RunConfig, out: Path) -> None:
-        self.experiment: Simulation = assemble.prepare(config)[0]
+        self.experiment: Simulation = build.prepare(config)[0]
         self.metrics = self.experiment.run(out)
         self.lines = releases(out)
 

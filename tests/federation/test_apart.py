@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, DataError, NodeFault, QueryRefused
-from fedstill.federation.answer_checks import faults
+from fedstill.federation.response_checks import faults
 from fedstill.methods._server import Server
 from fedstill.node.node_group import Group
 from fedstill.node.request_handler import RequestHandler
@@ -21,17 +21,17 @@ from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.release_rules import Exact
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
-from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, query
 from fedstill.protocol.wire_format import as_text, from_text, pack, unpack
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig
 from fedstill.tasks.classification import Classification
 from tests.federation.test_remote import NAMES, Away, tiny
 
-WISH = Kind("wish", "what is wanted", of="query")
-SOME = Kind("some records", "as many as it has of one class", of="records")
-WORDS = Kind("words", "what it says of them", of="answers")
+WISH = PayloadKind("wish", "what is wanted", of="query")
+SOME = PayloadKind("some records", "as many as it has of one class", of="records")
+WORDS = PayloadKind("words", "what it says of them", of="answers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
 @pytest.mark.parametrize("of", ["rows", "scores", "counts"])
 def test_no_noise_hides_how_much_a_node_says(of: Any) -> None:
     """Under a budget the query is refused; without one, nothing is claimed of it."""
-    kind = Kind("some", of=of)
+    kind = PayloadKind("some", of=of)
     for apart in ({"ragged": ("some",)}, {"values": ("some",)}):
         asked = Query("tell", None, releases={"some": kind}, reads=("some",), times=1, **apart)  # type: ignore[arg-type]
         privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))

@@ -86,7 +86,7 @@ def test_a_node_killed_in_local_training_takes_up_its_own_steps(three: Sites, un
     assert not three.steps()
     since = time.monotonic()
     three.start("node-2")
-    stopped(three, "node-2", "learn")
+    stopped(three, "node-2", "train_locally")
     three.begin()
     same_figures(three, three.end(), unbroken)
     told_time("node killed in local training", since)

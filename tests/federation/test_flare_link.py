@@ -19,7 +19,7 @@ from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.federation.flare import FlareLink
-from fedstill.federation.flare_losses import Losses, listen
+from fedstill.federation.flare_lost_nodes import Losses, listen
 from fedstill.federation.transport import LinkError, Silent, Unreachable
 
 

@@ -32,7 +32,7 @@ from fedstill.federation.offline_files import (
 )
 from fedstill.federation.offline_link import AnswerFiles
 from fedstill.federation.remote import Remote
-from fedstill.federation.summed import Sent
+from fedstill.federation.secure_aggregation import Sent
 from fedstill.methods import fedkd
 from fedstill.methods._server import Server
 from fedstill.methods.fedkd import FedKD
@@ -45,7 +45,7 @@ from fedstill.privacy.statement import Statement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
-from fedstill.protocol.run_plan import PROTOCOL, Plan, fingerprint
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan, fingerprint
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.tasks.classification import Classification, ClassificationConfig
 
@@ -77,7 +77,7 @@ def live() -> InProcess:
 
 def asked() -> Queries:
     table = {"name": "fedkd", **vars(CONFIG)}
-    plan = Plan("queries", table, SPEC, public=fingerprint(public_data()), public_note=("made", "by hand"))
+    plan = RunPlan("queries", table, SPEC, public=fingerprint(public_data()), public_note=("made", "by hand"))
     return Queries(plan, public_data(), tuple(CONFIG.calls(public_data(), SEED)))
 
 

@@ -28,7 +28,7 @@ from fedstill.node.replies import Progress
 from fedstill.node.requests import Requests
 from fedstill.node.security_log import SecurityLog
 from fedstill.node.session import Session
-from fedstill.protocol.run_plan import Plan, fingerprint
+from fedstill.protocol.run_plan import RunPlan, fingerprint
 from fedstill.tasks.classification import ClassificationConfig
 from tests.audited import entries
 
@@ -78,7 +78,7 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
         "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
     )
     table = {"name": method, **vars(CONFIG)}
-    plan = Plan(path.stem, table, SPEC, public=fingerprint(public), public_note=("made", "by hand"))
+    plan = RunPlan(path.stem, table, SPEC, public=fingerprint(public), public_note=("made", "by hand"))
     *calls, last = CONFIG.calls(public, 4)
     calls.append(replace(last, tensors={**last.tensors, **other}))
     key = signed_files.own_key(path.with_name("server.key"))
@@ -138,7 +138,7 @@ def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
         offline_node.answer(node, queries, out)
     assert entries(node) == []
     with pytest.raises(SystemExit):
-        cli.main(["queries", "show", str(queries)])
+        cli.main(["offline", "show", str(queries)])
     shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
     with pytest.raises(SystemExit):  # what the university reads out is what waits here
         cli.main(["node", "approve", str(node), shown.removeprefix("run ")])
@@ -295,7 +295,7 @@ def test_a_folder_whose_name_is_no_text_is_one_line(
     for words in (
         ["node", "check", str(node)],
         ["node", "check", "."],
-        ["node", "answer", ".", str(queries)],
+        ["offline", "answer", ".", str(queries)],
     ):
         with pytest.raises(SystemExit) as left:
             cli.main(words)

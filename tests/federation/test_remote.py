@@ -27,7 +27,7 @@ from fedstill.core.run_writer import Records
 from fedstill.data.input_spec import InputSpec
 from fedstill.federation import remote, transport
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.meter import Meter
+from fedstill.federation.link_costs import Meter
 from fedstill.federation.remote import Remote
 from fedstill.federation.replies import LONGEST, read_about, read_paid
 from fedstill.federation.transport import Link, LinkError
@@ -39,9 +39,9 @@ from fedstill.node.host import Host
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
-from fedstill.protocol.run_plan import PROTOCOL, Plan
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import pack, unpack
-from fedstill.runs import assemble, local_processes
+from fedstill.runs import build, local_processes
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.remote_run import Served
 from fedstill.runs.simulation import Simulation
@@ -113,7 +113,7 @@ class Away:
         self, config: RunConfig, folder: Path, bend: Mapping[str, Callable[[Serve], Serve]] | None = None
     ) -> None:
         self.config, self.folder = config, folder
-        local_processes.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
+        local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
         self.hosts = {name: Host(folder / "nodes" / name) for name in NAMES}
         serve = {name: host.serve for name, host in self.hosts.items()}
         self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
@@ -134,7 +134,7 @@ class Away:
 
 
 def here(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
-    experiment, _ = assemble.prepare(config)
+    experiment, _ = build.prepare(config)
     return experiment, experiment.run()
 
 
@@ -244,7 +244,7 @@ class Scripted:
         self.audit = AuditLog()
         self.federation = Remote(
             self,
-            Plan("one", {"name": "fediod"}, SPEC),
+            RunPlan("one", {"name": "fediod"}, SPEC),
             {"weigh": query},
             LinkConfig(**{"wait": 0.5, **link}),
             self.audit,
@@ -254,26 +254,26 @@ class Scripted:
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
         header, tensors = unpack(message)
-        do = header["do"]
+        do = header["operation"]
         self.heard.append((node, do))
         if (node, do) in self.fail:
             return self.fail[node, do]()
         told: dict[str, Any] = {}
         released: dict[str, torch.Tensor] = {}
         factor = self.nodes.index(node) + 1.0
-        if do == "hello":
+        if do == "identify":
             told = {"name": node, "protocol": PROTOCOL, "versions": {}}
         elif do == "join":
             about = {"objections": {}, "max_queries": self.most, "learned": True}
             told = {**about, "marks": self.marks[node], "last": self.last[node]}
-        elif do == "answer":
+        elif do == "answer_query":
             self.last[node] = header["number"]
             told, released = {"privacy": {}}, {"logits": factor * tensors["x"].flatten(1)[:, :2]}
-        elif do == "pull back":
+        elif do == "compute_gradients":
             gradient = torch.zeros(2, 1, 2, 2)
             gradient.view(2, 4)[:, :2] = factor * tensors["logits"]
             told, released = {"privacy": {}}, {"d/dx": gradient}
-        elif do == "recall":
+        elif do == "load_checkpoint":
             self.last[node] = header["mark"] - 1
         return pack({"told": told, "seconds": 0.25}, released)
 
@@ -336,7 +336,7 @@ def test_a_sick_node_is_named_left_out_and_its_weight_taken_over(sickness: str) 
     how, reason = SICK[sickness]
     nodes = Scripted(quorum=0.6)
     nodes.query()
-    nodes.breaks("two", "answer", how)
+    nodes.breaks("two", "answer_query", how)
     x = X.clone().requires_grad_()
     responses = nodes.federation.query("weigh", x=x)
     assert responses.nodes == ("one", "three")
@@ -354,7 +354,7 @@ def test_a_sick_node_is_named_left_out_and_its_weight_taken_over(sickness: str) 
         assert nodes.query().nodes == ("one", "three")
     assert "two" not in {node for node, _ in nodes.heard}
     # One fewer, and the run stops.
-    nodes.breaks("one", "answer", how)
+    nodes.breaks("one", "answer_query", how)
     alone = r"1 of 3 nodes are left, link\.quorum wants 2"
     with pytest.raises(NodeFault, match=f"{alone}|it is not known which"):  # of two that differ
         nodes.query()
@@ -404,11 +404,11 @@ def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
             nodes.mends("two")
         raise LinkError("no way")
 
-    nodes.breaks("two", "answer", at_first)
+    nodes.breaks("two", "answer_query", at_first)
     waited: list[Sequence[str]] = []
     nodes.federation.waits = waited.append
     assert nodes.query().nodes == ("one", "two", "three")
-    assert nodes.heard.count(("two", "answer")) == 4
+    assert nodes.heard.count(("two", "answer_query")) == 4
     assert nodes.events() == []
     told = [record.message for record in caplog.records if " to join for " not in record.message]
     assert len(told) >= 2
@@ -420,7 +420,7 @@ def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
 def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.query()
-    for do in ("hello", "answer"):
+    for do in ("identify", "answer_query"):
         nodes.breaks("two", do, nodes.lost)
     assert nodes.query().nodes == ("one", "three")
     assert nodes.query().nodes == ("one", "three")
@@ -433,7 +433,7 @@ def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
         assert len(present) < 1000
     back = 3 + len(present) - 1
     assert nodes.events() == [("two", 1, "left out"), ("two", back, "back")]
-    assert ("two", "recall") not in nodes.heard  # it knows where it was
+    assert ("two", "load_checkpoint") not in nodes.heard  # it knows where it was
     assert nodes.federation.out == {}
 
 
@@ -453,7 +453,7 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
 ) -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.federation.number = 9
-    nodes.breaks("two", "answer", nodes.lost)
+    nodes.breaks("two", "answer_query", nodes.lost)
     nodes.query()
     nodes.mends("two")
     nodes.marks["two"], nodes.last["two"] = marks, last
@@ -462,7 +462,7 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
         if nodes.events()[1:]:
             break
     assert nodes.federation.out == {}
-    assert nodes.heard.count(("two", "recall")) == (recalled is not None)
+    assert nodes.heard.count(("two", "load_checkpoint")) == (recalled is not None)
     if recalled is not None:
         assert nodes.last["two"] >= recalled - 1
 
@@ -478,7 +478,7 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
 )
 def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: str) -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "pull back", lambda: pack({"told": {}, "seconds": 0.0}, {"d/dx": gradient}))
+    nodes.breaks("two", "compute_gradients", lambda: pack({"told": {}, "seconds": 0.0}, {"d/dx": gradient}))
     x = X.clone().requires_grad_()
     nodes.federation.query("weigh", x=x)["logits"].sum().backward()
     assert x.grad is not None
@@ -499,7 +499,7 @@ def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
 def test_who_refuses_does_not_come_back() -> None:
     nodes = Scripted(quorum=0.6)
     error = {"kind": "QueryRefused", "rule": "max_queries: 1", "text": "x", "query": "weigh"}
-    nodes.breaks("two", "answer", lambda: pack({"error": error}))
+    nodes.breaks("two", "answer_query", lambda: pack({"error": error}))
     assert nodes.query().nodes == ("one", "three")
     assert nodes.federation.out["two"].back is False
     assert "max_queries: 1" in nodes.federation.out["two"].reason
@@ -532,8 +532,8 @@ def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> Non
     def silent() -> bytes:
         raise transport.Silent("function serve timed out after 1.9565732450000723 seconds")
 
-    nodes.breaks("one", "answer", silent)
-    nodes.breaks("three", "answer", nodes.lost)
+    nodes.breaks("one", "answer_query", silent)
+    nodes.breaks("three", "answer_query", nodes.lost)
     with pytest.raises(NodeFault) as caught:
         nodes.query()
     assert str(caught.value) == (
@@ -544,7 +544,7 @@ def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> Non
 
 def test_a_node_of_another_version_is_named() -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "hello", lambda: pack({"told": {"protocol": 1, "versions": {}}, "seconds": 0.0}))
+    nodes.breaks("two", "identify", lambda: pack({"told": {"protocol": 1, "versions": {}}, "seconds": 0.0}))
     nodes.federation.join()
     assert f"it speaks protocol 1, the server {PROTOCOL}" in nodes.federation.out["two"].reason
 
@@ -561,20 +561,20 @@ def test_a_query_asked_again_after_others_is_counted_anew() -> None:
     changed = 1.0 + 2**-23  # in its last bit
     turns = (("a1", 1.0, 1), ("a1", 1.0, 1), ("b2", 1.0, 2), ("a1", 1.0, 2), ("a1", changed, 3))
     for before, value, count in turns:
-        nodes.breaks("one", "answer", after(before, value))
+        nodes.breaks("one", "answer_query", after(before, value))
         nodes.federation.number = 0
         nodes.query()
         assert paid(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
     assert nodes.audit.spent("two", ALL).queries == 1, "who says nothing of it is asked the same again"
-    nodes.breaks("one", "answer", after(7))
+    nodes.breaks("one", "answer_query", after(7))
     with pytest.raises(FedstillError, match="after is 7"):
         nodes.query()
 
 
 def test_who_is_out_is_remembered_with_the_run() -> None:
     nodes = Scripted(quorum=0.3, wait=0.1)
-    nodes.breaks("two", "answer", nodes.lost)
-    nodes.breaks("three", "answer", SICK["nan"][0])
+    nodes.breaks("two", "answer_query", nodes.lost)
+    nodes.breaks("three", "answer_query", SICK["nan"][0])
     nodes.query()
     state = nodes.federation.state()
     assert {node: left[2] for node, left in state["out"].items()} == {"two": True, "three": False}
@@ -645,7 +645,7 @@ def test_a_meter_by_hand() -> None:
 @pytest.mark.parametrize(("said", "believed"), [(1e9, "all"), (-5.0, "none"), (0.0, "none")])
 def test_a_nodes_own_seconds_are_no_more_than_went_by(said: float, believed: str) -> None:
     nodes = Scripted()
-    nodes.breaks("two", "answer", answering(2 * X.flatten(1)[:, :2], seconds=said))
+    nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=said))
     nodes.query()
     meter = nodes.federation.meter
     assert 0 <= meter.waiting <= meter.nodes <= meter.seconds
@@ -657,7 +657,7 @@ def test_a_nodes_own_seconds_are_no_more_than_went_by(said: float, believed: str
 @pytest.mark.parametrize("said", [float("nan"), 1e300, 10**400, "1", True, None])
 def test_seconds_that_are_no_number_are_a_fault(said: Any) -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "answer", answering(2 * X.flatten(1)[:, :2], seconds=said))
+    nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=said))
     assert nodes.query().nodes == ("one", "three")
     assert "seconds is" in nodes.federation.out["two"].reason
 
@@ -678,7 +678,7 @@ def test_a_price_that_nobody_can_reckon_with_is_a_fault(price: Any, fault: str) 
 @pytest.mark.parametrize("asked", [("one", "two", "three"), ("two",)])
 def test_who_stays_away_is_not_charged_to_the_link(asked: tuple[str, ...]) -> None:
     nodes = Scripted(quorum=0.6, wait=0.4)
-    nodes.breaks("two", "answer", nodes.lost)
+    nodes.breaks("two", "answer_query", nodes.lost)
     with nullcontext() if len(asked) > 1 else pytest.raises(NodeFault):
         nodes.federation.query("weigh", of=asked, x=X)
     meter = nodes.federation.meter
@@ -703,7 +703,7 @@ def test_methods_go_on_when_a_node_comes_late(method: str, tmp_path: Path) -> No
     class Late(Loopback):
         def call(self, node: str, message: bytes, seconds: float) -> bytes:
             header, _ = unpack(message)
-            questioned = header["do"] not in ("hello", "join", "learn", "recall")
+            questioned = header["operation"] not in ("identify", "join", "train_locally", "load_checkpoint")
             if node == "node-1" and questioned and next(calls, None) is not None:
                 raise LinkError("no way")
             return super().call(node, message, seconds)
@@ -790,14 +790,14 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_no_reply_ends_a_run_that_has_a_quorum(what: str) -> None:
     how, reason = HOSTILE[what]
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "answer", how)
+    nodes.breaks("two", "answer_query", how)
     assert nodes.query().nodes == ("one", "three")
     assert reason in nodes.federation.out["two"].reason
     assert not nodes.federation.out["two"].back
     assert nodes.query().nodes == ("one", "three")
 
 
-@pytest.mark.parametrize("do", ["answer", "pull back", "leave"])
+@pytest.mark.parametrize("do", ["answer_query", "compute_gradients", "leave"])
 def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link may count silence only, as FLARE's does: what trickles in is not silent."""
     monkeypatch.setattr(remote, "SPARE", 0.1)
@@ -811,7 +811,7 @@ def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.
     try:
         nodes.breaks("two", do, trickles)
         responses = nodes.federation.query("weigh", x=X.clone().requires_grad_())
-        if do == "pull back":
+        if do == "compute_gradients":
             responses["logits"].sum().backward()
         if do == "leave":
             start = time.monotonic()
@@ -832,8 +832,8 @@ ABOUT = {"objections": {}, "max_queries": None, "learned": True, "marks": [], "l
 @pytest.mark.parametrize(
     ("do", "told", "reason"),
     [
-        ("hello", {}, "versions is missing"),
-        ("hello", {"versions": {"torch": 2}, "protocol": PROTOCOL}, "versions.torch is 2"),
+        ("identify", {}, "versions is missing"),
+        ("identify", {"versions": {"torch": 2}, "protocol": PROTOCOL}, "versions.torch is 2"),
         ("join", {}, "objections is missing"),
         ("join", {**ABOUT, "privacy": "pate"}, "privacy is 'pate'"),
         ("join", {**ABOUT, "privacy": {**SAID, "delta": 0.0}}, "delta is 0.0"),
@@ -859,14 +859,14 @@ def test_what_a_node_says_of_itself_is_read_at_once(do: str, told: Any, reason: 
 def test_a_nodes_texts_are_one_short_line() -> None:
     nodes = Scripted(quorum=0.6)
     text = "\x1b[31mred\ud800\n" + "long " * 10**5
-    nodes.breaks("two", "answer", lambda: pack({"error": {"kind": "X" * 10**5, "text": text}}))
+    nodes.breaks("two", "answer_query", lambda: pack({"error": {"kind": "X" * 10**5, "text": text}}))
     nodes.query()
     reason = nodes.federation.out["two"].reason
     assert reason.startswith("[31mred long long")
     assert len(reason) == 300
     assert nodes.federation.events[0]["reason"] == reason
     versions = {str(number): "v" * 10**4 for number in range(3)}
-    nodes.breaks("one", "hello", lambda: pack({"told": {"protocol": PROTOCOL, "versions": versions}}))
+    nodes.breaks("one", "identify", lambda: pack({"told": {"protocol": PROTOCOL, "versions": versions}}))
     nodes.federation.out.clear()
     nodes.federation.join()
     assert [len(version) for version in nodes.federation.about["one"].versions.values()] == [LONGEST] * 3
@@ -877,7 +877,7 @@ def test_a_node_that_never_learns_is_not_waited_for(percent: int, monkeypatch: p
     nodes = Scripted(quorum=0.6, wait=0.2)
     unlearned = {"told": {**ABOUT, "learned": False}, "seconds": 0.0}
     nodes.breaks("two", "join", lambda: pack(unlearned))
-    nodes.breaks("two", "learn", lambda: pack({"told": {"percent": percent, "learned": False}}))
+    nodes.breaks("two", "train_locally", lambda: pack({"told": {"percent": percent, "learned": False}}))
     nodes.federation.join()
     nodes.heard.clear()
     shown: list[int] = []
@@ -897,7 +897,7 @@ def test_a_node_that_learns_slowly_has_the_time_it_needs() -> None:
         percent = next(steps)
         return pack({"told": {"percent": percent, "learned": percent == 100}})
 
-    nodes.breaks("two", "learn", slowly)
+    nodes.breaks("two", "train_locally", slowly)
     nodes.federation.join()
     nodes.federation.learn(lambda percent: None)
     assert nodes.federation.out == {}
@@ -905,10 +905,10 @@ def test_a_node_that_learns_slowly_has_the_time_it_needs() -> None:
 
 def test_a_probe_ends_with_the_run() -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
-    nodes.breaks("two", "answer", nodes.lost)
+    nodes.breaks("two", "answer_query", nodes.lost)
     nodes.query()
     nodes.breaks("two", "join", lambda: pack({"told": {**ABOUT, "learned": False}}))
-    nodes.breaks("two", "learn", lambda: pack({"told": {"percent": 0, "learned": False}}))
+    nodes.breaks("two", "train_locally", lambda: pack({"told": {"percent": 0, "learned": False}}))
     nodes.federation.link = LinkConfig(quorum=0.6, wait=3600.0)
     nodes.query()
     (probe,) = nodes.federation._probes.values()

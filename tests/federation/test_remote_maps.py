@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from fedstill.core import compute as compute_module
 from fedstill.models.module_utils import to_vector
 from fedstill.node.host import Host
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here
 from tests.methods.map_world import blobs

@@ -11,7 +11,7 @@ import pytest
 
 from fedstill.core.progress import Noted
 from fedstill.federation.run_status import outcome
-from fedstill.federation.server_view import _runs
+from fedstill.federation.server_status import _runs
 
 COMPLETED = "FINISHED:COMPLETED"
 AGAIN = "; `fedstill run --resume` goes on with it, where it was started"

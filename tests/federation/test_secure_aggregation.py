@@ -14,7 +14,7 @@ import torch
 
 from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import ArgumentError, FedstillError, NodeFault, QueryRefused
-from fedstill.federation import summed as summed_answers
+from fedstill.federation import secure_aggregation as summed_answers
 from fedstill.federation.transport import LinkError
 from fedstill.methods import _averaging
 from fedstill.models.module_utils import to_vector
@@ -23,7 +23,7 @@ from fedstill.node.run_folder import RunFolder
 from fedstill.protocol.method import SUMMED
 from fedstill.protocol.secure_aggregation import from_ring, total
 from fedstill.protocol.wire_format import pack, unpack
-from fedstill.runs import assemble, local_processes
+from fedstill.runs import build, local_processes
 from fedstill.runs.config import RunConfig, to_toml
 from tests.federation.test_remote import Live, here, tiny
 from tests.kits import Authority
@@ -57,7 +57,7 @@ class Four:
         self.config, self.folder, self.seen = config, folder, list[tuple[str, str, dict[str, Any]]]()
         folder.mkdir()
         authority = Authority()
-        local_processes.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
+        local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
         self.hosts = {name: Host(folder / "nodes" / name) for name in NAMES}
         for name, host in self.hosts.items():
             authority.write(host.folder, name)
@@ -74,7 +74,7 @@ class Four:
         def reply(message: bytes) -> bytes:
             header, _ = unpack(message)
             response = self._change(node, header, serve, message)
-            self.seen.append((node, header["do"], unpack(response)[1]))
+            self.seen.append((node, header["operation"], unpack(response)[1]))
             return response
 
         return reply
@@ -93,7 +93,7 @@ def test_masks_change_no_bit_and_show_no_answer(method: str, tmp_path: Path) -> 
     assert (told["accuracy"], told["bytes"]) == (metrics["accuracy"], metrics["bytes"])
     assert told["notes"][0] == metrics["notes"][0] == SUMMED
     for _, do, tensors in four.seen:
-        for tensor in tensors.values() if do in ("answer", "pull back") else ():
+        for tensor in tensors.values() if do in ("answer_query", "compute_gradients") else ():
             # Numbers that are all below a thousand; a masked one is, once in two million times.
             assert from_ring(tensor).abs().median() > 1e3
 
@@ -108,7 +108,7 @@ def test_a_sum_is_read_without_a_node_that_dies_and_is_late(tmp_path: Path) -> N
         if node == "node-3" and (late or header.get("number") == 2):
             late.append(serve(message))
             raise LinkError("it is gone")
-        if header["do"] == "reveal":
+        if header["operation"] == "reveal_masks":
             session = four.hosts[node].session
             assert session is not None
             models[node], sizes[node] = to_vector(session.node.model).double(), len(session.node.data)
@@ -139,10 +139,10 @@ def test_without_their_owners_leave_a_run_stops_at_the_first_loss(tmp_path: Path
         Four(summed("fedavg", quorum=0.7), tmp_path / "refused").live().run()
 
 
-@pytest.mark.parametrize("when", ["agree", "reveal"])
+@pytest.mark.parametrize("when", ["confirm_survivors", "reveal_masks"])
 def test_a_sum_that_cannot_be_read_any_more_stops_the_run(when: str, tmp_path: Path) -> None:
     def dies(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if node == "node-1" and header["do"] == when:
+        if node == "node-1" and header["operation"] == when:
             raise LinkError("it is gone")
         return serve(message)
 
@@ -153,14 +153,14 @@ def test_a_sum_that_cannot_be_read_any_more_stops_the_run(when: str, tmp_path: P
 
 def test_outside_the_owners_hours_no_sum_is_made_readable(tmp_path: Path) -> None:
     def closes(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if header["do"] == "reveal":
+        if header["operation"] == "reveal_masks":
             host, now = four.hosts[node], datetime.now()
             hours = "-".join(f"{now + timedelta(hours=later):%H:%M}" for later in (2, 4))
             host.file = replace(host.file, policy=replace(host.file.policy, hours=hours))
         return serve(message)
 
     four = Four(summed("fedavg", quorum=0.7), tmp_path / "away", closes, sums_may_differ=True)
-    with pytest.raises(NodeFault, match="query 'reveal' by rule hours"):
+    with pytest.raises(NodeFault, match="query 'reveal_masks' by rule hours"):
         four.live().run()
 
 
@@ -174,7 +174,7 @@ def test_a_server_that_asks_one_node_by_itself_gets_nothing(tmp_path: Path) -> N
     refusals: list[str] = []
 
     def calls(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if node == "node-0" and header["do"] == "answer":
+        if node == "node-0" and header["operation"] == "answer_query":
             told, tensors = unpack(message)
             alone = {**told["sum"], "members": ["node-0"]}
             for bent in ({**told, "sum": alone}, {name: told[name] for name in told if name != "sum"}):
@@ -195,7 +195,7 @@ def test_nodes_meet_once_and_what_they_can_do_without_costs_no_figure(tmp_path: 
     cards: list[str] = []
 
     def begun(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if header["do"] in ("introduce", "meet"):
+        if header["operation"] in ("send_keys", "receive_keys"):
             cards.append(f"{header['do']} {node}")
         return serve(message)
 
@@ -211,7 +211,7 @@ def test_a_server_that_shows_nodes_different_plans_has_them_not_meet(tmp_path: P
     """One node trains for one round, and all others for so many that they hardly move, say."""
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if node == "node-0" and header["do"] == "join":
+        if node == "node-0" and header["operation"] == "join":
             told, tensors = unpack(message)
             told["plan"]["method"]["rounds"] = 1
             return serve(pack(told, tensors))
@@ -262,7 +262,7 @@ def test_an_honest_server_stops_at_a_sum_that_a_nodes_nan_has_spoilt(tmp_path: P
 
     def ill(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         session = four.hosts[node].session
-        if node == "node-0" and header["do"] == "answer" and session is not None:
+        if node == "node-0" and header["operation"] == "answer_query" and session is not None:
             for parameter in session.node.model.parameters():
                 torch.nn.init.constant_(parameter, float("nan"))
         return serve(message)
@@ -281,7 +281,7 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     told: list[torch.Tensor] = []
 
     def stopped(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if header["do"] == "join" and node == "node-0":
+        if header["operation"] == "join" and node == "node-0":
             joining.append(message)
         if header.get("query") == "predict":
             told.append(four.hosts["node-0"].session.node.told["counts"])  # type: ignore[union-attr]
@@ -296,7 +296,7 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     four.hosts["node-0"].leave()
     host = Host(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
     host.file = file
-    back = {"do": "recall", "run": "one", "server": header["server"], "message": 9, "mark": 0}
+    back = {"operation": "load_checkpoint", "run": "one", "server": header["server"], "message": 9, "mark": 0}
     for message, tensors in ((header, public), (back, {})):
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
         assert host.session is not None
@@ -324,7 +324,7 @@ def test_gradients_pulled_back_at_another_scale_are_refused(tmp_path: Path) -> N
     """They are linear in it: by what is too large to add a server would find how large one node's are."""
 
     def scaled(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if header["do"] != "pull back":
+        if header["operation"] != "compute_gradients":
             return serve(message)
         told, tensors = unpack(message)
         return serve(pack(told, {name: 4.0 * tensor for name, tensor in tensors.items()}))
@@ -339,7 +339,7 @@ def between(
     """What a node answers at last to a server that leaves room between its queries, and between its sums,
     and asks one query more before one of a name: the same, but for what is told here."""
     told, sent = unpack(message)
-    if told["do"] != "answer":
+    if told["operation"] != "answer_query":
         return serve(message)
     numbers = [told, *([told["sum"]] if "sum" in told else [])]
     for each in numbers:
@@ -398,7 +398,7 @@ def test_a_query_that_fails_half_way_is_not_forgotten(
     with suppress(FedstillError):
         four.live().run()
     sent = [
-        tensors["parameters"] for _, do, tensors in four.seen if do == "answer" and "parameters" in tensors
+        tensors["parameters"] for _, do, tensors in four.seen if do == "answer_query" and "parameters" in tensors
     ]
     assert len(sent) == len(NAMES)
     assert from_ring(torch.stack(sent).sum(0)).abs().median() > 1e3
@@ -430,17 +430,17 @@ def test_another_run_adds_the_same_responses_in_no_other_form(
     asked: list[str] = []
 
     def heard(serve: Serve) -> Serve:
-        return lambda message: asked.append(unpack(message)[0]["do"]) or serve(message)  # type: ignore[func-returns-value]
+        return lambda message: asked.append(unpack(message)[0]["operation"]) or serve(message)  # type: ignore[func-returns-value]
 
     serve = {name: heard(host.serve) for name, host in four.hosts.items()}
     live = Live(again, Loopback(serve), "two", tmp_path / "again")
     if rule:
         with pytest.raises(FedstillError, match=rule):
             live.run()
-        assert "learn" not in asked  # nobody trains for what is refused
+        assert "train_locally" not in asked  # nobody trains for what is refused
     else:
         live.run()
-        assert "learn" in asked
+        assert "train_locally" in asked
 
 
 def test_rejects_sums_of_parameters_that_adam_trained(tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_card_that_is_no_bytes_is_the_servers_fault(bent: torch.Tensor, tmp_pa
     errors: list[dict[str, Any]] = []
 
     def shows(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
-        if header["do"] == "meet" and node == "node-0":
+        if header["operation"] == "receive_keys" and node == "node-0":
             told, cards = unpack(message)
             errors.append(unpack(serve(pack(told, {**cards, "node-1": bent})))[0]["error"])
         return serve(message)

@@ -15,7 +15,7 @@ import torch
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import FedstillError
 from fedstill.models.module_utils import to_vector
-from fedstill.runs import assemble
+from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here
 from tests.methods.digits_world import config_of
@@ -164,7 +164,7 @@ def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
 def test_stacked_and_one_by_one_are_equal(task: str, method: str, tmp_path: Path) -> None:
     stacked, alone = (here(tiny(task, method, tmp_path, engine))[0] for engine in ("stacked", "one-by-one"))
     assert [len(group) for group in stacked.groups["distillation"]] == [3]
-    first = assemble.prepare(tiny(task, method, tmp_path))[0].student
+    first = build.prepare(tiny(task, method, tmp_path))[0].student
     way, apart = (to_vector(other) - to_vector(alone.student) for other in (first, stacked.student))
     # Engines part by 1e-5 of the way gone, unless a number lies on an edge: that of a ReLU, or of an absolute
     # error, from which reconstruction learns. Nodes exchanged part them by 0.17 and more.
@@ -192,16 +192,16 @@ def test_maps_are_refused_by_mechanisms_that_cannot_protect_them(
     own = {"pate": {"teachers": 2}} if mechanism == "pate" else {"outputs": {"bound": 5.0}}
     privacy = {"mechanism": mechanism, "epsilon": 5.0, **own}
     with pytest.raises(FedstillError, match="dp-sgd"):
-        assemble.prepare(tiny(task, "fedkd", tmp_path, privacy=privacy))
+        build.prepare(tiny(task, "fedkd", tmp_path, privacy=privacy))
 
 
 @pytest.mark.parametrize("task", ["segmentation", "reconstruction"])
 def test_under_a_budget_label_maps_do_not_leave(task: str, tmp_path: Path) -> None:
     privacy = {"mechanism": "dp-sgd", "epsilon": 20.0, "delta": 1e-3}
     with pytest.raises(FedstillError, match=r"conditions = .?.?drawn"):
-        assemble.prepare(tiny(task, fediod(task), tmp_path, privacy=privacy))
+        build.prepare(tiny(task, fediod(task), tmp_path, privacy=privacy))
 
 
 def test_texts_are_refused_where_inputs_are_made(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"FedIOD cannot run here: .*texts"):
-        assemble.prepare(tiny("text", "fediod", tmp_path))
+        build.prepare(tiny("text", "fediod", tmp_path))

@@ -17,7 +17,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.federation.inprocess import InProcess, partition
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.summed import Sent
+from fedstill.federation.secure_aggregation import Sent
 from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.extractor_head import split

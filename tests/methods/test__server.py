@@ -17,13 +17,13 @@ from fedstill.core.dataset import TensorData
 from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import Method, side_of
-from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.method import Method, build_node_side
+from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks.classification import Classification
 from tests.methods.small_world import make_nodes
 
-SHARE = Kind("share", "how much of the outputs is told", of="query")
+SHARE = PayloadKind("share", "how much of the outputs is told", of="query")
 
 
 class Box:
@@ -90,7 +90,7 @@ def made() -> Server:
     nets = [nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) for _ in range(3)]
     data = TensorData(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
     nodes = make_nodes(nets[:2], data=lambda index: data)
-    side = side_of(method, NodeSetting(task, LocalConfig(), compute))
+    side = build_node_side(method, NodeSetting(task, LocalConfig(), compute))
     federation = InProcess(nodes, [[node] for node in nodes], side, compute)
     place = (federation, nets[2], task, (1, 2, 2), (0.5,), (0.5,), compute, 0, LocalConfig())
     return Server(method, *place)

@@ -33,7 +33,7 @@ from fedstill.node.audit_entries import ALL
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.run_plan import Plan, describe, fingerprint
+from fedstill.protocol.run_plan import RunPlan, describe, fingerprint
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import ClassificationConfig
@@ -394,7 +394,7 @@ def test_each_query_is_asked_as_often_as_it_says(name: str, options: dict[str, A
 def test_no_answer_is_larger_than_an_owner_has_approved(name: str, options: dict[str, Any]) -> None:
     one = plain(name, options)
     given = one.setting.public
-    plan = Plan(
+    plan = RunPlan(
         "run",
         as_table(one.setting.method),
         InputSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
@@ -467,7 +467,7 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
 def test_a_student_of_another_architecture_is_refused_where_all_must_be_alike(name: str) -> None:
     one = setting(name, {}, student=network("mlp:9", "student"))
     needs = one.method.needs()
-    if needs.same_architecture or needs.student_kind:
+    if needs.same_architecture or needs.student_architecture:
         refused(one, MethodRefused)
     else:
         Simulation(one)

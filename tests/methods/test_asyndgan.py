@@ -27,10 +27,10 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
     for k, node in enumerate(plain.nodes):
         number = 1 + 3 + k  # after the sizes and three nodes' maps
         wish = plain.server.state.source.draw(ASYN.batch, "w", 0, node.name, of=node.name)
-        x = plain.server.state.generator(TASK.condition(wish.maps))
+        x = plain.server.state.generator(TASK.encode_maps(wish.maps))
         D, drawn = node.modules["critic"].train(), node.sample(ASYN.batch, "critic", number)
-        real = torch.cat([TASK.condition(TASK.maps(drawn)), drawn.inputs], 1)
-        fake = torch.cat([TASK.condition(wish.maps), x], 1)
+        real = torch.cat([TASK.encode_maps(TASK.label_maps(drawn)), drawn.inputs], 1)
+        fake = torch.cat([TASK.encode_maps(wish.maps), x], 1)
         optimizer = torch.optim.Adam(D.parameters(), ASYN.critic_lr, betas=(0.5, 0.999))
         (F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()).backward()
         optimizer.step()
@@ -69,9 +69,9 @@ def test_the_student_learns_on_generated_images_and_their_maps() -> None:
         plain.server.step()
     wish = plain.server.state.source.draw(ASYN.student_batch, "student", 0)
     with torch.no_grad():
-        x = plain.server.state.generator(TASK.condition(wish.maps))
+        x = plain.server.state.generator(TASK.encode_maps(wish.maps))
     z = plain.server.student.train()(x)
-    (loss,) = TASK.loss(z.unsqueeze(0), TASK.labels(wish.maps, x).unsqueeze(0))
+    (loss,) = TASK.loss(z.unsqueeze(0), TASK.targets_from_maps(wish.maps, x).unsqueeze(0))
     assert losses[0]["student"] == pytest.approx(loss.item(), rel=1e-4)
     assert losses[1] != losses[0]
 
@@ -94,7 +94,7 @@ def test_it_reconstructs_from_outlines() -> None:
         plain.server.step()
     wish = plain.server.state.source.draw(ASYN.student_batch, "student", 0)
     with torch.no_grad():
-        x = plain.server.state.generator(RECONSTRUCTION.condition(wish.maps))
+        x = plain.server.state.generator(RECONSTRUCTION.encode_maps(wish.maps))
         z = plain.server.student.train()(RECONSTRUCTION.observe(x))
     assert losses[0]["student"] == pytest.approx((z - x).abs().mean().item(), rel=1e-4)
     assert losses[1] != losses[0]

@@ -16,7 +16,7 @@ from fedstill.methods.fedproto import FedProto
 from fedstill.methods.fedtgp import FedTGP, contrast, margin
 from fedstill.node import local_training
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.events import Event, total
+from fedstill.privacy.events import Event, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.simulation import Simulation
@@ -101,7 +101,7 @@ def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_nois
     budgets = Simulation(digits_world.setting("fd", {}, privacies=[noisy] * 3)).nodes[0].gate.budgets
     assert budgets is not None
     # Each of ten rows of ten numbers moves by 2 at most, in each of two rounds.
-    assert total(budgets.mechanism.schedule()) == {Event("laplace", 0.5 / (2 * 10)): 20}
+    assert total_cost(budgets.mechanism.schedule()) == {Event("laplace", 0.5 / (2 * 10)): 20}
     with pytest.raises(
         QueryRefused, match="protect class scores: its model also learns the distance to what"
     ):

@@ -74,7 +74,7 @@ def test_a_batch_of_dreams_is_that_of_a_plain_reading() -> None:
     expected = dict(zip(("entropy", "adversary", "statistics", "student"), (*means, L_S.item()), strict=True))
     assert losses == pytest.approx(expected, rel=1e-3, abs=1e-5)
     same(one.server.student, S, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(one.server.imagine(9), x.detach(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(one.server.preview_samples(9), x.detach(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("bn", "more"), [(0.2, {"batch norm distance"}), (0.0, set())])

@@ -40,7 +40,7 @@ def test_each_node_tells_its_own_maps_in_an_order_of_its_own() -> None:
     maps = gathered(one)
     for node in one.nodes:
         mine = maps.owner == whose(node.name)
-        expected = TASK.maps(node.data)[told(node)]
+        expected = TASK.label_maps(node.data)[told(node)]
         assert torch.equal(maps.pool[mine], expected)
         assert maps.row[mine].tolist() == list(range(len(node.data)))
     assert told(one.nodes[2]).tolist() != list(range(11))
@@ -56,11 +56,11 @@ def test_a_draw_says_of_each_map_whose_it_is_and_how_it_lies(augment: Any) -> No
     by_name = {whose(node.name): node for node in one.nodes}
     for drawn, (owner, row, pose) in zip(wish.maps, wish.source.tolist(), strict=True):
         node = by_name[owner]
-        real = TASK.maps(node.data)[told(node)][row]
+        real = TASK.label_maps(node.data)[told(node)][row]
         real = real.flip(-1) if pose % 2 else real
         assert torch.equal(drawn, torch.rot90(real, pose // 2, (0, 1)))
     assert set(wish.source[:, 2].tolist()) == set(range({"none": 1, "mirror": 2, "turn": 8}[augment]))
-    assert torch.equal(wish.told, TASK.condition(wish.maps))
+    assert torch.equal(wish.told, TASK.encode_maps(wish.maps))
     again, other = maps.draw(60, "w", 3), maps.draw(60, "w", 4)
     assert torch.equal(again.maps, wish.maps)
     assert not torch.equal(other.maps, wish.maps)
@@ -80,7 +80,7 @@ def test_public_maps_are_those_of_public_labels() -> None:
     one, data = world(conditions="drawn"), blobs(6, 9)
     public = Public("held-out", data.inputs, data.targets)
     maps = Maps(FromMaps(conditions="public"), at(one, public=public))
-    assert torch.equal(maps.pool, TASK.maps(data))
+    assert torch.equal(maps.pool, TASK.label_maps(data))
     for lacking in (None, Public("noise", data.inputs)):
         with pytest.raises(
             ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"

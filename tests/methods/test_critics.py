@@ -20,7 +20,7 @@ from fedstill.models.critics import PatchGAN
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_group import Group
 from fedstill.privacy import noise
-from fedstill.privacy.dpsgd import PrivateSteps
+from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import TabularClassification
@@ -87,7 +87,7 @@ def test_reconstructions_critics_see_whole_images_and_not_what_was_measured() ->
 def test_a_critic_of_pairs_learns_privately() -> None:
     one = world(specs=("unet:2",))
     node = one.nodes[0]
-    node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))}
+    node.private = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
     critics = critics_of()
     critics.prepare([node])
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])
@@ -115,7 +115,7 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     critics.prepare([node])
     critic = node.modules["critic"]
     assert isinstance(critic, PatchGAN)
-    assert critic[0].in_channels == 1 + TASK.conditions
+    assert critic[0].in_channels == 1 + TASK.condition_channels
     before = to_vector(critic)
     response = critics.judge(Group([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
     assert response["critic"].shape == (1, 4, 2, 2)
@@ -134,7 +134,7 @@ def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private:
             node.load(first.state())
             nodes = [node]
         for node in nodes:
-            node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
+            node.private = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
             before = critics.drawn(Group([node]), number, X) if drawn else {}
             critics.judge(Group([node]), number, X, MAPS, **before)
         rates.append([node.optimizers["critic"].param_groups[0]["lr"] for node in nodes])

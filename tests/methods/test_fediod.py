@@ -24,7 +24,7 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy import noise
-from fedstill.privacy.dpsgd import PrivateSteps
+from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
 from tests.methods.small_world import CLASSES, SEED, SHAPE, World, disagreeing, few, made, make_nodes
@@ -279,7 +279,7 @@ def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_
 
     monkeypatch.setattr(Node, "sample", counted)
     node, x = one.nodes[0], torch.zeros(1, 5, *SHAPE)
-    node.private = {"critic": PrivateSteps(1.0, 1.0, partial(noise.seeded, 0))}
+    node.private = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
     one.side.prepare([node])
     before = to_vector(node.modules["critic"])
     one.side.queries["examine"].handler(Group([node]), 0, x=x)
@@ -327,13 +327,13 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
 def test_imagined_inputs_come_from_the_same_noise_and_change_nothing() -> None:
     server = world(SMALL).server
     state = copy.deepcopy(server.state.generator.state_dict())
-    first, again = server.imagine(4), server.imagine(4)
+    first, again = server.preview_samples(4), server.preview_samples(4)
     assert torch.equal(first, again)
     assert server.state.generator.training
     assert all(torch.equal(state[name], value) for name, value in server.state.generator.state_dict().items())
     assert -2 <= first.min() < first.max() <= 2  # (0 - 0.5) / 0.25 to (1 - 0.5) / 0.25
     server.step()
-    assert not torch.equal(server.imagine(4), first)
+    assert not torch.equal(server.preview_samples(4), first)
 
 
 def test_odds_of_critics_that_learn_none_are_refused() -> None:

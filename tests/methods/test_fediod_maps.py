@@ -55,15 +55,15 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
     G, S = plain.server.state.generator, plain.server.student.eval()
     plain.server.state.source.load(one.server.state.source.state(), torch.device("cpu"))
     wish = plain.server.state.source.draw(config.batch, "w", 0)
-    x = G(TASK.condition(wish.maps))
+    x = G(TASK.encode_maps(wish.maps))
     sizes = [float(len(node.data)) for node in plain.nodes]
     pi = torch.tensor(sizes) / sum(sizes)
     number = 1 + len(plain.nodes)  # the counts were query 0, then each node was asked for its maps
     gan, unlike, z = torch.zeros(()), torch.zeros(()), []
     for k, node in enumerate(plain.nodes):
         D, drawn = node.modules["critic"].train(), node.sample(config.batch, "critic", number)
-        real = torch.cat([TASK.condition(TASK.maps(drawn)), drawn.inputs], 1)
-        fake = torch.cat([TASK.condition(wish.maps), x], 1)
+        real = torch.cat([TASK.encode_maps(TASK.label_maps(drawn)), drawn.inputs], 1)
+        fake = torch.cat([TASK.encode_maps(wish.maps), x], 1)
         D_loss = F.softplus(D(real)).mean() + F.softplus(-D(fake.detach())).mean()
         optimizer = torch.optim.Adam(D.parameters(), config.critic_lr, betas=(0.5, 0.999))
         D_loss.backward()
@@ -187,12 +187,12 @@ def test_pretraining_that_teaches_nothing_is_refused(options: dict[str, Any]) ->
 
 def test_imagined_images_come_with_their_maps() -> None:
     one = world()
-    assert one.server.imagine(5) is None is one.server.imagined_from(5), "nobody has told any map yet"
+    assert one.server.preview_samples(5) is None is one.server.preview_maps(5), "nobody has told any map yet"
     one.server.step()
-    x, maps = one.server.imagine(5), one.server.imagined_from(5)
+    x, maps = one.server.preview_samples(5), one.server.preview_maps(5)
     assert maps.shape == (5, 16, 16)
     assert maps.dtype == torch.uint8
-    torch.testing.assert_close(x, one.server.state.generator(TASK.condition(maps)))
+    torch.testing.assert_close(x, one.server.state.generator(TASK.encode_maps(maps)))
 
 
 # --- remembered images turn with what is known of them -------------------------------------------
@@ -289,7 +289,7 @@ def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> N
         one, other = stacked.server.step(), alone.server.step()
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
     # Where a number lies on the edge of a ReLU, its last digit decides whether it has a gradient.
-    torch.testing.assert_close(stacked.server.imagine(3), alone.server.imagine(3), rtol=0.02, atol=0.01)
+    torch.testing.assert_close(stacked.server.preview_samples(3), alone.server.preview_samples(3), rtol=0.02, atol=0.01)
     assert stacked.audit.summary() == alone.audit.summary()
 
 
@@ -303,7 +303,7 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(options: dict[str, An
     expected = [whole.server.step() for _ in range(3)]
     assert second.server.step() == expected[2]
     assert torch.equal(everything(second), everything(whole))
-    assert torch.equal(second.server.imagine(3), whole.server.imagine(3))
+    assert torch.equal(second.server.preview_samples(3), whole.server.preview_samples(3))
 
 
 def test_looking_at_real_images_needs_no_maps() -> None:

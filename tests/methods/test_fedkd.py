@@ -231,7 +231,7 @@ def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
         x = shifted(here.public.inputs, torch_generator(derive(SEED, "view", 1), "view"), flip=False)
         z = here.server.student(x)
     here.server.method = replace(config, batch=N, lr=0.0, lr_end=0.0)
-    expected_loss = TASK.distance(z, expected[1], math.inf).mean().item()
+    expected_loss = TASK.distillation_loss(z, expected[1], math.inf).mean().item()
     assert here.server.step()["student"] == pytest.approx(expected_loss, rel=1e-3)
 
 
@@ -262,6 +262,6 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
     responses = Responses(-1, ("n0", "n1", "n2", "n3"), {"logits": logits})
     assert here.server.ensemble(responses) is None
     run(here, 1)
-    omega = TASK.importance(torch.stack([TASK.counts(node.data) for node in here.nodes]))
+    omega = TASK.importance_weights(torch.stack([TASK.counts(node.data) for node in here.nodes]))
     expected = TASK.ensemble(logits, omega, "logits")
     assert torch.equal(here.server.ensemble(responses), expected)  # type: ignore[arg-type]

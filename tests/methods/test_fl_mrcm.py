@@ -40,7 +40,7 @@ ENGINES = ["stacked", "one-by-one"]
 def heads(count: int, seed: int, shade: float) -> TensorData:
     """Images of one site, darker or brighter than another's."""
     generator = torch.Generator().manual_seed(seed)
-    inside = TASK.draw_maps(count, 8, 8, generator).float()
+    inside = TASK.sample_maps(count, 8, 8, generator).float()
     x = (shade * inside * (0.7 + 0.3 * torch.rand(count, 8, 8, generator=generator)) * 2 - 1).unsqueeze(1)
     return TensorData(TASK.observe(x), x)
 

@@ -12,7 +12,7 @@ import fedstill
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import METHODS, refusal, side_of
+from fedstill.protocol.method import METHODS, refusal, build_node_side
 from fedstill.protocol.queries import NodeSetting, stand_in
 from fedstill.tasks import TASKS
 
@@ -87,13 +87,13 @@ def test_no_option_of_a_method_is_known_by_name() -> None:
 def test_no_tensor_of_a_method_is_known_by_name() -> None:
     """Kinds are what other rooms know; a tensor that is called as its kind is one of these."""
     tensors: set[str] = set()
-    for task in (TASKS[name]().example() for name in TASKS.own):
+    for task in (TASKS[name]().minimal_task() for name in TASKS.own):
         setting = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
         for name in METHODS.own:
             method = METHODS[name]()
             if refusal(method.needs(), task) is None:
                 try:
-                    asked = side_of(method, setting).queries.values()
+                    asked = build_node_side(method, setting).queries.values()
                 except ArgumentError:  # an option that is not for this task
                     continue
                 tensors |= {part for each in asked for part in (*each.sends, *each.releases)}

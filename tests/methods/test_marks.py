@@ -26,7 +26,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.run_plan import Plan
+from fedstill.protocol.run_plan import RunPlan
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
@@ -116,7 +116,7 @@ def test_the_ensemble_is_the_nodes_answers_weighed_by_class_counts(how: Any, eng
     with torch.no_grad():
         z = torch.stack([model.eval()(x) for model in one.models])
         counts = torch.stack([torch.bincount(part.targets, minlength=CLASSES) for part in one.parts]).float()
-        expected = one.task.ensemble(z, one.task.importance(counts), how)
+        expected = one.task.ensemble(z, one.task.importance_weights(counts), how)
         torch.testing.assert_close(asked_about(experiment, x), expected, rtol=1e-4, atol=1e-5)
     accuracy = 100 * (expected.argmax(1) == y).double().mean().item()
     assert metrics["accuracy"] == metrics["ensemble"]["accuracy"] == pytest.approx(accuracy)
@@ -144,8 +144,8 @@ def test_a_node_imports_no_ensemble_that_a_server_names(
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
     spec = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
-    plan = Plan("run", {"name": "ensemble", "ensemble": "trap:door"}, spec)
-    assert Plan.from_dict(plan.to_dict()).config().ensemble == "trap:door"
+    plan = RunPlan("run", {"name": "ensemble", "ensemble": "trap:door"}, spec)
+    assert RunPlan.from_dict(plan.to_dict()).config().ensemble == "trap:door"
     assert "trap" not in sys.modules
 
 

@@ -17,9 +17,9 @@ from fedstill.methods._histogram import CountsLabels
 from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import METHODS, Method, side_of
+from fedstill.protocol.method import METHODS, Method, build_node_side
 from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.tasks.classification import Classification
 
@@ -154,6 +154,6 @@ class Counting(CountsLabels, Idle):
 
 def test_only_the_packages_own_answers_keep_their_kinds_name() -> None:
     at = NodeSetting(Classification(3), LocalConfig(), Compute())
-    plain, posing = (side_of(Counting(own=own), at).queries["count_labels"] for own in (False, True))
+    plain, posing = (build_node_side(Counting(own=own), at).queries["count_labels"] for own in (False, True))
     assert {kind.package for kind in plain.releases.values()} == {""}
     assert {kind.package for kind in posing.releases.values()} == {"tests"}

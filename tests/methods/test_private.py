@@ -15,9 +15,9 @@ from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.run_mechanism import Mechanism
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
-from fedstill.privacy.events import Event, Price, as_text, from_text, total
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, DPTrainingConfig
+from fedstill.privacy.events import Event, PrivacyCost, cost_to_dict, cost_from_dict, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.runs.setting import Setting
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.usefixtures("steady_adam")
 
 TINY = {"batch": 8, "z_max": 20.0, "levels": 100}
 QUIET: dict[str, Any] = {
-    "training": StepsConfig(noise=0.5),
-    "critic": StepsConfig(noise=1.0),
+    "training": DPTrainingConfig(noise=0.5),
+    "critic": DPTrainingConfig(noise=1.0),
     "pate": PateConfig(teachers=4, noise=2.0),
     "gradients": GradientsConfig(noise=0.5),
     "outputs": OutputsConfig(noise=0.5, bound=5.0),
@@ -75,10 +75,10 @@ def ran(given: Setting, out: Path | None = None) -> tuple[Simulation, dict[str, 
     return experiment, experiment.run(out)
 
 
-def schedule(experiment: Simulation, index: int) -> Price | None:
+def schedule(experiment: Simulation, index: int) -> PrivacyCost | None:
     budgets = experiment.nodes[index].gate.budgets
     assert budgets is not None
-    return total(budgets.mechanism.schedule())
+    return total_cost(budgets.mechanism.schedule())
 
 
 # --- what is charged ----------------------------------------------------------------------------------
@@ -95,11 +95,11 @@ def test_a_whole_run_costs_what_its_mechanism_declares(
         assert declared, "there is something to pay"
         told = metrics["privacy"]["nodes"][index]
         if method != "ensemble":  # which is not known beforehand to ask anything
-            assert paid(experiment.audit, node.name) == (as_text(declared), 0)
+            assert paid(experiment.audit, node.name) == (cost_to_dict(declared), 0)
         spent = audit.spent(node.name, "run")
         assert spent.run == paid(experiment.audit, node.name)[0], "also on disk"
         assert spent.bare_run == 0
-        cost = epsilon(from_text(spent.run), 1e-5)
+        cost = compute_epsilon(cost_from_dict(spent.run), 1e-5)
         assert told["epsilon"] == pytest.approx(cost)
         assert cost > 0
         assert (told["mechanism"], told["guarantee"], told["left"]) == (mechanism, True, None)
@@ -113,13 +113,13 @@ def test_fediod_under_dp_sgd_by_hand() -> None:
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
         model = Event("gaussian", 0.5, rate=16 / size)  # 2 epochs in batches of 16
         critic = Event("gaussian", 1.0, rate=8 / size)  # a step for each of 3 queries
-        price = Price({model: steps, critic: 3, Event("laplace", 10.0): 1})
-        assert paid(experiment.audit, node.name) == (as_text(price), 0)
+        price = PrivacyCost({model: steps, critic: 3, Event("laplace", 10.0): 1})
+        assert paid(experiment.audit, node.name) == (cost_to_dict(price), 0)
 
 
 def test_fediod_under_pate_by_hand() -> None:
     experiment, _ = ran(setting("fediod", {"gan": 0.0}, [privately("pate")] * 3))
-    price = from_text(paid(experiment.audit, "node-1")[0])
+    price = cost_from_dict(paid(experiment.audit, "node-1")[0])
     counts, (votes, *more) = Event("laplace", 10.0), sorted(set(price) - {Event("laplace", 10.0)}, key=str)
     assert (price[counts], price[votes]) == (1, 3)
     noises = sorted(event.noise for event in (votes, *more))
@@ -130,8 +130,8 @@ def test_fediod_under_pate_by_hand() -> None:
 def test_fedavg_by_hand_and_each_round_pays_its_own_part() -> None:
     experiment, _ = ran(setting("fedavg", {"rounds": 2}, [privately("dp-sgd", counts_noise=2.0)] * 3))
     for node, size, steps in zip(experiment.nodes, SIZES, (5, 3, 5), strict=True):
-        price = Price({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
-        assert paid(experiment.audit, node.name) == (as_text(price), 0)
+        price = PrivacyCost({Event("gaussian", 0.5, rate=16 / size): steps, Event("laplace", 2.0): 1})
+        assert paid(experiment.audit, node.name) == (cost_to_dict(price), 0)
 
 
 def test_nodes_may_differ_in_how_they_protect() -> None:

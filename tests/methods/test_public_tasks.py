@@ -25,7 +25,7 @@ from fedstill.methods.public_only import PublicOnly
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import StepsConfig
+from fedstill.privacy.config import DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
@@ -229,7 +229,7 @@ def test_a_ceiling_may_learn_from_labeled_public_data_too() -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_fedkd_runs_each_task_under_a_budget_with_dp_sgd(name: str) -> None:
     # At scale 4 the noise, which is drawn anew each time, now and then leaves a node of a dozen records none.
-    privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=StepsConfig(clip=0.5))
+    privacy = DPSGD(epsilon=30.0, counts_noise=1.0, training=DPTrainingConfig(clip=0.5))
     metrics = Simulation(setting(name, FedKD(epochs=1, batch=8), privacies=[privacy] * 2)).run()
     for node in metrics["privacy"]["nodes"]:
         assert node["guarantee"]

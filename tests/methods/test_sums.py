@@ -15,7 +15,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import Public
-from fedstill.federation.summed import check_summed
+from fedstill.federation.secure_aggregation import check_summed
 from fedstill.methods.co_dream import CoDream
 from fedstill.methods.dsfl import DSFL
 from fedstill.methods.fedavg import FedAvg

@@ -23,7 +23,7 @@ from fedstill.node import admission, owner_folder, requests
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_text import facts
 from fedstill.node.security_log import FILE, SecurityLog
-from fedstill.protocol.run_plan import Plan, describe
+from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
 from tests.audited import entries
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
@@ -134,7 +134,7 @@ def test_after_hours_nothing_is_learned_or_answered(tmp_path: Path, monkeypatch:
     soon, later = (f"{datetime.now() + timedelta(hours=hours):%H:%M}" for hours in (2, 3))
     monkeypatch.setattr(clinic.host.file.policy.__class__, "hours", f"{soon}-{later}")
     object.__setattr__(clinic.host.file.policy, "hours", f"{soon}-{later}")
-    for do in ("learn", "answer", "pull back"):
+    for do in ("train_locally", "answer_query", "compute_gradients"):
         told = clinic.say(do, seconds=1, query="examine", number=0, differentiable=True)
         assert told["rule"].startswith(f"hours: {soon}-{later}")
     assert clinic.left() == []
@@ -219,7 +219,7 @@ def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
     return clinic
 
 
-def table_plan(schema: Schema) -> Plan:
+def table_plan(schema: Schema) -> RunPlan:
     return replace(PLAN, spec=InputSpec.of_schema(RegressionConfig(), schema))
 
 
@@ -561,7 +561,7 @@ def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
         assert isinstance(clinic.pull(number), tuple)
     clinic.again()
     clinic.ready()
-    clinic.say("recall", mark=0, message=5)
+    clinic.say("load_checkpoint", checkpoint=0, message=5)
     assert isinstance(clinic.query(0), tuple)  # the same again, which costs nothing
     assert isinstance(clinic.query(5), tuple)
     refusal = clinic.query(6)

@@ -408,7 +408,7 @@ def test_an_edited_log_is_refused_until_its_owner_settles_it(kind: str, path: Pa
             audit.verify()
         rows = sum(1 for _ in audit.entries())
         for number in (0, 99):  # not even what was paid for
-            with pytest.raises(AuditError, match=f"{told}.*fedstill audit settle"):
+            with pytest.raises(AuditError, match=f"{told}.*fedstill audit accept"):
                 audit.charge(entry(number))
         assert sum(1 for _ in audit.entries()) == rows
         audit.settle("I did that")

@@ -25,10 +25,10 @@ from fedstill.federation import offline_node
 from fedstill.node import memory_limits
 from fedstill.node.host import Host
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.events import Event, Price
-from fedstill.protocol.run_plan import PROTOCOL, Plan, fingerprint, public_tensors
-from fedstill.protocol.wire_format import HEADER, METADATA, WireConfig, header_of, pack
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.events import Event, PrivacyCost
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan, fingerprint, public_tensors
+from fedstill.protocol.wire_format import HEADER, METADATA, WireConfig, decode_header, pack
 from tests.forked import FORKING
 from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
@@ -48,7 +48,7 @@ def serve(folder: Path, ceiling: bool) -> None:
     for path in sorted((folder / "messages").iterdir()):
         message, start = path.read_bytes(), time.monotonic()
         # Without its tensors, for which there may be no more memory than for the node.
-        told = json.loads(header_of(host.serve(message))[METADATA][HEADER])[HEADER]
+        told = json.loads(decode_header(host.serve(message))[METADATA][HEADER])[HEADER]
         replies.append({**told.get("error", {}), "took": time.monotonic() - start})
     (folder / "replies").write_text(json.dumps([replies, peak() - before]))
 
@@ -94,11 +94,11 @@ def served(
     return replies, grown
 
 
-def join(plan: Plan = PLAN, **spec: Any) -> bytes:
+def join(plan: RunPlan = PLAN, **spec: Any) -> bytes:
     """The message that joins a run of another spec."""
     table = plan.to_dict()
     table["spec"].update(spec)
-    return pack({"do": "join", "run": plan.run, "plan": table})
+    return pack({"operation": "join", "run": plan.run, "plan": table})
 
 
 # --- memory -------------------------------------------------------------------------------------------
@@ -166,10 +166,10 @@ def test_a_query_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path:
     folder, plan = tmp_path / "rows", PLAN.to_dict()
     asked = {"run": "one", "query": "examine", "differentiable": True}
     messages = [
-        pack({"do": "join", "plan": plan}),
-        pack({"do": "learn", "run": "one", "seconds": 60}),
-        pack({"do": "answer", "number": 0, **asked}, {"x": torch.zeros(100_000, *SHAPE)}),
-        pack({"do": "answer", "number": 0, **asked}, {"x": image(0)}),
+        pack({"operation": "join", "plan": plan}),
+        pack({"operation": "train_locally", "run": "one", "seconds": 60}),
+        pack({"operation": "answer_query", "number": 0, **asked}, {"x": torch.zeros(100_000, *SHAPE)}),
+        pack({"operation": "answer_query", "number": 0, **asked}, {"x": image(0)}),
     ]
     change = {"mlp:8": "small-cnn"}
     replies, grown = served(folder, *messages, policy=f"max_memory = {GIB}\n", change=change)
@@ -185,9 +185,9 @@ def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Pa
     spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
     public = Public("ours", torch.zeros(4, *spec.shape), None, "")
     plan = dataclasses.replace(fedmd(first=0)[0], spec=spec, public=fingerprint(public))
-    asked = {"do": "answer", "run": "one", "query": "communicate", "differentiable": False}
+    asked = {"operation": "answer_query", "run": "one", "query": "communicate", "differentiable": False}
     messages = [
-        pack({"do": "join", "plan": plan.to_dict()}, public_tensors(public)),
+        pack({"operation": "join", "plan": plan.to_dict()}, public_tensors(public)),
         pack({**asked, "number": 0}, {"rows": torch.zeros(100_000, dtype=torch.int32)}),
         pack({**asked, "number": 1}, {"rows": torch.zeros(4, dtype=torch.int32)}),
     ]
@@ -228,7 +228,7 @@ def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: 
     clinic = Clinic(tmp_path / "clinic", f"max_memory = {GIB}\n")
     code = (
         "import resource, sys\nfrom fedstill.cli import main as cli\n"
-        "try:\n    cli.main(['node', 'answer', sys.argv[1], 'missing'])\n"
+        "try:\n    cli.main(['offline', 'answer', sys.argv[1], 'missing'])\n"
         "except SystemExit:\n    print(resource.getrlimit(resource.RLIMIT_DATA)[0])\n"
     )
     words = [sys.executable, "-c", code, str(clinic.folder)]
@@ -257,7 +257,7 @@ def test_a_method_that_would_draw_a_billion_of_a_nodes_images_is_refused(tmp_pat
 
 @linux
 def test_a_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
-    message = pack({"do": "hello", "x": [[]] * 20_000_000})
+    message = pack({"operation": "identify", "x": [[]] * 20_000_000})
     assert len(message) > 76 * 2**20
     (reply,), grown = served(tmp_path / "header", message)
     assert reply["rule"] == f"max_header: 1000000, and it has {len(message) - 8} bytes"
@@ -267,7 +267,7 @@ def test_a_large_header_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
 
 def test_a_header_within_the_limit_is_read(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
-    told, _ = clinic.say("hello", x="y" * 990_000)
+    told, _ = clinic.say("identify", x="y" * 990_000)
     assert told["protocol"] == PROTOCOL
 
 
@@ -282,8 +282,8 @@ def test_a_message_is_measured_as_it_is_computed_with(tmp_path: Path) -> None:
     """int8 is a quarter of float32 on the way, and not here."""
     plan = dataclasses.replace(PLAN, wire=WireConfig(inputs="int8"))
     clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n", plan).ready()
-    sent = plan.wire.coarsen({"x": torch.ones(60, *SHAPE)}, {"x": "inputs"})
-    said = clinic.say("answer", sent, query="examine", number=0, differentiable=True)
+    sent = plan.wire.compress({"x": torch.ones(60, *SHAPE)}, {"x": "inputs"})
+    said = clinic.say("answer_query", sent, query="examine", number=0, differentiable=True)
     assert said["rule"] == "max_message: 10000, and in float32 it has 15360 bytes"
 
 
@@ -298,7 +298,7 @@ def test_a_file_of_queries_is_a_message(tmp_path: Path) -> None:
 # --- time ---------------------------------------------------------------------------------------------
 
 
-def fedmd(**options: Any) -> tuple[Plan, Public]:
+def fedmd(**options: Any) -> tuple[RunPlan, Public]:
     public = Public("ours", torch.zeros(40, *SHAPE), None, "")
     method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 32, **options}
     return dataclasses.replace(PLAN, method=method, public=fingerprint(public)), public
@@ -307,7 +307,7 @@ def fedmd(**options: Any) -> tuple[Plan, Public]:
 def asked_to_digest(clinic: Clinic, number: int = 0) -> Any:
     rows = torch.arange(32).int()
     sent = {"rows": rows, "consensus": torch.zeros(32, CLASSES), "round": torch.tensor(0)}
-    return clinic.say("answer", sent, query="digest", number=number, differentiable=False)
+    return clinic.say("answer_query", sent, query="digest", number=number, differentiable=False)
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -316,7 +316,7 @@ def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, private: bool
     noise = '[privacy]\nmechanism = "dp-sgd"\n[privacy.training]\nnoise = 1.0\n' * private
     clinic = Clinic(tmp_path / "clinic", f"max_seconds = 2\n{noise}", plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
-    while not clinic.say("learn", seconds=60)[0]["learned"]:
+    while not clinic.say("train_locally", seconds=60)[0]["learned"]:
         pass
     start = time.monotonic()
     said = asked_to_digest(clinic)
@@ -334,9 +334,9 @@ def test_training_that_a_plan_parts_into_endless_rounds_is_refused(tmp_path: Pat
 
 
 def test_what_many_steps_cost_is_not_worked_out_past_the_time_of_a_message() -> None:
-    price = Price({Event("gaussian", 1.2345, rate=0.0123): 10**5})
+    price = PrivacyCost({Event("gaussian", 1.2345, rate=0.0123): 10**5})
     with timing.within(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
-        epsilon(price, 1e-5)
+        compute_epsilon(price, 1e-5)
 
 
 def test_training_before_the_first_query_stops_at_the_limit_and_goes_on(tmp_path: Path) -> None:
@@ -345,11 +345,11 @@ def test_training_before_the_first_query_stops_at_the_limit_and_goes_on(tmp_path
     path.write_text(path.read_text().replace("epochs = 4", "epochs = 2000"))
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
-    start, (told, _) = time.monotonic(), clinic.say("learn", seconds=60)
+    start, (told, _) = time.monotonic(), clinic.say("train_locally", seconds=60)
     assert time.monotonic() - start < 20
     assert not told["learned"]
     before = clinic.session.training.steps
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     assert clinic.session.training.steps > before
 
 
@@ -383,10 +383,10 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     clinic = Clinic(tmp_path / "clinic", f"max_disk = {used + 1000}\n")
     told, _ = clinic.say("join", plan=PLAN.to_dict())
     assert told["learned"]
-    assert "max_disk" in clinic.say("remember", mark=1)["rule"]
+    assert "max_disk" in clinic.say("save_checkpoint", checkpoint=1)["rule"]
     assert not list(clinic.session.kept.path.glob("mark-*"))
     for number in range(50):  # each refusal is a line, until there is no room for it
-        clinic.say("answer", query="none", number=number, differentiable=False)
+        clinic.say("answer_query", query="none", number=number, differentiable=False)
     assert sum(path.stat().st_size for path in clinic.folder.glob("audit.sqlite*")) < used + 50_000
     assert "max_disk" in clinic.query(1)["rule"]
     clinic.say("leave")
@@ -419,9 +419,9 @@ def test_a_limit_is_a_whole_number(name: str, value: Any) -> None:
 @linux
 def test_a_message_for_which_there_is_no_memory_leaves_the_node_serving(tmp_path: Path) -> None:
     """Read by Rust it would end the process, or its call, with what no one handles."""
-    large = pack({"do": "hello"}, {"x": torch.zeros(2**24)})
+    large = pack({"operation": "identify"}, {"x": torch.zeros(2**24)})
     policy = f"max_memory = {2**20 * 100}"
-    replies, _ = served(tmp_path / "large", large, pack({"do": "hello"}), policy=policy, ceiling=True)
+    replies, _ = served(tmp_path / "large", large, pack({"operation": "identify"}), policy=policy, ceiling=True)
     assert replies[0]["rule"] == "max_memory: it would take more than the node's owner allows"
     assert "rule" not in replies[1]
 

@@ -151,7 +151,7 @@ def test_of_two_processes_that_begin_a_run_one_makes_its_salt(
     before = labels_of(one[0].ready())
     one[0].again()
     one[0].ready()
-    one[0].say("recall", mark=0)
+    one[0].say("load_checkpoint", checkpoint=0)
     assert (labels_of(one[0]) == before).all(), "its noise is named by what is on the disk"
 
 

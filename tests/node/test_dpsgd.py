@@ -27,7 +27,7 @@ from fedstill.node.dp_training import step
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.privacy import dpsgd, per_example
-from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
+from fedstill.privacy.dpsgd import DPParameters, clipped_sum
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks.classification import Classification
@@ -50,8 +50,8 @@ def made(model: nn.Module | str = "mlp:8", n: int = 20, scale: float = 1.0, seed
     return node
 
 
-def private(noise: float = 0.0, clip: float = 1.0, secret: int = 0, group: int = 1) -> PrivateSteps:
-    return PrivateSteps(noise, clip, partial(seeded, secret), group)
+def private(noise: float = 0.0, clip: float = 1.0, secret: int = 0, group: int = 1) -> DPParameters:
+    return DPParameters(noise, clip, partial(seeded, secret), group)
 
 
 def entropy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def vector(module: nn.Module) -> torch.Tensor:
 
 
 def moved(
-    node: Node, dp: PrivateSteps, q: float, number: int = 0, batch: float = 1.0, **how: Any
+    node: Node, dp: DPParameters, q: float, number: int = 0, batch: float = 1.0, **how: Any
 ) -> torch.Tensor:
     """What one real step moves the network by: minus the gradient that it has stepped on."""
     before = vector(node.model)
@@ -244,7 +244,7 @@ def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one
         assert not moved[: 64 * 9 + 9].any()
         return moved, Fixed.asked
 
-    monkeypatch.setattr(per_example.Alone, "_is_even", lambda *given: True)  # what is tried asks them, too
+    monkeypatch.setattr(per_example.PerExample, "_is_even", lambda *given: True)  # what is tried asks them, too
     step_by_step, often = learned(Whole)
     monkeypatch.setattr(dp_training, "PIECE", 24)
     at_once, seldom = learned(nn.Sequential)
@@ -353,7 +353,7 @@ def test_a_real_step_learns_from_the_sample_and_divides_by_what_is_expected() ->
     )
 
 
-def drawn_by(node: Node, dp: PrivateSteps, q: float, number: int) -> list[int]:
+def drawn_by(node: Node, dp: DPParameters, q: float, number: int) -> list[int]:
     chosen = dp.draws(node.asking, number, "sample").uniform((len(node.data),)) < q
     return chosen.nonzero().flatten().tolist()
 

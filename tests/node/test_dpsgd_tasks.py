@@ -17,7 +17,7 @@ from fedstill.models import build, dp_compatibility
 from fedstill.node import dp_training, local_training
 from fedstill.node.node import Node
 from fedstill.privacy import noise
-from fedstill.privacy.dpsgd import PrivateSteps, clipped_sum
+from fedstill.privacy.dpsgd import DPParameters, clipped_sum
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import TASKS, Task
 
@@ -110,7 +110,7 @@ def test_a_network_learns_privately_and_the_same_twice(case: Case) -> None:
         dp_compatibility.check(model, "the model", data.inputs[:2])
         gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
-        node.private = {"model": PrivateSteps(0.5, 1.0, partial(noise.seeded, 0))}
+        node.private = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
         config = LocalConfig(epochs=1, least_steps=2, batch=3, optimizer="sgd", lr=0.1)
         local_training.prepare([node], config)
         local_training.train([node], task, config, Compute())

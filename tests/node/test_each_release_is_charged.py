@@ -20,9 +20,9 @@ from fedstill.methods import fedmd
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, owner_folder
 from fedstill.node.audit_entries import DATA
-from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import NoPrivacy
-from fedstill.privacy.events import Event, Price, from_text
+from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict
 from fedstill.protocol.run_plan import describe, fingerprint, public_tensors
 from tests.node.judging import NAME, POLICY
 from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
@@ -64,7 +64,7 @@ def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Pa
     clinic = Clinic(tmp_path / "clinic", POLICY + PRIVATE, JUDGES).ready()
     seen: set[bytes] = set()
     for number in range(1, 5):
-        clinic.say("recall", mark=0)
+        clinic.say("load_checkpoint", checkpoint=0)
         clinic.query(number, image(0), query=query)
         for more in range(3):
             seen.add(clinic.query(1001 + more, image(more), query=query)[1]["critic"].numpy().tobytes())
@@ -79,14 +79,14 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "max_queries = 6\n" + PRIVATE).ready()
     answered = 0
     for number in range(1, 6):
-        clinic.say("recall", mark=0)
+        clinic.say("load_checkpoint", checkpoint=0)
         for asked in (number, 1001, 1002):
             answered += isinstance(clinic.query(asked, image(asked)), tuple)
     assert answered == released(clinic) == 6
     one = 4 * 10 * 4 + 4 * 4 * 4  # logits and critic values of an answer
     clinic = Clinic(tmp_path / "other", f"max_bytes = {3 * one}\n" + PRIVATE).ready()
     for number in range(1, 4):
-        clinic.say("recall", mark=0)
+        clinic.say("load_checkpoint", checkpoint=0)
         for asked in (number, 1001, 1002):
             clinic.query(asked, image(asked))
     assert clinic.session.audit.spent(DATA, "one").bytes == 3 * one
@@ -99,7 +99,7 @@ def test_a_further_gradient_of_an_answer_is_a_further_query(tmp_path: Path, priv
     first = clinic.pull(0, 1.0)[1]
     told = []
     for value in (1.0, 2.0, 1.0, 3.0):
-        clinic.say("recall", mark=0)
+        clinic.say("load_checkpoint", checkpoint=0)
         clinic.query(0)
         told.append(clinic.pull(0, value))
     same(told[0][1], first)
@@ -130,7 +130,7 @@ def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
         again.plan = plan
         again.again()
     told, _ = again.say("join", plan=plan.to_dict())
-    again.say("learn", seconds=60)
+    again.say("train_locally", seconds=60)
     assert "max_queries: 3" in again.query(7)["text"]
     if change != "a run's folder is gone":
         assert told["objections"]["examine"] == "max_queries: 3, over all runs"
@@ -145,7 +145,7 @@ def test_learning_that_comes_out_otherwise_is_another_step(
     """As after a start with other threads: the noise would be another, so that is charged, too."""
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
     first = clinic.query(0)[1]
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     same(clinic.query(0)[1], first)
     assert learned(clinic) == 1, "the same to the last bit is the same"
 
@@ -166,12 +166,12 @@ def test_learning_that_comes_out_otherwise_is_another_step(
     assert learned(clinic) == 2
     assert told["privacy"]["price"] == {str(STEP): 1}, "the server is told of both"
     assert samples[0] != samples[1], "no draw of records serves two sums"
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     same(clinic.query(0)[1], second)
     assert learned(clinic) == 2
 
     monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     third = clinic.query(0)[1]
     assert len({x["critic"].numpy().tobytes() for x in (first, second, third)}) == learned(clinic) == 3
 
@@ -182,7 +182,7 @@ def test_what_follows_from_other_learning_is_another_release(
     clinic = Clinic(tmp_path / "clinic", PRIVATE).ready()
     clinic.query(0)
     before = clinic.query(1)[1]
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.query(0)
     monkeypatch.setattr(dp_training, "clipped_sum", ORDINARY)
@@ -194,17 +194,17 @@ def test_a_second_attempt_that_the_budget_cannot_pay_lets_nothing_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = Event("laplace", NoPrivacy().counts_noise)
-    whole = Price({STEP: 6, Event("gaussian", 2.0, rate=0.2): 20, counts: 1})
-    budget = f"epsilon = {1.0001 * epsilon(whole, 1e-5)!r}\n"
+    whole = PrivacyCost({STEP: 6, Event("gaussian", 2.0, rate=0.2): 20, counts: 1})
+    budget = f"epsilon = {1.0001 * compute_epsilon(whole, 1e-5)!r}\n"
     private = PRIVATE.replace('"dp-sgd"\n', f'"dp-sgd"\n{budget}')
     clinic = Clinic(tmp_path / "clinic", private).ready()
     counts_labels = {"query": "count_labels", "number": 0, "differentiable": False}
-    clinic.say("answer", **counts_labels)
+    clinic.say("answer_query", **counts_labels)
     for number in range(1, 7):
         assert clinic.query(number)[1]
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
-    clinic.say("recall", mark=0)
-    clinic.say("answer", **counts_labels)
+    clinic.say("load_checkpoint", checkpoint=0)
+    clinic.say("answer_query", **counts_labels)
     rows = released(clinic)
     assert "privacy budget" in clinic.query(1)["text"]
     assert learned(clinic) == 6
@@ -223,11 +223,11 @@ def test_an_answer_with_another_bit_is_one_more_of_those_that_were_approved(
     for number in range(6):
         assert isinstance(clinic.query(number), tuple)
     rows = released(clinic)
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     assert isinstance(clinic.query(0), tuple), "the same again"
     assert released(clinic) == rows
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.query(0)["rule"] == "approved: 6 times, and this came out otherwise before"
     assert released(clinic) == rows
 
@@ -241,7 +241,7 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", ""))
     clinic = Clinic(tmp_path / "clinic", PRIVATE, plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     rows = torch.arange(B, dtype=torch.int32)
     sent = {"rows": rows, "consensus": torch.zeros(B, 10), "round": torch.tensor(0)}
     sent["rows_next"] = rows
@@ -252,19 +252,19 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     monkeypatch.setattr(fedmd, "logits", fails)
     call = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
-    assert clinic.say("answer", sent, **call)["kind"] == "OwnDataError"
+    assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
     assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
     for mark in (0, 1):
-        assert "failed at query 0" in clinic.say("remember", mark=mark)["text"]
-    assert clinic.say("recall", mark=0) == ({}, {})
+        assert "failed at query 0" in clinic.say("save_checkpoint", checkpoint=mark)["text"]
+    assert clinic.say("load_checkpoint", checkpoint=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
-    assert clinic.say("remember", mark=0) == ({}, {})
+    assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
     paid = Counter(clinic.session.audit.spent(DATA, "one").run)
-    assert clinic.say("answer", sent, **call)["kind"] == "OwnDataError"
+    assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
     assert clinic.session.audit.spent(DATA, "one").run == paid, "the same is the same"
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
-    clinic.say("recall", mark=0)
-    assert clinic.say("answer", sent, **call)["kind"] == "OwnDataError"
+    clinic.say("load_checkpoint", checkpoint=0)
+    assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
     twice = Counter(clinic.session.audit.spent(DATA, "one").run)
     assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
 
@@ -282,7 +282,7 @@ def test_a_round_that_is_none_costs_nothing_and_trains_nothing(tmp_path: Path, w
 
     def train(number: int, round: torch.Tensor) -> Any:
         sent = {"parameters": before, "round": round}
-        return clinic.say("answer", sent, query="train", number=number, differentiable=False)
+        return clinic.say("answer_query", sent, query="train", number=number, differentiable=False)
 
     refused = train(0, wrong if isinstance(wrong, torch.Tensor) else torch.tensor(wrong))
     assert refused["kind"] in ("ArgumentError", "QueryRefused")
@@ -366,7 +366,7 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
             else:
                 if what == "remember":
                     marks = [0, last + 1]
-                    clinic.say("remember", mark=last + 1)
+                    clinic.say("save_checkpoint", checkpoint=last + 1)
                 elif what == "digits":
                     digits = not digits
                     patch.setattr(dp_training, "clipped_sum", off_by_a_digit if digits else ORDINARY)
@@ -376,7 +376,7 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
                         clinic.say("join", plan=PLAN.to_dict())
                     mark = marks[-1] if one else 0
                     marks = [0, mark] if mark else [0]
-                    assert clinic.say("recall", mark=mark) == ({}, {})
+                    assert clinic.say("load_checkpoint", checkpoint=mark) == ({}, {})
                     last = mark - 1
                 continue
             whole = hashlib.sha256()
@@ -384,13 +384,13 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
                 whole.update(left[name].numpy().tobytes())
             bytes_seen.add(whole.digest())
             critics.add(clinic.critic().numpy().tobytes())
-        spent = from_text(clinic.session.audit.spent(DATA, "one").run)
-        model = Price({STEP: len(critics), Event("gaussian", 2.0, rate=0.2): 1} if critics else {})
+        spent = cost_from_dict(clinic.session.audit.spent(DATA, "one").run)
+        model = PrivacyCost({STEP: len(critics), Event("gaussian", 2.0, rate=0.2): 1} if critics else {})
         assert released(clinic) >= len(bytes_seen)
         assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"
-        assert epsilon(spent, 1e-5, "rdp") >= epsilon(model, 1e-5, "rdp")
+        assert compute_epsilon(spent, 1e-5, "rdp") >= compute_epsilon(model, 1e-5, "rdp")
         left = [line for line in clinic.lines() if line["part"] != "refused"]
-        told = [from_text(line[name]) for line in left for name in ("price", "learned")]
-        assert sum(told, Price()) == spent, "the server is told the same"
+        told = [cost_from_dict(line[name]) for line in left for name in ("price", "learned")]
+        assert sum(told, PrivacyCost()) == spent, "the server is told the same"
         clinic.session.audit.verify()
         clinic.say("leave")

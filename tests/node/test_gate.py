@@ -20,12 +20,12 @@ from fedstill.node.replies import Paid
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy
-from fedstill.privacy.events import Bill, Event, Price
+from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS, LABEL_MAPS, PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.run_plan import Description
+from fedstill.protocol.run_plan import RunDescription
 from fedstill.tasks.classification import Classification
 from tests.audited import entries, paid
 
@@ -69,8 +69,8 @@ class Journal:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.before: Bill = {"training": Price()}
-        self.learned: Bill = {}
+        self.before: CostBreakdown = {"training": PrivacyCost()}
+        self.learned: CostBreakdown = {}
         self.side = NodeSide({"examine": QUERY})
 
     def rule(self, query: Query, name: str) -> Any:
@@ -96,9 +96,9 @@ class Journal:
     def require_width(self, *given: Any) -> None:
         pass
 
-    def release(self, *given: Any) -> Bill:
+    def release(self, *given: Any) -> CostBreakdown:
         self.calls.append("price")
-        return {"logits": Price({Event("laplace", 4.0): 2})}
+        return {"logits": PrivacyCost({Event("laplace", 4.0): 2})}
 
     def due(self, *given: Any) -> dict[str, Any]:
         return {}
@@ -106,16 +106,16 @@ class Journal:
     def expected(self, *given: Any) -> dict[str, Any]:
         return {"answer": {}}
 
-    def bill(self, *given: Any) -> Bill:
+    def bill(self, *given: Any) -> CostBreakdown:
         return {}
 
-    def learning(self, *given: Any) -> Bill:
+    def learning(self, *given: Any) -> CostBreakdown:
         return self.learned
 
-    def first(self) -> Bill:
+    def first(self) -> CostBreakdown:
         return self.before
 
-    def schedule(self) -> Bill:
+    def schedule(self) -> CostBreakdown:
         return {}
 
 
@@ -140,7 +140,7 @@ def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
     """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
     requires_approval = {"predict": {"times": 9, "rows": 3, "leaves": {}, "bytes": 0}}
     door, query = gate(), Query("predict", QUERY.handler, {"rows": "indices"}, {"logits": "logits"})
-    door.approved = Description({"queries": requires_approval})
+    door.approved = RunDescription({"queries": requires_approval})
     about = asked(query="predict")
     assert release(door, about, tensors={"logits": torch.zeros(3, 5)}, query=query)
     with pytest.raises(QueryRefused, match="approved: 3 inputs, and the answer is about 4"):
@@ -233,7 +233,7 @@ def test_a_tensor_that_was_not_declared_does_not_leave() -> None:
     assert audit.summary() == AuditLog().summary()
 
 
-def journaled(**bills: Bill) -> tuple[Gate, Journal, Watched]:
+def journaled(**bills: CostBreakdown) -> tuple[Gate, Journal, Watched]:
     journal = Journal()
     vars(journal).update(bills)
     audit = Watched(journal.calls)
@@ -289,7 +289,7 @@ def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch:
 
 
 def test_the_first_release_of_a_run_is_told_with_what_the_training_cost() -> None:
-    door, journal, audit = journaled(before={"training": Price({Event("gaussian", 2.0, rate=0.5): 30})})
+    door, journal, audit = journaled(before={"training": PrivacyCost({Event("gaussian", 2.0, rate=0.5): 30})})
     trained = {"gaussian(2.0, rate=0.5)": 30}
     release(door, asked(0))
     assert journal.calls[-2:] == ["charge training", "charge answer"]
@@ -309,7 +309,7 @@ def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
 
 
 def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> None:
-    door, journal, audit = journaled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
+    door, journal, audit = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
     door.pay(asked(0), QUERY, {})
     release(door, asked(0))
     assert door.told(0, "answer").price == {**PAID, "gaussian(3.0, rate=0.5)": 1}
@@ -323,7 +323,7 @@ def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> Non
 
 
 def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
-    door, journal, _ = journaled(learned={"critic": Price({Event("gaussian", 3.0, rate=0.5): 1})})
+    door, journal, _ = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
     for _ in range(2):  # after a stop it is learned once more
         door.admit(asked(), QUERY, {})
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"

@@ -31,11 +31,11 @@ from fedstill.node.audit_entries import ALL, DATA
 from fedstill.node.audit_log import FILE, AuditError, AuditLog
 from fedstill.node.host import Host
 from fedstill.node.replies import NOTHING, About
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.events import from_text
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.events import cost_from_dict
 from fedstill.protocol.messages import MESSAGES
 from fedstill.protocol.queries import Query
-from fedstill.protocol.run_plan import PROTOCOL, Plan
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
 from fedstill.tasks.classification import ClassificationConfig
 from tests.audited import entries, releases
@@ -44,7 +44,7 @@ SHAPE, CLASSES, B = (1, 8, 8), 10, 4
 MAP = (2, 2)  # of a critic's answer about an input
 SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), SHAPE, (0.5,), (0.5,))
 FEDIOD = {"name": "fediod", "steps": 6, "batch": B, "memory": 64, "critic_width": 4}
-PLAN = Plan("one", FEDIOD, SPEC)
+PLAN = RunPlan("one", FEDIOD, SPEC)
 NODE = """
 name = "clinic"
 seed = 3
@@ -62,7 +62,7 @@ batch = 8
 class Clinic:
     """A node's folder, and a server that talks to whoever serves it."""
 
-    def __init__(self, folder: Path, policy: str = "", plan: Plan = PLAN) -> None:
+    def __init__(self, folder: Path, policy: str = "", plan: RunPlan = PLAN) -> None:
         self.folder, self.plan = folder, plan
         folder.mkdir(exist_ok=True)
         draw = np.random.default_rng(0)
@@ -88,7 +88,7 @@ class Clinic:
 
     def say(self, do: str, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any) -> Any:
         """The node's reply: what it told, and what left."""
-        told, released = unpack(self.host.serve(pack({"do": do, "run": self.plan.run, **header}, tensors)))
+        told, released = unpack(self.host.serve(pack({"operation": do, "run": self.plan.run, **header}, tensors)))
         if "error" in told:
             assert not released
             return told["error"]
@@ -96,16 +96,16 @@ class Clinic:
 
     def ready(self) -> Clinic:
         self.say("join", plan=self.plan.to_dict())
-        told, _ = self.say("learn", seconds=60)
+        told, _ = self.say("train_locally", seconds=60)
         assert told == {"percent": 100, "learned": True}
         return self
 
     def query(self, number: int, x: torch.Tensor | None = None, **header: Any) -> Any:
         header = {"query": "examine", "differentiable": True, **header}
-        return self.say("answer", {"x": image(number) if x is None else x}, number=number, **header)
+        return self.say("answer_query", {"x": image(number) if x is None else x}, number=number, **header)
 
     def pull(self, number: int, value: float = 1.0) -> Any:
-        return self.say("pull back", gradients(value), number=number)
+        return self.say("compute_gradients", gradients(value), number=number)
 
     @property
     def session(self) -> at.Session:
@@ -168,7 +168,7 @@ def clinic(tmp_path: Path) -> Clinic:
 
 def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", 'queries = ["count_labels"]\nmax_queries = 5')
-    hello, _ = clinic.say("hello")
+    hello, _ = clinic.say("identify")
     assert hello.keys() == {"protocol", "versions"}  # its name is the link's to know
     assert hello["protocol"] == PROTOCOL
     assert hello["versions"]["torch"] == torch.__version__
@@ -187,12 +187,12 @@ def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypa
     tick(monkeypatch)
     clinic.say("join", plan=PLAN.to_dict())
     assert clinic.query(0)["text"] == "node 'clinic', query 'examine': its local training is not done yet"
-    assert clinic.say("learn", seconds=0)[0] == {"percent": 0, "learned": False}
+    assert clinic.say("train_locally", seconds=0)[0] == {"percent": 0, "learned": False}
     # 4 epochs of 40 examples, 8 at a time, are 20 steps.
-    assert clinic.say("learn", seconds=1.5)[0] == {"percent": 30, "learned": False}
-    assert clinic.say("learn", seconds=1.5)[0] == {"percent": 70, "learned": False}
-    assert clinic.say("learn", seconds=60)[0] == {"percent": 100, "learned": True}
-    assert clinic.say("learn", seconds=60)[0] == {"percent": 100, "learned": True}
+    assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 30, "learned": False}
+    assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 70, "learned": False}
+    assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "learned": True}
+    assert clinic.say("train_locally", seconds=60)[0] == {"percent": 100, "learned": True}
 
 
 # --- answers ------------------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_asked_again_it_says_the_same_and_neither_counts_nor_trains_again(clinic
 def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
     wire = WireConfig(inputs="int8", gradients="float16")
     clinic = Clinic(tmp_path / "clinic", plan=replace(PLAN, wire=wire)).ready()
-    sent = wire.coarsen({"x": image(0)}, {"x": "inputs"})
+    sent = wire.compress({"x": image(0)}, {"x": "inputs"})
     header = {"number": 0, "query": "examine", "differentiable": True}
-    assert clinic.say("answer", sent, **header)[1]["logits"].dtype == torch.float32
+    assert clinic.say("answer_query", sent, **header)[1]["logits"].dtype == torch.float32
     _, released = clinic.pull(0)
     assert {name: tensor.dtype for name, tensor in released.items()} == {
         "d/dx": torch.float16,
@@ -263,14 +263,14 @@ def test_local_training_goes_on_where_the_last_saved_state_was(tmp_path: Path, m
 def test_going_back_to_a_mark_gives_the_same_answers_and_counts_none_of_them_twice(clinic: Clinic) -> None:
     for number in range(3):
         clinic.query(number)
-    clinic.say("remember", mark=3)
+    clinic.say("save_checkpoint", checkpoint=3)
     told = [(clinic.query(number)[1], clinic.pull(number)[1]) for number in (3, 4)]
     critic, lines = clinic.critic(), clinic.lines()
     clinic.again()
     assert "run" in clinic.query(5)["text"]  # it has not joined
     about, _ = clinic.say("join", plan=PLAN.to_dict())
     assert (about["marks"], about["learned"]) == ([3], True)
-    clinic.say("recall", mark=3)
+    clinic.say("load_checkpoint", checkpoint=3)
     for number, (response, gradient) in zip((3, 4), told, strict=True):
         same(clinic.query(number)[1], response)
         same(clinic.pull(number)[1], gradient)
@@ -292,13 +292,13 @@ def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
         Clinic(tmp_path / name, PRIVATELY[mechanism]).salted().ready() for name in ("whole", "broken")
     )
     counted = {"query": "count_labels", "number": 0, "differentiable": False}
-    same(whole.say("answer", **counted)[1], broken.say("answer", **counted)[1])
+    same(whole.say("answer_query", **counted)[1], broken.say("answer_query", **counted)[1])
     for number in range(1, 7):  # the run as it is declared
         if number == 4:
-            broken.say("remember", mark=4)
+            broken.say("save_checkpoint", checkpoint=4)
             broken.again()
             broken.say("join", plan=PLAN.to_dict())
-            broken.say("recall", mark=4)
+            broken.say("load_checkpoint", checkpoint=4)
         same(whole.query(number)[1], broken.query(number)[1])
         same(whole.pull(number)[1], broken.pull(number)[1])
     prices = [clinic.session.audit.spent(DATA, "one") for clinic in (whole, broken)]
@@ -311,7 +311,7 @@ def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
 
 def labels_of(clinic: Clinic) -> torch.Tensor:
     """Noisy counts of its labels: they follow from nothing but its data and the noise."""
-    _, left = clinic.say("answer", query="count_labels", number=0, differentiable=False)
+    _, left = clinic.say("answer_query", query="count_labels", number=0, differentiable=False)
     counts: torch.Tensor = left["counts"]
     return counts
 
@@ -324,7 +324,7 @@ def test_each_run_has_noise_of_its_own_and_a_run_that_goes_on_keeps_it(tmp_path:
     first = labels_of(clinic)
     clinic.again()
     clinic.ready()
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     assert torch.equal(labels_of(clinic), first), "the same run"
     clinic.say("leave")
     other = Clinic(clinic.folder, WIDE, replace(PLAN, run="two")).ready()
@@ -364,7 +364,7 @@ def test_how_long_it_took_is_told_in_tenths_where_networks_learn_in_private(tmp_
         asked = [
             clinic.host.serve(
                 pack(
-                    {"do": "answer", "run": "one", "query": "examine", "number": number}
+                    {"operation": "answer_query", "run": "one", "query": "examine", "number": number}
                     | {"differentiable": False},
                     {"x": image(number)},
                 )
@@ -398,9 +398,9 @@ def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
     clinic = Clinic(folder, policy + ROUNDS, plan)
     about, _ = clinic.say("join", public_tensors(public), plan=plan.to_dict())
     assert about["objections"] == {}
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     header = {"query": "communicate", "number": 0, "differentiable": False}
-    return clinic, clinic.say("answer", {"rows": ROWS}, **header)[1]["logits"]
+    return clinic, clinic.say("answer_query", {"rows": ROWS}, **header)[1]["logits"]
 
 
 ROWS = torch.arange(8).int()
@@ -409,7 +409,7 @@ ROWS = torch.arange(8).int()
 def a_round(clinic: Clinic, scores: torch.Tensor, rows: Any, number: int, turn: int = 0) -> Any:
     tensors = {"rows": ROWS.clone(), "consensus": scores, "round": torch.tensor(turn), "rows_next": rows}
     header = {"query": "digest_and_communicate", "number": number, "differentiable": False}
-    return clinic.say("answer", tensors, **header)
+    return clinic.say("answer_query", tensors, **header)
 
 
 def paid(clinic: Clinic) -> dict[str, int]:
@@ -463,8 +463,8 @@ def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
     assert "privacy budget" in refused["rule"], "in the end it learns no more"
     assert len(taken) > 7
     assert paid(clinic) == {"training": before + len(taken), "learned": 0, "answer": 0}
-    prices = from_text(clinic.session.audit.spent(DATA, "one").run)
-    assert 0.9 * 4 < epsilon(prices, 1e-5) <= 4
+    prices = cost_from_dict(clinic.session.audit.spent(DATA, "one").run)
+    assert 0.9 * 4 < compute_epsilon(prices, 1e-5) <= 4
 
 
 def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
@@ -472,7 +472,7 @@ def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
 ) -> None:
     """The end of the public data may be where a range stops, but is no row."""
     clinic, scores = in_rounds(tmp_path / "clinic")
-    clinic.say("remember", mark=1)
+    clinic.say("save_checkpoint", checkpoint=1)
     taken, before = steps(monkeypatch), sum(paid(clinic).values())
     for turn in range(3):
         bad = torch.tensor([turn, 400]).int()
@@ -480,7 +480,7 @@ def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
             assert a_round(clinic, scores, bad, number)["kind"] == (
                 "NodeFault" if number > 1 else "OwnDataError"
             )
-        assert clinic.say("recall", mark=1) == ({}, {})
+        assert clinic.say("load_checkpoint", checkpoint=1) == ({}, {})
     assert len(taken) > 3
     assert paid(clinic) == {"training": before + len(taken), "answer": 0, "learned": 0}
 
@@ -489,7 +489,7 @@ def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalle
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clinic, scores = in_rounds(tmp_path / "clinic")
-    clinic.say("remember", mark=1)
+    clinic.say("save_checkpoint", checkpoint=1)
     before, weights = paid(clinic)["training"], to_vector(clinic.session.node.model).clone()
     with monkeypatch.context() as patch:
         taken = steps(patch, fails_at=3)
@@ -504,10 +504,10 @@ def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalle
         assert refused["kind"] == "NodeFault"
         assert spoilt in refused["text"]
     communicate = {"query": "communicate", "number": 3, "differentiable": False}
-    assert spoilt in clinic.say("answer", {"rows": ROWS}, **communicate)["text"], "nor does it tell of it"
+    assert spoilt in clinic.say("answer_query", {"rows": ROWS}, **communicate)["text"], "nor does it tell of it"
     assert taken == []
     assert paid(clinic)["training"] == after
-    clinic.say("recall", mark=1)
+    clinic.say("load_checkpoint", checkpoint=1)
     assert torch.equal(to_vector(clinic.session.node.model), weights)
     told, _ = a_round(clinic, scores, ROWS, 1)
     assert len(taken) == after - before, "all that was paid for, and paid for once"
@@ -534,14 +534,14 @@ def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic
 def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:
     for mark in (1, 2, 3):
         clinic.query(mark - 1)
-        clinic.say("remember", mark=mark)
+        clinic.say("save_checkpoint", checkpoint=mark)
     assert clinic.session.about().marks == (2, 3)
-    assert "mark 1 is not kept here: has 2, 3" in clinic.say("recall", mark=1)["text"]
-    clinic.say("recall", mark=2)
+    assert "mark 1 is not kept here: has 2, 3" in clinic.say("load_checkpoint", checkpoint=1)["text"]
+    clinic.say("load_checkpoint", checkpoint=2)
     assert clinic.session.about().marks == (2,)
     assert clinic.session.about().last == 1
     assert clinic.query(1)["kind"] == "QueryMismatch"  # before the mark
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.session.about().marks == ()
 
 
@@ -577,21 +577,21 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     "a word for a number": ({"number": "six"}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "true for a number": ({"number": True}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run is 'two'"),
-    "pulled before asked": ({"do": "pull back"}, {"logits": torch.ones(2, 10)}, "QueryMismatch", "2"),
+    "pulled before asked": ({"operation": "compute_gradients"}, {"logits": torch.ones(2, 10)}, "QueryMismatch", "2"),
     "pulled with other gradients": (
-        {"do": "pull back", "number": 1},
+        {"operation": "compute_gradients", "number": 1},
         gradients(1.0),
         "QueryMismatch",
         "number 1",
     ),
     "pulled with nan": (
-        {"do": "pull back", "number": 1},
+        {"operation": "compute_gradients", "number": 1},
         gradients(float("nan")),
         REFUSED,
         "holds NaN or infinity",
     ),
-    "to do something else": ({"do": "send the data"}, {}, "ArgumentError", "send the data"),
-    "a mark that is no number": ({"do": "remember", "mark": "../x"}, {}, "ArgumentError", "a whole number"),
+    "to do something else": ({"operation": "send the data"}, {}, "ArgumentError", "send the data"),
+    "a mark that is no number": ({"operation": "save_checkpoint", "checkpoint": "../x"}, {}, "ArgumentError", "a whole number"),
 }
 
 
@@ -606,7 +606,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     sums, critic, before = clinic.session.audit.summary(), clinic.critic(), len(clinic.lines())
     files = sorted(path for path in clinic.folder.rglob("*") if path.is_file())
     header, tensors, kind, text = BAD[case]
-    given = {"do": "answer", "run": "one", "query": "examine", "number": 2, "differentiable": True}
+    given = {"operation": "answer_query", "run": "one", "query": "examine", "number": 2, "differentiable": True}
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         reply, released = unpack(clinic.host.serve(pack({**given, **header}, tensors)))
     assert not released
@@ -616,7 +616,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     assert line.startswith("refused ")
     refusals = clinic.lines()[before:]
     asked = {**given, **header}
-    if asked["do"] in ("answer", "pull back") and asked["run"] == "one":
+    if asked["operation"] in ("answer_query", "compute_gradients") and asked["run"] == "one":
         (refusal,) = refusals
         assert refusal["rule"] in reply["error"]["text"]
         assert text != "a whole number" or refusal["number"] == -1  # of no query that there is
@@ -641,7 +641,7 @@ def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
         about, _ = clinic.say("join", plan=plan.to_dict())
         assert about["objections"][query].startswith(rule)
         assert about["max_queries"] is None
-        refused = clinic.say("answer", query=query, number=0, differentiable=False)
+        refused = clinic.say("answer_query", query=query, number=0, differentiable=False)
         assert refused["kind"] == REFUSED
         assert refused["rule"].startswith(rule)
 
@@ -679,14 +679,14 @@ ASKED = {"query": "examine", "number": 0, "differentiable": True}
         ("method", {"critic_width": 10**4000}, "method.critic_width is "),
         ("method", {"critic_width": True}, "method.critic_width is "),
         ("method", {"batch": -(2**60)}, "method.batch is "),
-        ("learn", {"seconds": float("nan")}, "invalid seconds = nan (expected a number"),
-        ("answer", {"query": ["examine"], "number": 0, "differentiable": True}, "expected a text"),
-        ("pull back", {"number": "0"}, "invalid number = '0' (expected a whole number"),
-        ("answer", {**ASKED, "sum": float("nan")}, "invalid sum = nan (expected a table"),
-        ("answer", {**ASKED, "sum": {"number": 1, "members": ["a"], "more": 1}}, "unknown key 'sum.more'"),
-        ("recall", {"mark": 10**4000}, "...' (expected a whole number from 0 to 2147483647"),
-        ("remember", {"mark": 0, "message": float("nan")}, "invalid message = nan (expected a whole number"),
-        ("remember", {"mark": 0, "message": 2**31}, "expected a whole number from 0 to 2147483647"),
+        ("train_locally", {"seconds": float("nan")}, "invalid seconds = nan (expected a number"),
+        ("answer_query", {"query": ["examine"], "number": 0, "differentiable": True}, "expected a text"),
+        ("compute_gradients", {"number": "0"}, "invalid number = '0' (expected a whole number"),
+        ("answer_query", {**ASKED, "sum": float("nan")}, "invalid sum = nan (expected a table"),
+        ("answer_query", {**ASKED, "sum": {"number": 1, "members": ["a"], "more": 1}}, "unknown key 'sum.more'"),
+        ("load_checkpoint", {"checkpoint": 10**4000}, "...' (expected a whole number from 0 to 2147483647"),
+        ("save_checkpoint", {"checkpoint": 0, "message": float("nan")}, "invalid message = nan (expected a whole number"),
+        ("save_checkpoint", {"checkpoint": 0, "message": 2**31}, "expected a whole number from 0 to 2147483647"),
         ("join", {"plan": PLAN.to_dict(), "server": "s" * 101}, "up to 100 letters"),
     ],
     ids=name_of,
@@ -761,7 +761,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
 def test_whatever_comes_gets_a_reply_and_nothing_leaves(
     standing: Clinic, do: Any, header: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> None:
-    told, released = unpack(standing.host.serve(pack({"run": "one", **header, "do": do}, tensors)))
+    told, released = unpack(standing.host.serve(pack({"run": "one", **header, "operation": do}, tensors)))
     assert set(told) in ({"error"}, {"told", "seconds"})
     assert not released
     assert standing.session.audit.summary()["up"] == 0
@@ -817,7 +817,7 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
     clinic: Clinic, monkeypatch: Any
 ) -> None:
     clinic.query(0)
-    clinic.say("remember", mark=1)
+    clinic.say("save_checkpoint", checkpoint=1)
     clinic.query(1)
 
     def full(*given: Any) -> None:
@@ -825,9 +825,9 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
 
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.core.checkpoint.os.fsync", full)
-        assert "No space" in clinic.say("remember", mark=2)["text"]
+        assert "No space" in clinic.say("save_checkpoint", checkpoint=2)["text"]
     assert [path.name for path in (clinic.folder / "runs/one").glob("mark-*")] == ["mark-1.safetensors"]
-    assert clinic.say("remember", mark=2) == ({}, {})
+    assert clinic.say("save_checkpoint", checkpoint=2) == ({}, {})
 
 
 # --- public data --------------------------------------------------------------------------------------
@@ -868,7 +868,7 @@ def test_training_that_failed_half_way_is_not_gone_on_with(
 
     with monkeypatch.context() as patch:
         patch.setattr(local_training, "train", fails)
-        assert clinic.say("learn", seconds=1)["rule"].startswith("max_memory")
-    refused = clinic.say("learn", seconds=1)
+        assert clinic.say("train_locally", seconds=1)["rule"].startswith("max_memory")
+    refused = clinic.say("train_locally", seconds=1)
     assert refused["kind"] == "NodeFault"
     assert "failed half-way" in refused["text"]

@@ -23,11 +23,11 @@ from fedstill.node import host as host_module
 from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL, DATA
 from fedstill.node.security_log import SecurityLog
-from fedstill.protocol.digests import digest, keyed
+from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 from fedstill.protocol.queries import NodeSide
-from fedstill.protocol.run_plan import PLAN_FILE, Plan, fingerprint, public_tensors
-from fedstill.protocol.secure_aggregation import SumCall
+from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, fingerprint, public_tensors
+from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.node import test_host
@@ -39,16 +39,16 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
     clinic = Clinic(tmp_path / "clinic", "max_queries = 4").ready()
     first = [clinic.query(number)[1] for number in (0, 1, 2)]
     lines = len(clinic.left())
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     _, skipped = clinic.query(2)
     assert not torch.equal(skipped["critic"], first[2]["critic"])
     assert clinic.session.audit.spent(DATA, ALL).queries == 4
     assert len(clinic.left()) == lines + 1
     assert clinic.lines()[-1].get("after", "") != clinic.lines()[2]["after"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     assert "max_queries: 4" in clinic.query(1)["text"]
-    clinic.say("recall", mark=0)
+    clinic.say("load_checkpoint", checkpoint=0)
     for number in (0, 1, 2):
         same(clinic.query(number)[1], first[number])
     assert clinic.session.audit.spent(DATA, ALL).queries == 4
@@ -62,7 +62,7 @@ def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
     other = Clinic(tmp_path / "clinic", "max_queries = 3", dataclasses.replace(PLAN, run="two"))
     told, _ = other.say("join", plan=other.plan.to_dict())
     assert told["max_queries"] == 1  # are left
-    other.say("learn", seconds=60)
+    other.say("train_locally", seconds=60)
     other.query(0)
     assert "max_queries: 3" in other.query(1)["text"]
     other.say("leave")
@@ -102,13 +102,13 @@ def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
     assert told["plan"]["method"]["batch"] == 4
     data = node_data.load(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
     plain = digest("data", {"inputs": data.inputs, "targets": data.targets})
-    assert told["data"] == keyed(owner_folder.secret(clinic.folder), plain), "nobody else can try records out"
+    assert told["data"] == keyed_digest(owner_folder.secret(clinic.folder), plain), "nobody else can try records out"
 
 
 def test_a_run_of_which_nothing_has_left_is_bound_to_nothing(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", "queries = ['predict']").ready()
     assert "queries: predict" in clinic.query(0)["text"]
-    clinic.say("remember", mark=1)
+    clinic.say("save_checkpoint", checkpoint=1)
     clinic.say("leave")
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
     told, _ = clinic.say("join", plan=other.to_dict())
@@ -225,20 +225,20 @@ PUBLIC = Public("ours", torch.zeros(6, *SHAPE), None, "")
 def test_public_data_that_no_sound_server_sends_are_refused(
     tmp_path: Path, public: Public, said: str
 ) -> None:
-    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
+    plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
     clinic = Clinic(tmp_path / "clinic", "max_rows = 64", plan)
     assert said in clinic.say("join", public_tensors(public), plan=plan.to_dict())["text"]
     assert not (clinic.folder / "public").exists()
 
 
 def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
-    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
+    plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
     clinic = Clinic(tmp_path / "clinic", "max_rows = 64", plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     rows = {"rows": torch.zeros(50_000, dtype=torch.uint8)}
     given = {"query": "communicate", "number": 0, "differentiable": False}
-    assert "max_rows: 64, and rows names 50000" in clinic.say("answer", rows, **given)["text"]
+    assert "max_rows: 64, and rows names 50000" in clinic.say("answer_query", rows, **given)["text"]
     assert clinic.left() == []
 
 
@@ -258,24 +258,24 @@ def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
 def test_row_numbers_that_no_public_data_have_reach_no_network(
     rows: torch.Tensor, rule: str, tmp_path: Path
 ) -> None:
-    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
+    plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     given = {"query": "communicate", "number": 0, "differentiable": False}
-    told = clinic.say("answer", {"rows": rows}, **given)
+    told = clinic.say("answer_query", {"rows": rows}, **given)
     assert told["kind"] == "QueryRefused"
     assert told["rule"].startswith(rule)
     assert clinic.left() == []
-    assert isinstance(clinic.say("answer", {"rows": torch.tensor([0, 5, 5, 1])}, **given), tuple)
+    assert isinstance(clinic.say("answer_query", {"rows": torch.tensor([0, 5, 5, 1])}, **given), tuple)
 
 
 @pytest.mark.parametrize("bad", ["bool", "int64", "float64", "scalar", "table"])
 def test_parameters_that_are_no_vector_of_float32_reach_no_network(bad: str, tmp_path: Path) -> None:
-    plan = Plan("one", {"name": "fedavg", "rounds": 2}, SPEC)
+    plan = RunPlan("one", {"name": "fedavg", "rounds": 2}, SPEC)
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
     clinic.say("join", plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     own = to_vector(clinic.session.node.model)
     sent = {
         "scalar": torch.zeros(()),
@@ -285,7 +285,7 @@ def test_parameters_that_are_no_vector_of_float32_reach_no_network(bad: str, tmp
         "bool": own.bool(),
     }
     given = {"query": "train", "number": 0, "differentiable": False}
-    told = clinic.say("answer", {"parameters": sent[bad], "round": torch.tensor(0)}, **given)
+    told = clinic.say("answer_query", {"parameters": sent[bad], "round": torch.tensor(0)}, **given)
     assert told["kind"] == "QueryRefused"
     assert told["rule"].partition(":")[0] in ("parameters", "float32")
     assert torch.equal(to_vector(clinic.session.node.model), own)
@@ -295,7 +295,7 @@ def test_only_the_last_public_data_are_kept(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     for run, value in (("one", 0.0), ("two", 0.5)):
         public = Public("ours", torch.full((6, *SHAPE), value))
-        plan = Plan(run, {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
+        plan = RunPlan(run, {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
         clinic.say("join", public_tensors(public), plan=plan.to_dict())
     assert len(list((clinic.folder / "public").iterdir())) == 1
 
@@ -304,33 +304,33 @@ def test_a_message_that_comes_late_changes_no_state(tmp_path: Path) -> None:
     """A link that sends again may deliver the first copy after what followed."""
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=PLAN.to_dict(), server="s", message=0)
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     clinic.query(0)
-    clinic.say("remember", mark=1, server="s", message=5)
+    clinic.say("save_checkpoint", checkpoint=1, server="s", message=5)
     kept = (clinic.folder / "runs/one/mark-1.safetensors").read_bytes()
     clinic.query(1)
     critic = clinic.critic()
-    clinic.say("remember", mark=1, server="s", message=5)  # the same once more
+    clinic.say("save_checkpoint", checkpoint=1, server="s", message=5)  # the same once more
     assert (clinic.folder / "runs/one/mark-1.safetensors").read_bytes() == kept
-    clinic.say("recall", mark=0, server="s", message=3)  # an older one
+    clinic.say("load_checkpoint", checkpoint=0, server="s", message=3)  # an older one
     assert torch.equal(clinic.critic(), critic)
     # Another server process has taken over; the one before is heard no more.
     clinic.say("join", plan=PLAN.to_dict(), server="t", message=0)
-    clinic.say("recall", mark=0, server="s", message=99)
+    clinic.say("load_checkpoint", checkpoint=0, server="s", message=99)
     assert torch.equal(clinic.critic(), critic)
     again = clinic.say("join", plan=PLAN.to_dict(), server="s", message=100)
     assert "that none has followed" in again["text"]
-    clinic.say("recall", mark=1, server="t", message=1)
+    clinic.say("load_checkpoint", checkpoint=1, server="t", message=1)
     assert not torch.equal(clinic.critic(), critic)
 
 
 def test_a_mark_is_set_where_the_node_is(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     clinic.say("join", plan=PLAN.to_dict())
-    assert "it is not before query 0" in clinic.say("remember", mark=0)["text"]  # still learning
-    clinic.say("learn", seconds=60)
+    assert "it is not before query 0" in clinic.say("save_checkpoint", checkpoint=0)["text"]  # still learning
+    clinic.say("train_locally", seconds=60)
     clinic.query(3)
-    assert "it is not before query 2" in clinic.say("remember", mark=2)["text"]
+    assert "it is not before query 2" in clinic.say("save_checkpoint", checkpoint=2)["text"]
 
 
 def test_what_a_server_sends_forges_no_line_of_the_log(
@@ -356,7 +356,7 @@ def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) ->
     assert "a server process that none has followed" in late["text"]
     assert clinic.session is session
     assert not (clinic.folder / "runs" / "two").exists()
-    assert clinic.say("learn", seconds=60, server="second")[0]["learned"]
+    assert clinic.say("train_locally", seconds=60, server="second")[0]["learned"]
 
 
 def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
@@ -441,7 +441,7 @@ def test_no_gradient_leaves_of_an_answer_that_was_refused(tmp_path: Path) -> Non
     policy = "max_queries = 1\nmax_bytes = 6000\n"
     clinic = Clinic(tmp_path / "clinic", policy, dataclasses.replace(PLAN, spec=spec)).ready()
     assert "max_bytes" in clinic.query(0)["rule"]
-    assert clinic.say("pull back", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QueryMismatch"
+    assert clinic.say("compute_gradients", {"logits": torch.eye(4, 400)}, number=0)["kind"] == "QueryMismatch"
     assert clinic.left() == []
 
 
@@ -451,11 +451,11 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
     """As what is asked can make it do, or not, by what a private model has learned."""
     public = Public("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
-    plan = Plan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
+    plan = RunPlan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
     privacy = "[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1.0\naccountant = 'rdp'\n"
     clinic = Clinic(tmp_path / "clinic", privacy, plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     assert not clinic.session.audit.spent(DATA, ALL).total
 
     def fails(_: torch.Tensor) -> torch.Tensor:
@@ -463,7 +463,7 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
 
     monkeypatch.setattr(clinic.session.node.model, "forward", fails)
     rows = {"rows": torch.tensor([0, 2]), "view": torch.tensor(0)}
-    said = clinic.say("answer", rows, query="predict", number=0, differentiable=False)
+    said = clinic.say("answer_query", rows, query="predict", number=0, differentiable=False)
     assert said["text"] == "its data or model fail here: its own log says more"
     assert clinic.session.audit.spent(DATA, ALL).total
 
@@ -472,19 +472,19 @@ def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     """As public images at the end of float32 can make it: a refusal would tell, and nothing be counted."""
     public = Public("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
-    plan = Plan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
+    plan = RunPlan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
     most = 3 * len(SPEC.classes)
     clinic = Clinic(tmp_path / "clinic", f"max_bytes = {most}\n", plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     for parameter in clinic.session.node.model.parameters():
         torch.nn.init.constant_(parameter, float("nan"))
     call = {"query": "predict", "differentiable": False}
     one, more = ({"rows": torch.tensor([0, rows]), "view": torch.tensor(0)} for rows in (1, 4))
-    _, released = clinic.say("answer", one, number=0, **call)
+    _, released = clinic.say("answer_query", one, number=0, **call)
     assert (released["logits"] == -128).all()
     assert clinic.session.audit.spent(DATA, ALL).bytes == released["logits"].numel()
-    assert clinic.say("answer", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", "as of numbers"
+    assert clinic.say("answer_query", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", "as of numbers"
 
 
 ESTIMATOR = """
@@ -507,14 +507,14 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
     (tmp_path / "clinic").mkdir()
     (tmp_path / "clinic" / "own.py").write_text(ESTIMATOR)
     method = {"name": "fedzge", "weights": "equal", "ensemble": "logits", "steps": 3, "batch": 1}
-    plan = Plan("one", {**method, "directions": 1}, SPEC)
+    plan = RunPlan("one", {**method, "directions": 1}, SPEC)
     outputs = "[privacy.outputs]\nhow = 'gaussian'\nbound = 10.0\n"
     privacy = f"[privacy]\nmechanism = 'noisy-outputs'\nepsilon = 1.0\n{outputs}"
     clinic = Clinic(tmp_path / "clinic", privacy, plan)
     clinic.say("join", plan=plan.to_dict())
     huge = torch.full((1, *SHAPE), torch.finfo(torch.float32).max)
     huge[..., ::2] *= -1
-    _, released = clinic.say("answer", {"x": huge}, query="examine", number=0, differentiable=False)
+    _, released = clinic.say("answer_query", {"x": huge}, query="examine", number=0, differentiable=False)
     assert released["logits"].isfinite().all()
     assert clinic.session.audit.spent(DATA, ALL).total
 
@@ -529,7 +529,7 @@ def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
     for run, count in (("one", 20_000), ("two", 40_000), ("three", 60_000)):
         public = Public("p", torch.zeros(count, *SHAPE))
         method = {"name": "fedkd", "weights": "equal", "levels": 0}
-        plan = Plan(run, method, spec, public=fingerprint(public), public_note=("p", ""))
+        plan = RunPlan(run, method, spec, public=fingerprint(public), public_note=("p", ""))
         clinic.plan = plan
         reply = clinic.say("join", public_tensors(public), plan=plan.to_dict())
         said.append(reply["rule"] if isinstance(reply, dict) else "joined")
@@ -561,7 +561,7 @@ def test_noised_counts_alone_weigh_as_one_at_least(tmp_path: Path, privacy: str,
     clinic.say("join", plan=clinic.plan.to_dict())
     handler, (node,) = clinic.session.handler, clinic.session.handler.group.nodes
     kept = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
-    adding = handler._adding(node, SumCall(1, ("clinic", "b", "c")), cast(Any, kept))
+    adding = handler._adding(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, kept))
     assert adding is not None
     assert adding.least == least
 
@@ -586,7 +586,7 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
     method: dict[str, Any], query: str, name: str, sound: torch.Tensor, tmp_path: Path
 ) -> None:
     public = PUBLIC if name == "rows" else None
-    plan = Plan("one", method, SPEC, public=fingerprint(public) if public else "")
+    plan = RunPlan("one", method, SPEC, public=fingerprint(public) if public else "")
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
     node = clinic.folder / "node.toml"
     node.write_text(
@@ -594,7 +594,7 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
     )
     clinic.again()
     clinic.say("join", public_tensors(public) if public else None, plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     schedule = {
         key: torch.tensor(0)
         for key, kind in clinic.session.side.queries[query].sends.items()
@@ -611,10 +611,10 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
         torch.cat([sound, sound]),
     ]
     for number, tensor in enumerate(bent):
-        told = clinic.say("answer", {name: tensor.contiguous(), **schedule}, number=number, **given)
+        told = clinic.say("answer_query", {name: tensor.contiguous(), **schedule}, number=number, **given)
         assert told["kind"] in ("ArgumentError", "QueryRefused"), (tuple(tensor.shape), tensor.dtype, told)
     assert clinic.left() == []
-    assert isinstance(clinic.say("answer", {name: sound, **schedule}, number=50, **given), tuple)
+    assert isinstance(clinic.say("answer_query", {name: sound, **schedule}, number=50, **given), tuple)
 
 
 @pytest.mark.parametrize(
@@ -630,17 +630,17 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
 def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
     name: str, tensor: torch.Tensor, rule: str, tmp_path: Path
 ) -> None:
-    plan = Plan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
+    plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     rows = torch.tensor([0, 5, 5, 1])
     sound = {"rows": rows, "consensus": torch.zeros(4, 10), "round": torch.tensor(0)}
     before = to_vector(clinic.session.node.model)
-    told = clinic.say("answer", {**sound, name: tensor}, query="digest", number=0, differentiable=False)
+    told = clinic.say("answer_query", {**sound, name: tensor}, query="digest", number=0, differentiable=False)
     assert (told["kind"], told["rule"].startswith(rule)) == ("QueryRefused", True), told
     assert torch.equal(to_vector(clinic.session.node.model), before)
-    assert isinstance(clinic.say("answer", sound, query="digest", number=0, differentiable=False), tuple)
+    assert isinstance(clinic.say("answer_query", sound, query="digest", number=0, differentiable=False), tuple)
 
 
 @pytest.mark.parametrize(
@@ -649,12 +649,12 @@ def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
 def test_label_counts_of_other_classes_than_the_runs_reach_no_network(
     counts: torch.Tensor, tmp_path: Path
 ) -> None:
-    plan = Plan("one", {"name": "fedgen", "rounds": 2}, SPEC)
+    plan = RunPlan("one", {"name": "fedgen", "rounds": 2}, SPEC)
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
     clinic.say("join", plan=plan.to_dict())
-    clinic.say("learn", seconds=60)
+    clinic.say("train_locally", seconds=60)
     sends = clinic.session.side.queries["train"].sends
     others = {name: torch.zeros(3) for name, kind in sends.items() if kind not in (LABEL_COUNTS, SCHEDULE)}
     sent = {**others, "counts": counts, "round": torch.tensor(0)}
-    told = clinic.say("answer", sent, query="train", number=0, differentiable=False)
+    told = clinic.say("answer_query", sent, query="train", number=0, differentiable=False)
     assert (told["kind"], told["rule"].startswith("label counts: counts is")) == ("QueryRefused", True), told

@@ -19,7 +19,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import Bench, Group, alike
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.dpsgd import PrivateSteps
+from fedstill.privacy.dpsgd import DPParameters
 
 NETWORKS = ("small-cnn:4", "resnet8:4", "mlp:8", "lenet5", "critic")
 G, B = 3, 4
@@ -454,7 +454,7 @@ def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_priv
     one.add("critic", network("mlp", 1), lambda module: torch.optim.SGD(module.parameters(), 1.0))
     one.optimizers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
     group, before = Group([one]), copy.deepcopy(one.modules[role].state_dict())
-    one.private = {private: PrivateSteps(1.0, 1.0, draws=lambda *names: None)}
+    one.private = {private: DPParameters(1.0, 1.0, draws=lambda *names: None)}
     group.bench(role).train(True)
     losses = group.bench(role)(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
     with pytest.raises(QueryRefused, match=f"its networks learn with DP-SGD, and here its {role} would"):

@@ -22,7 +22,7 @@ from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.run_plan import PLAN_FILE, Plan
+from fedstill.protocol.run_plan import PLAN_FILE, RunPlan
 from fedstill.tasks.classification import Classification
 from tests.node.test_host import FEDIOD, PLAN, Clinic, same
 
@@ -34,7 +34,7 @@ how = "gaussian"
 noise = 200.0
 bound = 1.0
 """
-PRIVATE = Plan("one", {**FEDIOD, "gan": 0.0, "through": False}, PLAN.spec)
+PRIVATE = RunPlan("one", {**FEDIOD, "gan": 0.0, "through": False}, PLAN.spec)
 
 
 def private(folder: Path, more: str = "", run: str = "one") -> Clinic:
@@ -76,7 +76,7 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
     assert refused["text"] == "its data or model fail here: its own log says more"
     assert not {"AuditError", "sqlite"} & set(json.dumps(refused).split('"'))
     assert str(log) in caplog.text
-    assert "fedstill audit settle" in caplog.text
+    assert "fedstill audit accept" in caplog.text
     assert clinic.host.session is None
     assert log.exists() == (change == "an older copy"), "none is begun"
     assert "run" in call(clinic, 3)["text"]  # no run is joined
@@ -140,7 +140,7 @@ def test_nodes_over_the_same_data_share_a_total(tmp_path: Path) -> None:
     assert number > 0
     first.say("leave")
     second.say("join", plan=second.plan.to_dict())
-    second.say("learn", seconds=60)
+    second.say("train_locally", seconds=60)
     assert "privacy budget" in call(second, 0)["text"]
 
 

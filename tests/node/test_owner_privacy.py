@@ -116,7 +116,7 @@ def test_an_audit_log_in_trouble_is_a_fault(tmp_path: Path) -> None:
     (fault,) = owner_folder.examine(folder).faults
     assert "privacy.audit_log 'audit.sqlite'" in fault
     assert "its head is there" in fault
-    assert f"fedstill audit settle {folder}" in fault
+    assert f"fedstill audit accept {folder}" in fault
     (folder / "audit.sqlite").write_bytes(b"no audit at all, and long enough to be read as one" * 100)
     assert len(owner_folder.examine(folder).faults) == 1
 

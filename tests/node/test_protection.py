@@ -30,13 +30,13 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_mechanism import Mechanism
-from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
-from fedstill.privacy.events import Event, Price, as_text, total
+from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, DPTrainingConfig
+from fedstill.privacy.events import Event, PrivacyCost, cost_to_dict, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
-from fedstill.privacy.pate import PateConfig, Teachers
-from fedstill.privacy.statement import SEVERAL
+from fedstill.privacy.pate import PateConfig, TeacherEnsemble
+from fedstill.privacy.statement import PER_RECORD_ONLY
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.method import side_of
+from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS
 from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks.classification import Classification
@@ -48,8 +48,8 @@ SHAPE, CLASSES, ROWS, M = (1, 8, 8), 3, 6, 4
 TASK, COMPUTE, LOCAL = Classification(CLASSES), Compute(), LocalConfig(epochs=3, batch=8, lr=0.02)
 METHOD = FedIOD(steps=3, batch=ROWS, critic_width=4)
 CONFIG: dict[str, Any] = {
-    "training": StepsConfig(noise=0.7),
-    "critic": StepsConfig(noise=1.0),
+    "training": DPTrainingConfig(noise=0.7),
+    "critic": DPTrainingConfig(noise=1.0),
     "pate": PateConfig(teachers=M, noise=5.0, sharpness=8.0),
     "gradients": GradientsConfig(noise=2.0),
     "outputs": OutputsConfig(noise=10.0, bound=3.0),
@@ -65,7 +65,7 @@ class Claims(PrivacyConfig):
 
     about: ClassVar[str] = "its model learns with noise"
     learns: ClassVar[Mapping[str, str]] = {"model": "steps"}
-    steps: StepsConfig = field(default_factory=StepsConfig)
+    steps: DPTrainingConfig = field(default_factory=DPTrainingConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Parts(PrivacyConfig):
         return [torch.arange(len(data))]
 
 
-@pytest.mark.parametrize("config", [Claims(steps=StepsConfig(noise=1.0)), Parts()])
+@pytest.mark.parametrize("config", [Claims(steps=DPTrainingConfig(noise=1.0)), Parts()])
 def test_a_model_that_is_not_trained_here_is_protected_by_no_training(config: PrivacyConfig) -> None:
     network = build("mlp:4", SHAPE, CLASSES, 0).requires_grad_(False)
     node = Node("n", records(), network, Gate("n", PolicyConfig(), AuditLog()), 0)
@@ -86,7 +86,7 @@ def test_a_model_that_is_not_trained_here_is_protected_by_no_training(config: Pr
         protect(
             node,
             config,
-            side_of(METHOD, NodeSetting(TASK, LOCAL, COMPUTE)),
+            build_node_side(METHOD, NodeSetting(TASK, LOCAL, COMPUTE)),
             METHOD,
             NodeSetting(TASK, LOCAL, COMPUTE),
             secret=1,
@@ -177,9 +177,9 @@ def test_under_dp_sgd_answers_are_the_networks_own_and_training_is_paid_for() ->
     torch.testing.assert_close(left["logits"], one.node.model(X).detach())
     torch.testing.assert_close(left["critic"], one.node.modules["critic"](X).detach())
     steps, critic = Event("gaussian", 0.7, rate=8 / 24), Event("gaussian", 1.0, rate=ROWS / 24)
-    assert one.spent() == as_text({steps: 9, critic: 1})
+    assert one.spent() == cost_to_dict({steps: 9, critic: 1})
     one.query()
-    assert one.spent() == as_text({steps: 9, critic: 2})
+    assert one.spent() == cost_to_dict({steps: 9, critic: 2})
     norms = {type(module).__name__ for module in one.node.modules["critic"].modules()}
     assert "BatchNorm2d" not in norms
     assert "GroupNorm" in norms
@@ -187,7 +187,7 @@ def test_under_dp_sgd_answers_are_the_networks_own_and_training_is_paid_for() ->
 
 def test_under_pate_noisy_votes_leave() -> None:
     one = made(under("pate"))
-    assert isinstance(one.node.model, Teachers)
+    assert isinstance(one.node.model, TeacherEnsemble)
     assert [learner.name for learner in one.node.learners] == [
         f"clinic/teacher-{index}" for index in range(M) if one.node.model.voting[index]
     ]
@@ -345,10 +345,10 @@ def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
     assert max(moved) <= 5.0 / event.noise + 1e-6, "noise over how far it is charged to move"
 
 
-def released(one: World, rows: int = ROWS) -> Price:
+def released(one: World, rows: int = ROWS) -> PrivacyCost:
     """What answers about some inputs cost by themselves."""
     bill = one.mechanism.release(one.federation.queries["examine"], {"logits": (rows, CLASSES)})
-    return total(bill) or Price()
+    return total_cost(bill) or PrivacyCost()
 
 
 # --- what cannot be -----------------------------------------------------------------------------------
@@ -393,12 +393,12 @@ def test_who_wants_nothing_is_left_alone() -> None:
 
 def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
     patients = torch.arange(24) // 4
-    assert SEVERAL in made(under("dp-sgd"), records(groups=patients)).mechanism.statement().assumes
+    assert PER_RECORD_ONLY in made(under("dp-sgd"), records(groups=patients)).mechanism.statement().assumes
     # Nor does one record decide whether it is said: that would be told before anything is charged.
-    assert SEVERAL in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
-    assert SEVERAL not in made(under("dp-sgd"), records()).mechanism.statement().assumes
+    assert PER_RECORD_ONLY in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
+    assert PER_RECORD_ONLY not in made(under("dp-sgd"), records()).mechanism.statement().assumes
     whole = made(under("dp-sgd", group_size=4), records(groups=patients)).mechanism.statement()
-    assert SEVERAL not in whole.assumes
+    assert PER_RECORD_ONLY not in whole.assumes
 
     parts = [records(groups=patients), records(groups=torch.arange(24) // 8), records()]
     (note,) = unit_notes(parts, [under("dp-sgd")] * 3)
@@ -455,7 +455,7 @@ def test_no_more_private_steps_are_taken_than_are_charged(asked: str) -> None:
     every = PolicyConfig(kinds=("tests: logits", "tests: critic"))
     network = build("mlp:4", SHAPE, CLASSES, 0)
     node = Node("n", records(), network, Gate("n", every, AuditLog()), 0)
-    side = side_of(method, at)
+    side = build_node_side(method, at)
     protect(node, protected("dp-sgd", **CONFIG), side, method, at, secret=1)
 
     def attempt() -> None:

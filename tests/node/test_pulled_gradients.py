@@ -24,7 +24,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import FINER, Added, SumCall, from_ring, total
+from fedstill.protocol.secure_aggregation import GRADIENT_FRACTION_BITS, SumWeighting, SumRequest, from_ring, total
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
 from tests.node.test_host import CLASSES, MAP, B, Clinic
 from tests.node.test_host import gradients as sound_gradients
@@ -40,14 +40,14 @@ COUNTS = {"a": [1.0, 3.0], "b": [2.0, 0.0], "c": [4.0, 1.0]}
 # counts: (1, -3/2) + (4, 2) + (-1/2, 4)         = (4.5, 4.5)
 # mean:   (1, -1/2) + (2, 1/2) + (-1/2, 1)       = (2.5, 1)
 SLOPES = torch.tensor([[0.5, -0.25]])
-BY_HAND: dict[Added, list[float]] = {"size": [2.75, 2.0], "counts": [2.25, 2.25], "mean": [1.25, 0.5]}
+BY_HAND: dict[SumWeighting, list[float]] = {"size": [2.75, 2.0], "counts": [2.25, 2.25], "mean": [1.25, 0.5]}
 
 
 def response(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
     return {"logits": group.bench("model")(x)}
 
 
-def side_of(how: Added) -> NodeSide:
+def build_node_side(how: SumWeighting) -> NodeSide:
     asked = Query("examine", response, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
     return NodeSide({"examine": asked})
 
@@ -63,28 +63,28 @@ def node_of(name: str) -> Node:
 
 
 @pytest.mark.parametrize("how", BY_HAND)
-def test_gradients_under_masks_are_weighed_as_the_answers_were(how: Added, tmp_path: Path) -> None:
+def test_gradients_under_masks_are_weighed_as_the_answers_were(how: SumWeighting, tmp_path: Path) -> None:
     party = Party(tmp_path, NAMES)
     handlers = {
         name: MaskedHandler(
-            party.masks[name], Group([node_of(name)]), side_of(how), Compute(), {name: -1}, WireConfig()
+            party.masks[name], Group([node_of(name)]), build_node_side(how), Compute(), {name: -1}, WireConfig()
         )
         for name in NAMES
     }
     x, parts = torch.tensor([[3.0, -1.0]]), []
     for name, handler in handlers.items():
-        handler.answer("examine", 0, {"x": x}, True, SumCall(1, NAMES))
-        parts.append(handler.pull_back(0, {name: {"logits": SLOPES}}, SumCall(2, NAMES))[name])
-    assert from_ring(total(parts)["d/dx"], FINER).tolist() == [BY_HAND[how]]
+        handler.answer("examine", 0, {"x": x}, True, SumRequest(1, NAMES))
+        parts.append(handler.pull_back(0, {name: {"logits": SLOPES}}, SumRequest(2, NAMES))[name])
+    assert from_ring(total(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
 @pytest.mark.parametrize("how", BY_HAND)
-def test_gradients_of_sums_are_weighed_in_one_process_too(how: Added) -> None:
-    handler = RequestHandler(Group([node_of(name) for name in NAMES]), side_of(how), Compute())
-    handler.answer("examine", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumCall(1, NAMES))
+def test_gradients_of_sums_are_weighed_in_one_process_too(how: SumWeighting) -> None:
+    handler = RequestHandler(Group([node_of(name) for name in NAMES]), build_node_side(how), Compute())
+    handler.answer("examine", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumRequest(1, NAMES))
     pulls = {name: {"logits": SLOPES} for name in NAMES}
-    parts = list(handler.pull_back(0, pulls, SumCall(2, NAMES)).values())
-    assert from_ring(total(parts)["d/dx"], FINER).tolist() == [BY_HAND[how]]
+    parts = list(handler.pull_back(0, pulls, SumRequest(2, NAMES)).values())
+    assert from_ring(total(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
 # --- what a node refuses --------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_gradients_of_any_form_reach_no_network_unless_they_fit_the_answer(
 ) -> None:
     if fits(pull) or any(name.endswith(":scale") for name in pull):
         return
-    header = {"do": "pull back", "run": "one", "number": 0, "query": "gradient"}
+    header = {"operation": "compute_gradients", "run": "one", "number": 0, "query": "gradient"}
     told, released = unpack(clinic.host.serve(pack(header, pull)))
     assert told["error"]["kind"] == "QueryRefused"
     assert not released
@@ -134,7 +134,7 @@ def test_gradients_of_any_form_reach_no_network_unless_they_fit_the_answer(
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pull=PULLS)
 def test_scales_of_any_form_raise_typed_errors(pull: dict[str, torch.Tensor], clinic: Clinic) -> None:
-    header = {"do": "pull back", "run": "one", "number": 0, "query": "gradient"}
+    header = {"operation": "compute_gradients", "run": "one", "number": 0, "query": "gradient"}
     if fits({name: tensor for name, tensor in pull.items() if not name.endswith(":scale")}):
         return
     told, _ = unpack(clinic.host.serve(pack(header, pull)))
@@ -143,8 +143,8 @@ def test_scales_of_any_form_raise_typed_errors(pull: dict[str, torch.Tensor], cl
 
 def test_sound_gradients_are_pulled_back_after_all_of_that(clinic: Clinic) -> None:
     clinic.query(7)
-    assert clinic.say("pull back", {}, number=7)["kind"] == "QueryRefused"
-    _, released = clinic.say("pull back", sound_gradients(0.5), number=7)
+    assert clinic.say("compute_gradients", {}, number=7)["kind"] == "QueryRefused"
+    _, released = clinic.say("compute_gradients", sound_gradients(0.5), number=7)
     assert released["d/dx"].shape == (B, 1, 8, 8)
 
 
@@ -158,13 +158,13 @@ def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> Non
 
 def test_a_refused_pull_uses_no_number_of_a_sum(tmp_path: Path) -> None:
     party = Party(tmp_path, NAMES)
-    about: Any = (Group([node_of("a")]), side_of("size"), Compute(), {"a": -1}, WireConfig())
+    about: Any = (Group([node_of("a")]), build_node_side("size"), Compute(), {"a": -1}, WireConfig())
     handler = MaskedHandler(party.masks["a"], *about)
-    handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True, SumCall(1, NAMES))
+    handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True, SumRequest(1, NAMES))
     with pytest.raises(QueryRefused, match="gradients"):
-        handler.pull_back(0, {"a": {"logits": SLOPES.double()}}, SumCall(2, NAMES))
-    assert handler.pull_back(0, {"a": {"logits": SLOPES}}, SumCall(2, NAMES))
-    handler.answer("examine", 1, {"x": torch.ones(1, 2)}, True, SumCall(3, NAMES))
-    handler.answer("examine", 2, {"x": torch.ones(1, 2)}, True, SumCall(4, NAMES))
+        handler.pull_back(0, {"a": {"logits": SLOPES.double()}}, SumRequest(2, NAMES))
+    assert handler.pull_back(0, {"a": {"logits": SLOPES}}, SumRequest(2, NAMES))
+    handler.answer("examine", 1, {"x": torch.ones(1, 2)}, True, SumRequest(3, NAMES))
+    handler.answer("examine", 2, {"x": torch.ones(1, 2)}, True, SumRequest(4, NAMES))
     with pytest.raises(QueryMismatch):  # the graph of query 1 is gone
-        handler.pull_back(1, {"a": {"logits": SLOPES}}, SumCall(5, NAMES))
+        handler.pull_back(1, {"a": {"logits": SLOPES}}, SumRequest(5, NAMES))

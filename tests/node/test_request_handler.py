@@ -25,7 +25,7 @@ from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_budgets import Budgets
-from fedstill.privacy.dpsgd import PrivateSteps
+from fedstill.privacy.dpsgd import DPParameters
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import Span
 from fedstill.protocol.queries import NodeSide, Query
@@ -144,7 +144,7 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 def privately(office: Office) -> None:
     """Let the critic of the second node learn with DP-SGD."""
     node, journal = office.nodes[1], Journal()
-    node.private = {"critic": PrivateSteps(1.0, 1.0, lambda *names: seeded(0, *names))}
+    node.private = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
     journal.node = node.name
     node.gate.budgets = Budgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
 

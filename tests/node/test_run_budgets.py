@@ -20,14 +20,14 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.node.policy_checks import privacy_faults
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import NoPrivacy, PrivacyConfig, StepsConfig
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig, DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event, Price, from_text, total
+from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, total_cost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.tasks.classification import Classification
 
@@ -43,7 +43,7 @@ RANGE = Query("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RA
 BARE = {"range": torch.ones(())}
 VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
 ONE = Event("gaussian", 40 / 4)  # of a query about 8 inputs
-TRAINED = DPSGD(training=StepsConfig(noise=1.5))
+TRAINED = DPSGD(training=DPTrainingConfig(noise=1.5))
 STEP = Event("gaussian", 1.5, rate=0.1)
 OUTPUTS = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=80.0, bound=1.0))
 
@@ -88,10 +88,10 @@ class Node:
         return most
 
 
-def fit(event: Event, most: float, start: Price | None = None) -> int:
+def fit(event: Event, most: float, start: PrivacyCost | None = None) -> int:
     """How often an event fits into an epsilon, counted up one by one."""
     times = 0
-    while epsilon(Price({event: times + 1}) + (start or Price()), 1e-5) <= most:
+    while compute_epsilon(PrivacyCost({event: times + 1}) + (start or PrivacyCost()), 1e-5) <= most:
         times += 1
     return times
 
@@ -103,7 +103,7 @@ def test_each_release_is_charged_and_the_budget_is_never_passed() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
     answered = node.planned_queries()
     assert answered == fit(ONE, 1.5) > 2
-    assert from_text(node.spent().run) == Price({ONE: answered})
+    assert cost_from_dict(node.spent().run) == PrivacyCost({ONE: answered})
     one = {str(ONE): answered}
     counted = {"queries_run": answered, "queries": answered, "bytes": answered * 128}
     assert node.spent() == Spent(one, one, **counted)
@@ -134,12 +134,12 @@ def test_a_query_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
 def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_not_leave() -> None:
     """Laplace noise is paid for by the numbers of a row, of which a method of one's own may have any."""
     config = NoisyOutputs(outputs=OutputsConfig("laplace", noise=700.0, bound=1.0))
-    wide = {"releases": {"rows": Kind("rows", of="rows")}, "reads": ("rows",), "times": 3, "width": 16}
+    wide = {"releases": {"rows": PayloadKind("rows", of="rows")}, "reads": ("rows",), "times": 3, "width": 16}
     told = {"rows": torch.zeros(ROWS, 16)}
     node = Node(config, **wide)
     for number in range(3):
         node.query(number, tensors=told)
-    assert from_text(node.spent().run) == total(node.mechanism.schedule())
+    assert cost_from_dict(node.spent().run) == total_cost(node.mechanism.schedule())
     assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
     with pytest.raises(OwnDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"):
@@ -247,7 +247,7 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
 
 
 def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
-    dear = epsilon(Price({STEP: 20}), 1e-5)
+    dear = compute_epsilon(PrivacyCost({STEP: 20}), 1e-5)
     node = Node(replace(TRAINED, epsilon=dear * 0.99))
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.query(0)
@@ -316,7 +316,7 @@ def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
 
 
 def test_what_is_learned_is_charged_as_a_query_is_let_in() -> None:
-    node = Node(replace(TRAINED, critic=StepsConfig(noise=2.0)), trains=("critic",), **LEARNING)
+    node = Node(replace(TRAINED, critic=DPTrainingConfig(noise=2.0)), trains=("critic",), **LEARNING)
     node.side = replace(node.side, first=None)
     admitted(node)
     first, own = charged(node)
@@ -336,7 +336,7 @@ def test_what_is_learned_is_charged_as_a_query_is_let_in() -> None:
 
 
 def test_what_cannot_be_paid_for_is_not_learned() -> None:
-    dear = epsilon(Price({STEP: 20 + 2 * 5}), 1e-5)
+    dear = compute_epsilon(PrivacyCost({STEP: 20 + 2 * 5}), 1e-5)
     node = Node(replace(TRAINED, epsilon=1.01 * dear), **{**LEARNING, "times": 0})
     for number in range(2):
         admitted(node, number)
@@ -455,9 +455,9 @@ def test_noise_is_found_that_both_budgets_can_pay(
 ) -> None:
     """And hardly more: one of them is nearly used up."""
     config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
-    price = total(Node(config, times=5).mechanism.schedule())
+    price = total_cost(Node(config, times=5).mechanism.schedule())
     assert price
-    used = [epsilon(price, delta) / most for most, delta in (run, all_runs)]
+    used = [compute_epsilon(price, delta) / most for most, delta in (run, all_runs)]
     assert 0.97 < max(used) <= 1
 
 

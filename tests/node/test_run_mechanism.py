@@ -16,10 +16,10 @@ from fedstill.methods.fedad import ATTENTION
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.methods.fl_mrcm import FEATURES
 from fedstill.node.run_mechanism import Mechanism, unpriced
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import GradientsConfig, StepsConfig
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.config import GradientsConfig, DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event, Price, total
+from fedstill.privacy.events import Event, PrivacyCost, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.privacy.release_rules import Exact
@@ -67,8 +67,8 @@ TRAIN = Query(
 SHAPES = {"logits": (ROWS, CLASSES), "critic": (ROWS, 2, 2)}
 PULLED = {"d/dx": (ROWS, 1, 4, 4)}
 GIVEN: dict[str, Any] = {
-    "training": StepsConfig(noise=1.5),
-    "critic": StepsConfig(noise=2.0, clip=0.5),
+    "training": DPTrainingConfig(noise=1.5),
+    "critic": DPTrainingConfig(noise=2.0, clip=0.5),
     "pate": PateConfig(teachers=20, noise=5.0),
     "gradients": GradientsConfig(noise=3.0),
     "outputs": OutputsConfig(noise=6.0, bound=2.0),
@@ -94,15 +94,15 @@ def protection(
     return made
 
 
-def gaussian(noise: float, times: int = 1, **more: Any) -> Price:
-    return Price({Event("gaussian", noise, **more): times})
+def gaussian(noise: float, times: int = 1, **more: Any) -> PrivacyCost:
+    return PrivacyCost({Event("gaussian", noise, **more): times})
 
 
-def laplace(noise: float, times: int = 1) -> Price:
-    return Price({Event("laplace", noise): times})
+def laplace(noise: float, times: int = 1) -> PrivacyCost:
+    return PrivacyCost({Event("laplace", noise): times})
 
 
-def near(one: Price | None, other: Price | None) -> None:
+def near(one: PrivacyCost | None, other: PrivacyCost | None) -> None:
     """The same events, but for rounding."""
     assert one is not None
     assert other is not None
@@ -114,16 +114,16 @@ def near(one: Price | None, other: Price | None) -> None:
     assert [row[4] for row in mine] == pytest.approx([row[4] for row in theirs])
 
 
-def priced(made: Mechanism, query: Query, part: str, shapes: Any, sent: Any = None) -> Price | None:
+def priced(made: Mechanism, query: Query, part: str, shapes: Any, sent: Any = None) -> PrivacyCost | None:
     """Of one release, with what is learned for it."""
-    return total(made.bill(query, part, shapes, sent or {}))
+    return total_cost(made.bill(query, part, shapes, sent or {}))
 
 
-def response(made: Mechanism, query: Query = EXAMINE, noised: Any = None) -> Price | None:
+def response(made: Mechanism, query: Query = EXAMINE, noised: Any = None) -> PrivacyCost | None:
     """Of an answer: as it is expected, or as it turned out."""
     shapes = {name: SHAPES[name] for name in query.releases}
     if noised is not None:
-        return total(made.release(query, shapes, noised))
+        return total_cost(made.release(query, shapes, noised))
     return priced(made, query, "answer", shapes)
 
 
@@ -144,9 +144,9 @@ def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
     assert made.first() == {"training": gaussian(1.5, 20, rate=0.1)}
     assert response(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
     assert response(made, replace(EXAMINE, rows=0)) == gaussian(2.0, rate=0.01)  # nobody says how many: 1
-    assert response(made, PREDICT) == Price()
-    assert priced(made, EXAMINE, "gradient", PULLED, {}) == Price()
-    assert total(made.schedule()) == (
+    assert response(made, PREDICT) == PrivacyCost()
+    assert priced(made, EXAMINE, "gradient", PULLED, {}) == PrivacyCost()
+    assert total_cost(made.schedule()) == (
         gaussian(1.5, 20, rate=0.1) + gaussian(2.0, 5, rate=0.08) + laplace(10.0)
     )
     networks = made.networks()
@@ -158,7 +158,7 @@ def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
 
 def test_under_pate_votes_and_gradients_are_paid_for_and_training_is_not() -> None:
     made = protection("pate")
-    assert made.first() == {"training": Price()}
+    assert made.first() == {"training": PrivacyCost()}
     # sqrt(2) votes a row, 8 rows; the critic's step beside it
     near(response(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
     near(response(made, PREDICT), gaussian(5 / 4))
@@ -186,7 +186,7 @@ def test_under_noisy_outputs_each_row_is_paid_for() -> None:
     near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
     rows = protection("noisy-outputs", outputs=replace(GIVEN["outputs"], how="gaussian"))
     near(response(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
-    assert made.first() == {"training": Price()}
+    assert made.first() == {"training": PrivacyCost()}
 
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
@@ -196,7 +196,7 @@ def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
     assert priced(protection(mechanism, counts_noise=4.0), COUNT, "answer", shapes, {}) == laplace(4.0)
     assert priced(protection(mechanism, counts_noise=0.0), COUNT, "answer", shapes, {}) is None
     assert priced(protection(mechanism, group_size=5), COUNT, "answer", shapes, {}) == laplace(2.0)
-    assert priced(protection(mechanism), COUNT, "answer", {"sizes": ()}, {}) == Price(), "their sum follows"
+    assert priced(protection(mechanism), COUNT, "answer", {"sizes": ()}, {}) == PrivacyCost(), "their sum follows"
 
 
 class Maps(Classification):
@@ -226,7 +226,7 @@ def test_what_is_made_of_votes_to_be_added_is_no_vote() -> None:
 
 def test_what_a_strangers_method_makes_of_votes_is_no_vote() -> None:
     """It may sharpen them: then one teacher more or less moves a row by all of them, and not by one vote."""
-    theirs = EXAMINE.of_package("lab")
+    theirs = EXAMINE.from_package("lab")
     made = protection("pate", theirs)
     assert response(made, theirs) is None
     near(priced(made, theirs, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))  # of all teachers
@@ -244,7 +244,7 @@ def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
     )
     assert (
         priced(protection("dp-sgd", PREDICT, task=MAPS), PREDICT, "answer", {"logits": (8, 4, 2, 2)})
-        == Price()
+        == PrivacyCost()
     )
 
 
@@ -294,7 +294,7 @@ def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
         noisy = protection("noisy-outputs", asked, task=MAPS)
         near(priced(noisy, asked, "gradient", PULLED), gaussian(3 / (2 * math.sqrt(8))))
     plain = replace(compared, releases={"critic": "critic"})
-    assert priced(protection("dp-sgd", plain, task=MAPS), plain, "gradient", PULLED) == Price()
+    assert priced(protection("dp-sgd", plain, task=MAPS), plain, "gradient", PULLED) == PrivacyCost()
 
 
 def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
@@ -328,7 +328,7 @@ def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
     odd = replace(PREDICT, releases={"range": LOGIT_RANGE})
     for mechanism in ("pate", "noisy-outputs"):
         assert priced(protection(mechanism, odd), odd, "answer", {"range": ()}, {}) is None
-    assert priced(protection("dp-sgd", odd), odd, "answer", {"range": ()}, {}) == Price(), (
+    assert priced(protection("dp-sgd", odd), odd, "answer", {"range": ()}, {}) == PrivacyCost(), (
         "it learned with DP-SGD"
     )
 
@@ -336,22 +336,22 @@ def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
 def test_without_noise_there_is_no_guarantee() -> None:
     config: dict[str, Any] = {}  # no noise given, and no epsilon to find it from
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        assert total(protection(mechanism, config=config).schedule()) is None
+        assert total_cost(protection(mechanism, config=config).schedule()) is None
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        silent = {"critic": StepsConfig(noise=2.0)}
-        assert total(protection(mechanism, config=silent).schedule()) is None
+        silent = {"critic": DPTrainingConfig(noise=2.0)}
+        assert total_cost(protection(mechanism, config=silent).schedule()) is None
     bare = protection("noisy-outputs", PREDICT, outputs=OutputsConfig(noise=6.0, bound=0.0))
     assert response(bare, PREDICT) is None
 
 
 def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
     made = protection("dp-sgd", TRAIN, first=None)
-    assert made.first() == {"training": Price()}
+    assert made.first() == {"training": PrivacyCost()}
     rounds = [
         priced(made, TRAIN, "answer", {"theta": (9,)}, {"span": torch.tensor(turn)}) for turn in range(4)
     ]
     assert rounds == [gaussian(1.5, 5, rate=0.1)] * 4
-    assert made.schedule() == {"training": gaussian(1.5, 20, rate=0.1), "other": Price()}
+    assert made.schedule() == {"training": gaussian(1.5, 20, rate=0.1), "other": PrivacyCost()}
     # Fewer steps than rounds: each takes one all the same.
     small = protection("dp-sgd", TRAIN, first=None, examples=5)
     assert priced(small, TRAIN, "answer", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
@@ -359,7 +359,7 @@ def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
 
 
 def test_models_that_are_used_as_they_are_cost_no_training() -> None:
-    assert protection("dp-sgd", PREDICT, learns=False).first() == {"training": Price()}
+    assert protection("dp-sgd", PREDICT, learns=False).first() == {"training": PrivacyCost()}
 
 
 def test_local_training_in_more_parts_than_it_has_steps_costs_a_step_each() -> None:
@@ -369,7 +369,7 @@ def test_local_training_in_more_parts_than_it_has_steps_costs_a_step_each() -> N
     made = protection("dp-sgd", alone, rounds)  # 20 steps, if it is taken in one go
     taken = [made.learning(alone, {})["training"]]
     taken += [made.learning(rounds, {"span": torch.tensor(t)})["training"] for t in range(4)]
-    assert sum((price for price in taken if price), Price()) == gaussian(1.5, 34, rate=0.1)
+    assert sum((price for price in taken if price), PrivacyCost()) == gaussian(1.5, 34, rate=0.1)
     assert made.schedule()["training"] == gaussian(1.5, 34, rate=0.1)
 
 
@@ -386,9 +386,9 @@ def test_the_noise_that_is_found_costs_the_epsilon_and_hardly_less(
     mechanism: str, most: float, accountant: Any
 ) -> None:
     made = protection(mechanism, config=FREE, epsilon=most, accountant=accountant)
-    price = total(made.schedule())
+    price = total_cost(made.schedule())
     assert price is not None
-    assert 0.97 * most < epsilon(price, DELTA, accountant) <= most
+    assert 0.97 * most < compute_epsilon(price, DELTA, accountant) <= most
     parts = {
         "dp-sgd": ("training",),
         "pate": ("pate", "gradients"),
@@ -401,24 +401,24 @@ def test_the_noise_that_is_found_costs_the_epsilon_and_hardly_less(
 def test_what_is_paid_in_all_is_what_was_found() -> None:
     """The whole run, priced release by release, costs what the noise was found for."""
     made = protection("pate", config=FREE, epsilon=4.0)
-    paid = Price()
+    paid = PrivacyCost()
     for price in [
         *made.first().values(),
         priced(made, COUNT, "answer", {"counts": (CLASSES,), "sizes": ()}, {}),
     ]:
-        paid += price or Price()
+        paid += price or PrivacyCost()
     for _ in range(EXAMINE.times):
         for part, shapes in (("answer", SHAPES), ("gradient", PULLED)):
-            paid += priced(made, EXAMINE, part, shapes, {}) or Price()
-    near(paid, total(made.schedule()))
-    assert 0.97 * 4 < epsilon(paid, DELTA) <= 4
+            paid += priced(made, EXAMINE, part, shapes, {}) or PrivacyCost()
+    near(paid, total_cost(made.schedule()))
+    assert 0.97 * 4 < compute_epsilon(paid, DELTA) <= 4
 
 
 def test_noise_that_is_given_stays_and_the_rest_makes_up_for_it() -> None:
-    made = protection("dp-sgd", config=dict(FREE, critic=StepsConfig(noise=3.0)), epsilon=4.0)
+    made = protection("dp-sgd", config=dict(FREE, critic=DPTrainingConfig(noise=3.0)), epsilon=4.0)
     assert made.levels["critic"] == 3.0
     assert made.levels["training"] > 0
-    less = protection("dp-sgd", config=dict(FREE, critic=StepsConfig(noise=1.5)), epsilon=4.0)
+    less = protection("dp-sgd", config=dict(FREE, critic=DPTrainingConfig(noise=1.5)), epsilon=4.0)
     assert less.levels["training"] > made.levels["training"], (
         "what the critic takes is not there for the model"
     )
@@ -426,7 +426,7 @@ def test_noise_that_is_given_stays_and_the_rest_makes_up_for_it() -> None:
 
 def test_a_larger_share_of_epsilon_is_less_noise() -> None:
     even = protection("dp-sgd", config=FREE, epsilon=4.0)
-    skewed = protection("dp-sgd", config=dict(FREE, training=StepsConfig(share=4.0)), epsilon=4.0)
+    skewed = protection("dp-sgd", config=dict(FREE, training=DPTrainingConfig(share=4.0)), epsilon=4.0)
     assert skewed.levels["training"] < even.levels["training"]
     assert skewed.levels["critic"] > even.levels["critic"]
 
@@ -445,7 +445,7 @@ def test_a_query_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
 
 def test_a_strangers_counts_have_no_guarantee() -> None:
     """How far one record can move them is known of the package's own only."""
-    theirs = COUNT.of_package("lab")
+    theirs = COUNT.from_package("lab")
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         assert protection(mechanism, COUNT).rule(COUNT, "counts") != Exact()
         assert protection(mechanism, theirs).rule(theirs, "counts") == Exact()
@@ -488,7 +488,7 @@ def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
     assert made.learning(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
     assert made.learning(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
     assert made.learning(PREDICT, {}) == protection("none", EXAMINE).learning(EXAMINE, {}) == {}
-    assert total(made.release(EXAMINE, SHAPES)) == total(made.release(TRAIN, {"theta": (9,)})) == Price()
+    assert total_cost(made.release(EXAMINE, SHAPES)) == total_cost(made.release(TRAIN, {"theta": (9,)})) == PrivacyCost()
 
 
 # --- what is said -------------------------------------------------------------------------------------

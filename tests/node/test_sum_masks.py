@@ -20,9 +20,9 @@ from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_masks import SumMasks, sign, stream
 from fedstill.node.summand import Adding
-from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, Kind
+from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumCall, from_ring, to_ring, total
+from fedstill.protocol.secure_aggregation import SumRequest, from_ring, to_ring, total
 from tests.kits import Authority
 from tests.unknowns import free_directions
 
@@ -57,12 +57,12 @@ class Party:
             {"run": self.run}, name, KitIdentity(home / "kit"), self.policy, Cohort(home / COHORT)
         )
 
-    def added(self, name: str, call: SumCall, content: str = "x") -> dict[str, torch.Tensor]:
+    def added(self, name: str, call: SumRequest, content: str = "x") -> dict[str, torch.Tensor]:
         """What a node adds, under its mask."""
         call = self.masks[name].admit("predict", call)
         return self.masked(name, call, content)
 
-    def masked(self, name: str, call: SumCall, content: str = "x") -> dict[str, torch.Tensor]:
+    def masked(self, name: str, call: SumRequest, content: str = "x") -> dict[str, torch.Tensor]:
         mask = self.masks[name].mask(call, "predict", (content,))
         return {"z": mask(to_ring(self.values[name]), 0)}
 
@@ -87,7 +87,7 @@ def refused(rule: str) -> pytest.RaisesExc[QueryRefused]:
 
 
 def test_all_masks_cancel_and_no_fewer(party: Party) -> None:
-    call = SumCall(1, NAMES)
+    call = SumRequest(1, NAMES)
     added = {name: party.added(name, call) for name in NAMES}
 
     assert torch.equal(read(list(added.values())), party.true(NAMES))
@@ -98,7 +98,7 @@ def test_all_masks_cancel_and_no_fewer(party: Party) -> None:
 
 def test_a_mask_looks_random_and_never_comes_again(party: Party) -> None:
     party.values["n0"] = torch.zeros(1, 20_000)
-    one, other = (party.added("n0", SumCall(number, NAMES))["z"] for number in (1, 2))
+    one, other = (party.added("n0", SumRequest(number, NAMES))["z"] for number in (1, 2))
 
     for drawn in (one, other, one - other):
         ones = torch.stack([(drawn >> bit) & 1 for bit in range(64)]).double().mean()
@@ -110,9 +110,9 @@ def test_a_mask_looks_random_and_never_comes_again(party: Party) -> None:
 def test_nodes_that_are_told_different_things_give_no_sum(party: Party, lie: str) -> None:
     """A server that sends one node the real query and all others one whose answer it knows."""
     told = {
-        "content": [(SumCall(1, NAMES), "x"), *[(SumCall(1, NAMES), "y")] * 3],
-        "members": [(SumCall(1, NAMES), "x"), *[(SumCall(1, NAMES[:3]), "x")] * 2, (SumCall(1, NAMES), "x")],
-        "number": [(SumCall(2, NAMES), "x"), *[(SumCall(1, NAMES), "x")] * 3],
+        "content": [(SumRequest(1, NAMES), "x"), *[(SumRequest(1, NAMES), "y")] * 3],
+        "members": [(SumRequest(1, NAMES), "x"), *[(SumRequest(1, NAMES[:3]), "x")] * 2, (SumRequest(1, NAMES), "x")],
+        "number": [(SumRequest(2, NAMES), "x"), *[(SumRequest(1, NAMES), "x")] * 3],
     }[lie]
 
     added = [party.added(name, *each) for name, each in zip(NAMES, told, strict=True)]
@@ -124,7 +124,7 @@ def test_nodes_that_are_told_different_things_give_no_sum(party: Party, lie: str
 
 
 def test_the_survivors_sum_is_read_and_a_late_answer_stays_covered(party: Party) -> None:
-    call, left = SumCall(1, NAMES, recover=True), NAMES[:3]
+    call, left = SumRequest(1, NAMES, recover=True), NAMES[:3]
     added = {name: party.added(name, call) for name in NAMES}
     words = {name: party.masks[name].agree(1, left) for name in left}
     keys = {
@@ -152,8 +152,8 @@ def test_the_survivors_sum_is_read_and_a_late_answer_stays_covered(party: Party)
 
 def test_a_node_agrees_once_on_enough_survivors_and_itself(party: Party) -> None:
     masks = party.masks["n0"]
-    party.added("n0", SumCall(1, NAMES, recover=True))
-    party.added("n0", SumCall(2, NAMES))
+    party.added("n0", SumRequest(1, NAMES, recover=True))
+    party.added("n0", SumRequest(2, NAMES))
 
     for survivors, rule in (
         (NAMES[:2], "2 survivors"),
@@ -167,7 +167,7 @@ def test_a_node_agrees_once_on_enough_survivors_and_itself(party: Party) -> None
         masks.agree(2, NAMES[:3])
     with refused("none that it added to"):
         masks.agree(7, NAMES)
-    masks.admit("predict", SumCall(3, NAMES, recover=True))
+    masks.admit("predict", SumRequest(3, NAMES, recover=True))
     with refused("has not added to it"):
         masks.agree(3, NAMES)
     assert masks.agree(1, NAMES[:3]) == masks.agree(1, NAMES[:3])
@@ -178,7 +178,7 @@ def test_a_node_agrees_once_on_enough_survivors_and_itself(party: Party) -> None
 def test_a_word_is_for_one_hearer_about_one_sum(party: Party) -> None:
     for number in (1, 2):
         for name in NAMES:
-            party.added(name, SumCall(number, NAMES, recover=True))
+            party.added(name, SumRequest(number, NAMES, recover=True))
     words = {number: {name: party.masks[name].agree(number, NAMES) for name in NAMES} for number in (1, 2)}
     others = NAMES[1:]
     right = {name: words[1][name]["n0"] for name in others}
@@ -199,13 +199,13 @@ def test_a_word_is_for_one_hearer_about_one_sum(party: Party) -> None:
 
 def test_a_number_comes_once_and_no_mask_serves_two_answers(party: Party) -> None:
     """Two answers under one mask are, one less the other, bare."""
-    call = SumCall(5, NAMES)
+    call = SumRequest(5, NAMES)
     first = party.added("n0", call)
 
     assert torch.equal(party.masked("n0", call)["z"], first["z"])  # the disk was full, say
     with refused("another sum's"):
         party.masked("n0", call, "other content")
-    for again in (call, SumCall(4, NAMES), SumCall(5, NAMES[:3])):
+    for again in (call, SumRequest(4, NAMES), SumRequest(5, NAMES[:3])):
         with refused("not above 5"):
             party.added("n0", again)
 
@@ -218,7 +218,7 @@ def test_an_answer_that_cannot_be_added_spoils_the_whole_sum_and_is_not_refused(
     others' sum."""
     query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
     found = []
-    for call in (SumCall(1, NAMES), SumCall(2, NAMES)):
+    for call in (SumRequest(1, NAMES), SumRequest(2, NAMES)):
         each = []
         for name in NAMES:
             z = torch.tensor([[1.0, value if name == "n0" else 2.0]])
@@ -242,7 +242,7 @@ def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_proces
     query = Query("predict", lambda group, number, **_: {}, {"x": INPUTS}, {"z": LOGITS}, sums={"z": "sum"})
 
     def asked(number: int, large: bool = False) -> torch.Tensor:
-        each, call = [], SumCall(number, NAMES)
+        each, call = [], SumRequest(number, NAMES)
         for name in NAMES:
             masks = party.masks[name]
             masks.admit("predict", call)
@@ -268,43 +268,43 @@ def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_proces
 
 def test_members_are_enough_known_and_this_node_among_them(party: Party) -> None:
     with refused("2 members"):
-        party.added("n0", SumCall(1, NAMES[:2]))
+        party.added("n0", SumRequest(1, NAMES[:2]))
     with refused("n9: this node has not met"):
-        party.added("n0", SumCall(1, (*NAMES, "n9")))
+        party.added("n0", SumRequest(1, (*NAMES, "n9")))
     with refused("none of its members"):
-        party.added("n0", SumCall(1, NAMES[1:]))
+        party.added("n0", SumRequest(1, NAMES[1:]))
     with refused("under masks only"):
         party.masks["n0"].admit("predict", None)
     party.masks["n0"].policy = PolicyConfig(min_nodes=5, sums_may_differ=True)
     with refused("4 members, (expected 5"):
-        party.added("n0", SumCall(1, NAMES))
+        party.added("n0", SumRequest(1, NAMES))
     party.masks["n0"].policy = PolicyConfig()
     with refused("without nodes that fail"):
-        party.added("n0", SumCall(1, NAMES, recover=True))
+        party.added("n0", SumRequest(1, NAMES, recover=True))
 
 
 def test_one_node_left_out_is_refused_in_this_process_and_the_next(tmp_path: Path) -> None:
     party = Party(tmp_path, policy=PolicyConfig())
-    party.added("n0", SumCall(1, NAMES))
+    party.added("n0", SumRequest(1, NAMES))
 
     with refused(r"without n3, .* unless its owner sets sums_may_differ"):
-        party.added("n0", SumCall(2, NAMES[:3]))
+        party.added("n0", SumRequest(2, NAMES[:3]))
     party.masks["n0"] = party.begun("n0")  # for another run, maybe: its model may be the same
     party.cards["n0"] = party.masks["n0"].card()
     party.masks["n0"].meet(party.cards)
     with refused("without n3"):
-        party.added("n0", SumCall(3, NAMES[:3]))
+        party.added("n0", SumRequest(3, NAMES[:3]))
 
 
 def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -> None:
     for number, members in enumerate((NAMES, NAMES[:3])):
-        party.added("n0", SumCall(number, members))
+        party.added("n0", SumRequest(number, members))
     party.masks["n0"] = party.begun("n0")
     party.masks["n0"].policy = PolicyConfig()
     party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
     for members in (NAMES, NAMES[:3]):
         with refused("with and without n3"):
-            party.added("n0", SumCall(9, members))
+            party.added("n0", SumRequest(9, members))
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path)
     equally, by_size = {"outputs": "logits by mean"}, {"outputs": "logits by size"}
 
     def add(number: int, forms: dict[str, str]) -> None:
-        call = party.masks["n0"].admit("predict", SumCall(number, NAMES), forms)
+        call = party.masks["n0"].admit("predict", SumRequest(number, NAMES), forms)
         party.masked("n0", call)
 
     add(1, by_size)
@@ -464,11 +464,11 @@ def statistic(trap: Trap, z: torch.Tensor) -> torch.Tensor:
     return (weight * each).sum(0)
 
 
-def side_of(trap: Trap, name: str) -> NodeSide:
+def build_node_side(trap: Trap, name: str) -> NodeSide:
     kind, adds, how = trap
     package, _, plain = kind.rpartition(": ")
     of: Any = "records" if plain == "records" else "scores"
-    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or Kind(plain, of=of).at(package)
+    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, of=of).at(package)
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
     asked = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
     return NodeSide({name: asked}, adds=adds)
@@ -484,7 +484,7 @@ def test_no_sequence_of_queries_determines_a_nodes_response(
     cohort, added = Cohort(home / COHORT), list[Trap]()
     for trap, name, restarted in asked:
         cohort = Cohort(home / COHORT) if restarted else cohort
-        side = side_of(trap, name)
+        side = build_node_side(trap, name)
         if not cohort.clashes(side):
             cohort.add(members, side.forms(name))
             added.append(trap)

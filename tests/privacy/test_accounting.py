@@ -14,8 +14,8 @@ from scipy import integrate, optimize, stats
 from fedstill.core import timing
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import calibrate, epsilon, most, within
-from fedstill.privacy.events import Event, from_text
+from fedstill.privacy.accounting import calibrate_noise, compute_epsilon, max_repetitions, is_within_epsilon
+from fedstill.privacy.events import Event, cost_from_dict
 
 DPSGD = {Event("gaussian", 1.0, rate=0.01): 1000}
 LAPLACE = {Event("laplace", 50.0): 5000}
@@ -41,45 +41,45 @@ def balle_wang(noise: float, delta: float) -> float:
 @pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (3.0, 10), (0.5, 2), (40.0, 100)])
 def test_gaussian_noise_has_its_closed_form(noise: float, times: int) -> None:
     expected = balle_wang(noise / math.sqrt(times), 1e-5)
-    assert epsilon({gaussian(noise): times}, 1e-5) == pytest.approx(expected, rel=1e-6)
+    assert compute_epsilon({gaussian(noise): times}, 1e-5) == pytest.approx(expected, rel=1e-6)
 
 
 def test_gaussian_noise_of_different_sizes_adds_up_in_precision() -> None:
     """1/3^2 + 1/4^2 = 1/2.4^2."""
     both = {gaussian(3.0): 1, gaussian(4.0): 1}
-    assert epsilon(both, 1e-5) == pytest.approx(balle_wang(2.4, 1e-5), rel=1e-6)
+    assert compute_epsilon(both, 1e-5) == pytest.approx(balle_wang(2.4, 1e-5), rel=1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 4.0])
 def test_one_laplace_draw_has_its_closed_form(scale: float) -> None:
     """delta = 1 - exp((epsilon - 1/scale) / 2)."""
     expected = 1 / scale + 2 * math.log1p(-1e-3)
-    assert epsilon({Event("laplace", scale): 1}, 1e-3) == pytest.approx(expected, rel=2e-3)
+    assert compute_epsilon({Event("laplace", scale): 1}, 1e-3) == pytest.approx(expected, rel=2e-3)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_at_delta_zero_laplace_adds_up_and_gaussian_is_infinite(accountant: accounting.Accountant) -> None:
     several = {Event("laplace", 2.0): 3, Event("laplace", 10.0): 5}
-    assert epsilon(several, 0.0, accountant) == pytest.approx(2.0)
-    assert epsilon({gaussian(100.0): 1}, 0.0, accountant) == math.inf
+    assert compute_epsilon(several, 0.0, accountant) == pytest.approx(2.0)
+    assert compute_epsilon({gaussian(100.0): 1}, 0.0, accountant) == math.inf
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_nothing_spent_costs_nothing(accountant: accounting.Accountant) -> None:
-    assert epsilon({}, 1e-5, accountant) == 0
-    assert epsilon({gaussian(1.0): 0}, 1e-5, accountant) == 0
-    assert epsilon({}, 0.0, accountant) == 0
+    assert compute_epsilon({}, 1e-5, accountant) == 0
+    assert compute_epsilon({gaussian(1.0): 0}, 1e-5, accountant) == 0
+    assert compute_epsilon({}, 0.0, accountant) == 0
 
 
 # --- published figures ---------------------------------------------------------------------------
 
 
 def test_published_figures_of_dp_sgd_and_laplace() -> None:
-    assert round(epsilon(DPSGD, 1e-5), 2) == 1.83
-    assert round(epsilon(DPSGD, 1e-5, "rdp"), 2) == 2.10
-    assert round(epsilon(LAPLACE, 1e-5), 2) == 6.54
-    assert round(epsilon(LAPLACE, 1e-5, "rdp"), 2) == 7.05
-    assert epsilon(LAPLACE, 0.0) == pytest.approx(100)
+    assert round(compute_epsilon(DPSGD, 1e-5), 2) == 1.83
+    assert round(compute_epsilon(DPSGD, 1e-5, "rdp"), 2) == 2.10
+    assert round(compute_epsilon(LAPLACE, 1e-5), 2) == 6.54
+    assert round(compute_epsilon(LAPLACE, 1e-5, "rdp"), 2) == 7.05
+    assert compute_epsilon(LAPLACE, 0.0) == pytest.approx(100)
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_the_curve_of_a_sample_is_dp_accountings(noise: float, rate: float) -> N
 
     accountant = rdp.RdpAccountant(accounting.ORDERS)
     accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)))
-    theirs, ours = np.array(accountant.rdp), accounting.curve(gaussian(noise, rate))
+    theirs, ours = np.array(accountant.rdp), accounting.rdp_curve(gaussian(noise, rate))
     whole = accounting.ORDERS % 1 == 0
     assert whole.sum() == 66
     assert ours[whole] == pytest.approx(theirs[whole], rel=1e-6)
@@ -124,20 +124,20 @@ def test_the_curve_of_a_group_is_the_integral_of_its_mixture(noise: float, rate:
                 limit=200,
             )[0]
             both.append(math.log(area) / (order - 1))
-        assert accounting.curve(gaussian(noise, rate, group))[at] == pytest.approx(max(both), rel=1e-5)
+        assert accounting.rdp_curve(gaussian(noise, rate, group))[at] == pytest.approx(max(both), rel=1e-5)
 
 
 def test_however_small_a_divergence_rounding_makes_none_negative() -> None:
     """Sums that should be 1 come out a little below."""
-    assert all((accounting.curve(gaussian(noise, 1e-8)) >= 0).all() for noise in np.geomspace(1.1, 1e4, 12))
+    assert all((accounting.rdp_curve(gaussian(noise, 1e-8)) >= 0).all() for noise in np.geomspace(1.1, 1e4, 12))
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_a_group_costs_more_than_one_record_and_less_than_all_of_it_always_drawn(
     accountant: accounting.Accountant,
 ) -> None:
-    costs = [epsilon({gaussian(4.0, 0.02, group): 200}, 1e-5, accountant) for group in (1, 2, 4)]
-    always_together = epsilon({gaussian(1.0, 1 - 0.98**4): 200}, 1e-5, accountant)
+    costs = [compute_epsilon({gaussian(4.0, 0.02, group): 200}, 1e-5, accountant) for group in (1, 2, 4)]
+    always_together = compute_epsilon({gaussian(1.0, 1 - 0.98**4): 200}, 1e-5, accountant)
     assert 0 < costs[0] < costs[1] < costs[2] < always_together
 
 
@@ -157,12 +157,12 @@ def test_more_events_less_delta_or_less_noise_never_cost_less(
     spent: dict[Event, int], further: Event, delta: float
 ) -> None:
     for accountant in ("pld", "rdp"):
-        cost = epsilon(spent, delta, accountant)
+        cost = compute_epsilon(spent, delta, accountant)
         slack = 1e-3 * cost + 1e-9  # of the grids, which are not the same
-        assert epsilon({**spent, further: spent.get(further, 0) + 1}, delta, accountant) >= cost - slack
-        assert epsilon(spent, delta / 10, accountant) >= cost - slack
+        assert compute_epsilon({**spent, further: spent.get(further, 0) + 1}, delta, accountant) >= cost - slack
+        assert compute_epsilon(spent, delta / 10, accountant) >= cost - slack
         louder = {Event(e.kind, e.noise * 1.2, e.rate): n for e, n in spent.items()}
-        assert epsilon(louder, delta, accountant) <= cost + slack
+        assert compute_epsilon(louder, delta, accountant) <= cost + slack
 
 
 @pytest.mark.parametrize(
@@ -176,24 +176,24 @@ def test_more_events_less_delta_or_less_noise_never_cost_less(
     ],
 )
 def test_however_large_the_cost_it_is_told(spent: dict[Event, int], least: float, greatest: float) -> None:
-    assert least <= epsilon(spent, 1e-5) <= greatest
+    assert least <= compute_epsilon(spent, 1e-5) <= greatest
 
 
 def test_thousands_of_different_events_cost_a_little_more_than_as_many_equal_ones() -> None:
     n = 3000
     different = {gaussian(2.0 + 0.02 * i / n, 0.01 + 1e-5 * i / n): 1 for i in range(n)}
     different |= {Event("laplace", 400.0 + 2 * i / n): 1 for i in range(n)}
-    least = epsilon({gaussian(2.02, 0.01): n, Event("laplace", 402.0): n}, 1e-5)
-    greatest = epsilon({gaussian(2.0, 0.01001): n, Event("laplace", 400.0): n}, 1e-5)
-    assert least * 0.999 < epsilon(different, 1e-5) < greatest * 1.02
+    least = compute_epsilon({gaussian(2.02, 0.01): n, Event("laplace", 402.0): n}, 1e-5)
+    greatest = compute_epsilon({gaussian(2.0, 0.01001): n, Event("laplace", 400.0): n}, 1e-5)
+    assert least * 0.999 < compute_epsilon(different, 1e-5) < greatest * 1.02
 
 
 def test_few_different_events_are_not_rounded() -> None:
-    spent = {gaussian(2.0 + i, 0.01): 7 for i in range(accounting.MOST_KINDS)}
-    assert epsilon(spent, 1e-5, "rdp") == accounting.to_epsilon(accounting.compose(spent), 1e-5)
+    spent = {gaussian(2.0 + i, 0.01): 7 for i in range(accounting.MAX_DISTINCT_EVENTS)}
+    assert compute_epsilon(spent, 1e-5, "rdp") == accounting.rdp_to_epsilon(accounting.compose_rdp(spent), 1e-5)
     spent[gaussian(1.5, 0.01)] = 7
-    exact = accounting.to_epsilon(accounting.compose(spent), 1e-5)
-    assert exact < epsilon(spent, 1e-5, "rdp") < 1.1 * exact
+    exact = accounting.rdp_to_epsilon(accounting.compose_rdp(spent), 1e-5)
+    assert exact < compute_epsilon(spent, 1e-5, "rdp") < 1.1 * exact
 
 
 # --- searches ------------------------------------------------------------------------------------
@@ -211,17 +211,17 @@ def test_few_different_events_are_not_rounded() -> None:
 def test_the_most_is_affordable_and_one_more_is_not(
     spent: Mapping[Event, int], price: Mapping[Event, int], limit: float, accountant: accounting.Accountant
 ) -> None:
-    k = most(spent, price, limit, 1e-5, accountant)
+    k = max_repetitions(spent, price, limit, 1e-5, accountant)
     assert k > 0
 
     def after(times: int) -> dict[Event, int]:
         return {e: spent.get(e, 0) + times * price.get(e, 0) for e in {*spent, *price}}
 
-    assert within(after(k), limit, 1e-5, accountant)
-    assert epsilon(after(k), 1e-5, accountant) <= limit < epsilon(after(k + 1), 1e-5, accountant)
-    assert not within(after(k + 1), limit, 1e-5, accountant)
-    assert most(spent, price, limit, 1e-5, accountant, up_to=k // 2) == k // 2
-    assert most(after(k), price, limit, 1e-5, accountant) == 0
+    assert is_within_epsilon(after(k), limit, 1e-5, accountant)
+    assert compute_epsilon(after(k), 1e-5, accountant) <= limit < compute_epsilon(after(k + 1), 1e-5, accountant)
+    assert not is_within_epsilon(after(k + 1), limit, 1e-5, accountant)
+    assert max_repetitions(spent, price, limit, 1e-5, accountant, up_to=k // 2) == k // 2
+    assert max_repetitions(after(k), price, limit, 1e-5, accountant) == 0
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -232,8 +232,8 @@ def test_calibrated_noise_is_enough_and_a_little_less_is_not(
     def schedule(s: float) -> dict[Event, int]:
         return {gaussian(s, 0.02): 500, gaussian(20 * s): 10, Event("laplace", 10.0): 1}
 
-    s = calibrate(schedule, limit, 1e-5, accountant)
-    assert epsilon(schedule(s), 1e-5, accountant) <= limit < epsilon(schedule(s / 1.0051), 1e-5, accountant)
+    s = calibrate_noise(schedule, limit, 1e-5, accountant)
+    assert compute_epsilon(schedule(s), 1e-5, accountant) <= limit < compute_epsilon(schedule(s / 1.0051), 1e-5, accountant)
 
 
 @pytest.mark.parametrize(("limit", "rate"), [(0.5, 0.49), (3.0, 0.01), (20.0, 0.23)])
@@ -249,28 +249,28 @@ def test_few_losses_are_composed_until_noise_is_found(
         return compose(spent, delta, step)
 
     monkeypatch.setattr(accounting, "pld_epsilon", counted)
-    calibrate(lambda s: {gaussian(s, rate): 300, gaussian(2 * s, 2 * rate): 50}, limit, 1e-5)
+    calibrate_noise(lambda s: {gaussian(s, rate): 300, gaussian(2 * s, 2 * rate): 50}, limit, 1e-5)
     assert 2 <= len(composed) <= 5
 
 
 def test_calibration_finds_the_closed_form() -> None:
-    s = calibrate(lambda s: {gaussian(s): 1}, 4.377178, 1e-5)
+    s = calibrate_noise(lambda s: {gaussian(s): 1}, 4.377178, 1e-5)
     assert 1.0 <= s <= 1.0055
-    assert calibrate(lambda s: {Event("laplace", s): 7}, 3.5, 0.0) == pytest.approx(2.0, rel=5e-3)
+    assert calibrate_noise(lambda s: {Event("laplace", s): 7}, 3.5, 0.0) == pytest.approx(2.0, rel=5e-3)
 
 
 def test_calibration_says_where_no_noise_is_enough() -> None:
     fixed = Event("laplace", 0.5)
     with pytest.raises(ArgumentError, match=r"epsilon is 1\.0: .* noise times 1,000,000 is not enough"):
-        calibrate(lambda s: {gaussian(s): 1, fixed: 1}, 1.0, 1e-5)
+        calibrate_noise(lambda s: {gaussian(s): 1, fixed: 1}, 1.0, 1e-5)
     with pytest.raises(ArgumentError, match="epsilon is inf"):
-        calibrate(lambda s: {gaussian(s): 1}, math.inf, 1e-5)
+        calibrate_noise(lambda s: {gaussian(s): 1}, math.inf, 1e-5)
 
 
 @pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
 def test_delta_has_a_range(delta: float) -> None:
     with pytest.raises(ArgumentError, match="delta"):
-        epsilon(DPSGD, delta)
+        compute_epsilon(DPSGD, delta)
 
 
 @pytest.mark.parametrize(("each", "times"), [(2.0, 1), (0.5, 10), (0.1, 300)])
@@ -284,20 +284,20 @@ def test_pure_events_cost_what_randomized_response_does_and_hardly_more(each: fl
 
     exact = optimize.brentq(lambda most: delta(most) - 1e-5, 0, times * each)
     for accountant in ("pld", "rdp"):
-        cost = epsilon({Event("pure", 1 / each): times}, 1e-5, accountant)  # type: ignore[arg-type]
+        cost = compute_epsilon({Event("pure", 1 / each): times}, 1e-5, accountant)  # type: ignore[arg-type]
         assert exact <= cost <= 1.08 * exact
-        assert cost >= epsilon({Event("laplace", 1 / each): times}, 1e-5, accountant)  # type: ignore[arg-type]
-    assert epsilon({Event("pure", 1 / each): times}, 0.0) == pytest.approx(times * each)
+        assert cost >= compute_epsilon({Event("laplace", 1 / each): times}, 1e-5, accountant)  # type: ignore[arg-type]
+    assert compute_epsilon({Event("pure", 1 / each): times}, 0.0) == pytest.approx(times * each)
 
 
 def test_little_noise_takes_no_grid_that_memory_does_not_hold() -> None:
     """Of 17 GB, it was: a node can name any price, and the server works it out."""
     price = {Event("gaussian", 0.3, rate=1e-9): 1}
-    bound = epsilon(price, 1e-5, "rdp")
-    step = accounting.interval(price, bound)
+    bound = compute_epsilon(price, 1e-5, "rdp")
+    step = accounting.discretization_interval(price, bound)
     # Its losses reach from about -1 / (2 noise^2) - 12 / noise to as much above.
     assert 2 * (1 / (2 * 0.3**2) + 12 / 0.3) / step < 2**21
-    assert epsilon(price, 1e-5) <= bound
+    assert compute_epsilon(price, 1e-5) <= bound
 
 
 @pytest.mark.parametrize("event", [Event("laplace", 10.0), Event("gaussian", 2.0, rate=0.1)])
@@ -307,4 +307,4 @@ def test_composing_ends_where_its_time_does(event: Event) -> None:
 
 
 def test_a_sum_of_prices_may_be_more_often_than_one() -> None:
-    assert from_text({"gaussian(1.0)": 2**40}, 2**63).total() == 2**40
+    assert cost_from_dict({"gaussian(1.0)": 2**40}, 2**63).total() == 2**40

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.epsilon_lower_bounds import ErrorRates, Evidence, discriminant, most, one_run, repeated
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.epsilon_lower_bounds import ErrorRates, Evidence, fisher_discriminant, clopper_pearson_upper, one_run_lower_bound, evidence_from_runs
 from fedstill.privacy.events import Event
 
 
@@ -28,9 +28,9 @@ def normals(n: int, seed: int, d: int = 1) -> torch.Tensor:
 def test_the_largest_rate_leaves_so_few_chances_of_so_few(n: int, share: float, error: float) -> None:
     k = round(share * n)
     if k == n:
-        assert most(k, n, error) == 1
+        assert clopper_pearson_upper(k, n, error) == 1
     else:
-        assert stats.binom.cdf(k, n, most(k, n, error)) == pytest.approx(error, rel=1e-6)
+        assert stats.binom.cdf(k, n, clopper_pearson_upper(k, n, error)) == pytest.approx(error, rel=1e-6)
 
 
 def test_rates_by_hand() -> None:
@@ -50,7 +50,7 @@ def test_exact_rates_of_gaussian_noise_never_pass_its_epsilon_at_any_delta(
     spent = {Event("gaussian", 1 / mu): 1}
     assert not Evidence((rates,)).refutes(spent)
     for delta in (1e-5, 1e-2, 0.3):
-        assert rates.epsilon(delta) <= epsilon(spent, delta) + 1e-6
+        assert rates.epsilon(delta) <= compute_epsilon(spent, delta) + 1e-6
 
 
 def test_exact_rates_of_laplace_noise_come_to_its_epsilon() -> None:
@@ -64,8 +64,8 @@ def test_exact_rates_of_laplace_noise_come_to_its_epsilon() -> None:
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
 def test_the_bound_holds_for_gaussian_noise_in_nearly_all_repetitions_and_comes_near(mu: float) -> None:
     spent = {Event("gaussian", 1 / mu): 1}
-    claimed, count = epsilon(spent, 1e-5), 100
-    found = [repeated(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)]
+    claimed, count = compute_epsilon(spent, 1e-5), 100
+    found = [evidence_from_runs(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)]
     wrong = sum(evidence.refutes(spent) for evidence in found)
     assert wrong <= 10, "5 % of 100, or what chance makes of that"
     assert sum(evidence.epsilon(1e-5) > claimed for evidence in found) <= wrong
@@ -76,16 +76,16 @@ def test_the_bound_holds_for_gaussian_noise_in_nearly_all_repetitions_and_comes_
 
 def test_half_the_noise_is_found() -> None:
     spent = {Event("gaussian", 1.0): 1}
-    evidence = repeated(normals(600, 0), normals(600, 1) + 2, 1e-5)
+    evidence = evidence_from_runs(normals(600, 0), normals(600, 1) + 2, 1e-5)
     assert evidence.refutes(spent)
     assert (
-        epsilon(spent, 1e-5) < evidence.as_claimed(spent, 1e-5) < epsilon({Event("gaussian", 0.5): 1}, 1e-5)
+        compute_epsilon(spent, 1e-5) < evidence.as_claimed(spent, 1e-5) < compute_epsilon({Event("gaussian", 0.5): 1}, 1e-5)
     )
 
 
 def test_scores_that_tell_nothing_show_nothing() -> None:
     same = torch.zeros(100)
-    evidence = repeated(same, same, 1e-5)
+    evidence = evidence_from_runs(same, same, 1e-5)
     assert evidence.epsilon(1e-5) == 0
     assert evidence.as_claimed({Event("gaussian", 1.0): 1}, 1e-5) == 0
 
@@ -94,22 +94,22 @@ def test_thresholds_are_not_chosen_by_the_runs_that_are_counted() -> None:
     """A third that tells perfectly, and the rest by chance: nothing may be shown."""
     without, with_ = normals(3000, 0), normals(3000, 1)
     without[:1000], with_[:1000] = 0.0, 5.0
-    assert repeated(without, with_, 1e-5).epsilon(1e-5) < 0.3
+    assert evidence_from_runs(without, with_, 1e-5).epsilon(1e-5) < 0.3
 
 
 def test_the_discriminant_subtracts_noise_that_comes_twice() -> None:
     noise, own = normals(400, 0, 3), 0.01 * normals(400, 1, 3)
     seen = torch.cat([noise, noise[:, :1] + own[:, :1]], 1)
     moved = seen + torch.tensor([0.5, 0.0, 0.0, -0.5])
-    scores = discriminant(seen[:200], moved[200:])
-    evidence = repeated(*scores, 1e-5)
+    scores = fisher_discriminant(seen[:200], moved[200:])
+    evidence = evidence_from_runs(*scores, 1e-5)
     assert evidence.epsilon(1e-5) > 3
-    alone = discriminant(seen[:200, :3], moved[200:, :3])
-    assert repeated(*alone, 1e-5).epsilon(1e-5) < 1, "which without it tells little"
+    alone = fisher_discriminant(seen[:200, :3], moved[200:, :3])
+    assert evidence_from_runs(*alone, 1e-5).epsilon(1e-5) < 1, "which without it tells little"
 
 
 def test_the_discriminant_needs_no_noise_at_all() -> None:
-    without, with_ = discriminant(torch.zeros(30, 2), torch.tensor([[0.0, 1.0]]).expand(30, 2))
+    without, with_ = fisher_discriminant(torch.zeros(30, 2), torch.tensor([[0.0, 1.0]]).expand(30, 2))
     assert (with_ > without).all()
 
 
@@ -137,7 +137,7 @@ def test_one_run_is_the_epsilon_at_which_chance_is_as_the_confidence_says(
     r: int, right: float, more: int, delta: float
 ) -> None:
     m, v = r + more, round(right * r)
-    bound = one_run(m, r, v, delta)
+    bound = one_run_lower_bound(m, r, v, delta)
     if bound:
         assert by_the_book(m, r, v, bound, delta) == pytest.approx(0.05, rel=1e-3)
     else:
@@ -146,10 +146,10 @@ def test_one_run_is_the_epsilon_at_which_chance_is_as_the_confidence_says(
 
 def test_one_run_by_hand() -> None:
     q = 0.05 ** (1 / 50)  # 50 of 50 by chance 0.05
-    assert one_run(100, 50, 50, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-5)
-    assert one_run(100, 0, 0, 0.0) == one_run(100, 50, 25, 0.0) == 0
-    assert one_run(100, 50, 50, 1e-3) < one_run(100, 50, 50, 0.0)
-    assert one_run(100, 50, 50, 0.5) == 0
+    assert one_run_lower_bound(100, 50, 50, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-5)
+    assert one_run_lower_bound(100, 0, 0, 0.0) == one_run_lower_bound(100, 50, 25, 0.0) == 0
+    assert one_run_lower_bound(100, 50, 50, 1e-3) < one_run_lower_bound(100, 50, 50, 0.0)
+    assert one_run_lower_bound(100, 50, 50, 0.5) == 0
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_one_run_by_hand() -> None:
 
 def test_few_runs_show_nothing_and_are_refused() -> None:
     with pytest.raises(ArgumentError, match="runs of an audit is 5"):
-        repeated(torch.zeros(5), torch.zeros(10), 1e-5)
+        evidence_from_runs(torch.zeros(5), torch.zeros(10), 1e-5)
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
@@ -165,6 +165,6 @@ def test_a_confidence_that_is_none_is_refused(confidence: float) -> None:
     """A bound that holds with 95 for 0.95 would refute nothing."""
     scores = torch.arange(10.0)
     with pytest.raises(ArgumentError, match=r"^confidence is"):
-        repeated(scores, scores, 1e-5, confidence)
+        evidence_from_runs(scores, scores, 1e-5, confidence)
     with pytest.raises(ArgumentError, match=r"^confidence is"):
-        one_run(10, 5, 5, 0.0, confidence)
+        one_run_lower_bound(10, 5, 5, 0.0, confidence)

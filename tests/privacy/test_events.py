@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.events import LARGEST_GROUP, MOST, Event, from_text
+from fedstill.privacy.events import MAX_GROUP, MAX_COUNT, Event, cost_from_dict
 
 
 @pytest.mark.parametrize(
@@ -13,22 +13,22 @@ from fedstill.privacy.events import LARGEST_GROUP, MOST, Event, from_text
     [
         ({"gaussian(1e300)": 1}, "above 0, up to 1e+12"),
         ({"laplace(nan)": 1}, "above 0, up to 1e+12"),
-        ({f"gaussian(1.0, rate=0.5, group={LARGEST_GROUP + 1})": 1}, "for a sampled statistic"),
+        ({f"gaussian(1.0, rate=0.5, group={MAX_GROUP + 1})": 1}, "for a sampled statistic"),
         ({f"gaussian(1.0, rate=0.5, group={'9' * 5000})": 1}, "numbers in it"),
         ({"gaussian(1.0, group=2)": 1}, "for a sampled statistic"),
         ({"laplace(1.0, rate=0.5)": 1}, "1 for laplace"),
         ({"gaussian(1.0": 1}, "as gaussian"),
-        ({"gaussian(1.0)": MOST + 1}, "1 to 2147483648"),
+        ({"gaussian(1.0)": MAX_COUNT + 1}, "1 to 2147483648"),
         ({"gaussian(1.0)": 0}, "1 to 2147483648"),
         ({"gaussian(1.0)": True}, "1 to 2147483648"),
     ],
 )
 def test_what_is_no_price_is_one_short_line(table: dict[str, int], allowed: str) -> None:
     with pytest.raises(ArgumentError) as refused:
-        from_text(table)
+        cost_from_dict(table)
     assert allowed in str(refused.value)
     assert len(str(refused.value)) < 600
 
 
 def test_one_event_written_in_two_ways_is_counted_twice() -> None:
-    assert from_text({"gaussian(2.0)": 1, "gaussian(2.00)": 3}) == {Event("gaussian", 2.0): 4}
+    assert cost_from_dict({"gaussian(2.0)": 1, "gaussian(2.00)": 3}) == {Event("gaussian", 2.0): 4}

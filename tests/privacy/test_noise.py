@@ -15,15 +15,15 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import noise
-from fedstill.privacy.noise import Draws, add_noise, grid, make_draws, secure, seeded
+from fedstill.privacy.noise import NoiseSampler, add_noise, grid_step, make_sampler, secure, seeded
 
 KINDS = pytest.mark.parametrize("draws", [seeded, secure])
 UNIFORM, NORMAL, LAPLACE = stats.uniform(), stats.norm(), stats.laplace()
 
 
-def from_bits(*bits: int) -> Draws:
+def from_bits(*bits: int) -> NoiseSampler:
     """Draws of given whole numbers."""
-    return noise._FromBits(lambda count: torch.tensor(bits))
+    return noise._BitSampler(lambda count: torch.tensor(bits))
 
 
 # --- distributions -------------------------------------------------------------------------------
@@ -92,8 +92,8 @@ def test_secure_draws_tell_all_names_and_all_of_a_secret_apart() -> None:
 
 
 def test_the_word_of_an_owner_chooses() -> None:
-    assert make_draws("seeded") is seeded
-    assert make_draws("secure") is secure
+    assert make_sampler("seeded") is seeded
+    assert make_sampler("secure") is secure
 
 
 # --- ends and tails ------------------------------------------------------------------------------
@@ -137,10 +137,10 @@ def test_sums_lie_on_one_grid_whatever_the_values(values: list[float], scale: fl
     v, n = torch.tensor(values), seeded(seed).normal((len(values),))
     out = add_noise(v, n, scale)
     assert out.dtype is torch.float32
-    steps = out.double() / grid(scale)
+    steps = out.double() / grid_step(scale)
     assert torch.equal(steps, steps.round())
     exact = v.double() + scale * n
-    assert ((out.double() - exact).abs() <= grid(scale) / 2 + 2.0**-24 * exact.abs() + 1e-12).all()
+    assert ((out.double() - exact).abs() <= grid_step(scale) / 2 + 2.0**-24 * exact.abs() + 1e-12).all()
 
 
 def test_no_scale_is_no_noise_and_a_wrong_one_is_refused() -> None:

@@ -20,7 +20,7 @@ from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.protection import teachers_of
-from fedstill.privacy.pate import Teachers, _Clipped, shards
+from fedstill.privacy.pate import TeacherEnsemble, _ClippedGradient, partition_records
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
 
@@ -52,13 +52,13 @@ def data(n: int = 60, seed: int = 0, groups: torch.Tensor | None = None) -> Tens
 def made(m: int = 4, records: TensorData | None = None, name: str = "n", spec: str = "mlp:8") -> Node:
     teachers = [build(spec, SHAPE, 3, 0, "teacher") for _ in range(m)]
     gate: Any = None  # nothing is released here
-    network = COMPUTE.place(Teachers(teachers, sharpness=10.0, clip=1.0))
+    network = COMPUTE.place(TeacherEnsemble(teachers, sharpness=10.0, clip=1.0))
     return Node(name, records or data(), network, gate, 0)
 
 
 def taught(node: Node, stacked: bool = True) -> Node:
     """The node, its teachers trained by the usual loop."""
-    teachers = teachers_of(node, shards(node.data, len(node.model)))  # type: ignore[arg-type]
+    teachers = teachers_of(node, partition_records(node.data, len(node.model)))  # type: ignore[arg-type]
     local_training.prepare(teachers, CONFIG)
     for group in partition(teachers, stacked):
         local_training.train(group, TASK, CONFIG, COMPUTE)
@@ -69,7 +69,7 @@ def taught(node: Node, stacked: bool = True) -> Node:
 
 
 def test_votes_by_hand() -> None:
-    teachers = Teachers(
+    teachers = TeacherEnsemble(
         [Fixed([9.0, 1.0, 0.0]), Fixed([0.1, 0.2, 0.0]), Fixed([0.0, 5.0, 1.0])], sharpness=6.0
     )
     x = torch.zeros(2, *SHAPE)
@@ -80,10 +80,10 @@ def test_votes_by_hand() -> None:
 
 
 def test_teachers_without_records_abstain() -> None:
-    teachers = Teachers([Fixed([9.0, 0.0]), Fixed([0.0, 9.0]), Fixed([0.0, 9.0])], sharpness=3.0)
+    teachers = TeacherEnsemble([Fixed([9.0, 0.0]), Fixed([0.0, 9.0]), Fixed([0.0, 9.0])], sharpness=3.0)
     teachers.abstain([torch.tensor([0]), torch.tensor([], dtype=torch.int64), torch.tensor([1])])
     torch.testing.assert_close(teachers(torch.zeros(1, *SHAPE)), torch.tensor([[1.0, 1.0]]))
-    again = Teachers([Fixed([9.0, 0.0]) for _ in range(3)])
+    again = TeacherEnsemble([Fixed([9.0, 0.0]) for _ in range(3)])
     again.load_state_dict(teachers.state_dict())
     assert again.voting.tolist() == [1, 0, 1], "and a run that goes on knows it"
 
@@ -93,7 +93,7 @@ def test_teachers_without_records_abstain() -> None:
 )
 def test_a_teacher_whose_logits_are_not_finite_abstains_and_spoils_no_others_vote(bad: list[float]) -> None:
     sound = [Fixed([9.0, 1.0, 0.0]), Fixed([0.0, 5.0, 1.0], 2.0), Fixed([1.0, 2.0, 0.0], 3.0)]
-    teachers, upstream = Teachers([*sound, Fixed(bad, 1.0)], 8.0, 10.0), torch.randn(2, 3)
+    teachers, upstream = TeacherEnsemble([*sound, Fixed(bad, 1.0)], 8.0, 10.0), torch.randn(2, 3)
     x = torch.zeros(2, *SHAPE, requires_grad=True)
     told = teachers(x)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_a_teacher_abstains_for_those_inputs_alone_that_overflow_it() -> None:
     x = torch.ones(2, *SHAPE)
     x[1] = 3e38  # finite, as a server may ask
     x.requires_grad_()
-    told = Teachers([network], 1.0)(x)
+    told = TeacherEnsemble([network], 1.0)(x)
     assert told.sum(1).tolist() == [1.0, 0.0]
     (gradient,) = torch.autograd.grad(told, x, torch.full((2, 3), 1e38))
     assert gradient.isfinite().all()
@@ -126,7 +126,7 @@ def test_a_teachers_gradient_that_is_no_number_spoils_no_others() -> None:
 
     x, upstream = torch.zeros(2, *SHAPE, requires_grad=True), torch.tensor([[1.0, 0.0]]).expand(2, 2)
     sound = Fixed([0.0, 0.0], 1.0)
-    found = torch.autograd.grad(Teachers([sound, Steep([0.0, 0.0], 1.0)], 1.0)(x), x, upstream)[0]
+    found = torch.autograd.grad(TeacherEnsemble([sound, Steep([0.0, 0.0], 1.0)], 1.0)(x), x, upstream)[0]
     torch.testing.assert_close(found, torch.autograd.grad(sound(x).softmax(1) / 2, x, upstream)[0])
 
 
@@ -134,7 +134,7 @@ def test_the_gradient_is_that_of_the_mean_softmax_where_no_clip_binds() -> None:
     networks = [build("mlp:8", SHAPE, 3, 0, k) for k in range(3)]
     x = torch.randn(4, *SHAPE, requires_grad=True)
     upstream = 1e-3 * torch.randn(4, 3)
-    mine = torch.autograd.grad(Teachers(networks, 7.0, clip=1e3)(x), x, upstream)[0]
+    mine = torch.autograd.grad(TeacherEnsemble(networks, 7.0, clip=1e3)(x), x, upstream)[0]
     soft = 7.0 * torch.stack([network(x).softmax(1) for network in networks]).mean(0)
     torch.testing.assert_close(mine, torch.autograd.grad(soft, x, upstream)[0])
     assert mine.abs().max() > 0
@@ -145,7 +145,7 @@ def test_each_teachers_gradient_is_clipped_by_itself_before_the_mean() -> None:
     x = torch.zeros(2, *SHAPE, requires_grad=True)
     upstream = torch.tensor([[1.0, 0.0], [0.01, 0.0]])
     clip, sharpness = 0.05, 4.0
-    found = torch.autograd.grad(Teachers(networks, sharpness, clip)(x), x, upstream)[0]
+    found = torch.autograd.grad(TeacherEnsemble(networks, sharpness, clip)(x), x, upstream)[0]
     expected = torch.zeros(2)
     for network in networks:  # d softmax_0 / dx = slope / 4 in each of 64 pixels' share of the mean
         length = sharpness * upstream[:, 0] * network.slope / 4 / math.sqrt(64)
@@ -164,7 +164,7 @@ def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: in
     rows = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
     rows[2:] *= scale
     x = torch.zeros(5, 1, 4, 4, dtype=torch.half if half else torch.float, requires_grad=True)
-    (kept,) = torch.autograd.grad(_Clipped.apply(x, clip), x, rows.to(x.dtype))  # type: ignore[no-untyped-call]
+    (kept,) = torch.autograd.grad(_ClippedGradient.apply(x, clip), x, rows.to(x.dtype))  # type: ignore[no-untyped-call]
     assert kept.isfinite().all()
     lengths = kept.double().flatten(1).norm(dim=1)
     assert (lengths <= clip * (1 + (1e-2 if half else 0))).all()
@@ -178,7 +178,7 @@ def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: in
 
 
 def test_parts_are_all_records_once() -> None:
-    parts = shards(data(500), 7)
+    parts = partition_records(data(500), 7)
     assert torch.cat(parts).sort().values.tolist() == list(range(500))
     assert all(len(part) for part in parts)
     expected = 500 / 7
@@ -189,8 +189,8 @@ def test_parts_are_all_records_once() -> None:
 @given(row=st.integers(0, 39), m=st.integers(1, 9))
 def test_one_record_less_moves_no_other(row: int, m: int) -> None:
     records = data(40)
-    whole, less = shards(records, m), [r for r in range(40) if r != row]
-    parts = shards(records.subset(torch.tensor(less)), m)
+    whole, less = partition_records(records, m), [r for r in range(40) if r != row]
+    parts = partition_records(records.subset(torch.tensor(less)), m)
     assert [[less[r] for r in part] for part in parts] == [
         [r for r in part.tolist() if r != row] for part in whole
     ]
@@ -198,25 +198,25 @@ def test_one_record_less_moves_no_other(row: int, m: int) -> None:
 
 def test_neither_order_nor_layout_matters_but_content_and_label_do() -> None:
     records = data(40)
-    whole = shards(records, 5)
+    whole = partition_records(records, 5)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
-    shuffled = shards(records.subset(order), 5)
+    shuffled = partition_records(records.subset(order), 5)
     assert [sorted(order[part].tolist()) for part in shuffled] == [part.tolist() for part in whole]
     laid = TensorData(records.inputs.to(memory_format=torch.channels_last), records.targets)
-    assert [part.tolist() for part in shards(laid, 5)] == [part.tolist() for part in whole]
+    assert [part.tolist() for part in partition_records(laid, 5)] == [part.tolist() for part in whole]
     other = TensorData(records.inputs, (records.targets + 1) % 3)
-    assert [part.tolist() for part in shards(other, 5)] != [part.tolist() for part in whole]
+    assert [part.tolist() for part in partition_records(other, 5)] != [part.tolist() for part in whole]
 
 
 def test_a_group_stays_together_and_follows_its_own_number_alone() -> None:
     groups = torch.arange(60) // 5
-    parts = shards(data(60, groups=groups), 4)
+    parts = partition_records(data(60, groups=groups), 4)
     owners = [set(groups[part].tolist()) for part in parts]
     assert sum(map(len, owners)) == 12, "no group is in two parts"
     assert sum(map(bool, owners)) > 1
     rest = data(60, groups=groups).subset((groups != 3).nonzero().flatten())
     assert rest.groups is not None
-    assert [set(rest.groups[part].tolist()) for part in shards(rest, 4)] == [own - {3} for own in owners]
+    assert [set(rest.groups[part].tolist()) for part in partition_records(rest, 4)] == [own - {3} for own in owners]
 
 
 # --- teachers as nodes ----------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_a_group_stays_together_and_follows_its_own_number_alone() -> None:
 def test_teachers_learn_from_their_own_parts_inside_the_nodes_model(stacked: bool) -> None:
     node = made()
     before = {name: value.clone() for name, value in node.model.state_dict().items()}
-    parts = shards(node.data, 4)
+    parts = partition_records(node.data, 4)
     teachers = teachers_of(node, parts)
     assert [teacher.name for teacher in teachers] == [f"n/teacher-{k}" for k in range(4)]
     for teacher, part in zip(teachers, parts, strict=True):
@@ -253,7 +253,7 @@ def test_teachers_learn_from_their_own_parts_inside_the_nodes_model(stacked: boo
 
 def test_a_teacher_without_records_is_left_out_and_abstains() -> None:
     node = made(m=8, records=data(4))
-    parts = shards(node.data, 8)
+    parts = partition_records(node.data, 8)
     empty = [k for k, part in enumerate(parts) if not len(part)]
     teachers = teachers_of(node, parts)
     assert empty
@@ -269,7 +269,7 @@ def test_frozen_parameters_of_a_teacher_stay() -> None:
     for network in networks:
         network[1].requires_grad_(False)
     gate: Any = None
-    node = Node("n", data(), COMPUTE.place(Teachers(networks)), gate, 0)
+    node = Node("n", data(), COMPUTE.place(TeacherEnsemble(networks)), gate, 0)
     Group([node]).bench("model").train(False)  # which takes all gradients away
     first = [network[1].weight.clone() for network in networks]
     last = [network[3].weight.clone() for network in networks]

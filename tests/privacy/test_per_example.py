@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.models import build
 from fedstill.privacy import per_example
-from fedstill.privacy.clipping import lengths
+from fedstill.privacy.clipping import row_norms
 from fedstill.privacy.dpsgd import clipped_sum
 
 CLIP = 0.5
@@ -151,7 +151,7 @@ def test_a_trial_leaves_a_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     before = {name: each.clone() for name, each in network.state_dict().items()}
     trained = {name: own for name, own in network.named_parameters() if own.requires_grad}
     clipped_sum(network, trained, entropy, torch.ones(4, 3), torch.zeros(4, dtype=torch.int64), CLIP, rows=4)
-    assert per_example._ways, "it was tried"
+    assert per_example._layouts, "it was tried"
     assert isinstance(layers[0].weight, nn.Parameter)
     for name, each in network.state_dict().items():
         assert torch.equal(each, before[name]), name
@@ -213,13 +213,13 @@ def test_where_places_differ_each_has_parameters_of_its_own_or_is_computed_alone
             return [Product.apply(x, leaves["w"])]
 
         leaves, x = {"w": torch.ones(3)}, torch.zeros(5, 3)
-        first, again = (per_example.Alone(one, 12, nn.Identity(), leaves, x) for _ in range(2))
+        first, again = (per_example.PerExample(one, 12, nn.Identity(), leaves, x) for _ in range(2))
         assert (first.shared, first.rows) == (again.shared, again.rows)
         return first.shared, first.rows
 
     error = {True: 0.0, False: 0.0}  # with shared parameters, and with own ones
     assert way() == (True, 12)
-    assert asked == [(12, True)] * per_example.DRAWS, "once for all"
+    assert asked == [(12, True)] * per_example.MAX_TRIALS, "once for all"
 
     error[True] = 1e-3
     assert way() == (False, 12)
@@ -244,4 +244,4 @@ def test_narrow_networks_are_even_too_and_not_computed_one_by_one(hidden: int) -
 def test_a_gradient_that_overflows_changes_no_other_ones_length() -> None:
     rows = torch.randn(5, 400, generator=torch.Generator().manual_seed(0))
     huge = torch.cat([rows, 1e25 * rows[:1]])
-    assert torch.equal(lengths(huge)[:5], lengths(rows))
+    assert torch.equal(row_norms(huge)[:5], row_norms(rows))

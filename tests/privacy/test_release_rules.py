@@ -14,34 +14,34 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.clipping import SLACK, kept, lengths, shorten
-from fedstill.privacy.events import Event, Price
+from fedstill.privacy.clipping import CLIP_MARGIN, clip_factors, row_norms, clip_rows
+from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import secure, seeded
-from fedstill.privacy.pate import PateConfig, Votes
-from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, Sanitized
+from fedstill.privacy.pate import PateConfig, NoisyVotes
+from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, SanitizedGradients
 
 PROTECTING: list[Rule] = [
     NoisyCounts(10.0),
     NoisyRows("laplace", 2.0, 3.0),
     NoisyRows("gaussian", 2.0, 3.0),
-    Votes(PateConfig(teachers=10), 4.0),
-    Votes(PateConfig(teachers=10, release="label", threshold=5.0), 4.0),
-    Sanitized(1.0, 2.0),
-    Sanitized(1.0, 2.0, 10),
+    NoisyVotes(PateConfig(teachers=10), 4.0),
+    NoisyVotes(PateConfig(teachers=10, release="label", threshold=5.0), 4.0),
+    SanitizedGradients(1.0, 2.0),
+    SanitizedGradients(1.0, 2.0, 10),
 ]
 BARE: list[Rule] = [
     Exact(),
     NoisyCounts(0.0),
     NoisyRows("laplace", 2.0, 0.0),
     NoisyRows("gaussian", 0.0, 3.0),
-    Votes(PateConfig(teachers=10), 0.0),
-    Votes(PateConfig(teachers=10, release="label", threshold=5.0), 0.0),
-    Sanitized(1.0, 0.0, 10),
+    NoisyVotes(PateConfig(teachers=10), 0.0),
+    NoisyVotes(PateConfig(teachers=10, release="label", threshold=5.0), 0.0),
+    SanitizedGradients(1.0, 0.0, 10),
 ]
 DRAWS = pytest.mark.parametrize("draws", [seeded, secure])
 
 
-def only(price: Price | None) -> tuple[Event, int]:
+def only(price: PrivacyCost | None) -> tuple[Event, int]:
     """The one event of a price, and how often."""
     assert price is not None
     (event,) = price.items()
@@ -72,8 +72,8 @@ def long(tensor: torch.Tensor) -> torch.Tensor:
 def test_no_row_is_longer_than_its_clip(array: np.ndarray, clip: float) -> None:
     x = torch.from_numpy(array)
     for out in (
-        shorten(x, clip),
-        Sanitized(clip, 1.0).bound(x),
+        clip_rows(x, clip),
+        SanitizedGradients(clip, 1.0).bound(x),
         NoisyRows("gaussian", 1.0, clip).bound(x),
     ):
         assert out.dtype is torch.float32
@@ -91,19 +91,19 @@ def test_no_row_is_longer_than_its_clip(array: np.ndarray, clip: float) -> None:
 @given(st.integers(0, 600), st.sampled_from([1e-14, 1e-3, 1.0, 1e12, 1e18, 1e20, 1e37]), st.integers(0, 99))
 def test_fast_lengths_are_those_of_float64(values: int, scale: float, seed: int) -> None:
     x = scale * torch.randn(3, values, generator=torch.Generator().manual_seed(seed))
-    found = lengths(x)
+    found = row_norms(x)
     assert found.dtype is torch.float64
-    torch.testing.assert_close(found, x.double().norm(dim=1), rtol=(1 - SLACK) / 2, atol=1e-15)
+    torch.testing.assert_close(found, x.double().norm(dim=1), rtol=(1 - CLIP_MARGIN) / 2, atol=1e-15)
     if values:
         x[0, seed % values], x[1, -1] = math.inf, math.nan
-        assert lengths(x).isfinite().tolist() == [False, False, True]
+        assert row_norms(x).isfinite().tolist() == [False, False, True]
 
 
 def test_even_what_is_too_short_to_be_measured_is_within_its_clip() -> None:
     x = torch.full((1, 4), 1e-25)
     for clip in (1e-26, 1e-30):
-        assert (x.double() * kept(lengths(x), clip)).norm() <= clip
-        assert shorten(x, clip).double().norm() <= clip
+        assert (x.double() * clip_factors(row_norms(x), clip)).norm() <= clip
+        assert clip_rows(x, clip).double().norm() <= clip
 
 
 @settings(deadline=None)
@@ -159,12 +159,12 @@ def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ..
         (NoisyRows("laplace", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=0.7)),
         (NoisyRows("gaussian", 0.7, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=0.7)),
         (NoisyRows("laplace", 2.0, 0.0), torch.linspace(-5, 5, 30_000), stats.laplace(scale=2)),
-        (Sanitized(0.5, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
-        (Sanitized(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
+        (SanitizedGradients(0.5, 3.0), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
+        (SanitizedGradients(0.5, 3.0, 10), torch.linspace(-5, 5, 30_000), stats.norm(scale=1.5)),
         (NoisyCounts(3000.0), torch.full((30_000,), 1e6), stats.laplace(scale=3000)),
         # 4 votes of standard deviation, as logits of sharpness 5 of 20 teachers: 4 * 5 / 20
         (
-            Votes(PateConfig(teachers=20, sharpness=5.0), 4.0),
+            NoisyVotes(PateConfig(teachers=20, sharpness=5.0), 4.0),
             torch.arange(30_000) % 21 / 4,
             stats.norm(scale=1),
         ),
@@ -223,12 +223,12 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
         # 16 rows move by 2 * 5 each: 40 in L2
         (NoisyRows("gaussian", 100.0, 5.0), (16, 10), {Event("gaussian", 2.5): 1}),
         # 8 rows move by sqrt(2) votes each: 4 in L2; the most of 4 rows by 1: 2
-        (Votes(PateConfig(teachers=10), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
-        (Votes(PateConfig(teachers=10, release="label"), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
-        (Votes(PateConfig(teachers=10, threshold=6.0, threshold_noise=30.0), 40.0), (8, 10), "both"),
+        (NoisyVotes(PateConfig(teachers=10), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
+        (NoisyVotes(PateConfig(teachers=10, release="label"), 40.0), (8, 10), {Event("gaussian", 10.0): 1}),
+        (NoisyVotes(PateConfig(teachers=10, threshold=6.0, threshold_noise=30.0), 40.0), (8, 10), "both"),
         # 16 inputs move by 2 clip each: 8 clip
-        (Sanitized(0.3, 16.0), (16, 1, 8, 8), {Event("gaussian", 2.0): 1}),
-        (Sanitized(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
+        (SanitizedGradients(0.3, 16.0), (16, 1, 8, 8), {Event("gaussian", 2.0): 1}),
+        (SanitizedGradients(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
     ],
 )
 def test_prices_by_hand(rule: Rule, shape: tuple[int, ...], price) -> None:
@@ -281,7 +281,7 @@ def test_outputs_move_no_further_than_is_charged(seed: int, B: int, C: int, boun
 @given(st.integers(0, 2**31), st.integers(1, 20), st.floats(0.01, 100))
 def test_gradients_of_one_network_move_no_further_than_is_charged(seed: int, B: int, clip: float) -> None:
     one, other = networks(seed, (B, 2, 3))
-    rule = Sanitized(clip, 3.0)
+    rule = SanitizedGradients(clip, 3.0)
     event, _ = only(rule.price((B, 2, 3)))
     assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0 * clip
 
@@ -290,14 +290,14 @@ def test_gradients_of_one_network_move_no_further_than_is_charged(seed: int, B: 
 def test_means_of_teachers_move_by_one_of_them(seed: int, B: int, m: int, clip: float) -> None:
     """One record: one teacher's gradients become any others."""
     generator = torch.Generator().manual_seed(seed)
-    each = torch.stack([shorten(torch.randn(B, 6, generator=generator) * 3 * clip, clip) for _ in range(m)])
+    each = torch.stack([clip_rows(torch.randn(B, 6, generator=generator) * 3 * clip, clip) for _ in range(m)])
     changed = each.clone()
     one, other = networks(seed, (B, 6))
     if seed % 2:  # the most that can be: all agree, and one turns round
-        each[:], changed[:] = shorten(one * 1e6, clip), shorten(one * 1e6, clip)
+        each[:], changed[:] = clip_rows(one * 1e6, clip), clip_rows(one * 1e6, clip)
         other = -one * 1e6
-    changed[seed % m] = shorten(other, clip)
-    rule = Sanitized(clip, 3.0, m)
+    changed[seed % m] = clip_rows(other, clip)
+    rule = SanitizedGradients(clip, 3.0, m)
     event, _ = only(rule.price((B, 6)))
     moved = (rule.bound(each.mean(0)).double() - rule.bound(changed.mean(0)).double()).norm()
     assert event.noise * moved <= 3.0 * clip * (1 + 1e-5)  # means are taken in float32
@@ -343,15 +343,15 @@ def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_b
         (lambda: NoisyRows("cauchy", 1.0, 1.0), "outputs.how is 'cauchy'"),  # type: ignore[arg-type]
         (lambda: NoisyRows("laplace", math.nan, 1.0), "outputs.scale is nan"),
         (lambda: NoisyRows("laplace", 1.0, math.inf), "outputs.bound_to is inf"),
-        (lambda: Votes(PateConfig(teachers=0), 1.0), "pate.teachers is 0"),
-        (lambda: Votes(PateConfig(teachers=2), -1.0), "pate.sigma is -1.0"),
-        (lambda: Votes(PateConfig(teachers=2, release="all"), 1.0), "pate.release is 'all'"),  # type: ignore[arg-type]
-        (lambda: Votes(PateConfig(teachers=2, threshold=-1.0), 1.0), "pate.threshold is -1.0"),
-        (lambda: Votes(PateConfig(teachers=2, threshold_noise=0.0), 1.0), "pate.threshold_noise is 0.0"),
-        (lambda: Votes(PateConfig(teachers=2, sharpness=0.0), 1.0), "pate.sharpness is 0.0"),
-        (lambda: Sanitized(0.0, 1.0), "gradients.clip is 0.0"),
-        (lambda: Sanitized(1.0, math.inf), "gradients.sigma is inf"),
-        (lambda: Sanitized(1.0, 1.0, 0), "gradients.teachers is 0"),
+        (lambda: NoisyVotes(PateConfig(teachers=0), 1.0), "pate.teachers is 0"),
+        (lambda: NoisyVotes(PateConfig(teachers=2), -1.0), "pate.sigma is -1.0"),
+        (lambda: NoisyVotes(PateConfig(teachers=2, release="all"), 1.0), "pate.release is 'all'"),  # type: ignore[arg-type]
+        (lambda: NoisyVotes(PateConfig(teachers=2, threshold=-1.0), 1.0), "pate.threshold is -1.0"),
+        (lambda: NoisyVotes(PateConfig(teachers=2, threshold_noise=0.0), 1.0), "pate.threshold_noise is 0.0"),
+        (lambda: NoisyVotes(PateConfig(teachers=2, sharpness=0.0), 1.0), "pate.sharpness is 0.0"),
+        (lambda: SanitizedGradients(0.0, 1.0), "gradients.clip is 0.0"),
+        (lambda: SanitizedGradients(1.0, math.inf), "gradients.sigma is inf"),
+        (lambda: SanitizedGradients(1.0, 1.0, 0), "gradients.teachers is 0"),
     ],
 )
 def test_values_outside_their_range_are_refused(make, line: str) -> None:

@@ -8,19 +8,19 @@ import pytest
 
 from fedstill.federation.replies import LONGEST
 from fedstill.privacy import statement
-from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.privacy.pate import PATE
 from fedstill.privacy.statement import (
-    CHOSEN_BEFORE,
-    SEVERAL,
-    STOPPED,
+    NON_ADAPTIVE,
+    PER_RECORD_ONLY,
+    STOPPING_TEXT,
     Statement,
-    epsilon_text,
-    state,
-    summary,
+    format_epsilon_bound,
+    make_statement,
+    summarize_privacy,
 )
 from tests.privacies import protected
 
@@ -29,16 +29,16 @@ LESS, MORE = {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
 
 
 def told(config: PrivacyConfig) -> Statement:
-    return state(config, {}, ())
+    return make_statement(config, {}, ())
 
 
 def text(nodes: dict[str, tuple[PrivacyConfig, dict[str, int]]]) -> str:
     statements = {name: told(config) for name, (config, _) in nodes.items()}
-    return str(summary(statements, {name: (spent, 0) for name, (_, spent) in nodes.items()})["text"])
+    return str(summarize_privacy(statements, {name: (spent, 0) for name, (_, spent) in nodes.items()})["text"])
 
 
 def cost(noise: float, delta: float = 1e-5) -> str:
-    return epsilon_text(epsilon({Event("gaussian", noise): 1}, delta))
+    return format_epsilon_bound(compute_epsilon({Event("gaussian", noise): 1}, delta))
 
 
 def test_nodes_with_one_kind_of_guarantee_have_one_line() -> None:
@@ -70,15 +70,15 @@ def test_an_epsilon_is_said_of_its_own_kind_of_guarantee_alone(
 def test_what_pld_rests_on_is_said_where_it_is_used() -> None:
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         pld = protected(mechanism)
-        assert told(pld).assumes == (*pld.assumes, CHOSEN_BEFORE, STOPPED.format(budget="none is set"))
+        assert told(pld).assumes == (*pld.assumes, NON_ADAPTIVE, STOPPING_TEXT.format(budget="none is set"))
         rdp = protected(mechanism, accountant="rdp", epsilon=3.0)
-        assert told(rdp).assumes == (*rdp.assumes, STOPPED.format(budget="epsilon 3"))
+        assert told(rdp).assumes == (*rdp.assumes, STOPPING_TEXT.format(budget="epsilon 3"))
     assert told(NoPrivacy()).assumes == ()
 
 
 def test_no_line_is_longer_than_servers_keep() -> None:
     said = [line for name in MECHANISMS.own for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)]
-    assert all(len(line) <= LONGEST for line in (*said, CHOSEN_BEFORE, SEVERAL, STOPPED + "1" * 20))
+    assert all(len(line) <= LONGEST for line in (*said, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20))
 
 
 @pytest.mark.parametrize(
@@ -87,18 +87,18 @@ def test_no_line_is_longer_than_servers_keep() -> None:
 )
 def test_a_guarantee_rests_on_drawing_records_only_where_they_are_drawn(event: str, drawn: bool) -> None:
     private = told(DPSGD())
-    (node,) = summary({"a": private}, {"a": ({event: 3, "laplace(10.0)": 1}, 0)})["nodes"]
+    (node,) = summarize_privacy({"a": private}, {"a": ({event: 3, "laplace(10.0)": 1}, 0)})["nodes"]
     assert node["assumes"] == [line for line in private.assumes if drawn or line != POISSON]
     assert POISSON in private.assumes
-    (unpaid,) = summary({"a": private}, {"a": ({}, 0)})["nodes"]
+    (unpaid,) = summarize_privacy({"a": private}, {"a": ({}, 0)})["nodes"]
     assert unpaid["assumes"] == list(private.assumes)
 
 
 def test_that_a_patient_has_several_records_is_said_where_one_alone_is_protected() -> None:
     one, group = DPSGD(), DPSGD(group_size=4)
-    assert SEVERAL in state(one, {}, (), several=True).assumes
-    assert SEVERAL not in state(one, {}, ()).assumes
-    assert SEVERAL not in state(group, {}, (), several=True).assumes
+    assert PER_RECORD_ONLY in make_statement(one, {}, (), several=True).assumes
+    assert PER_RECORD_ONLY not in make_statement(one, {}, ()).assumes
+    assert PER_RECORD_ONLY not in make_statement(group, {}, (), several=True).assumes
 
 
 def test_a_nodes_prices_do_not_hold_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,10 @@ def test_a_nodes_prices_do_not_hold_the_server(monkeypatch: pytest.MonkeyPatch) 
     said = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
     plain = {"gaussian(2.0)": 1}
     made_up = {"gaussian(2.5, rate=0.5, group=97)": 3}
-    found = summary({"honest": said, "north": said}, {"honest": (plain, 0), "north": (made_up, 0)})
+    found = summarize_privacy({"honest": said, "north": said}, {"honest": (plain, 0), "north": (made_up, 0)})
     honest, north = found["nodes"]
     assert [node["guarantee"] for node in (honest, north)] == [True, False]
     assert (north["epsilon"], north["left"]) == (None, None)
-    assert statement.LATE in north["rules"]
-    assert statement.LATE not in honest["rules"]
+    assert statement.COMPOSE_TIMEOUT_TEXT in north["rules"]
+    assert statement.COMPOSE_TIMEOUT_TEXT not in honest["rules"]
     assert found["text"] == "no guarantee for north"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.signal import fftconvolve
 
-from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event
 
@@ -23,7 +23,7 @@ def stopped(accountant: Accountant) -> float:
     """
     looks, spent = [], []
     t = 1e-4
-    while (cost := epsilon({Event("gaussian", 1 / math.sqrt(t)): 1}, DELTA, accountant)) <= 3:
+    while (cost := compute_epsilon({Event("gaussian", 1 / math.sqrt(t)): 1}, DELTA, accountant)) <= 3:
         looks.append(t)
         spent.append(cost)
         t *= 1.15

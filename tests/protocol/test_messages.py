@@ -9,40 +9,40 @@ import pytest
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.messages import (
     MESSAGES,
-    Agree,
+    ConfirmSurvivors,
     AnswerQuery,
     Envelope,
-    Introduce,
+    SendKeys,
     JoinRun,
-    Learn,
+    TrainLocally,
     LeaveRun,
-    Meet,
+    ReceiveKeys,
     Message,
-    PullBack,
-    Recall,
-    Remember,
-    Reveal,
-    SayHello,
+    ComputeGradients,
+    LoadCheckpoint,
+    SaveCheckpoint,
+    RevealMasks,
+    IdentifyNode,
     read_message,
 )
-from fedstill.protocol.secure_aggregation import SumCall
+from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import pack, unpack
 
-CALL = SumCall(7, ("a", "b"), True)
+CALL = SumRequest(7, ("a", "b"), True)
 SAID: tuple[Message, ...] = (
-    SayHello(),
+    IdentifyNode(),
     JoinRun({"run": "one", "method": {"name": "fedkd"}}),
-    Learn(2.0),
+    TrainLocally(2.0),
     AnswerQuery("examine", 3, True),
     AnswerQuery("examine", 3, False, CALL),
-    PullBack(3),
-    PullBack(3, sum=CALL),
-    Introduce(),
-    Meet(),
-    Agree(7, ("a", "b")),
-    Reveal(7, {"a": "0f"}),
-    Remember(4),
-    Recall(0),
+    ComputeGradients(3),
+    ComputeGradients(3, sum=CALL),
+    SendKeys(),
+    ReceiveKeys(),
+    ConfirmSurvivors(7, ("a", "b")),
+    RevealMasks(7, {"a": "0f"}),
+    SaveCheckpoint(4),
+    LoadCheckpoint(0),
     LeaveRun(),
 )
 

@@ -19,18 +19,18 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.method import METHODS, Method, method_name, side_of
+from fedstill.protocol.method import METHODS, Method, method_name, build_node_side
 from fedstill.protocol.payload_kinds import (
     GRADIENTS,
     KNOWN,
     LABEL_COUNTS,
     LABEL_MAPS,
     LOGITS,
-    Kind,
-    kind_named,
+    PayloadKind,
+    payload_kind,
 )
 from fedstill.protocol.queries import NodeSetting, Query, query
-from fedstill.protocol.run_plan import Plan
+from fedstill.protocol.run_plan import RunPlan
 from fedstill.tasks.classification import Classification, ClassificationConfig
 
 AT = NodeSetting(Classification(4), LocalConfig(), Compute())
@@ -123,7 +123,7 @@ def test_the_packages_own_counts_keep_their_name_in_a_strangers_method() -> None
         def count_labels(self, nodes: Any) -> dict[str, torch.Tensor]:
             return {}
 
-    told = {method: side_of(method, AT).queries["count_labels"] for method in (Counting(), Forging())}
+    told = {method: build_node_side(method, AT).queries["count_labels"] for method in (Counting(), Forging())}
     assert {kind.package for kind in told[Counting()].kinds().values()} == {""}
     assert "" not in {kind.package for kind in told[Forging()].kinds().values()}
 
@@ -135,16 +135,16 @@ def test_a_misspelt_declaration_is_refused_at_once() -> None:
 
 def test_what_a_strangers_method_releases_bears_its_packages_name() -> None:
     package = method_name(Asks()).partition(".")[0].partition(":")[0]
-    side = side_of(Asks(), AT)
+    side = build_node_side(Asks(), AT)
     kinds = side.queries["told"].kinds()
     assert dict(kinds) == {"logits": f"{package}: logits", "d/dx": f"{package}: gradients"}
     assert (kinds["logits"].of, kinds["d/dx"].of, kinds["logits"].package) == ("scores", "gradients", package)
-    ours = side_of(METHODS["fediod"](), AT)
+    ours = build_node_side(METHODS["fediod"](), AT)
     assert {kind.package for kind in ours.leaves()} == {""}
 
 
 def test_outputs_only_lets_out_no_kind_of_a_stranger_but_by_name() -> None:
-    told = side_of(Asks(), AT).queries["told"]
+    told = build_node_side(Asks(), AT).queries["told"]
     names = tuple(sorted(set(told.kinds().values())))
 
     def objection(**policy: Any) -> str | None:
@@ -163,25 +163,25 @@ def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
     assert LOGITS == "logits"
     assert json.dumps({LOGITS: 1}) == '{"logits": 1}'
     assert copy.deepcopy(LABEL_COUNTS).by_class
-    assert kind_named("gradients") is GRADIENTS
-    unknown = kind_named("dreams")
+    assert payload_kind("gradients") is GRADIENTS
+    unknown = payload_kind("dreams")
     assert (unknown.of, unknown.output, unknown.common) == ("records", False, None), "the worst is supposed"
     outputs = {kind for kind in KNOWN.values() if kind.output}
     assert outputs == {"logits", "critic", "gradients", "label counts", "data sizes"}
     assert {kind for kind in KNOWN.values() if kind.of_maps} == {LABEL_MAPS, "difference"}
-    assert Kind("x", of="rows").at("lab").at("lab") == "lab: lab: x"
+    assert PayloadKind("x", of="rows").at("lab").at("lab") == "lab: lab: x"
 
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "feddistill", 3, None])
 def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for_it(name: Any) -> None:
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
-    table = Plan("run", {"name": "fedavg"}, spec).to_dict()
-    assert Plan.from_dict(table).config() == METHODS["fedavg"]()
+    table = RunPlan("run", {"name": "fedavg"}, spec).to_dict()
+    assert RunPlan.from_dict(table).config() == METHODS["fedavg"]()
     with pytest.raises(ArgumentError, match=r"invalid method\.name = .* \(expected one that policy\.methods"):
-        Plan.from_dict({**table, "method": {"name": name}})
+        RunPlan.from_dict({**table, "method": {"name": name}})
     assert "antigravity" not in sys.modules
     place = f"{Asks.__module__}:Asks"
-    allowed = Plan.from_dict({**table, "method": {"name": place, "rounds": 4}}, methods=[place])
+    allowed = RunPlan.from_dict({**table, "method": {"name": place, "rounds": 4}}, methods=[place])
     assert allowed.config() == METHODS[place](rounds=4)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, Kind
+from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import from_text
 
@@ -56,16 +56,16 @@ def test_what_is_no_part_a_node_is_refused(part: dict[str, Any], said: str) -> N
 # --- sums ----------------------------------------------------------------------------------------------
 
 
-def summing(name: str = "ask", kind: Kind = LOGITS, how: Any = "size", **further: Any) -> Query:
+def summing(name: str = "ask", kind: PayloadKind = LOGITS, how: Any = "size", **further: Any) -> Query:
     releases = {"z": kind, **{part: of for part, (of, _) in further.items()}}
     sums = {"z": how, **{part: by for part, (_, by) in further.items()}}
     return Query(name, lambda group, number, **_: {}, {}, releases, sums=sums)
 
 
 @pytest.mark.parametrize(
-    "second", [(LOGITS, "size"), (CRITIC, "mean"), (Kind("features", of="records"), "sum")]
+    "second", [(LOGITS, "size"), (CRITIC, "mean"), (PayloadKind("features", of="records"), "sum")]
 )
-def test_rejects_two_statistics_in_one_sum(second: tuple[Kind, str]) -> None:
+def test_rejects_two_statistics_in_one_sum(second: tuple[PayloadKind, str]) -> None:
     with pytest.raises(ArgumentError, match=r"sums of query ask is \['z', 'second'\]"):
         summing(second=second)
 
@@ -87,8 +87,8 @@ def test_forms_name_statistic_weighting_and_noise() -> None:
 
 
 def test_kinds_name_the_statistics_of_another_package() -> None:
-    logits, entropies = Kind("logits", of="scores"), Kind("entropies", of="answers")
-    first = summing("ask", logits).of_package("my_lab")
-    assert NodeSide({"ask": first, "again": summing("again", logits).of_package("my_lab")}).sums
+    logits, entropies = PayloadKind("logits", of="scores"), PayloadKind("entropies", of="answers")
+    first = summing("ask", logits).from_package("my_lab")
+    assert NodeSide({"ask": first, "again": summing("again", logits).from_package("my_lab")}).sums
     with pytest.raises(ArgumentError, match="sums of query other"):
-        NodeSide({"ask": first, "other": summing("other", entropies).of_package("my_lab")})
+        NodeSide({"ask": first, "other": summing("other", entropies).from_package("my_lab")})

@@ -13,12 +13,12 @@ from fedstill.core.config_tables import as_table
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import Public
 from fedstill.methods.fediod import FedIOD
-from fedstill.protocol.run_plan import Plan, describe, fingerprint
+from fedstill.protocol.run_plan import RunPlan, describe, fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.tasks.classification import ClassificationConfig
 
 SPEC = InputSpec(ClassificationConfig(), tuple("0123456789"), (1, 8, 8), (0.5,), (0.5,))
-PLAN = Plan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", min_nodes=3)
+PLAN = RunPlan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student="mlp:8", min_nodes=3)
 
 
 def test_queries_and_bytes_are_those_of_the_method() -> None:
@@ -44,7 +44,7 @@ def test_what_has_no_limit_in_the_plan_has_none_in_sum() -> None:
 def test_it_does_not_matter_how_a_plan_is_written_nor_what_the_run_is_called() -> None:
     method = {**as_table(FedIOD(steps=6, batch=4))}
     assert describe(replace(PLAN, method=method, run="two"), None).sha256 == describe(PLAN, None).sha256
-    again = Plan.from_dict(json.loads(json.dumps(PLAN.to_dict())))
+    again = RunPlan.from_dict(json.loads(json.dumps(PLAN.to_dict())))
     assert describe(again, None).sha256 == describe(PLAN, None).sha256
 
 

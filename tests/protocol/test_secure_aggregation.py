@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from fedstill.core.errors import DataError, NodeFault
 from fedstill.protocol.payload_kinds import GRADIENTS, LABEL_COUNTS, LOGITS
 from fedstill.protocol.secure_aggregation import (
-    FRACTION,
+    FRACTION_BITS,
     from_ring,
-    ill_formed,
-    read_sums,
-    summands,
+    invalid_contributions,
+    decode_sums,
+    sum_contributions,
     to_ring,
     total,
 )
@@ -29,16 +29,16 @@ NUMBERS = st.floats(-1e4, 1e4, width=32)
 def test_a_weighted_mean_is_read_within_its_bound(held: list[tuple[float, int]]) -> None:
     kinds: dict[str, Any] = {"z": LOGITS, "z:weight": LABEL_COUNTS}
     each = [
-        summands({"z": torch.tensor([[x]])}, kinds, {"z": "size"}, {"size": torch.tensor(float(n))})
+        sum_contributions({"z": torch.tensor([[x]])}, kinds, {"z": "size"}, {"size": torch.tensor(float(n))})
         for x, n in held
     ]
 
-    values, weights = read_sums(total(each), kinds)
+    values, weights = decode_sums(total(each), kinds)
 
     n = sum(n for _, n in held)
     mean = sum(x * n for x, n in held) / n
     bound = (
-        len(held) * 2.0 ** -(FRACTION + 1) / n + 2.0**-24 * abs(mean) + 1e-9 * max(abs(x) for x, _ in held)
+        len(held) * 2.0 ** -(FRACTION_BITS + 1) / n + 2.0**-24 * abs(mean) + 1e-9 * max(abs(x) for x, _ in held)
     )
     assert abs(float(values["z"]) - mean) <= bound
     assert float(weights["z"]) == n
@@ -49,10 +49,10 @@ def test_class_weights_are_counts_and_a_class_without_records_gets_the_lowest_va
     counts = [torch.tensor([3.0, 1.0, 0.0]), torch.tensor([1.0, 0.0, 0.0]), torch.tensor([0.0, 0.0, 0.0])]
     z = [torch.tensor([[4.0, 2.0, 3.0]]), torch.tensor([[8.0, 9.0, 6.0]]), torch.tensor([[5.0, 5.0, 9.0]])]
 
-    values, weights = read_sums(
+    values, weights = decode_sums(
         total(
             [
-                summands({"z": mine}, kinds, {"z": "counts"}, {"counts": own})
+                sum_contributions({"z": mine}, kinds, {"z": "counts"}, {"counts": own})
                 for mine, own in zip(z, counts, strict=True)
             ]
         ),
@@ -73,7 +73,7 @@ def test_digits_of_a_sum_hold_no_second_sum() -> None:
 
     def added(*z: float) -> torch.Tensor:
         each = [
-            summands({"z": torch.tensor([[own]])}, kinds, {"z": "counts"}, {"counts": held})
+            sum_contributions({"z": torch.tensor([[own]])}, kinds, {"z": "counts"}, {"counts": held})
             for own, held in zip(z, counts, strict=True)
         ]
         return total(each)["z"]
@@ -84,7 +84,7 @@ def test_digits_of_a_sum_hold_no_second_sum() -> None:
 
 def test_gradients_are_finer() -> None:
     small = torch.tensor([[2.0**-35]])
-    (read, _) = read_sums(summands({"g": small}, {"g": GRADIENTS}, {}, {}), {"g": GRADIENTS})
+    (read, _) = decode_sums(sum_contributions({"g": small}, {"g": GRADIENTS}, {}, {}), {"g": GRADIENTS})
     assert torch.equal(read["g"], small)
     assert from_ring(to_ring(small)).item() == 0
 
@@ -94,7 +94,7 @@ def test_gradients_are_finer() -> None:
 def test_what_is_too_large_wraps_around_and_is_not_refused(value: int, shift: int) -> None:
     """A refusal would tell of one node's answer alone."""
     held = torch.tensor([float(value) / 2.0**shift])
-    whole = round(float(held) * 2.0**FRACTION)
+    whole = round(float(held) * 2.0**FRACTION_BITS)
     wrapped = (whole + 2**63) % 2**64 - 2**63
     assert to_ring(held).item() == wrapped
     for wrong in (float("nan"), float("inf"), float("-inf")):
@@ -109,7 +109,7 @@ def test_a_sum_wraps_around_and_back() -> None:
 
 def test_what_is_no_part_of_a_sum_is_blamed_on_who_sent_it() -> None:
     good, float_ = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3)
-    found = ill_formed(
+    found = invalid_contributions(
         {"a": {"z": good}, "b": {"y": good}, "c": {"z": float_}, "d": {"z": good[:1]}, "e": {"z": good}},
         ["z"],
     )
@@ -119,4 +119,4 @@ def test_what_is_no_part_of_a_sum_is_blamed_on_who_sent_it() -> None:
     assert "whole numbers" in found["c"]
     assert "shape" in found["d"]
     with pytest.raises(NodeFault, match="a, b"):
-        ill_formed({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])
+        invalid_contributions({"a": {"z": good}, "b": {"z": good[:1]}}, ["z"])

@@ -22,12 +22,12 @@ from fedstill.protocol.wire_format import (
     METADATA,
     Form,
     WireConfig,
-    header_of,
+    decode_header,
     kind_of,
     pack,
-    refine,
+    decompress,
     size,
-    tensors_of,
+    decode_tensors,
     to_bytes,
     unpack,
 )
@@ -57,9 +57,9 @@ def test_the_library_reads_what_is_written_and_writes_what_is_read(
     tensors = {name: made(dtype, shape) for name, (dtype, shape) in told.items() if name != METADATA}
     blob, theirs = to_bytes(tensors, {"note": "x"}), save(tensors, metadata={"note": "x"})
     assert same(load(blob), tensors)
-    assert same(tensors_of(theirs, header_of(theirs)), tensors)
-    assert same(tensors_of(blob, header_of(blob)), tensors)
-    begins = {name: header_of(blob)[name]["data_offsets"][0] for name in tensors}
+    assert same(decode_tensors(theirs, decode_header(theirs)), tensors)
+    assert same(decode_tensors(blob, decode_header(blob)), tensors)
+    begins = {name: decode_header(blob)[name]["data_offsets"][0] for name in tensors}
     assert all(begin % tensors[name].element_size() == 0 for name, begin in begins.items())
 
 
@@ -72,7 +72,7 @@ def test_what_lies_otherwise_in_memory_is_written_in_order() -> None:
 
 def test_other_bytes_than_0_and_1_are_true() -> None:
     blob = to_bytes({"x": torch.tensor([True, False])}, {})
-    found = tensors_of(blob[:-2] + b"\x07\x00", header_of(blob))["x"]
+    found = decode_tensors(blob[:-2] + b"\x07\x00", decode_header(blob))["x"]
     assert found.view(torch.uint8).tolist() == [1, 0]
 
 
@@ -87,7 +87,7 @@ def part(begin: Any, end: Any, dtype: str = "F32", shape: Any = (2,)) -> dict[st
 
 def test_bytes_of_which_each_is_a_tensors_are_read() -> None:
     halves = {"a": part(0, 4, shape=[1]), "b": part(4, 8, shape=[1]), "none": part(8, 8, shape=[0, 3])}
-    assert {name: tuple(t.shape) for name, t in tensors_of(blob_of(halves), halves).items()} == {
+    assert {name: tuple(t.shape) for name, t in decode_tensors(blob_of(halves), halves).items()} == {
         "a": (1,), "b": (1,), "none": (0, 3)
     }  # fmt: skip
 
@@ -117,13 +117,13 @@ def test_bytes_of_which_each_is_a_tensors_are_read() -> None:
 )
 def test_what_is_not_all_there_or_there_twice_is_refused(header: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
-        tensors_of(blob_of(header), header)
+        decode_tensors(blob_of(header), header)
 
 
 @pytest.mark.parametrize("blob", [b"", bytes(8), b"\xff" * 8 + b"{}", blob_of([]), blob_of("x")])
 def test_what_has_no_header_is_refused(blob: bytes) -> None:
     with pytest.raises(ValueError, match=r"cut short|no table"):
-        header_of(blob)
+        decode_header(blob)
 
 
 KINDS = {"x": "inputs"}
@@ -186,7 +186,7 @@ def test_bytes_that_are_no_message_are_refused(garbage: bytes) -> None:
         unpack(garbage)
 
 
-WHOLE = pack({"do": "answer", "number": 3}, {"x": torch.arange(6.0).view(2, 3)})
+WHOLE = pack({"operation": "answer_query", "number": 3}, {"x": torch.arange(6.0).view(2, 3)})
 
 
 @pytest.mark.parametrize("length", [*range(0, len(WHOLE), 7), len(WHOLE) - 1])
@@ -246,20 +246,20 @@ def test_a_message_is_bytes(message: Any) -> None:
 
 def test_int8_by_hand() -> None:
     x = torch.tensor([[1.27, -0.504, 0.0], [0.0, 0.0, 0.0], [-254.0, 3.0, 127.0]])
-    sent = WireConfig(inputs="int8").coarsen({"x": x}, KINDS)
+    sent = WireConfig(inputs="int8").compress({"x": x}, KINDS)
     assert sent["x"].dtype == torch.int8
     assert sent["x"].tolist() == [[127, -50, 0], [0, 0, 0], [-127, 2, 64]]  # 1.5 and 63.5 to the even one
     torch.testing.assert_close(sent["x:scale"][[0, 2]], torch.tensor([0.01, 2.0]))
     assert size(sent["x"]) == 9
     torch.testing.assert_close(
-        refine(sent)["x"], torch.tensor([[1.27, -0.5, 0.0], [0.0, 0.0, 0.0], [-254.0, 4.0, 128.0]])
+        decompress(sent)["x"], torch.tensor([[1.27, -0.5, 0.0], [0.0, 0.0, 0.0], [-254.0, 4.0, 128.0]])
     )
 
 
 @given(tensors(dtypes=(torch.float32,)).filter(lambda x: x.ndim > 0), st.sampled_from(FORMS))
 def test_rounding_is_bounded_by_each_rows_largest_number(x: torch.Tensor, form: Form) -> None:
-    sent = WireConfig(inputs=form).coarsen({"x": x}, KINDS)
-    came = refine(sent)["x"]
+    sent = WireConfig(inputs=form).compress({"x": x}, KINDS)
+    came = decompress(sent)["x"]
     assert came.dtype == torch.float32
     assert came.shape == x.shape
     if x.numel():
@@ -272,7 +272,7 @@ def test_rounding_is_bounded_by_each_rows_largest_number(x: torch.Tensor, form: 
 @pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e30])
 def test_gradients_of_any_size_survive(form: Form, scale: float) -> None:
     x = torch.tensor([[0.5, -1.0]]) * scale
-    came = refine(WireConfig(gradients=form).coarsen({"g": x}, {"g": "gradients"}))["g"]
+    came = decompress(WireConfig(gradients=form).compress({"g": x}, {"g": "gradients"}))["g"]
     torch.testing.assert_close(came, x, rtol=0.01, atol=0)
 
 
@@ -280,7 +280,7 @@ def test_gradients_of_any_size_survive(form: Form, scale: float) -> None:
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_not_finite_at_the_other_end(form: Form, wrong: float) -> None:
     x = torch.tensor([[1.0, wrong], [1.0, 2.0]])
-    came = refine(WireConfig(inputs=form).coarsen({"x": x}, KINDS))["x"]
+    came = decompress(WireConfig(inputs=form).compress({"x": x}, KINDS))["x"]
     assert not torch.isfinite(came[0]).all()
     assert torch.isfinite(came[1]).all()
 
@@ -293,7 +293,7 @@ def test_only_inputs_and_gradients_are_rounded() -> None:
         "g": torch.randn(2, 2),
         "n": torch.tensor([1, 2]),
     }
-    sent = wire.coarsen(named, {"z": "logits", "x": "inputs", "g": "gradients", "n": "inputs"})
+    sent = wire.compress(named, {"z": "logits", "x": "inputs", "g": "gradients", "n": "inputs"})
     assert {name: tensor.dtype for name, tensor in sent.items()} == {
         "z": torch.float32,
         "x": torch.int8,
@@ -303,7 +303,7 @@ def test_only_inputs_and_gradients_are_rounded() -> None:
         "n": torch.int64,
     }
     assert torch.equal(sent["z"], named["z"])
-    assert refine(sent).keys() == named.keys()
+    assert decompress(sent).keys() == named.keys()
 
 
 def test_a_scale_counts_as_what_it_scales() -> None:
@@ -324,7 +324,7 @@ def test_a_scale_counts_as_what_it_scales() -> None:
 )
 def test_scales_that_do_not_fit_are_refused(named: dict[str, torch.Tensor]) -> None:
     with pytest.raises(DataError, match="came with"):
-        refine(named)
+        decompress(named)
 
 
 # --- config -------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from fedstill.attacks.leakage import LeakageColumn
 from fedstill.cli.main import main
 from fedstill.core.errors import FedstillError
 from fedstill.report import compare_figures, plotting, run_figures
-from fedstill.report.compare_points import Spot
-from fedstill.report.compare_summary import MethodLine
+from fedstill.report.compare_points import Point
+from fedstill.report.compare_summary import MethodCurve
 from fedstill.report.compared_method import Spread
 from tests.report.test_report_compare import folder as _comparison
 from tests.report.test_report_page import a_folder, a_result, a_result_in_rounds, measured
@@ -85,13 +85,15 @@ def test_a_run_that_measured_nothing_on_its_way_has_no_curve(tmp_path: Path) -> 
 @pytest.mark.parametrize("value", [0.0, 1e20, -3.0, 5e-324])
 def test_flat_lines_and_single_points_can_be_drawn(value: float) -> None:
     for line in ([(1.0, value)], [(1.0, value), (2.0, value)]):
-        low, high = run_figures.panel("a", line).axes[0].get_ylim()
+        low, high = run_figures.plot_loss("a", line).axes[0].get_ylim()
         assert low < value < high
 
 
 def test_axes_in_percent_are_a_point_high_and_never_negative() -> None:
     for level, ends in ((98.4, (97.4, 98.4)), (0.2, (0.0, 1.0))):
-        figure = run_figures.course(run_figures.Course([(1, level), (2, level)], "student"))
+        figure = run_figures.plot_learning_curve(
+            run_figures.LearningCurve([(1, level), (2, level)], "student")
+        )
         low, high = figure.axes[0].get_ylim()
         assert low <= ends[0]
         assert high >= ends[1]
@@ -121,7 +123,7 @@ def test_a_comparison_shows_means_over_seeds(folder: Path) -> None:
 
 def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
     reached = {1.0: Spread(70.0, 2.0), 8.0: Spread(80.0), math.inf: Spread(90.0)}
-    figure = compare_figures.against_epsilon([MethodLine(1, "one", reached), MethodLine(2, "none", {})])
+    figure = compare_figures.against_epsilon([MethodCurve(1, "one", reached), MethodCurve(2, "none", {})])
     assert lines_of(figure)["one"] == [(1.0, 70.0), (8.0, 80.0)]
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "8", "\u221e"]
@@ -134,7 +136,7 @@ def test_what_has_no_budget_stands_right_of_the_largest_epsilon() -> None:
 
 @pytest.mark.parametrize("leak", [0.0, 50.0, 51.0, 100.0])
 def test_guessing_is_always_in_it_and_the_axis_is_never_narrow(leak: float) -> None:
-    axes = compare_figures.against_leakage([Spot(1, "a", Spread(50.0), 0, Spread(leak))], AUC).axes[0]
+    axes = compare_figures.against_leakage([Point(1, "a", Spread(50.0), 0, Spread(leak))], AUC).axes[0]
     low, high = axes.get_xlim()
     assert low <= min(leak, 50.0)
     assert high >= max(leak, 50.0)
@@ -143,9 +145,9 @@ def test_guessing_is_always_in_it_and_the_axis_is_never_narrow(leak: float) -> N
 
 def test_areas_are_bytes_and_a_line_joins_a_method_with_itself() -> None:
     spots = [
-        Spot(1, "a", Spread(60), 1e6, Spread(50)),
-        Spot(2, "b", Spread(80), 0.25e6, Spread(60)),
-        Spot(1, "a", Spread(90), 0, Spread(70), joined=True),
+        Point(1, "a", Spread(60), 1e6, Spread(50)),
+        Point(2, "b", Spread(80), 0.25e6, Spread(60)),
+        Point(1, "a", Spread(90), 0, Spread(70), joined=True),
     ]
     lines = compare_figures.against_leakage(spots, AUC).axes[0].lines
     sizes = {tuple(line.get_xydata()[0]): 0.0 for line in lines if len(line.get_xydata()) == 1}
@@ -164,12 +166,12 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
     spots = []
     for place, step in itertools.product(range(1, 7), (1, 5)):
         reached, leaked = Spread(80 + place % 3 + 2 * step), Spread(52 + place * 0.8 + step)
-        spots.append(Spot(place, f"m{place}", reached, 10.0**place, leaked, f"e {step}"))
+        spots.append(Point(place, f"m{place}", reached, 10.0**place, leaked, f"e {step}"))
     axes = compare_figures.against_leakage(spots, AUC, width=width).axes[0]
     boxes = []
     for text in axes.texts:
         if text.get_text() != "guessing":
-            x, y = plotting.pixels(axes, text.xy)
+            x, y = plotting.to_pixels(axes, text.xy)
             half = (3.0 * len(text.get_text()), 9.0)
             boxes.append((x + text.xyann[0], y + text.xyann[1], *half))
     assert len(boxes) == len(spots)
@@ -182,11 +184,11 @@ def test_numbers_and_tags_keep_apart_on_a_screen_and_on_a_phone(width: int) -> N
 
 def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
     hostile = '"><script>$x^2$</script> \u6771'
-    curves = [MethodLine(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two marks alike
+    curves = [MethodCurve(1, hostile, {0.5: Spread(10.0), 1.0: Spread(20.0)})]  # two marks alike
 
     def drawn() -> str:
-        with plotting.style():
-            return plotting.svg(compare_figures.curves(curves, hostile), "a")
+        with plotting.plot_style():
+            return plotting.to_svg(compare_figures.curves(curves, hostile), "a")
 
     first = drawn()
     assert first == drawn()
@@ -198,9 +200,9 @@ def test_names_are_text_and_the_same_drawing_gives_the_same_bytes() -> None:
 
 
 def test_colors_in_a_page_are_those_of_its_style_sheet() -> None:
-    spots = [Spot(place, f"m{place}", Spread(50.0 + place), 10.0**place) for place in range(1, 10)]
-    with plotting.style():
-        told = plotting.svg(compare_figures.traffic(spots), "a")
+    spots = [Point(place, f"m{place}", Spread(50.0 + place), 10.0**place) for place in range(1, 10)]
+    with plotting.plot_style():
+        told = plotting.to_svg(compare_figures.traffic(spots), "a")
     style = (Path(plotting.__file__).parent / "style.css.j2").read_text()
     style += (Path(plotting.__file__).parent / "compare.html.j2").read_text()
     assert told.count("<use ") == len(spots)

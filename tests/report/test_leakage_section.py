@@ -283,7 +283,7 @@ def test_nodes_are_called_what_the_page_calls_them(tmp_path: Path) -> None:
 
 def test_a_run_that_nobody_attacked_has_no_section(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
-    assert section(folder, Result.of(a_result())) is None
+    assert section(folder, Result.from_record(a_result())) is None
     assert "Leakage" not in read(folder).text
 
 
@@ -338,7 +338,7 @@ def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path) -
     for changed in broken:
         (tmp_path / "leakage.json").write_text(json.dumps(changed))
         try:
-            assert section(tmp_path, Result.of(a_result())) is not None
+            assert section(tmp_path, Result.from_record(a_result())) is not None
         except RunFolderError as error:
             refused.append(str(error))
     assert len(refused) > 50

@@ -65,7 +65,7 @@ def test_runs_of_one_seed_are_paired_whatever_their_order_and_task(tmp_path: Pat
     found = seed_difference(first, second[::-1])
     assert (found.mean, found.half, found.told) == (pytest.approx(1.0), pytest.approx(0.497, abs=1e-3), True)
     assert str(found) == "+1.0 ± 0.5 over 3 seeds"
-    assert not seed_difference(first[:2], second[:2]).told, "two seeds may agree by chance"
+    assert not seed_difference(first[:2], second[:2]).significant, "two seeds may agree by chance"
     for ours, theirs, allowed in (
         (first, second[:2], "runs of seeds 0, 1, 2"),
         ([], [], "of which each has one"),

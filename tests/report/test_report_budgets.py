@@ -10,7 +10,7 @@ import pytest
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.report.compare_files import html, markdown, summarize, write_comparison
-from fedstill.report.compare_summary import MethodLine
+from fedstill.report.compare_summary import MethodCurve
 from fedstill.report.compared_method import Spread
 from tests.report.test_report_compare import a_run
 from tests.report.test_report_page import Page
@@ -42,7 +42,7 @@ nodes = { privacy = { epsilon = inf } }
 def test_a_comparison_by_epsilon_shows_it(tmp_path: Path) -> None:
     out, plan = a_comparison(tmp_path, BY_EPSILON)
     summary = summarize(out, plan)
-    assert summary.budgets() == [MethodLine(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
+    assert summary.budgets() == [MethodCurve(1, "FedAvg", {math.inf: Spread(72.0, pytest.approx(8**0.5))})]
     assert markdown(summary).splitlines()[:3] == [
         "| method | epsilon \u221e |",
         "|---|---|",

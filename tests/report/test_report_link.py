@@ -11,7 +11,7 @@ from rich.console import Console
 from fedstill.report import communication_time, write_report
 from fedstill.report.model_scores import print_table
 from fedstill.report.result import Result
-from tests import audited
+from tests import audit
 
 RESULT: dict[str, Any] = {
     "name": "clinics",
@@ -44,7 +44,7 @@ def test_a_run_in_one_process_has_no_link_to_report() -> None:
 
 
 def test_the_bar_is_as_long_as_its_parts_and_says_them() -> None:
-    bar = str(communication_time.time_bar(Result.of(RESULT)))
+    bar = str(communication_time.time_bar(Result.from_record(RESULT)))
     assert 'class="part link" x="37.50%" width="12.50%"' in bar
     assert 'class="part server" x="50.00%" width="50.00%"' in bar
     assert 'aria-label="start and end 20.0%; local training 5.0%; nodes 10.0%; waiting 2.5%' in bar
@@ -74,21 +74,21 @@ def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> No
 def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
     released = {"node": "north", "number": 0, "query": "examine", "part": "answer", "up": {"logits": 8}}
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "max_rows: 10, and x has 11"}
-    audited.write(tmp_path, [released, refused])
-    from fedstill.report.run_files import AuditSums
+    audit.write(tmp_path, [released, refused])
+    from fedstill.report.run_files import AuditTotals
 
-    audit = AuditSums.read(tmp_path / "audit.sqlite")
-    assert audit is not None
-    assert audit.nodes["north"].queries == {0}
-    assert audit.total("up") == {"logits": 8}
+    totals = AuditTotals.read(tmp_path / "audit.sqlite")
+    assert totals is not None
+    assert totals.nodes["north"].queries == {0}
+    assert totals.total("up") == {"logits": 8}
 
 
 def test_what_was_waited_for_absent_nodes_is_not_the_links() -> None:
     waited = {**RESULT, "link": {**RESULT["link"], "absent": 5.0}}
-    told = {part.key: part for part in communication_time.parts(Result.of(waited))}
+    told = {part.key: part for part in communication_time.parts(Result.from_record(waited))}
     assert (told["absent"].seconds, told["absent"].share) == (5.0, 0.2)
     assert told["link"].share == 0.1
-    assert "absent nodes 5.0 s, link 2.5 s" in str(communication_time.time_split(Result.of(waited)))
+    assert "absent nodes 5.0 s, link 2.5 s" in str(communication_time.time_split(Result.from_record(waited)))
     assert 'class="part absent" x="30.00%" width="20.00%"' in str(
-        communication_time.time_bar(Result.of(waited))
+        communication_time.time_bar(Result.from_record(waited))
     )

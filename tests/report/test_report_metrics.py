@@ -16,7 +16,7 @@ from fedstill.compare.comparison_file import Comparison
 from fedstill.core.run_writer import write_text
 from fedstill.report import write_report
 from fedstill.report.compare_files import latex, markdown, summarize, write_comparison
-from fedstill.report.metric_text import gap_text, spread_text
+from fedstill.report.metric_text import format_difference, format_spread
 from fedstill.report.result import OverNodes, Result
 from fedstill.runs.config import PaperFigure
 from fedstill.tasks.classification import ClassificationConfig
@@ -127,12 +127,12 @@ def test_findings_stand_by_themselves(tmp_path: Path) -> None:
 
 def test_a_result_without_figures_is_judged_by_accuracy() -> None:
     assert Result().metric.title == "Accuracy"
-    metrics = Result.of({"metric": "hd95", "metrics": FIGURES}).metrics
+    metrics = Result.from_record({"metric": "hd95", "metrics": FIGURES}).metrics
     assert [metric.key for metric in metrics] == ["hd95", "dice", "sensitivity", "specificity"]
-    hd95 = Result.of({"metric": "dice", "metrics": FIGURES}).metrics[3]
-    assert spread_text(hd95, OverNodes()) == "not measured"
-    assert spread_text(hd95, OverNodes(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
-    assert gap_text(hd95, -1.09) == "-1.1"
+    hd95 = Result.from_record({"metric": "dice", "metrics": FIGURES}).metrics[3]
+    assert format_spread(hd95, OverNodes()) == "not measured"
+    assert format_spread(hd95, OverNodes(mean=24.61, std=3.62)) == "24.6 px ± 3.6"
+    assert format_difference(hd95, -1.09) == "-1.1"
 
 
 # --- comparisons ---

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
+from tests.audit import entries
 
 from fedstill.report import write_report
 from fedstill.report.model_scores import comparison
 from fedstill.report.result import Result
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
-from tests.audited import entries
 from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_pictures import FOUND, TRUTH, a_case
 
@@ -27,7 +27,7 @@ def of_sites() -> dict[str, Any]:
 
 
 def test_the_site_stands_beside_the_name_only_where_it_is_known() -> None:
-    assert Result.of(of_sites()).names == {"north": "north \u00b7\u00a0Utrecht", "south": "south"}
+    assert Result.from_record(of_sites()).names == {"north": "north \u00b7\u00a0Utrecht", "south": "south"}
 
 
 def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_nodes_are_written_with_their_sites_wherever_they_are_listed(tmp_path: P
 def test_nodes_that_a_figure_is_over_are_written_so_too() -> None:
     result = of_sites()
     result["standalone"]["accuracy"]["nodes"] = ["north"]
-    assert comparison(Result.of(result))[0].meaning.endswith("(only north \u00b7\u00a0Utrecht)")
+    assert comparison(Result.from_record(result))[0].meaning.endswith("(only north \u00b7\u00a0Utrecht)")
 
 
 def a_run(folder: Path, **split: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
 from fedstill.report.run_text import plain_sentence
-from tests import audited
+from tests import audit
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
 
@@ -145,7 +145,7 @@ def a_folder(folder: Path, result: dict[str, Any]) -> Path:
     metrics[-3]["accuracy"], metrics[-1]["accuracy"] = 50.0, 93.37
     (folder / "result.json").write_text(json.dumps(result))
     measured(folder, metrics)
-    audited.write(folder, an_audit())
+    audit.write(folder, an_audit())
     (folder / "config.toml").write_text('[method]\nname = "fediod" # <&>\n')
     pictures = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
     save_file({"000002": pictures, "000004": pictures[::-1].copy()}, folder / "samples.safetensors")
@@ -211,7 +211,7 @@ def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
 def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     extra = {"node": "stranger", "number": 1, "query": "examine", "down": {}, "up": {"logits": 123_456}}
-    audited.write(folder, [*an_audit(), extra])
+    audit.write(folder, [*an_audit(), extra])
     text = read(folder).text
     assert "stranger 1 123 kB" in text
     assert "the run's result disagree" in text
@@ -374,7 +374,7 @@ def test_every_table_scrolls_in_a_box_that_shows_where_it_is_cut(tmp_path: Path)
 def sentence_with(kinds: dict[str, dict[str, int]], **changes: Any) -> str:
     result = {**a_result(), **changes}
     result["bytes"] = {"up": 1, "down": 1, "by_kind": kinds}
-    return plain_sentence(Result.of(result))
+    return plain_sentence(Result.from_record(result))
 
 
 def a_result_in_rounds() -> dict[str, Any]:
@@ -488,7 +488,7 @@ def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() ->
     theirs = {**a_result(), "kinds": {"lab: theta": about, "parameters": {"says": "", "of": "query"}}}
     sentences = {
         kind: plain_sentence(
-            Result.of({**theirs, "bytes": {"up": 10, "down": 0, "by_kind": {kind: bytes_of}}})
+            Result.from_record({**theirs, "bytes": {"up": 10, "down": 0, "by_kind": {kind: bytes_of}}})
         )
         for kind in ("lab: theta", "parameters")
     }

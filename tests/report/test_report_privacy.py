@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.privacy_section import guaranteed, in_words, odds, of_pictures
+from fedstill.report.privacy_section import describe_privacy, image_notes, max_guess_accuracy, run_guarantee
 from fedstill.report.result import Result
-from fedstill.report.run_files import AuditSums
-from tests import audited
+from fedstill.report.run_files import AuditTotals
+from tests import audit
 from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of, read
 from tests.report.test_report_table import printed
 
@@ -42,7 +42,7 @@ def a_node(name: str, epsilon: float | None, **changes: Any) -> dict[str, Any]:
     }
 
 
-def bare(name: str, **changes: Any) -> dict[str, Any]:
+def unprotected_node(name: str, **changes: Any) -> dict[str, Any]:
     """A node that said nothing, or that has no mechanism."""
     said = {"mechanism": "none", "unit": "", "noise": {}, "rules": [], "assumes": [], "events": {}}
     return a_node(name, None, **{**said, "budget": None, "releases_without_guarantee": 9, **changes})
@@ -65,7 +65,7 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
             line = {**line, **paid}
         first.add(line["node"])
         lines.append(line)
-    audited.write(folder, lines)
+    audit.write(folder, lines)
     return read(folder)
 
 
@@ -74,18 +74,18 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
 
 def test_odds_are_those_of_the_best_test() -> None:
     # Randomized response that tells the truth with probability e / (1 + e) attains them at epsilon 1.
-    assert odds(1.0, 0.0) == pytest.approx(math.e / (1 + math.e))
-    assert odds(0.0, 0.0) == 0.5
+    assert max_guess_accuracy(1.0, 0.0) == pytest.approx(math.e / (1 + math.e))
+    assert max_guess_accuracy(0.0, 0.0) == 0.5
     # Epsilon 0: whoever looks is right half the time, and always in a share delta of the cases.
-    assert odds(0.0, 0.5) == pytest.approx(0.75)
-    assert odds(1e6, 0.0) == 1.0
+    assert max_guess_accuracy(0.0, 0.5) == pytest.approx(0.75)
+    assert max_guess_accuracy(1e6, 0.0) == 1.0
 
 
 def test_a_run_costs_what_its_dearest_node_pays() -> None:
     result = told(a_node("north", 3.0), a_node("south", 5.0, delta=1e-6))
-    assert guaranteed(Result.of(result)) == (5.0, 1e-5)
-    assert guaranteed(Result.of(told(a_node("north", 3.0), bare("south")))) is None
-    assert guaranteed(Result.of({"privacy": {"guarantee": None, "text": "no guarantee"}})) is None
+    assert run_guarantee(Result.from_record(result)) == (5.0, 1e-5)
+    assert run_guarantee(Result.from_record(told(a_node("north", 3.0), unprotected_node("south")))) is None
+    assert run_guarantee(Result.from_record({"privacy": {"guarantee": None, "text": "no guarantee"}})) is None
 
 
 # --- the page ---
@@ -120,7 +120,7 @@ def test_nodes_that_differ_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_node_without_a_guarantee_is_named(tmp_path: Path) -> None:
-    page = folder_of(tmp_path, told(a_node("north", 3.0), bare("south")))
+    page = folder_of(tmp_path, told(a_node("north", 3.0), unprotected_node("south")))
     assert "There is no formal guarantee of privacy for south" in page.text
     assert "none no guarantee 9 releases without none set" in page.text
     assert "How north protects" in page.text
@@ -128,7 +128,7 @@ def test_a_node_without_a_guarantee_is_named(tmp_path: Path) -> None:
 
 def test_without_any_mechanism_the_page_says_what_it_always_said(tmp_path: Path) -> None:
     plain = page_of(tmp_path / "plain")
-    result = told(bare("north"), bare("south"))
+    result = told(unprotected_node("north"), unprotected_node("south"))
     result["privacy"]["text"] = "no guarantee"
     assert page_of(tmp_path / "bare", result).text == plain.text
     assert "There is no formal guarantee of privacy: see below" in plain.text
@@ -193,7 +193,7 @@ def test_noisy_counts_are_called_rough(tmp_path: Path) -> None:
 
 def test_an_infinite_price_is_said(tmp_path: Path) -> None:
     node = a_node("north", math.inf, budget=None, left=None)
-    assert guaranteed(Result.of(told(node))) == (math.inf, 1e-5)
+    assert run_guarantee(Result.from_record(told(node))) == (math.inf, 1e-5)
     assert "pate inf 1e-05 over 99.9% none set" in only_result(tmp_path, told(node)).text
 
 
@@ -208,29 +208,38 @@ def test_prices_are_read_from_the_audit_log(tmp_path: Path) -> None:
         {"node": "north", "mechanism": "pate"},
         {"node": "north", "part": "refused", "rule": "a rule"},
     ]
-    audited.write(tmp_path, lines)
-    audit = AuditSums.read(tmp_path / "audit.sqlite")
-    assert audit is not None
-    assert audit.nodes["north"].price == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
-    assert audit.nodes["north"].bare == 1
+    audit.write(tmp_path, lines)
+    totals = AuditTotals.read(tmp_path / "audit.sqlite")
+    assert totals is not None
+    assert totals.nodes["north"].price == {"laplace(10.0)": 1, "gaussian(2.0)": 7}
+    assert totals.nodes["north"].bare == 1
 
 
 def test_the_terminal_says_what_it_cost() -> None:
     every = told(a_node("north", 3.0), a_node("south", 5.0))
-    assert in_words(Result.of(every)) == f"at most epsilon 5 at delta 1e-05 at each node (pate), for {UNIT}"
-    some = told(a_node("north", 3.0), bare("south"))
     assert (
-        in_words(Result.of(some))
+        describe_privacy(Result.from_record(every))
+        == f"at most epsilon 5 at delta 1e-05 at each node (pate), for {UNIT}"
+    )
+    some = told(a_node("north", 3.0), unprotected_node("south"))
+    assert (
+        describe_privacy(Result.from_record(some))
         == f"epsilon 3 at delta 1e-05 at north (pate), for {UNIT}; no guarantee at south"
     )
-    assert in_words(Result.of(told(bare("north")))) == "as told"
+    assert describe_privacy(Result.from_record(told(unprotected_node("north")))) == "as told"
     mixed = told(a_node("a", 3.0), a_node("b", 5.0, delta=0.01), a_node("c", 4.0))
     own = f"at most epsilon 4 at delta 1e-05 at a and c (pate), for {UNIT}"
-    assert in_words(Result.of(mixed)) == f"{own}; epsilon 5 at delta 0.01 at b (pate), for {UNIT}"
+    assert (
+        describe_privacy(Result.from_record(mixed))
+        == f"{own}; epsilon 5 at delta 0.01 at b (pate), for {UNIT}"
+    )
     groups = told(a_node("a", 3.0), a_node("b", 2.0, unit="a group", mechanism="dp-sgd"))
     said = "epsilon 2 at delta 1e-05 at b (dp-sgd), for a group"
-    assert in_words(Result.of(groups)) == f"epsilon 3 at delta 1e-05 at a (pate), for {UNIT}; {said}"
-    assert in_words(Result()) is None
+    assert (
+        describe_privacy(Result.from_record(groups))
+        == f"epsilon 3 at delta 1e-05 at a (pate), for {UNIT}; {said}"
+    )
+    assert describe_privacy(Result()) is None
     assert "at most epsilon 5 at delta 1e-05 at each node (pate)" in " ".join(printed(every).split())
 
 
@@ -244,7 +253,7 @@ def _crossed(method: str, *up: str, down: int = 7) -> dict[str, Any]:
 
 def test_what_label_maps_and_differences_tell_of_images_is_said(tmp_path: Path) -> None:
     result = _crossed("fediod", "label maps", "difference", "gradients")
-    every = [result, {**told(a_node("north", 3.0), bare("south")), "bytes": result["bytes"]}]
+    every = [result, {**told(a_node("north", 3.0), unprotected_node("south")), "bytes": result["bytes"]}]
     for number, one in enumerate(every):  # without any mechanism, and with one at a node
         text = only_result(tmp_path / str(number), one).text
         assert "Label maps are the outlines of what is in private images, one map an image." in text
@@ -254,11 +263,11 @@ def test_what_label_maps_and_differences_tell_of_images_is_said(tmp_path: Path) 
 
 
 def test_no_more_is_said_of_images_than_left() -> None:
-    assert of_pictures(Result.of(_crossed("fediod", "logits", "gradients"))) == []
-    (told_maps,) = of_pictures(Result.of(_crossed("fediod", "label maps", down=0)))
+    assert image_notes(Result.from_record(_crossed("fediod", "logits", "gradients"))) == []
+    (told_maps,) = image_notes(Result.from_record(_crossed("fediod", "label maps", down=0)))
     assert "other nodes" not in told_maps  # no query has maps with it
     returned = {"returned": ["label maps"]}
-    (told_maps,) = of_pictures(Result.of({**_crossed("asyndgan", "label maps"), **returned}))
+    (told_maps,) = image_notes(Result.from_record({**_crossed("asyndgan", "label maps"), **returned}))
     assert told_maps.endswith("Each went back to its own node only.")
-    (compared,) = of_pictures(Result.of(_crossed("fediod", "difference")))
+    (compared,) = image_notes(Result.from_record(_crossed("fediod", "difference")))
     assert "gradients" not in compared.lower()

@@ -14,7 +14,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.report.result import Result
 from tests.report.test_report_page import a_result
 
-LINE = re.compile(r"result\.json: [^\n]+ is (missing|[^\n]* \(expected [a-z, ']+)")
+LINE_WIDTH = re.compile(r"result\.json: [^\n]+ is (missing|[^\n]* \(expected [a-z, ']+)")
 
 
 def spoilt(value: Any, junk: object) -> Iterator[Any]:
@@ -34,11 +34,11 @@ def test_a_part_of_a_wrong_type_is_read_or_named_in_one_line(junk: object) -> No
     refused = []
     for record in broken:
         try:
-            Result.of(record)
+            Result.from_record(record)
         except RunFolderError as error:
             refused.append(str(error))
     assert len(refused) >= 10
-    assert all(map(LINE.fullmatch, refused))
+    assert all(map(LINE_WIDTH.fullmatch, refused))
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_a_text_of_a_kind_of_its_own_is_a_text() -> None:
     class Version(str):
         """As torch.__version__ is, in a result that was not read from a file."""
 
-    assert Result.of({"versions": {"torch": Version("2.9")}}).versions == {"torch": "2.9"}
+    assert Result.from_record({"versions": {"torch": Version("2.9")}}).versions == {"torch": "2.9"}
 
 
 def test_what_a_run_does_not_have_is_told_from_what_was_not_measured() -> None:
-    without = Result.of({**a_result(), "standalone": None})
+    without = Result.from_record({**a_result(), "standalone": None})
     assert "standalone" in without.missing
     assert "ensemble" not in without.missing
-    assert Result.of({}).missing == frozenset()
-    assert Result.of({"centralized": {"accuracy": None}, "more": {"later": 1}}).centralized == {
+    assert Result.from_record({}).missing == frozenset()
+    assert Result.from_record({"centralized": {"accuracy": None}, "more": {"later": 1}}).centralized == {
         "accuracy": None
     }

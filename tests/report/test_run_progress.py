@@ -10,7 +10,7 @@ import pytest
 from fedstill.core.errors import RunFolderError
 from fedstill.core.progress import PROGRESS, Note
 from fedstill.report import write_report
-from fedstill.report.bars import MOST, spark
+from fedstill.report.bars import MOST, sparkline
 from fedstill.runs import run
 from tests.federation.test_remote import tiny
 from tests.report.test_report_page import a_result, measured, read
@@ -104,8 +104,8 @@ def test_a_run_writes_it_as_it_goes_on_and_says_what_it_is(tmp_path: Path) -> No
 
 
 def test_a_line_has_so_many_points_and_ends_with_the_last_value() -> None:
-    drawn = spark([float(value) for value in range(1000)])
+    drawn = sparkline([float(value) for value in range(1000)])
     points = drawn.partition('points="')[2].partition('"')[0].split()
     assert len(points) <= MOST + 1
     assert (points[0], points[-1]) == ("0.00,35.00", "100.00,5.00")
-    assert spark([2.0, 2.0]).count(",35.00") == 2
+    assert sparkline([2.0, 2.0]).count(",35.00") == 2

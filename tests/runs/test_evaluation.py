@@ -16,7 +16,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import Cases, TensorData
 from fedstill.core.run_writer import Records
 from fedstill.core.text_format import finite
-from fedstill.runs import resampling
+from fedstill.runs import bootstrap_weights
 from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean
 from fedstill.tasks import TASKS
 from fedstill.tasks.classification import Classification
@@ -149,15 +149,15 @@ def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
 
 def test_draws_take_whole_units_and_are_the_same_for_all_runs() -> None:
     data = parted()
-    of = resampling.units(data)
+    of = bootstrap_weights.units(data)
     assert of.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]  # patients
     owned = replace(data, groups=torch.tensor([7, 7, 7, 7, 5, 5, 5, 5]))
-    assert resampling.units(owned).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
-    weights = resampling.weights(of)
-    assert weights.shape == (resampling.DRAWS, 8)
+    assert bootstrap_weights.units(owned).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    weights = bootstrap_weights.weights(of)
+    assert weights.shape == (bootstrap_weights.DRAWS, 8)
     assert (weights.sum(1) == 8).all()
     assert (weights[:, ::2] == weights[:, 1::2]).all()
-    assert (weights == resampling.weights(of)).all()
+    assert (weights == bootstrap_weights.weights(of)).all()
 
 
 def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
     # The standard error of 80 % over 400 cases is 2 points.
     assert found["central"] == pytest.approx([80 - 1.96 * 2, 80 + 1.96 * 2], abs=0.7)
     judged = load_file(tmp_path / "draws.safetensors")["judged"]
-    assert judged.shape == (resampling.DRAWS,)
+    assert judged.shape == (bootstrap_weights.DRAWS,)
     assert judged.std().item() == pytest.approx(2.0, rel=0.1)
 
 
@@ -198,12 +198,12 @@ def test_other_tasks_leading_figures_are_weighed_as_they_are_counted(name: str) 
         targets = torch.randint(2, (6, 16, 16), generator=generator)
     else:
         outputs, targets = torch.randn(2, 6, 1, 16, 16, generator=generator)
-    even = task.resampled(outputs, targets, cases, np.ones((1, 6)))
+    even = task.bootstrap_metric(outputs, targets, cases, np.ones((1, 6)))
     assert even is not None
-    assert even[0] == pytest.approx(task.leading(outputs, targets, cases))
+    assert even[0] == pytest.approx(task.compute_primary_metric(outputs, targets, cases))
     without = torch.tensor([0, 1, 2, 5])
     weights = np.zeros((1, 6))
     weights[0, without] = 2.0
-    left = task.resampled(outputs, targets, cases, weights)
+    left = task.bootstrap_metric(outputs, targets, cases, weights)
     assert left is not None
-    assert left[0] == pytest.approx(task.leading(outputs[without], targets[without], cases.subset(without)))
+    assert left[0] == pytest.approx(task.compute_primary_metric(outputs[without], targets[without], cases.subset(without)))

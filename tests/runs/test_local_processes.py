@@ -26,8 +26,8 @@ from fedstill.data.splits import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
 from fedstill.report import write_report
-from fedstill.report.run_files import Metrics
-from fedstill.runs import assemble, deployed, local_processes, run
+from fedstill.report.run_files import MetricsLog
+from fedstill.runs import build, deployed, local_processes, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
 from fedstill.track.listeners import Listeners
@@ -303,7 +303,7 @@ def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
     held = os.open("out", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     config = tiny("fedavg")
-    experiment, _ = assemble.prepare(config)
+    experiment, _ = build.prepare(config)
     for start in (
         lambda: local_processes.rehearse(config, experiment, Path("out"), Bars(False)),
         lambda: deployed.submit(config, Path("out"), Bars(False), Listeners()),
@@ -383,13 +383,13 @@ def test_the_page_of_a_rehearsal_shows_what_its_server_has_measured(
         (home / "runs" / run).mkdir(parents=True, exist_ok=True)
         with (home / "runs" / run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(TURNS[len(shown)]) + "\n")
-        shown.append(Metrics.read(out / "metrics.jsonl").central)
+        shown.append(MetricsLog.read(out / "metrics.jsonl").central)
         raise DeployError("stopped")
 
     monkeypatch.setattr(local_processes, "_simulate", stop)
     for _ in range(2):
         with pytest.raises(DeployError, match="stopped"):
-            local_processes.rehearse(config, assemble.prepare(config)[0], out, Bars(False))
+            local_processes.rehearse(config, build.prepare(config)[0], out, Bars(False))
     assert shown == [{1.0: 10.0}, {1.0: 10.0, 2.0: 20.0}]
 
 
@@ -409,7 +409,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     results = live.run()
     live.finish({**live.about(), **results}, keep_state=True)
     (folder / "out").mkdir()
-    experiment, about = assemble.prepare(config)
+    experiment, about = build.prepare(config)
     found = local_processes._looked_into(
         experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, Bars(False)
     )
@@ -439,7 +439,7 @@ def test_a_node_that_was_left_out_is_measured_as_it_was_last(
 ) -> None:
     all_there = rehearsed(tmp_path / "all", "fediod", lambda header: False)
     result = rehearsed(
-        tmp_path / "two", "fediod", lambda header: header["do"] == "answer" and header["number"] >= 2
+        tmp_path / "two", "fediod", lambda header: header["operation"] == "answer" and header["number"] >= 2
     )
     # Its own model is what it had learned before the first query, not what it began with.
     assert result["standalone"] == all_there["standalone"]

@@ -70,7 +70,7 @@ def test_examples_of_a_drawn_test_part_are_known_by_their_files(tmp_path: Path) 
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number:02}.png")
     table: dict[str, Any] = {
         "data": {"name": str(tmp_path / "pets"), "test_fraction": 0.3},
-        "split": {"how": "iid", "nodes": 2, "minimum": 1},
+        "split": {"name": "iid", "nodes": 2, "minimum": 1},
         "nodes": {"models": ["linear"], "local": {"epochs": 1}, "policy": {"outputs_only": False}},
         "student": {"model": "linear"},
         "evaluation": {"centralized": False},

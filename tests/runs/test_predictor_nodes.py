@@ -31,7 +31,7 @@ from fedstill.models.predictors import file_of
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.host import Host
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs import assemble
+from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.local_processes import write_nodes
 from fedstill.tasks import TASKS
@@ -115,7 +115,7 @@ def run(models_: list[str], **more: Any) -> RunConfig:
     table = {
         "task": {"name": "tabular"},
         "data": {"name": "wine"},
-        "split": {"how": "iid", "nodes": 2},
+        "split": {"name": "iid", "nodes": 2},
         "public": {"name": "noise", "limit": 40},
         "nodes": {"models": models_},
         "student": {"model": "mlp:8"},
@@ -132,8 +132,8 @@ def test_a_run_names_a_model_by_its_file_and_so_does_each_nodes_own_file(tmp_pat
     said = tmp_path / "graph.toml"
     said.write_text(f'name = "graph.onnx"\nclasses = [{names}]', encoding="utf-8")
     config = run([str(said), "mlp:8"])
-    simulation, _ = assemble.prepare(config)
-    plain, _ = assemble.prepare(run([str(tmp_path / "graph.onnx"), "mlp:8"]))
+    simulation, _ = build.prepare(config)
+    plain, _ = build.prepare(run([str(tmp_path / "graph.onnx"), "mlp:8"]))
     mapped, own = (each.nodes[0].model(TEST[0]) for each in (simulation, plain))
     torch.testing.assert_close(mapped, own.flip(1))
     write_nodes(config, simulation, tmp_path / "nodes")
@@ -155,7 +155,7 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
     link = Heard(there)
     with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient goes through it"):
         live(config, link, tmp_path).run()
-    simulation, _ = assemble.prepare(answering)
+    simulation, _ = build.prepare(answering)
     simulation.run()
     server = live(answering, link, tmp_path)
     server.run()
@@ -173,9 +173,9 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     draw = np.random.default_rng(0)
     write_onnx(path, draw.normal(size=(13, 3)))
     config = run([str(path), "mlp:8"])
-    begun, _ = assemble.prepare(config)
+    begun, _ = build.prepare(config)
     kept = begun._nodes()
-    here, _ = assemble.prepare(config)
+    here, _ = build.prepare(config)
     here._open(kept)
     write_nodes(config, begun, tmp_path / "nodes")
     folder = tmp_path / "nodes" / begun.nodes[0].name
@@ -183,7 +183,7 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     spec = InputSpec.of(config.task, WINE)
     first = file_of(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
-    replaced, _ = assemble.prepare(config)
+    replaced, _ = build.prepare(config)
     with pytest.raises(ModelError, match=f"{begun.nodes[0].name}: another model than the run began"):
         replaced._open(kept)
     write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
@@ -194,11 +194,11 @@ def test_a_run_asks_only_addresses_of_this_machine() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid nodes\.models = 'http://192\.0\.2\.1/' \(expected an address on"
     ):
-        assemble.prepare(run(["http://192.0.2.1/"]))
+        build.prepare(run(["http://192.0.2.1/"]))
 
 
 def test_the_state_of_an_earlier_version_is_one_line() -> None:
-    begun, _ = assemble.prepare(run(["mlp:8"]))
+    begun, _ = build.prepare(run(["mlp:8"]))
     kept = {key: value for key, value in begun._nodes().items() if key != "models"}
     with pytest.raises(RunFolderError, match=r"^the run began under an earlier fedstill"):
         begun._open(kept)
@@ -208,10 +208,10 @@ def test_the_state_of_an_earlier_version_is_one_line() -> None:
 def test_data_and_layers_that_were_replaced_are_noticed_where_the_run_goes_on(part: str) -> None:
     """A file of one's own may be another by then, of the same shape, and so may a module."""
     config = run(["mlp:8"])
-    begun, _ = assemble.prepare(config)
+    begun, _ = build.prepare(config)
     kept = begun._nodes()
-    assemble.prepare(config)[0]._open(kept)
-    replaced, _ = assemble.prepare(config)
+    build.prepare(config)[0]._open(kept)
+    replaced, _ = build.prepare(config)
     if part == "layers":
         model = replaced.nodes[1].model
         name, _ = next(

@@ -17,9 +17,9 @@ from fedstill.federation import transport
 from fedstill.federation.transport import LinkError
 from fedstill.models.module_utils import to_vector
 from fedstill.node.host import Host
-from fedstill.protocol.run_plan import Plan
+from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import unpack
-from fedstill.runs import assemble, local_processes, remote_run
+from fedstill.runs import build, local_processes, remote_run
 from fedstill.runs.config import RunConfig, from_dict, to_dict
 from tests.federation.test_remote import NAMES, Live, tiny
 from tests.loopback import Loopback
@@ -33,7 +33,7 @@ class Heard(Loopback):
         self.away, self.heard = away, list[tuple[str, str]]()
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        self.heard.append((node, unpack(message)[0]["do"]))
+        self.heard.append((node, unpack(message)[0]["operation"]))
         if node in self.away:
             raise LinkError("no way")
         return super().call(node, message, seconds)
@@ -44,7 +44,7 @@ class Heard(Loopback):
 
 def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, Host]:
     """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
-    local_processes.write_nodes(config, assemble.prepare(config)[0], folder / "nodes")
+    local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
     for node in NAMES:
         file = folder / "nodes" / node / "node.toml"
         text = file.read_text()
@@ -73,7 +73,7 @@ def changed(config: RunConfig, **tables: dict[str, Any]) -> RunConfig:
 
 def test_what_a_configuration_says_of_nodes_is_not_read(tmp_path: Path) -> None:
     config = tiny("fediod")
-    experiment, _ = assemble.prepare(config)
+    experiment, _ = build.prepare(config)
     experiment.run()
     other = changed(config, nodes={"models": ["resnet8:4"], "local": {"epochs": 9}}, split={"nodes": 50})
     server = live(other, Heard(nodes(config, tmp_path)), tmp_path)
@@ -85,7 +85,7 @@ def test_it_tells_what_nodes_told_and_nothing_else(tmp_path: Path) -> None:
     hosts = nodes(tiny("fediod"), tmp_path)
     server = live(tiny("fediod"), Heard(hosts), tmp_path)
     results = server.run()
-    sizes = [len(part) for part in assemble.prepare(tiny("fediod"))[0].setting.parts]
+    sizes = [len(part) for part in build.prepare(tiny("fediod"))[0].setting.parts]
     assert [node["examples"] for node in results["nodes"]] == sizes
     assert [sum(node["label_counts"]) for node in results["nodes"]] == sizes
     assert [node["name"] for node in results["nodes"]] == list(NAMES)
@@ -117,7 +117,7 @@ def test_a_method_without_a_student_ends_without_one(tmp_path: Path) -> None:
 
 def refused(link: Heard) -> bool:
     """Whether nobody has been asked or has trained."""
-    return not link.times("learn") and not link.times("answer")
+    return not link.times("train_locally") and not link.times("answer_query")
 
 
 def test_other_architectures_are_refused_where_parameters_are_averaged(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_frozen_models_answer(tmp_path: Path) -> None:
     before = {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
     link = Heard(hosts)
     results = live(config, link, tmp_path).run()
-    assert link.times("learn") == 0
+    assert link.times("train_locally") == 0
     assert results["queries"] == 4
     assert before == {name: (tmp_path / "nodes" / name / "model.safetensors").read_bytes() for name in hosts}
 
@@ -180,7 +180,7 @@ def test_a_server_of_another_form_is_refused_by_the_nodes_and_not_told_why(
 ) -> None:
     sound = remote_run.plan_of
 
-    def other(*about: Any) -> Plan:
+    def other(*about: Any) -> RunPlan:
         plan = sound(*about)
         return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, classes=("zero", "one")))
 
@@ -204,7 +204,7 @@ def test_without_a_node_a_run_that_wants_all_does_not_begin(tmp_path: Path) -> N
         live(config, link, tmp_path).run()
     assert refused(link)
     # With it, the same folder goes on, to the figures of a run that was never stopped.
-    experiment, _ = assemble.prepare(config)
+    experiment, _ = build.prepare(config)
     experiment.run()
     link.away = ()
     server = live(config, link, tmp_path)
@@ -238,7 +238,7 @@ def test_a_run_that_stops_says_so_and_leaves_its_nodes(tmp_path: Path) -> None:
     class Stops(Heard):
         def call(self, node: str, message: bytes, seconds: float) -> bytes:
             header, _ = unpack(message)
-            if node == "node-1" and header["do"] == "answer" and header["number"] == 3:
+            if node == "node-1" and header["operation"] == "answer_query" and header["number"] == 3:
                 raise FedstillError("the power is off")
             return super().call(node, message, seconds)
 

@@ -21,7 +21,7 @@ from fedstill.core.errors import DataError, MethodRefused, RunFolderError
 from fedstill.core.run_writer import Records
 from fedstill.models import SmallCNN
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.run import resume
 from tests.audited import edit, entries
@@ -123,7 +123,7 @@ def test_the_audit_log_has_one_line_a_release_and_its_sums_are_the_results(finis
 
 
 def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:
-    from fedstill.runs.assemble import prepare
+    from fedstill.runs.build import prepare
 
     experiment, _ = prepare(load_toml(finished / "config.toml"))
     student = SmallCNN((1, 8, 8), 10, 8)

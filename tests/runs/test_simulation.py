@@ -28,10 +28,10 @@ from fedstill.methods.fl_mrcm import FLMRCM
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import NoPrivacy, PrivacyConfig, StepsConfig
+from fedstill.privacy.config import NoPrivacy, PrivacyConfig, DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.assemble import told_cases
+from fedstill.runs.build import told_cases
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
@@ -411,7 +411,7 @@ def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
         experiment = Simulation(replace(one, parts=parts))
         return str(experiment.run()["notes"])
 
-    noise = StepsConfig(noise=4.0)
+    noise = DPTrainingConfig(noise=4.0)
     assert "privacy.group_size = 5" in notes(DPSGD(training=noise))
     assert notes(DPSGD(training=noise, group_size=5)) == "[]"
     assert notes(NoPrivacy()) == "[]"

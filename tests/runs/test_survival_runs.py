@@ -21,7 +21,7 @@ def run(out: Path, *words: str, method: str) -> dict[str, Any]:
     """What ``result.json`` says of a run with a node for each site."""
     tables = {
         "data": {"name": str(survivors.write(out / "hospitals"))},
-        "split": {"how": "column", "column": "site", "nodes": 0},
+        "split": {"name": "column", "column": "site", "nodes": 0},
         "public": {"name": "noise", "limit": 200},
         "evaluation": {"centralized": True, "every": 0},
     }

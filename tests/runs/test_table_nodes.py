@@ -19,7 +19,7 @@ from fedstill.node.host import Host
 from fedstill.node.request_text import facts
 from fedstill.node.requests import Request
 from fedstill.protocol.run_plan import describe
-from fedstill.runs import assemble
+from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict, to_toml
 from fedstill.runs.remote_run import plan_of
 from tests.federation.test_remote import NAMES
@@ -53,7 +53,7 @@ def run_of(folder: Path, method: str) -> RunConfig:
         {
             "task": {"name": "tabular"},
             "data": {"name": str(tables)},
-            "split": {"how": "column", "column": "site", "nodes": 0},
+            "split": {"name": "column", "column": "site", "nodes": 0},
             "nodes": {"models": ["mlp:8"], "local": local, "policy": {"outputs_only": method == "fediod"}},
             "student": {"model": "mlp:8"},
             "method": {"name": method, **options},
@@ -135,7 +135,7 @@ def test_nodes_with_a_csv_of_their_own_give_the_figures_of_the_simulation(
     tmp_path: Path, method: str
 ) -> None:
     config = run_of(tmp_path, method)
-    simulation, _ = assemble.prepare(config)
+    simulation, _ = build.prepare(config)
     simulation.run()
     server = live(config, Heard(hosts(config, tmp_path)), tmp_path)
     server.run()

@@ -25,7 +25,7 @@ RUN = """\
 name = "hospitals"
 task = { name = "tabular" }
 data = { name = "DATA" }
-split = { how = "column", column = "site", nodes = 0, minimum = 1 }
+split = { name = "column", column = "site", nodes = 0, minimum = 1 }
 student = { model = "linear" }
 method = { name = "fedavg", rounds = 20 }
 [nodes]

@@ -20,7 +20,7 @@ from fedstill.data import load, named, new_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.new_data import Reading, measured, unlabeled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
-from fedstill.runs.cautions import digests
+from fedstill.runs.run_warnings import digests
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.central_model import Portable
 from fedstill.student.export import export

@@ -14,7 +14,7 @@ from torch import nn
 
 import fedstill
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.runs import assemble
+from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.evaluation import float32_outputs, student_outputs
 from fedstill.runs.run import run
@@ -129,7 +129,7 @@ def config(task: str, folder: Path, **tables: Any) -> tuple[RunConfig, str]:
     table = {
         "task": {"name": task},
         "data": {"name": whole, **data},
-        "split": {"how": "iid", "nodes": 3, "minimum": 1},
+        "split": {"name": "iid", "nodes": 3, "minimum": 1},
         "nodes": {
             "models": [model],
             "local": LOCAL.get(task, {"epochs": 2, "batch": 8, "lr": 5e-3}),
@@ -184,7 +184,7 @@ def test_everything_is_measured_in_float32() -> None:
     """Models of nodes, ensemble, centralized upper bound and student, on the way and at the end."""
     engine = EngineConfig(name="one-by-one", precision="bfloat16")
     mark = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    experiment = assemble.Simulation(digits_setting("fedkd", {}, engine=engine, mark=mark))
+    experiment = build.Simulation(digits_setting("fedkd", {}, engine=engine, mark=mark))
     experiment.run()
     assert experiment.mark is not None
     models = {node.name: node.model for node in experiment.nodes}

@@ -45,19 +45,19 @@ def test_confidence_is_low_where_nodes_are_sure_and_uniqueness_where_they_differ
     pi = torch.tensor([0.5, 0.5])
     unsure, sure = torch.zeros(2, 1, 3), torch.tensor([[[SURE, 0.0, 0.0]], [[SURE, 0.0, 0.0]]])
     split = torch.tensor([[[SURE, 0.0, 0.0]], [[0.0, SURE, 0.0]]])
-    assert TASK.confidence(sure, pi).item() == pytest.approx(0)
-    assert TASK.confidence(unsure, pi).item() == pytest.approx(math.log(3))
-    assert TASK.uniqueness(sure, pi).item() == pytest.approx(0, abs=1e-6)
-    assert TASK.uniqueness(split, pi).item() == pytest.approx(-math.log(2))
+    assert TASK.confidence_loss(sure, pi).item() == pytest.approx(0)
+    assert TASK.confidence_loss(unsure, pi).item() == pytest.approx(math.log(3))
+    assert TASK.uniqueness_loss(sure, pi).item() == pytest.approx(0, abs=1e-6)
+    assert TASK.uniqueness_loss(split, pi).item() == pytest.approx(-math.log(2))
 
 
 def test_balance_is_lowest_for_a_batch_that_shows_all_classes_alike() -> None:
     each_once = SURE * torch.eye(3)
-    assert TASK.balance(each_once).item() == pytest.approx(-math.log(3))
+    assert TASK.balance_loss(each_once).item() == pytest.approx(-math.log(3))
     lopsided = SURE * torch.eye(3)[[0, 0, 1]]
     expected = -(2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3))
-    assert TASK.balance(lopsided).item() == pytest.approx(expected)
-    assert TASK.balance(SURE * torch.eye(3)[[0, 0, 0]]).item() == pytest.approx(0, abs=1e-6)
+    assert TASK.balance_loss(lopsided).item() == pytest.approx(expected)
+    assert TASK.balance_loss(SURE * torch.eye(3)[[0, 0, 0]]).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_expertise_by_hand() -> None:
@@ -157,7 +157,7 @@ def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.integers(-1, 2, (40, classes))).double()  # few values, so that scores tie
     p, true = logits.softmax(1).numpy().round(12), rng.integers(0, classes, 40)
-    assert task.leading(logits, torch.from_numpy(true)) == classification.OF[metric](p, true)
+    assert task.compute_primary_metric(logits, torch.from_numpy(true)) == classification.OF[metric](p, true)
     weights = rng.integers(0, 3, (5, 40))
     weights[0, true == 0] = 0  # a draw without a class
     found = classification.weighted(metric, p, true, weights.astype(float))
@@ -166,7 +166,7 @@ def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric
 
 
 def test_the_majority_guess_knows_shares_and_no_input() -> None:
-    told = TASK.compute_metrics(TASK.guess(TARGETS), TARGETS)
+    told = TASK.compute_metrics(TASK.prior_outputs(TARGETS), TARGETS)
     assert told == pytest.approx(
         {"accuracy": 50.0, "balanced_accuracy": 100 / 3, "macro_f1": 200 / 9, "auc": 50.0,
          "auprc": 100 / 3, "ece": 0.0}
@@ -174,7 +174,7 @@ def test_the_majority_guess_knows_shares_and_no_input() -> None:
 
 
 def test_answers_are_counted_by_true_class_and_by_confidence() -> None:
-    told = TASK.details(OUTPUTS, TARGETS)
+    told = TASK.extra_results(OUTPUTS, TARGETS)
     assert told["confusion"] == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
     assert [each["examples"] for each in told["calibration"]] == [2, 1, 1]  # two are 58 % sure
     assert [each["accuracy"] for each in told["calibration"]] == [50.0, 100.0, 100.0]
@@ -201,11 +201,11 @@ def test_tasks_are_made_by_name() -> None:
 def test_the_task_is_found_by_name_and_says_that_inputs_are_tokens() -> None:
     task = TextConfig().make(("negative", "positive"))
     assert isinstance(task, TextClassification)
-    assert (task.name, task.metric, task.form == "texts", task.conditions, task.classes) == (
+    assert (task.name, task.metric, task.form == "texts", task.condition_channels, task.classes) == (
         "text",
         "accuracy",
         True,
         0,
         2,
     )
-    assert task.outputs((64,)) == (2,)
+    assert task.output_shape((64,)) == (2,)

@@ -94,7 +94,7 @@ def test_figures_are_means_over_pictures() -> None:
     metrics = TASK.compute_metrics(told, targets)
     assert metrics["aji"] == 50
     assert metrics["hd95"] == pytest.approx(math.hypot(40, 40) / 2)
-    assert TASK.scores(told, targets).tolist() == [100, 0]
+    assert TASK.case_scores(told, targets).tolist() == [100, 0]
 
 
 def test_small_finds_are_noise() -> None:
@@ -107,7 +107,7 @@ def test_small_finds_are_noise() -> None:
 
 def test_the_objects_of_a_picture_can_be_had_for_drawing() -> None:
     told, _ = whole(TWO)
-    found = TASK.drawing(told[0].softmax(0))
+    found = TASK.display_map(told[0].softmax(0))
     assert found.dtype == torch.int32
     assert torch.equal(found, torch.from_numpy(TWO))
 
@@ -120,8 +120,8 @@ def test_patches_are_judged_as_the_picture_they_were_cut_from(step: int) -> None
     outputs, targets, cases = cut(20, step, TWO, boxes((10, 30, 10, 30)))
     assert TASK.compute_metrics(outputs, targets, cases) == PERFECT
     # by themselves, the parts of a nucleus would each be one
-    assert TASK.scores(outputs, targets, cases).tolist() == [100, 100]
-    assert len(TASK.scores(outputs, targets)) == len(outputs)
+    assert TASK.case_scores(outputs, targets, cases).tolist() == [100, 100]
+    assert len(TASK.case_scores(outputs, targets)) == len(outputs)
 
 
 def test_the_truth_is_the_objects_of_the_case() -> None:
@@ -138,7 +138,7 @@ def test_a_part_of_the_cases_keeps_their_numbers() -> None:
     second = torch.nonzero(cases.of == 1).flatten()
     part = cases.subset(second)
     assert TASK.compute_metrics(outputs[second], targets[second], part) == PERFECT
-    assert TASK.scores(outputs[second], targets[second], part).tolist() == [100]
+    assert TASK.case_scores(outputs[second], targets[second], part).tolist() == [100]
 
 
 def test_only_what_patches_cover_is_judged() -> None:
@@ -165,14 +165,14 @@ def test_probabilities_and_not_logits_are_averaged_where_patches_overlap() -> No
 
 def test_maps_are_the_classes_and_labels_give_them_back() -> None:
     _, targets = whole(TWO)
-    maps = TASK.maps(TensorData(torch.zeros(1, 3, 40, 40), targets))
+    maps = TASK.label_maps(TensorData(torch.zeros(1, 3, 40, 40), targets))
     assert maps.dtype == torch.uint8
-    assert torch.equal(TASK.labels(maps, torch.zeros(1, 3, 40, 40)), targets)
-    assert TASK.condition(maps).shape == (1, 3, 40, 40)
+    assert torch.equal(TASK.targets_from_maps(maps, torch.zeros(1, 3, 40, 40)), targets)
+    assert TASK.encode_maps(maps).shape == (1, 3, 40, 40)
 
 
 def test_drawn_maps_have_objects_with_contours() -> None:
-    maps = TASK.draw_maps(3, 64, 48, torch_generator(0, "test"))
+    maps = TASK.sample_maps(3, 64, 48, torch_generator(0, "test"))
     assert maps.shape == (3, 64, 48)
     assert maps.dtype == torch.uint8
     assert all(set(drawn.unique().tolist()) == {0, 1, 2} for drawn in maps)
@@ -181,7 +181,7 @@ def test_drawn_maps_have_objects_with_contours() -> None:
     assert TASK.compute_metrics(outputs, maps.long()) == PERFECT | {
         "aji": 100
     }  # as no object is taken for noise
-    assert TASK.draw_maps(0, 8, 8, torch_generator(0, "test")).shape == (0, 8, 8)
+    assert TASK.sample_maps(0, 8, 8, torch_generator(0, "test")).shape == (0, 8, 8)
 
 
 # --- configuration ---------------------------------------------------------------------------------

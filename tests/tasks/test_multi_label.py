@@ -80,18 +80,18 @@ def test_one_record_moves_the_counts_by_no_more_than_is_said(seed: int, labels: 
     targets[0] = 1 if seed % 2 else targets[0]
     task, x = MultiLabel(labels), torch.zeros(records, 1, 4, 4)
     moved = task.counts(TensorData(x, targets)) - task.counts(TensorData(x[1:], targets[1:]))
-    assert moved.abs().sum().item() <= task.counted
+    assert moved.abs().sum().item() <= task.count_sensitivity
     if seed % 2:
-        assert moved.abs().sum().item() == task.counted, "a record with every label"
+        assert moved.abs().sum().item() == task.count_sensitivity, "a record with every label"
 
 
 def test_who_knows_no_label_weighs_nothing_there() -> None:
     counts = torch.tensor([[3.0, 0.0, 0.0], [1.0, 2.0, 0.0]])
-    weights = TASK.importance(counts).squeeze(1)
+    weights = TASK.importance_weights(counts).squeeze(1)
     assert weights.tolist() == [[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]
     responses = torch.tensor([[[1.0, SURE, 1.0]], [[1.0, -2.0, 3.0]]])
     for how in EVERY:
-        assert TASK.ensemble(responses, TASK.importance(counts), how)[0, 1].item() == pytest.approx(-2)
+        assert TASK.ensemble(responses, TASK.importance_weights(counts), how)[0, 1].item() == pytest.approx(-2)
 
 
 # --- FedIOD's losses ------------------------------------------------------------------------------------
@@ -100,25 +100,25 @@ def test_who_knows_no_label_weighs_nothing_there() -> None:
 def test_confidence_and_uniqueness_are_those_of_two_classes_for_each_label() -> None:
     responses, pi = draw(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
     two = pairs(responses)  # (K, B, 2, C): labels are like pixels
-    torch.testing.assert_close(TASK.confidence(responses, pi), formulas.mean_entropy(two, pi))
-    torch.testing.assert_close(TASK.uniqueness(responses, pi), -formulas.divergence(two, pi))
+    torch.testing.assert_close(TASK.confidence_loss(responses, pi), formulas.mean_entropy(two, pi))
+    torch.testing.assert_close(TASK.uniqueness_loss(responses, pi), -formulas.divergence(two, pi))
 
 
 def test_balance_is_lowest_where_each_label_is_there_in_half_of_a_batch() -> None:
     half = SURE * torch.tensor([[1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
     rare = SURE * torch.tensor([[1.0, -1.0, -1.0], [-1.0, -1.0, -1.0]])
-    assert TASK.balance(half).item() == pytest.approx(-math.log(2))
-    assert TASK.balance(rare).item() == pytest.approx(-math.log(2) / 3)
+    assert TASK.balance_loss(half).item() == pytest.approx(-math.log(2))
+    assert TASK.balance_loss(rare).item() == pytest.approx(-math.log(2) / 3)
 
 
 def test_certain_answers_leave_all_gradients_finite() -> None:
     responses = torch.tensor([[[SURE, -SURE, 200.0]], [[-SURE, -200.0, 0.0]]]).requires_grad_()
     pi = torch.tensor([0.5, 0.5])
-    weights = TASK.importance(torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]))
+    weights = TASK.importance_weights(torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]))
     told = TASK.ensemble(responses, weights, "probs")
-    losses = TASK.confidence(responses, pi) + TASK.uniqueness(responses, pi) + TASK.balance(told) + told.sum()
+    losses = TASK.confidence_loss(responses, pi) + TASK.uniqueness_loss(responses, pi) + TASK.balance_loss(told) + told.sum()
     for tau in (1.0, 1e3, math.inf):
-        losses = losses + TASK.distance(told, responses[0], tau).sum()
+        losses = losses + TASK.distillation_loss(told, responses[0], tau).sum()
     losses.backward()  # type: ignore[no-untyped-call]
     assert losses.isfinite()
     assert responses.grad is not None
@@ -131,7 +131,7 @@ def test_certain_answers_leave_all_gradients_finite() -> None:
 @pytest.mark.parametrize("how", EVERY)
 def test_an_ensemble_is_that_of_two_classes_for_each_label(how: str) -> None:
     responses = draw(3, 4, 3)
-    weights = TASK.importance(torch.randint(1, 5, (3, 3), generator=torch.Generator()).float())
+    weights = TASK.importance_weights(torch.randint(1, 5, (3, 3), generator=torch.Generator()).float())
     apart = pairs(responses).movedim(2, 3).flatten(1, 2)  # (K, B C, 2)
     two = Classification(2).ensemble(apart, _twice(weights, 4), how)  # (B C, 2)
     odds = (two[:, 0] - two[:, 1]).view(4, 3)
@@ -158,14 +158,14 @@ def test_expertise_by_hand() -> None:
 def test_the_distance_is_that_of_two_classes_averaged_over_labels(tau: float) -> None:
     student, target = draw(4, 3), draw(4, 3, seed=1)
     expected = formulas.distance(pairs(student), pairs(target), tau)
-    torch.testing.assert_close(TASK.distance(student, target, tau), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(TASK.distillation_loss(student, target, tau), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_limit_of_high_temperatures_is_an_eighth_of_the_square() -> None:
     student, target = draw(4, 3), draw(4, 3, seed=1)
-    at_last = TASK.distance(student, target, math.inf)
+    at_last = TASK.distillation_loss(student, target, math.inf)
     torch.testing.assert_close(at_last, (student - target).square().mean(1) / 8)
-    torch.testing.assert_close(TASK.distance(student, target, 1e4), at_last, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(TASK.distillation_loss(student, target, 1e4), at_last, rtol=1e-4, atol=1e-6)
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -211,10 +211,10 @@ def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
     assert each is not None
     assert (each[0], math.isnan(each[1]), each[2]) == (100.0, True, 100.0)
     assert math.isnan(TASK.compute_metrics(outputs, targets)["auc"]), "not a mean over what is left"
-    assert np.isnan(TASK.resampled(outputs, targets, None, np.ones((2, 2)))).all()
+    assert np.isnan(TASK.bootstrap_metric(outputs, targets, None, np.ones((2, 2)))).all()
 
 
 def test_it_is_made_by_name() -> None:
     task = MultiLabelConfig().make(("Edema", "Mass"))
     assert isinstance(task, MultiLabel)
-    assert (task.classes, task.counted, task.outputs((1, 64, 64)), task.metric) == (2, 2, (2,), "auc")
+    assert (task.classes, task.count_sensitivity, task.output_shape((1, 64, 64)), task.metric) == (2, 2, (2,), "auc")

@@ -21,7 +21,7 @@ TASK = Reconstruction()
 def heads(count: int = 4, side: int = 32) -> torch.Tensor:
     """Images in -1..1: a bright ellipse with texture on black."""
     generator = torch.Generator().manual_seed(0)
-    inside = TASK.draw_maps(count, side, side, generator).float()
+    inside = TASK.sample_maps(count, side, side, generator).float()
     return (inside * (0.5 + 0.5 * torch.rand(count, side, side, generator=generator)) * 2 - 1).unsqueeze(1)
 
 
@@ -36,7 +36,7 @@ def test_options_reach_the_task() -> None:
     assert (task.acceleration, task.center) == (8, 0.04)
     assert (TASK.acceleration, TASK.center) == (4, 0.08)
     assert ReconstructionConfig().make(("image",)).outputs((1, 64, 48)) == (1, 64, 48)
-    assert (TASK.metric, TASK.kind, TASK.conditions) == ("ssim", "image", 2)
+    assert (TASK.metric, TASK.kind, TASK.condition_channels) == ("ssim", "image", 2)
 
 
 # --- data ------------------------------------------------------------------------------------------
@@ -64,19 +64,19 @@ def test_uniqueness_is_minus_the_weighted_variance_by_hand() -> None:
     responses = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
     pi = torch.tensor([0.75, 0.25])
     # Mean 1: 0.75 * 1 + 0.25 * 9 = 3.
-    assert TASK.uniqueness(responses, pi).item() == pytest.approx(-3.0)
-    assert TASK.uniqueness(responses[:1].expand(2, -1, -1, -1, -1), pi).item() == 0
+    assert TASK.uniqueness_loss(responses, pi).item() == pytest.approx(-3.0)
+    assert TASK.uniqueness_loss(responses[:1].expand(2, -1, -1, -1, -1), pi).item() == 0
 
 
 def test_nothing_is_gained_by_confidence_or_balance() -> None:
     responses = torch.randn(2, 3, 1, 4, 4)
-    assert TASK.confidence(responses, torch.ones(2) / 2).item() == 0
-    assert TASK.balance(responses[0]).item() == 0
+    assert TASK.confidence_loss(responses, torch.ones(2) / 2).item() == 0
+    assert TASK.balance_loss(responses[0]).item() == 0
 
 
 def test_the_ensemble_is_the_mean_by_numbers_of_images() -> None:
     responses = torch.tensor([0.0, 4.0]).view(2, 1, 1, 1, 1).expand(2, 3, 1, 4, 4)
-    weights = TASK.importance(torch.tensor([[30.0], [10.0]]))
+    weights = TASK.importance_weights(torch.tensor([[30.0], [10.0]]))
     for how in ("logits", "log_probs", "probs", "consensus"):
         torch.testing.assert_close(TASK.ensemble(responses, weights, how), torch.ones(3, 1, 4, 4))
     share = TASK.expertise(torch.zeros(3, 1, 4, 4), weights)
@@ -85,8 +85,8 @@ def test_the_ensemble_is_the_mean_by_numbers_of_images() -> None:
 
 def test_distances_by_hand() -> None:
     student, target = torch.tensor([[1.0, -3.0]]).view(1, 1, 1, 2), torch.zeros(1, 1, 1, 2)
-    assert TASK.distance(student, target, 1.0).tolist() == [2.0]
-    assert TASK.distance(student, target, math.inf).tolist() == [2.5]
+    assert TASK.distillation_loss(student, target, 1.0).tolist() == [2.0]
+    assert TASK.distillation_loss(student, target, math.inf).tolist() == [2.5]
 
 
 # --- evaluation ------------------------------------------------------------------------------------
@@ -117,12 +117,12 @@ def test_black_images_do_not_spoil_nmse() -> None:
 def test_scores_are_the_means_of_cases_that_are_here() -> None:
     true = heads(3)
     found = true * torch.tensor([1.0, 0.5, 0.2]).view(-1, 1, 1, 1)
-    each = TASK.scores(found, true)
+    each = TASK.case_scores(found, true)
     assert each is not None
     assert each.shape == (3,)
     assert (each.diff() < 0).all()
     cases = Cases(torch.tensor([2, 0, 2]), ("a", "b", "c"), ("", "", ""))
-    told = TASK.scores(found, true, cases)
+    told = TASK.case_scores(found, true, cases)
     assert told is not None
     assert told.shape == (2,)
     assert told[0] == each[1]
@@ -154,24 +154,24 @@ def test_observing_is_in_pixels_and_lets_gradients_through() -> None:
 
 def test_maps_are_outlines_and_conditions_say_inside_and_outside() -> None:
     part = data(2)
-    maps = TASK.maps(part)
+    maps = TASK.label_maps(part)
     assert maps.shape == (2, 32, 32)
     assert maps.dtype == torch.uint8
     inside = part.targets[:, 0] > -0.9
     assert (maps.bool() & inside).sum() > 0.95 * inside.sum()
-    condition = TASK.condition(maps)
+    condition = TASK.encode_maps(maps)
     assert condition.shape == (2, 2, 32, 32)
     assert torch.equal(condition[:, 1] == 1, maps.bool())
     assert torch.equal(condition[:, 0], -condition[:, 1])
-    assert TASK.pictured(part) is part.targets
-    assert TASK.labels(maps, part.targets) is part.targets
+    assert TASK.real_images(part) is part.targets
+    assert TASK.targets_from_maps(maps, part.targets) is part.targets
 
 
 def test_drawn_heads_are_one_piece_in_the_middle_and_follow_from_the_generator() -> None:
-    maps = TASK.draw_maps(40, 48, 64, torch.Generator().manual_seed(3))
+    maps = TASK.sample_maps(40, 48, 64, torch.Generator().manual_seed(3))
     assert maps.shape == (40, 48, 64)
-    assert torch.equal(maps, TASK.draw_maps(40, 48, 64, torch.Generator().manual_seed(3)))
-    assert not torch.equal(maps, TASK.draw_maps(40, 48, 64, torch.Generator().manual_seed(4)))
+    assert torch.equal(maps, TASK.sample_maps(40, 48, 64, torch.Generator().manual_seed(3)))
+    assert not torch.equal(maps, TASK.sample_maps(40, 48, 64, torch.Generator().manual_seed(4)))
     for one in maps.numpy():
         assert ndimage.label(one)[1] == 1
         assert one.max() == one[24, 32] == 1

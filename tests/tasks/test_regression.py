@@ -30,10 +30,10 @@ def test_figures_by_hand() -> None:
 def test_losses_by_hand() -> None:
     outputs, targets = torch.stack([numbers(1.0, 3.0), numbers(0.0, 0.0)]), torch.zeros(2, 2, 1)
     assert TASK.loss(outputs, targets).tolist() == [5.0, 0.0]
-    assert TASK.distance(outputs[0], targets[0], 1.0).tolist() == [1.0, 9.0]
-    assert TASK.distance(outputs[0], targets[0], math.inf).tolist() == [0.5, 4.5]
+    assert TASK.distillation_loss(outputs[0], targets[0], 1.0).tolist() == [1.0, 9.0]
+    assert TASK.distillation_loss(outputs[0], targets[0], math.inf).tolist() == [0.5, 4.5]
     pi = torch.tensor([0.25, 0.75])  # means 0.25, 0.75; variances 0.1875 times 1 and 9
-    assert TASK.uniqueness(outputs, pi).item() == pytest.approx(-0.1875 * (1 + 9) / 2)
+    assert TASK.uniqueness_loss(outputs, pi).item() == pytest.approx(-0.1875 * (1 + 9) / 2)
 
 
 @pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])

@@ -81,9 +81,9 @@ def test_of_more_classes_figures_are_means_over_them() -> None:
 def test_scores_are_the_dice_of_the_cases_that_are_there() -> None:
     truth = torch.stack([mask((0, 0), (0, 1)), mask((1, 1)), mask((2, 2))])
     told = torch.stack([mask((0, 0), (0, 1)), mask((1, 4)), mask((2, 2))])
-    scores = TASK.scores(logits(told), truth, patients(2, 2, 0))
+    scores = TASK.case_scores(logits(told), truth, patients(2, 2, 0))
     torch.testing.assert_close(scores, torch.tensor([100.0, 200 / 3]).double())
-    torch.testing.assert_close(TASK.scores(logits(told), truth), torch.tensor([100.0, 0, 100]).double())
+    torch.testing.assert_close(TASK.case_scores(logits(told), truth), torch.tensor([100.0, 0, 100]).double())
     mean = TASK.compute_metrics(logits(told), truth, patients(2, 2, 0))["dice"]
     assert mean == pytest.approx(scores.mean().item())
 
@@ -101,32 +101,32 @@ def head(targets: torch.Tensor) -> TensorData:
 def test_maps_tell_outside_body_and_classes_apart_and_labels_undo_it() -> None:
     targets = torch.zeros(1, 16, 16, dtype=torch.int64)
     targets[0, 4, 4], targets[0, 14, 14] = 1, 1  # one out of the body
-    maps = TASK.maps(head(targets))
+    maps = TASK.label_maps(head(targets))
     assert maps.dtype == torch.uint8
     assert [int(maps[(0, *place)]) for place in ((0, 0), (3, 3), (4, 4), (14, 14))] == [0, 1, 2, 2]
     assert (maps == 1).sum() == 10 * 10 - 4 - 1  # without four corners and the pixel of class 1
-    assert torch.equal(TASK.labels(maps, torch.zeros(1, 1, 16, 16)), targets)
-    assert TASK.conditions == 3
-    assert TASK.condition(maps).shape == (1, 3, 16, 16)
+    assert torch.equal(TASK.targets_from_maps(maps, torch.zeros(1, 1, 16, 16)), targets)
+    assert TASK.condition_channels == 3
+    assert TASK.encode_maps(maps).shape == (1, 3, 16, 16)
 
 
 def test_without_outline_maps_are_the_classes() -> None:
     task = Segmentation(3, outline=False)
     targets = torch.randint(0, 3, (1, 16, 16), generator=torch.Generator().manual_seed(0))
-    maps = task.maps(head(targets))
+    maps = task.label_maps(head(targets))
     assert maps.dtype == torch.uint8
     assert torch.equal(maps.long(), targets)
-    assert torch.equal(task.labels(maps, torch.zeros(1, 1, 16, 16)), targets)
-    assert task.conditions == 3
+    assert torch.equal(task.targets_from_maps(maps, torch.zeros(1, 1, 16, 16)), targets)
+    assert task.condition_channels == 3
 
 
 @pytest.mark.parametrize("outline", [True, False])
 @pytest.mark.parametrize("classes", [2, 4])
 def test_drawn_maps_have_every_code_and_give_every_class(outline: bool, classes: int) -> None:
     task = Segmentation(classes, outline=outline)
-    maps = task.draw_maps(40, 32, 32, torch.Generator().manual_seed(0))
-    assert set(maps.unique().tolist()) == set(range(task.conditions))
-    labels = task.labels(maps, torch.zeros(40, 1, 32, 32))
+    maps = task.sample_maps(40, 32, 32, torch.Generator().manual_seed(0))
+    assert set(maps.unique().tolist()) == set(range(task.condition_channels))
+    labels = task.targets_from_maps(maps, torch.zeros(40, 1, 32, 32))
     assert set(labels.unique().tolist()) == set(range(classes))
     assert labels.dtype == torch.int64
 

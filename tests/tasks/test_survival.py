@@ -121,16 +121,16 @@ def test_figures_of_hazards() -> None:
     told = TASK.compute_metrics(sure, targets)
     assert (told["concordance"], told["brier"]) == (100, pytest.approx(0, abs=1e-12))
     assert TASK.compute_metrics(-sure, targets)["concordance"] < 50
-    draws = TASK.resampled(sure.roll(1, 0), targets, None, np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]))
+    draws = TASK.bootstrap_metric(sure.roll(1, 0), targets, None, np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]))
     assert draws is not None
-    assert draws.tolist() == [TASK.leading(sure.roll(1, 0), targets), TASK.leading(sure[:2], targets[1:])]
+    assert draws.tolist() == [TASK.compute_primary_metric(sure.roll(1, 0), targets), TASK.compute_primary_metric(sure[:2], targets[1:])]
 
 
 def test_balance_is_lowest_where_every_interval_and_what_follows_is_as_likely() -> None:
     even = torch.tensor([[1 / 4, 1 / 3, 1 / 2]]).logit()
-    assert TASK.balance(even).item() == pytest.approx(-math.log(4), abs=1e-5)
+    assert TASK.balance_loss(even).item() == pytest.approx(-math.log(4), abs=1e-5)
     apart = torch.tensor([[100.0, 0.0, 0.0], [-100.0, -100.0, -100.0]])  # half at once, half never
-    assert TASK.balance(apart).item() == pytest.approx(-math.log(2), abs=1e-5)
+    assert TASK.balance_loss(apart).item() == pytest.approx(-math.log(2), abs=1e-5)
 
 
 def test_ensembles_are_means_of_log_odds_or_of_hazards() -> None:

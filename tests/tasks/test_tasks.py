@@ -43,9 +43,9 @@ def test_a_task_is_judged_by_percent_and_higher_is_better(task: Task) -> None:
 def test_blank_targets_are_targets(task: Task) -> None:
     shape = (1, 16, 16) if task.form == "images" else (8,)
     inputs = example(shape, task.form)
-    task.check(TensorData(inputs, task.blank(2, shape)), "blank")
-    outputs = torch.zeros(2, *task.outputs(shape))
-    losses = task.loss(outputs.unsqueeze(0), task.blank(2, shape).unsqueeze(0))
+    task.check(TensorData(inputs, task.empty_targets(2, shape)), "blank")
+    outputs = torch.zeros(2, *task.output_shape(shape))
+    losses = task.loss(outputs.unsqueeze(0), task.empty_targets(2, shape).unsqueeze(0))
     assert losses.shape == (1,)
     assert losses.isfinite().all()
 
@@ -152,10 +152,10 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda task, x, maps: task.maps(TensorData(x, maps)),
-        lambda task, x, maps: task.condition(maps),
-        lambda task, x, maps: task.labels(maps, x),
-        lambda task, x, maps: task.draw_maps(2, 8, 8, torch.Generator()),
+        lambda task, x, maps: task.label_maps(TensorData(x, maps)),
+        lambda task, x, maps: task.encode_maps(maps),
+        lambda task, x, maps: task.targets_from_maps(maps, x),
+        lambda task, x, maps: task.sample_maps(2, 8, 8, torch.Generator()),
     ],
     ids=["maps", "condition", "labels", "draw_maps"],
 )

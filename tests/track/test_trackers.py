@@ -18,7 +18,7 @@ import fedstill
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError
 from fedstill.core.run_writer import Records
 from fedstill.privacy.pate import PATE
-from fedstill.privacy.statement import state, summary
+from fedstill.privacy.statement import make_statement, summarize_privacy
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.run import resume, run
 from fedstill.track import TRACKERS, Tracker, numbers, outcome
@@ -84,10 +84,10 @@ def of_wandb(folder: Path) -> Told:
 
 def test_epsilon_is_the_largest_of_all_nodes_or_none() -> None:
     """As results have it: the guarantee is yes or nothing, and each node has its own epsilon."""
-    said, cheap, dear = state(PATE(), {}, ()), {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
-    both = summary({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 0)})
+    said, cheap, dear = make_statement(PATE(), {}, ()), {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
+    both = summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 0)})
     assert outcome({"privacy": both}) == {"epsilon": both["nodes"][1]["epsilon"]}
-    assert outcome({"privacy": summary({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 1)})}) == {}
+    assert outcome({"privacy": summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 1)})}) == {}
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from fedstill.core.run_writer import Records
 from fedstill.core.workers import Workers
 from fedstill.node import local_training
 from fedstill.runs import run
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.simulation import Simulation
-from fedstill.runs.trained_models import TrainedModels
+from fedstill.runs.trained_model_cache import TrainedModels
 
 FEDKD = {"name": "fedkd", "epochs": 2}
 FEDIOD = {"name": "fediod", "steps": 2, "batch": 8, "generator_width": 4, "critic_width": 4}
@@ -45,7 +45,7 @@ def config(method: dict[str, Any], **more: Any) -> RunConfig:
     return from_dict(
         {
             "data": {"name": "digits", "train_limit": 150},
-            "split": {"how": "dirichlet", "nodes": 3, "alpha": 1.0},
+            "split": {"name": "dirichlet", "nodes": 3, "alpha": 1.0},
             "public": {"name": "held-out"},
             "nodes": {"models": ["mlp:8", "small-cnn:4"], "local": {"epochs": 2.0}},
             "student": {"model": "small-cnn:4"},
@@ -143,7 +143,7 @@ def test_a_run_goes_on_in_the_groups_that_it_began_with_though_there_are_more_co
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the steps that a stack has done would be those of its first node."""
-    many = config({"name": "standalone"}, split={"how": "dirichlet", "nodes": 4, "alpha": 1.0}, nodes=MANY)
+    many = config({"name": "standalone"}, split={"name": "dirichlet", "nodes": 4, "alpha": 1.0}, nodes=MANY)
     whole = prepare(many)[0].run(None)
 
     monkeypatch.setattr(Records, "due", lambda records: True)

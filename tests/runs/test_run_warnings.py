@@ -12,7 +12,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.data.public import Public
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
-from fedstill.runs import cautions
+from fedstill.runs import run_warnings
 from fedstill.runs.evaluation import Outputs
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
@@ -27,13 +27,13 @@ def images(first: int, count: int, *labels: int) -> TensorData:
 
 
 def test_one_node_alone() -> None:
-    assert cautions.single(["a"]) == "there is one node alone: nothing is federated"
-    assert cautions.single(["a", "b"]) is None
+    assert run_warnings.single(["a"]) == "there is one node alone: nothing is federated"
+    assert run_warnings.single(["a", "b"]) is None
 
 
 def test_learning_rates_of_zero_are_named() -> None:
-    assert cautions.idle(FedAvg(), 0.001) == []
-    told = cautions.idle(FedIOD(student_lr=0.0), 0.0)
+    assert run_warnings.idle(FedAvg(), 0.001) == []
+    told = run_warnings.idle(FedIOD(student_lr=0.0), 0.0)
     assert told == [
         f"{name} is 0: what it trains learns nothing" for name in ("nodes.local.lr", "method.student_lr")
     ]
@@ -49,59 +49,59 @@ def test_learning_rates_of_zero_are_named() -> None:
     ],
 )
 def test_an_epsilon_above_20_hardly_bounds_anything(node: dict[str, float | None], told: str | None) -> None:
-    found = cautions.weak({"nodes": [{"name": "a", **node}, {"name": "b", "epsilon": 1.0}]})
+    found = run_warnings.weak({"nodes": [{"name": "a", **node}, {"name": "b", "epsilon": 1.0}]})
     assert (found is None) if told is None else (found is not None and found.startswith(f"{told}: above 20 "))
 
 
 def test_classes_that_no_node_holds_are_named() -> None:
     task, classes = Classification(4), ("p", "q", "r", "s")
-    assert cautions.unheld(task, [images(0, 3, 0, 1, 3), images(0, 1, 2)], classes) is None
-    told = cautions.unheld(task, [images(0, 2, 0, 0), images(0, 1, 2)], classes)
+    assert run_warnings.unheld(task, [images(0, 3, 0, 1, 3), images(0, 1, 2)], classes) is None
+    told = run_warnings.unheld(task, [images(0, 2, 0, 0), images(0, 1, 2)], classes)
     assert told == "no node holds an example of q and s: nothing teaches it"
     findings = TensorData(torch.zeros(2, 1, 4, 4), torch.tensor([[1, 0], [-1, 0]]))
-    assert cautions.unheld(MultiLabel(2), [findings], ("Edema", "Mass")) == (
+    assert run_warnings.unheld(MultiLabel(2), [findings], ("Edema", "Mass")) == (
         "no node holds an example of Mass: nothing teaches it"
     )
-    assert cautions.unheld(task, [], classes) is None  # nodes elsewhere: theirs to know
+    assert run_warnings.unheld(task, [], classes) is None  # nodes elsewhere: theirs to know
 
 
 def test_the_same_inputs_in_two_of_test_public_and_private_data_are_counted() -> None:
     test, public = images(0, 10), Public("other", images(8, 6).inputs)  # 0..9 and 8..13
-    assert cautions.shared(test, public, [images(100, 3), images(9, 1), images(12, 2)]) == [
+    assert run_warnings.shared(test, public, [images(100, 3), images(9, 1), images(12, 2)]) == [
         "1 of 10 test examples are among the private data, too: figures flatter",
         "2 of 10 test examples are among the public data, too: figures flatter",
         "3 different public inputs are among the private data, too: these are no secret",
     ]
-    assert cautions.shared(test, None, [images(10, 5)]) == []
+    assert run_warnings.shared(test, None, [images(10, 5)]) == []
 
 
 def test_outputs_that_are_probabilities_are_found() -> None:
     logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     task = Classification(3)
-    assert cautions.probabilities(task, Outputs(logits, {"a": logits.log_softmax(1)})) is None
-    told = cautions.probabilities(task, Outputs(logits.softmax(1), {"a": logits, "b": logits.softmax(1)}))
+    assert run_warnings.probabilities(task, Outputs(logits, {"a": logits.log_softmax(1)})) is None
+    told = run_warnings.probabilities(task, Outputs(logits.softmax(1), {"a": logits, "b": logits.softmax(1)}))
     assert told == (
         "outputs of b and the student are probabilities already, and logits are expected: leave the softmax "
         "out"
     )
-    assert "sigmoid" in (cautions.probabilities(MultiLabel(3), Outputs(logits.sigmoid())) or "")
-    assert cautions.probabilities(ReconstructionConfig().make(1), Outputs(logits.sigmoid())) is None
+    assert "sigmoid" in (run_warnings.probabilities(MultiLabel(3), Outputs(logits.sigmoid())) or "")
+    assert run_warnings.probabilities(ReconstructionConfig().make(1), Outputs(logits.sigmoid())) is None
 
 
 def test_outputs_that_are_no_numbers_are_found() -> None:
     """argmax takes NaN for the first class, and accuracy its share."""
     good, bad = torch.zeros(5, 3), torch.zeros(5, 3)
-    assert cautions.unsound(Outputs(good, {"a": good})) is None
+    assert run_warnings.unsound(Outputs(good, {"a": good})) is None
     bad[1:3, 2], bad[3, 0] = torch.nan, torch.inf
     told = "outputs of b and the student are NaN or infinite for up to 3 of 5 test inputs: figures"
-    assert (cautions.unsound(Outputs(bad, {"a": good, "b": bad})) or "").startswith(told)
+    assert (run_warnings.unsound(Outputs(bad, {"a": good, "b": bad})) or "").startswith(told)
 
 
 def test_a_run_tells_them_in_result_terminal_and_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    words = ["--split.nodes", "1", "--split.how", "iid", "--method.student_lr", "0"]
+    words = ["--split.nodes", "1", "--split.name", "iid", "--method.student_lr", "0"]
     assert fedstill_run("digits-fediod", *SHORT, *words, "--out", str(out)) == 0
     notes = json.loads((out / "result.json").read_text())["notes"]
     told = [
@@ -118,17 +118,17 @@ def test_a_run_tells_them_in_result_terminal_and_page(
 def test_public_data_of_another_shape_are_told() -> None:
     done = "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
     public = Public("color", torch.zeros(1, 1, 8, 8), reshaped=done)
-    assert cautions.reshaped(public) == f"public data color are {done}"
-    assert cautions.reshaped(Public("gray", torch.zeros(1, 1, 8, 8))) is None
-    assert cautions.reshaped(None) is None
+    assert run_warnings.reshaped(public) == f"public data color are {done}"
+    assert run_warnings.reshaped(Public("gray", torch.zeros(1, 1, 8, 8))) is None
+    assert run_warnings.reshaped(None) is None
 
 
 def test_pixels_from_0_to_1_where_black_is_minus_1() -> None:
     task, half = Classification(2), [TensorData(torch.rand(3, 1, 8, 8), torch.zeros(3, dtype=torch.int64))]
-    told = cautions.unscaled(task, (), (), half) or ""
+    told = run_warnings.unscaled(task, (), (), half) or ""
     assert told.endswith("pixels from 0 to 1 want mean = 0 and std = 1")
-    assert cautions.unscaled(task, (0.5,), (0.5,), half) == told
-    assert cautions.unscaled(task, (0.0,), (1.0,), half) is None
-    assert cautions.unscaled(task, (), (), []) is None
+    assert run_warnings.unscaled(task, (0.5,), (0.5,), half) == told
+    assert run_warnings.unscaled(task, (0.0,), (1.0,), half) is None
+    assert run_warnings.unscaled(task, (), (), []) is None
     below = TensorData(half[0].inputs - 1, half[0].targets)
-    assert cautions.unscaled(task, (), (), [*half, below]) is None
+    assert run_warnings.unscaled(task, (), (), [*half, below]) is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import NodeFault
-from fedstill.federation.answer_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
+from fedstill.federation.response_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
 from fedstill.protocol.queries import Query
 
 ASKED = Query("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
