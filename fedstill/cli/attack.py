@@ -29,18 +29,18 @@ def main(args: ParsedArgs) -> None:
     if (expected_time := duration(folder, len(config.attacks), quick)) and not quiet:
         print(expected_time, file=sys.stderr)
 
-    from fedstill.attacks.attack_runner import attack
-    from fedstill.attacks.leakage import FILE, Leakage
+    from fedstill.attacks.attack_runner import run_attacks
+    from fedstill.attacks.leakage import LEAKAGE_FILE, Leakage
     from fedstill.core.config_tables import load
     from fedstill.core.console import SafeConsole
     from fedstill.report import write_report
 
-    found = attack(folder, config, command=args.command, progress=not quiet)
+    found = run_attacks(folder, config, command=args.command, progress=not quiet)
     report = write_report(folder)
     if "--json" in args:
         print_json(found)
         return
-    print_leakage(load(Leakage, found, folder / FILE), SafeConsole())
+    print_leakage(load(Leakage, found, folder / LEAKAGE_FILE), SafeConsole())
     print(f"Report: {report}")
 
 
@@ -132,7 +132,7 @@ def print_leakage(found: Leakage, console: Console) -> None:
     """Print what ``leakage.json`` holds: the sentence, a line an attack, and what was not tried."""
     from rich.text import Text
 
-    from fedstill.attacks.leakage import skipped
+    from fedstill.attacks.leakage import skipped_texts
     from fedstill.report.table_formats import Cell, Column, Row, Table, print_rows
 
     if found.sentence:
@@ -145,17 +145,17 @@ def print_leakage(found: Leakage, console: Console) -> None:
         print_rows(table, console, wrapped=heads)
     if found.audit is not None:
         console.print(Text(f"The repetition is not the run of this folder: {found.audit}"))
-    for reason in skipped(found):
+    for reason in skipped_texts(found):
         console.print(Text(f"Not tried: {reason}"))
 
 
 def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
     """The lines of the table: each attack, of what, its figures, and what one has without attacking."""
-    from fedstill.attacks.leakage import lines
+    from fedstill.attacks.leakage import table_lines
 
     told = []
     for attack in found.attacks:
-        for line in lines(row for row in attack.rows if not row.detail):
+        for line in table_lines(row for row in attack.rows if not row.detail):
             name = ", ".join(part for part in (attack.name, line.attack) if part)
             got = [f"{metric} {row.written}" for metric, row in line.metrics.items()]
             without = [row.without for row in line.metrics.values() if row.without]

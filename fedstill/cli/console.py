@@ -1,4 +1,4 @@
-"""Tables for a terminal, without lines, in 80 columns."""
+"""Tables for a terminal in 80 columns, and tab-separated lines for a pipe."""
 
 from __future__ import annotations
 
@@ -14,46 +14,55 @@ if TYPE_CHECKING:
 
 
 def plain() -> Console:
-    """A console that prints texts as they are."""
+    """Return a console that prints text without markup, highlighting or emoji."""
     from fedstill.core.console import SafeConsole
 
     return SafeConsole(highlight=False, markup=False, emoji=False)
 
 
-def whole_rows() -> Console:
-    """A console for lists: in a pipe one row of a table is one line, unless COLUMNS says how wide it is."""
-    from fedstill.core.console import SafeConsole
-
-    console = SafeConsole(highlight=False)
-    if not console.is_terminal and not os.environ.get("COLUMNS"):
-        console.width = 1000
-    return console
-
-
 def columns(*heads: str | None, gap: int = 2, left: int | None = None, **first: Any) -> Table:
-    """A table without lines.
+    """Return an empty table without lines.
 
     Args:
-        heads: of its columns; None, or no heads: they have none.
-        left: so many columns are words, all others numbers; None: all are words.
+        heads: heads of the columns; None for a column without head.
+        gap: blanks between columns.
+        left: number of columns that hold text; all others hold numbers and are aligned right. None: all text.
+        first: options of the first column, as rich's ``Table.add_column`` takes them.
     """
     from rich.table import Table
 
     table = Table(box=None, show_header=any(heads), padding=(0, gap, 0, 0), pad_edge=False)
-    for place, head in enumerate(heads):
-        side = "left" if left is None or place < left else "right"
-        own: dict[str, Any] = {"justify": side, **(first if place == 0 else {})}
-        table.add_column(head or "", overflow="fold", header_style="bold", **own)
+    for index, head in enumerate(heads):
+        justify = "left" if left is None or index < left else "right"
+        options: dict[str, Any] = {"justify": justify, **(first if index == 0 else {})}
+        table.add_column(head or "", overflow="fold", header_style="bold", **options)
     return table
 
 
-def print_json(told: Any) -> None:
-    """One JSON document for scripts; JSON has no infinity, so what is without bound or end is null."""
-    print(json_text(told))
+def print_json(value: Any) -> None:
+    """Print one JSON document; infinite numbers and NaN become null."""
+    print(json_text(value))
+
+
+def print_list(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of text under their heads: as a table on a terminal, else tab-separated without padding.
+
+    The environment variable COLUMNS gives a table of that width in a pipe, too.
+    """
+    console = plain()
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        for row in (heads, *rows):
+            print("\t".join(" ".join(cell.split()) for cell in row))
+        return
+    table = columns(*heads, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
 
 
 def print_facts(console: Console, facts: Mapping[str, str | Sequence[str]], indent: str = "  ") -> None:
-    """What is to be known of one thing under its names: a line each, or several."""
+    """Print names with their texts, a line each; a sequence of texts takes a line each."""
     table = columns(None, None, no_wrap=True)
     for head, texts in facts.items():
         lines = [texts] if isinstance(texts, str) else texts
@@ -64,7 +73,7 @@ def print_facts(console: Console, facts: Mapping[str, str | Sequence[str]], inde
 
 
 def print_table(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> None:
-    """Rows under their heads; the first ``left`` columns are words, all others numbers."""
+    """Print rows under their heads; the first ``left`` columns hold text, all others numbers."""
     table = columns(f"  {heads[0]}", *heads[1:], left=left)
     for first, *rest in rows:
         table.add_row(f"  {first}", *rest)

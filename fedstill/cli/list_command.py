@@ -1,4 +1,4 @@
-"""``fedstill list``: what can be named, what a method asks of those who take part, which tasks it runs."""
+"""``fedstill list``: names of methods, tasks, data sets and models, and a description of one method."""
 
 from __future__ import annotations
 
@@ -7,22 +7,20 @@ from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs
-from fedstill.cli.console import columns, print_facts, print_json, whole_rows
+from fedstill.cli.console import print_json, print_list
 from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.runs import presets
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedstill.core.registry import Registry
     from fedstill.protocol.method import Method
 
-# What a comparison does not tell for each method, since all methods of one share its task and its nodes.
+# Needs that a comparison does not show for each method, since its methods share task and nodes.
 MORE_NEEDS: Mapping[str, str] = {
     "trainable": "node models that can be trained",
     "joins_public": "public data in the nodes' training",
     "images": "images as inputs",
-    "makes": "inputs that a server can make",
+    "makes": "inputs that a server can generate",
     "rows": "rows of a table as inputs",
     "one_label": "one label for each input",
     "maps": "label maps",
@@ -32,55 +30,53 @@ MORE_NEEDS: Mapping[str, str] = {
 
 
 def names(args: ParsedArgs) -> None:
-    """Methods, tasks, data sets, models; or more of one of them."""
+    """List all names, those of one kind, or describe one method."""
     from fedstill.protocol.method import METHODS
 
-    console, what = whole_rows(), args.positionals[0] if args.positionals else None
-    if not (what is None or what in kinds() or what in METHODS):
-        raise UnknownName("method", what, [*METHODS, *kinds()], see="`fedstill list` shows all")
+    name = args.positionals[0] if args.positionals else None
+    if not (name is None or name in kinds() or name in METHODS):
+        raise UnknownName("method", name, [*METHODS, *kinds()], see="`fedstill list` shows all")
     if "--json" in args:
-        print_json(_told(what))
-    elif what is None:
-        _print_names(console)
-    elif what == "tasks":
-        _print_tasks(console)
-    elif what in kinds():
-        for name, about in _described(what).items():
-            console.print(f"{name:<30} {about}", soft_wrap=True, highlight=False)
+        print_json(_as_json(name))
+    elif name is None:
+        _print_all_names()
+    elif name == "tasks":
+        _print_tasks()
+    elif name in kinds():
+        print_list((name.removesuffix("s"), "description"), list(_descriptions(name).items()))
     else:
-        print_facts(console, _of_method(what), indent="")
+        print_list(("method", name), list(_method_facts(name).items()))
 
 
 def kinds() -> list[str]:
-    """What can be listed by itself."""
-    return ["presets", "methods", *_named()[1]]
+    """Return the kinds that can be listed."""
+    return ["presets", "methods", *_registries()[1]]
 
 
-def _told(what: str | None) -> Any:
-    """The same for a script: names, or more of what is asked for."""
-    methods, others = _named()
-    if what is None:
+def _as_json(name: str | None) -> Any:
+    methods, others = _registries()
+    if name is None:
         return {"methods": methods, **{kind: list(names) for kind, names in others.items()}}
-    if what == "tasks":
+    if name == "tasks":
         return tasks_by_method()
-    return _described(what) if what in kinds() else _of_method(what)
+    return _descriptions(name) if name in kinds() else {name: _method_facts(name)}
 
 
-def _described(kind: str) -> dict[str, str]:
-    """All names of one kind, each with a line of what it is; without plug-ins that cannot be imported."""
-    methods, others = _named()
+def _descriptions(kind: str) -> dict[str, str]:
+    """Return all names of one kind with a line each; plug-ins that cannot be imported are left out."""
+    methods, others = _registries()
     if kind == "presets":
         return {name: presets.describe(name) for name in presets.names()}
     if kind == "methods":
         return methods
     return {
-        name: " ".join((getdoc(thing) or "").partition("\n\n")[0].replace("``", "").split())
-        for name, thing in others[kind].working().items()
+        name: " ".join((getdoc(entry) or "").partition("\n\n")[0].replace("``", "").split())
+        for name, entry in others[kind].working().items()
     }
 
 
-def _named() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
-    """All methods with title and paper, or why one cannot be imported; what else can be named, by kind."""
+def _registries() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
+    """Return all methods with title and paper (or their import error), and the registries of other kinds."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.data.config import DATA
     from fedstill.data.splits import SPLITS
@@ -92,10 +88,10 @@ def _named() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
     methods = {}
     for name in METHODS:
         try:
-            methods[name] = titled(METHODS[name])
+            methods[name] = title_and_paper(METHODS[name])
         except FedstillError as error:
             methods[name] = str(error)
-    found: dict[str, Registry[Any]] = {
+    others: dict[str, Registry[Any]] = {
         "tasks": TASKS,
         "data": DATA,
         "splits": SPLITS,
@@ -104,80 +100,78 @@ def _named() -> tuple[dict[str, str], dict[str, Registry[Any]]]:
         "mechanisms": MECHANISMS,
         "attacks": ATTACKS,
     }
-    return methods, found
+    return methods, others
 
 
-def _print_names(console: Console) -> None:
-    methods, found = _named()
-    print_facts(console, methods, indent="")
-    few = f"{len(presets.names())}, as demo and digits-fediod: fedstill list presets"
-    told = {what: ", ".join(names) for what, names in found.items()}
-    print_facts(console, {**told, "presets": few}, indent="")
-    console.print("More of a method: fedstill list METHOD; of a kind: fedstill list models, say")
+def _print_all_names() -> None:
+    methods, others = _registries()
+    print_list(("method", "title, paper"), list(methods.items()))
+    rows = [(kind, ", ".join(names)) for kind, names in others.items()]
+    count = f"{len(presets.names())}, as demo and digits-fediod (fedstill list presets)"
+    print_list(("kind", "names"), [*rows, ("presets", count)])
+    print("Details: fedstill list METHOD, or a kind, as fedstill list models")
 
 
-def titled(method: type[Method]) -> str:
-    """A method's title, and the paper that it is of."""
+def title_and_paper(method: type[Method]) -> str:
+    """Return a method's title and paper."""
     return ", ".join(filter(None, (method.title, method.paper)))
 
 
-def _of_method(name: str) -> dict[str, str]:
-    """What a method asks with its default options, of the first task that it can learn."""
+def _method_facts(name: str) -> dict[str, str]:
+    """Describe a method with its default options, on the first task that it supports."""
     from fedstill.compare.comparison_file import queries, what_leaves
     from fedstill.core.config_tables import as_table
     from fedstill.protocol.method import METHODS
-    from fedstill.report.model_scores import NEED_TITLES
-    from fedstill.report.result import MAIN_MODELS
+    from fedstill.report.model_scores import NEEDS
+    from fedstill.report.result import CENTRAL
     from fedstill.runs.config import from_dict
 
     method = METHODS[name]()
-    needs, tasks = vars(method.needs()), _tasks_of([METHODS[name]])[0]
-    run = from_dict({"method": {"name": name}, "task": {"name": next(t for t in tasks if not tasks[t])}})
-    asked = [query.name + (f" x{query.times}" if query.times > 1 else "") for query in queries(run).values()]
-    needed = [words for key, words in {**NEED_TITLES, **MORE_NEEDS}.items() if needs[key]]
-    label, own = name.rpartition(":")[2], {key: v for key, v in as_table(method).items() if key != "name"}
+    needs, tasks = vars(method.needs()), _refusals_by_task([METHODS[name]])[0]
+    first_task = next(task for task, refusal in tasks.items() if not refusal)
+    run = from_dict({"method": {"name": name}, "task": {"name": first_task}})
+    sent = [query.name + (f" x{query.times}" if query.times > 1 else "") for query in queries(run).values()]
+    needed = [text for key, text in {**NEEDS, **MORE_NEEDS}.items() if needs[key]]
+    options = {key: value for key, value in as_table(method).items() if key != "name"}
+    label = name.rpartition(":")[2]
     return {
-        name: titled(METHODS[name]),
+        "title": title_and_paper(METHODS[name]),
         "leaves a node": ", ".join(what_leaves(run)) or "nothing",
         "needs": ", ".join(needed) or "nothing special",
-        "asks": ", ".join(asked) or "none",
-        "is judged by": MAIN_MODELS[method.central][0],
-        "options": ", ".join(f"{key} {value}" for key, value in own.items()) or "none",
-        "in words": f"fedstill run demo --method.name {name} --help; in compare --{label}.OPTION",
+        "queries": ", ".join(sent) or "none",
+        "evaluated on": CENTRAL[method.central][0],
+        "options": ", ".join(f"{key} {value}" for key, value in options.items()) or "none",
+        "usage": f"fedstill run demo --method.name {name} --help-all; in compare --{label}.OPTION",
     }
 
 
 def tasks_by_method() -> dict[str, dict[str, str | None]]:
-    """For each method and task, why it cannot run it; None where it can."""
+    """Return, by method and task, why the method does not support the task; None where it does."""
     from fedstill.protocol.method import METHODS
 
     working = METHODS.working()
-    return dict(zip(working, _tasks_of(working.values()), strict=True))
+    return dict(zip(working, _refusals_by_task(working.values()), strict=True))
 
 
-def _tasks_of(methods: Iterable[type[Method]]) -> list[dict[str, str | None]]:
+def _refusals_by_task(methods: Iterable[type[Method]]) -> list[dict[str, str | None]]:
     from fedstill.protocol.method import refusal
     from fedstill.tasks import TASKS
 
-    tasks = {name: kind().minimal_task() for name, kind in TASKS.working().items()}
-    return [{task: refusal(method().needs(), made) for task, made in tasks.items()} for method in methods]
+    tasks = {name: kind().example() for name, kind in TASKS.working().items()}
+    return [{name: refusal(method().needs(), task) for name, task in tasks.items()} for method in methods]
 
 
-def _print_tasks(console: Console) -> None:
-    """The tasks that each method runs, a line a method, and below it the reasons."""
-    found = tasks_by_method()
-    every = list(next(iter(found.values())))
-    table = columns(None, None, no_wrap=True)
-    table.add_row("tasks", ", ".join(every))
-    reasons: dict[str, list[str]] = {}
-    for name, tasks in found.items():
-        refused = [task for task, reason in tasks.items() if reason]
-        some = ", ".join(task for task in every if task not in refused)
-        most = f"all but {', '.join(refused)}" if refused else "all"
-        table.add_row(name, most if len(refused) < len(every) / 2 else some)
-        for reason in dict.fromkeys(filter(None, tasks.values())):
+def _print_tasks() -> None:
+    """Print the tasks that each method supports, and the reasons for the others."""
+    refusals = tasks_by_method()
+    every = list(next(iter(refusals.values())))
+    rows, reasons = [("all tasks", ", ".join(every))], dict[str, list[str]]()
+    for name, by_task in refusals.items():
+        refused = [task for task, reason in by_task.items() if reason]
+        supported = ", ".join(task for task in every if task not in refused)
+        short = f"all but {', '.join(refused)}" if refused else "all"
+        rows.append((name, short if len(refused) < len(every) / 2 else supported))
+        for reason in dict.fromkeys(filter(None, by_task.values())):
             reasons.setdefault(reason, []).append(name)
-    console.print(table)
-    console.print()
-    for reason, names in reasons.items():
-        console.print(f"{', '.join(names)}: {reason}", style="dim")
+    print_list(("method", "tasks"), rows)
+    print_list(("refused for", "methods"), [(reason, ", ".join(names)) for reason, names in reasons.items()])

@@ -11,7 +11,7 @@ from fedstill.core.errors import FedstillError, UnknownName
 from fedstill.core.text_format import human_seconds, json_text
 
 if TYPE_CHECKING:
-    from fedstill.attacks.mechanism_audits import Finding
+    from fedstill.attacks.mechanism_audits import AuditFinding
 
 END = """\
 claimed   epsilon by the node's own audit log, an upper bound
@@ -47,7 +47,7 @@ def audit(args: ParsedArgs) -> None:
         raise FedstillError(f"claims that are refuted: {', '.join(refuted)}")
 
 
-def _print(finding: Finding, *, first: bool) -> None:
+def _print(finding: AuditFinding, *, first: bool) -> None:
     """A row as soon as it is known: the next may take a minute."""
     if first:
         head = ("mechanism", "what was attacked", "claimed", "shown", "as noise", "runs", "s")
@@ -61,7 +61,7 @@ def _print(finding: Finding, *, first: bool) -> None:
     )
 
 
-def _say(found: list[Finding]) -> None:
+def _say(found: list[AuditFinding]) -> None:
     from fedstill.attacks.mechanism_audits import DELTA
     from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 
@@ -69,7 +69,7 @@ def _say(found: list[Finding]) -> None:
     print(f"{human_seconds(sum(finding.seconds for finding in found))} in all.")
 
 
-def _told(found: list[Finding], seed: int) -> dict[str, Any]:
+def _told(found: list[AuditFinding], seed: int) -> dict[str, Any]:
     """What was found, and where: as the file has it, and --json."""
     import os
     import platform

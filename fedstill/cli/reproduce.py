@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.arguments import ParsedArgs, leave, number
-from fedstill.cli.console import columns, print_json, whole_rows
+from fedstill.cli.console import print_json, print_list
 from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _list() -> None:
     from fedstill.compare.reproduction import reproductions
     from fedstill.core.text_format import counted
 
-    table = columns("name", "shows", "data", "minutes", "recorded; pairs of methods in the paper's order")
+    rows = []
     for entry in reproductions():
         records = _records(entry)
         told = [
@@ -98,8 +98,10 @@ def _list() -> None:
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
         minutes = f"{max(entry.minutes(records.get(SMALL)), 1):.0f}"
-        table.add_row(entry.name, shows, ", ".join(entry.data), minutes, "; ".join(told) or "-")
-    whole_rows().print(table)
+        rows.append((entry.name, shows, ", ".join(entry.data), minutes, "; ".join(told) or "-"))
+    print_list(
+        ("name", "content", "data", "minutes", "recorded; pairs of methods in the paper's order"), rows
+    )
     print("Data, and minutes of a seed, are the small scale's: as recorded, or else estimated.")
     print("The data's form: docs/tasks.md")
 
