@@ -1,19 +1,14 @@
-"""The command ``fedstill``: a file a command or a few that belong together, called by ``main``.
+"""The command line.
 
-``main`` has the help and names the commands; ``arguments`` and ``options`` read words by it, ``console``
-writes tables. ``run``, ``compare``, ``reproduce``, ``attack``, ``list_command``: runs and what was found;
-``page``: what goes on.
-``server`` and ``node``, with ``node_check`` and ``node_facts``: a real federation. ``offline``: by files.
-``privacy`` with ``privacy_plan`` and ``privacy_audit``: what a run will cost. ``audit_log``: what has left.
-
-May import everything. A newcomer adds a command here: a function of what was ``ParsedArgs``, and two lines in
-``main``: its name, and in the help its usage, by which ``arguments`` reads its words.
+``main`` is the entry point and ``commands`` the table of all commands with their help. ``arguments`` parses words
+by a command's usage, ``options`` reads options of a configuration, ``console`` prints tables. The other modules
+hold the functions of the commands.
 """
 
 import os
 
-# Read once, as torch is imported. A thread that waits for others spins for some microseconds, then sleeps: by
-# default it spins on, and beside other work a run takes many times as long; one that sleeps at once makes a
-# run that has the machine to itself nearly twice as long (benchmarks/busy.py).
+# Read once, when torch is imported. A waiting thread spins for some microseconds, then sleeps. By default it spins
+# on, which makes a run many times slower when the machine has other work; a thread that sleeps at once makes a run
+# nearly twice as slow when it has the machine to itself (benchmarks/busy.py).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

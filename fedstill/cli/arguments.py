@@ -72,7 +72,7 @@ class ParsedArgs:
 
     @property
     def show_progress(self) -> bool:
-        """Whether progress is shown on standard error: unless ``--quiet`` is given."""
+        """True unless ``--quiet`` is given: progress is shown on standard error."""
         return "--quiet" not in self
 
 

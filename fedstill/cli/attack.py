@@ -1,4 +1,4 @@
-"""``fedstill attack``: what an adversary gets from what left the nodes in a finished run."""
+"""``fedstill attack``: attacks on a finished run, with what left its nodes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _check(folder: Path) -> None:
 
 
 def duration(folder: Path, attacks: int, quick: bool) -> str:
-    """How long it will take, as far as that can be said: the run's own time, and that of an attack before."""
+    """Return a line on the expected time: the run's own, and that of an earlier attack; empty if not known."""
     from fedstill.attacks.leakage import Leakage
     from fedstill.core.run_writer import read_result
     from fedstill.core.text_format import counted, human_seconds, number
@@ -78,7 +78,7 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
 
 
 def configured(words: list[str], quick: bool = False) -> LeakageConfig:
-    """The attacks that words choose, with their options; where nothing is said, at full strength or less."""
+    """Return the attacks that the options choose, with their options."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.attacks.config import LeakageConfig
     from fedstill.cli.options import group, override
@@ -113,12 +113,12 @@ def print_all_options(name: str, words: list[str]) -> None:
 
 
 def _field(name: str) -> str:
-    """The name of an attack as help has it: options of ``my_lab:Guess`` are ``--my_lab_Guess.NAME`` there."""
+    """Return the name of an attack in options: ``--my_lab_Guess.NAME`` for ``my_lab:Guess``."""
     return re.sub(r"\W", "_", name)
 
 
 def _option(word: str) -> str:
-    """An option with its attack's one name so spelled."""
+    """Return an option with the canonical name of its attack."""
     from fedstill.attacks.attack import ATTACKS
 
     if not word.startswith("--"):
@@ -129,7 +129,7 @@ def _option(word: str) -> str:
 
 
 def print_leakage(found: Leakage, console: Console) -> None:
-    """Print what ``leakage.json`` holds: the sentence, a line an attack, and what was not tried."""
+    """Print ``leakage.json``: its summary, a line for each attack, and the attacks that were not run."""
     from rich.text import Text
 
     from fedstill.attacks.leakage import skipped_texts
@@ -150,14 +150,14 @@ def print_leakage(found: Leakage, console: Console) -> None:
 
 
 def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
-    """The lines of the table: each attack, of what, its figures, and what one has without attacking."""
+    """Return the rows of the table: attack, target, metrics, and the values without an attack."""
     from fedstill.attacks.leakage import table_lines
 
-    told = []
+    rows = []
     for attack in found.attacks:
         for line in table_lines(row for row in attack.rows if not row.detail):
             name = ", ".join(part for part in (attack.name, line.attack) if part)
             got = [f"{metric} {row.written}" for metric, row in line.metrics.items()]
             without = [row.without for row in line.metrics.values() if row.without]
-            told.append((name, line.who, ", ".join(got), ", ".join(without)))
-    return told
+            rows.append((name, line.who, ", ".join(got), ", ".join(without)))
+    return rows

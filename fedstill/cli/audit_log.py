@@ -1,4 +1,4 @@
-"""``fedstill audit``: what left a node, and what it cost its records' privacy."""
+"""``fedstill audit``: releases of a node and their privacy costs."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ if TYPE_CHECKING:
     from fedstill.privacy.config import PrivacyConfig
 
 MAGIC = b"SQLite format 3\0"  # how a log's file begins
-SECRET = ("content", "after", "left", "hash")  # follow from the records, or from what does
+SECRET = ("content", "after", "left", "hash")  # fields that depend on the records
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A log's file, and the folder and privacy of the node whose it is, if it is a node's."""
+class _LogFile:
+    """File of a log; for a node's log also the node's folder and privacy options."""
 
     file: Path
     folder: Path | None = None
     privacy: PrivacyConfig | None = None
-    mine: str = ""  # what that protects as one
+    mine: str = ""  # protected unit
 
 
-def _place(path: Path) -> _Place:
+def _find_log(path: Path) -> _LogFile:
     from fedstill.node import audit_file, owner_folder
     from fedstill.node.audit_log import FILE
 
     folder = path if path.is_dir() else path.parent
-    place = _Place(folder / FILE)
+    log = _LogFile(folder / FILE)
     if (folder / owner_folder.FILE).is_file():
         file = owner_folder.read(folder)
         mine = file.privacy.unit(file.data.group)
-        place = _Place(audit_file.audit_file(file, folder), folder, file.privacy, mine)
-    elif path.is_dir() and not place.file.is_file():
+        log = _LogFile(audit_file.audit_file(file, folder), folder, file.privacy, mine)
+    elif path.is_dir() and not log.file.is_file():
         raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
-    if not path.is_dir() and place.file.resolve() != path.resolve():
-        place = _Place(path)
-    if not place.file.exists() and audit_file.gone(place.file, place.folder) is None:
-        why = "neither a folder nor an audit log" if place.folder is None else "nothing has been charged"
-        raise FedstillError(f"{place.file} is not there: {why}")
-    return place
+    if not path.is_dir() and log.file.resolve() != path.resolve():
+        log = _LogFile(path)
+    if not log.file.exists() and audit_file.gone(log.file, log.folder) is None:
+        why = "neither a folder nor an audit log" if log.folder is None else "nothing has been charged"
+        raise FedstillError(f"{log.file} is not there: {why}")
+    return log
 
 
 @contextmanager
-def _opened(place: _Place, *, write: bool = False) -> Iterator[AuditLog]:
+def _opened(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
     from fedstill.node import audit_file
     from fedstill.node.audit_log import AuditLog
 
-    lost = audit_file.gone(place.file, place.folder)
+    lost = audit_file.gone(log.file, log.folder)
     if lost is not None and not write:
-        raise FedstillError(f"{place.file} {lost}: put it back, or `fedstill audit accept` starts it anew")
-    if lost is None and not place.file.with_name(f"{place.file.name}.head").exists():
-        with place.file.open("rb") as stream:
+        raise FedstillError(f"{log.file} {lost}: put it back, or `fedstill audit accept` starts a new one")
+    if lost is None and not log.file.with_name(f"{log.file.name}.head").exists():
+        with log.file.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:  # nothing says that it ever was one
-                raise FedstillError(f"{place.file} is no audit log")
-    audit = AuditLog(place.file, read_only=not write)
+                raise FedstillError(f"{log.file} is no audit log")
+    audit = AuditLog(log.file, read_only=not write)
     try:
         yield audit
     finally:
@@ -72,78 +72,78 @@ def _opened(place: _Place, *, write: bool = False) -> Iterator[AuditLog]:
 
 
 def show(args: ParsedArgs) -> None:
-    place = _place(Path(args.positionals[0]))
+    log = _find_log(Path(args.positionals[0]))
     allowed = "a whole number from 0 (all) up"
     most = number("--last", args.get("--last") or "20", int, lambda value: value >= 0, allowed)
-    own = 1e-5 if place.privacy is None else place.privacy.delta
+    own = 1e-5 if log.privacy is None else log.privacy.delta
     within, allowed = (lambda value: 0 < value < 1), "above 0 and below 1"
     at = number("--delta", args.get("--delta") or str(own), float, within, allowed)
 
     console = plain()
-    with _opened(place) as audit:
+    with _opened(log) as audit:
         entries = list(audit.entries())
         if "--json" in args:
-            told = {"log": str(place.file), "sound": audit.trouble is None, "trouble": audit.trouble}
-            shown = [_told(entry) for entry in entries[-most:]]
+            status = {"log": str(log.file), "sound": audit.trouble is None, "trouble": audit.trouble}
+            shown = [_without_secrets(entry) for entry in entries[-most:]]
             print_json(
-                {**told, "entries": shown, "totals": totals(audit, entries, at, place.privacy, place.mine)}
+                {**status, "entries": shown, "totals": totals(audit, entries, at, log.privacy, log.mine)}
             )
             return
-        console.print(f"audit log {place.file}", soft_wrap=True)
+        console.print(f"audit log {log.file}", soft_wrap=True)
         if audit.trouble is not None:
             console.print(f"NOT SOUND: {audit.trouble}.", style="bold", soft_wrap=True)
         if not entries:
             console.print("Nothing has left.")
             return
         print_entries(console, entries[-most:], len(entries))
-        print_totals(console, audit, entries, at, place.privacy, place.mine)
+        print_totals(console, audit, entries, at, log.privacy, log.mine)
 
 
 def verify(args: ParsedArgs) -> None:
-    place, count, trouble = _place(Path(args.positionals[0])), None, None
+    log, count, trouble = _find_log(Path(args.positionals[0])), None, None
     try:
-        with _opened(place) as audit:
+        with _opened(log) as audit:
             count = sum(1 for _ in audit.entries())
             audit.verify()
     except FedstillError as error:
         trouble = error
     if "--json" in args:
-        told = {"sound": trouble is None, "trouble": None if trouble is None else str(trouble)}
-        print_json({"log": str(place.file), **told, "entries": count})
+        status = {"sound": trouble is None, "trouble": None if trouble is None else str(trouble)}
+        print_json({"log": str(log.file), **status, "entries": count})
     if trouble is not None:
         raise trouble
     if "--json" not in args:
         shown = "1 entry" if count == 1 else f"{count} entries"
-        print(f"{place.file}: {shown}: hashes, totals and head agree")
+        print(f"{log.file}: {shown}: hashes, totals and head agree")
 
 
 def export(args: ParsedArgs) -> None:
     from fedstill.core.private_files import opener
 
-    place, to, whole = _place(Path(args.positionals[0])), args.path("--out"), "--whole" in args
+    log, to, whole = _find_log(Path(args.positionals[0])), args.path("--out"), "--whole" in args
     if to.suffix != ".jsonl":
         raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
     if to.exists():
         raise ArgumentError("--out", str(to), "a file that is not there yet")
-    with _opened(place) as audit, open(to, "x", encoding="utf-8", opener=opener) as file:
+    with _opened(log) as audit, open(to, "x", encoding="utf-8", opener=opener) as file:
         for entry in audit.entries():
-            file.write(json_text(entry if whole else _told(entry), indent=None) + "\n")
+            file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
         if audit.trouble is not None:
-            raise FedstillError(f"{place.file} is not sound, and {to} holds it as it is: {audit.trouble}")
+            raise FedstillError(f"{log.file} is not sound, and {to} holds it as it is: {audit.trouble}")
 
 
-def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry without what follows from the records."""
+def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry without the fields that depend on the records."""
     return {name: value for name, value in entry.items() if name not in SECRET}
 
 
 def accept(args: ParsedArgs) -> None:
     from fedstill.node import audit_file
 
-    place = _place(Path(args.positionals[0]))
-    lost = audit_file.gone(place.file, place.folder)
-    with _opened(place, write=True) as audit:
+    log = _find_log(Path(args.positionals[0]))
+    lost = audit_file.gone(log.file, log.folder)
+    with _opened(log, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.trouble or lost
         audit.settle(args.options["--because"][-1], gone=lost is not None)

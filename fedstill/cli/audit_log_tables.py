@@ -1,4 +1,4 @@
-"""What ``fedstill audit show`` prints, in 80 columns: a log's entries, and what they add up to."""
+"""Tables of ``fedstill audit show``, in 80 columns: entries of a log and their totals."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MANY = 6  # prices that are shown of all that was paid
 
 
 def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -> None:
-    """One table of what happened, and one of the rules that it names by letter: there are few of these."""
+    """Print a table of entries, and a table of the rules that it names by letter."""
     from fedstill.node.audit_entries import DATA, REFUSED, SETTLED
 
-    told = dict.fromkeys(entry["rule"] for entry in entries if entry["part"] not in (SETTLED, REFUSED))
-    rules = {rule: _letters(number) for number, rule in enumerate(told)}
+    shown_rules = dict.fromkeys(entry["rule"] for entry in entries if entry["part"] not in (SETTLED, REFUSED))
+    rules = {rule: _letters(number) for number, rule in enumerate(shown_rules)}
     named = any(entry["payer"] != DATA for entry in entries)  # a simulation's log has several nodes
     table = columns(
         "entry",
@@ -66,7 +66,7 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
 
 
 def _explain(console: Console, kinds: set[str]) -> None:
-    """What the queries and the kinds are that entries name."""
+    """Print the meaning of the queries and payload kinds in the entries."""
     from fedstill.protocol.payload_kinds import payload_kind
 
     console.print(
@@ -102,7 +102,7 @@ def _what(entry: Mapping[str, Any]) -> str:
 
 
 def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
-    """What one entry cost, in words."""
+    """Return the privacy cost of an entry in words."""
     parts = events(entry["price"])
     if entry["bare"]:
         parts.append("no guarantee" if entry["bare"] == 1 else f"no guarantee, {entry['bare']} times")
@@ -110,7 +110,7 @@ def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
 
 
 def events(price: Mapping[str, int]) -> list[str]:
-    """Events and how often each, numbers to four digits."""
+    """Return events with their counts, numbers to four digits."""
     short = map(shortened, price)
     return [
         event if times == 1 else f"{times} x {event}"
@@ -126,7 +126,7 @@ def print_totals(
     privacy: PrivacyConfig | None,
     mine: str = "",
 ) -> None:
-    """One table of what each run, and all runs of a payer, have cost at delta.
+    """Print a table of the privacy cost of each run, and of all runs of a node, at delta.
 
     Args:
         delta: of the epsilons that are shown; budgets have their own.
@@ -142,7 +142,7 @@ def print_totals(
     rows = totals(audit, entries, delta, privacy, mine)
     for row in rows:
         known = row["events"] is not None
-        told = [
+        cells = [
             row["whose"],
             "all runs" if row["run"] is None else row["run"],
             str(row["releases"]),
@@ -150,19 +150,19 @@ def print_totals(
             round_up(row["epsilon"]) if known else "not known",
         ]
         if limited and row["whose"] == DATA:
-            told.append(round_down(row["budget_epsilon_left"]) if known else "not known")
-        table.add_row(*told)
+            cells.append(round_down(row["budget_epsilon_left"]) if known else "not known")
+        table.add_row(*cells)
     console.print(table)
     if privacy is not None and limited:
         console.print(f"Budgets, by {privacy.accountant.upper()}: {'; '.join(describe_budgets(privacy))}.")
     for payer in dict.fromkeys(row["whose"] for row in rows):
         spent = audit.spent(payer, ALL)
         prices, bare = events(spent.total), spent.bare_total
-        told = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
-        told += [f"{counted(bare, 'release')} without guarantee"] if bare else []
+        cells = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
+        cells += [f"{counted(bare, 'release')} without guarantee"] if bare else []
         units = sorted(audit.sums.units(payer))
         apart = f", of which units add up to nothing ({', '.join(units)})" if len(units) > 1 else ""
-        console.print(f"Paid in all for {payer}: {', '.join(told) or 'nothing'}{apart}.")
+        console.print(f"Paid in all for {payer}: {', '.join(cells) or 'nothing'}{apart}.")
 
 
 def _limited(privacy: PrivacyConfig | None) -> bool:
@@ -176,7 +176,7 @@ def totals(
     privacy: PrivacyConfig | None,
     mine: str = "",
 ) -> list[dict[str, Any]]:
-    """What each run, and all runs of a payer (run: None), have cost; arguments as :func:`print_totals`.
+    """Return the privacy cost of each run, and of all runs (run: None) of a node; arguments as in :func:`print_totals`.
 
     Each has ``events`` and how often each was paid for (None: nothing is known, as of an edited entry, or of
     all runs where they paid for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what

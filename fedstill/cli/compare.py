@@ -1,4 +1,4 @@
-"""``fedstill compare``: several methods side by side, on equal terms."""
+"""``fedstill compare``: several methods under equal conditions."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def _say_what_is_left_out(names: Sequence[str], run: RunConfig, *, based: bool) 
             if own != data or (name.endswith(".toml") and not based):
                 apart = f", not on its {own}" if own != data else ""
                 cure = "" if based else f"; --base {name} takes all else from it, too"
-                told = f"Of {name} the method alone is taken: all run on {data}{apart}{cure}."
-                print(told, file=sys.stderr)
+                note = f"Of {name} the method alone is taken: all run on {data}{apart}{cure}."
+                print(note, file=sys.stderr)
 
 
 def _of_one_method(

@@ -1,4 +1,4 @@
-"""``fedstill dashboard``: a page of what goes on in a folder, for a browser of this machine."""
+"""``fedstill dashboard``: a live page of a node, a server or runs, for a browser on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def page(args: ParsedArgs) -> None:
-    """Serve it until Ctrl+C."""
+    """Serve the page until Ctrl+C."""
     folder, in_range = Path(args.positionals[0]), lambda value: 0 <= value < 65536
     port = number("--port", args.get("--port") or "0", int, in_range, "1 to 65535")
     if not folder.is_dir():
@@ -39,7 +39,7 @@ def page(args: ParsedArgs) -> None:
 
 
 def _pages(folder: Path, ending: contextlib.ExitStack) -> Page:
-    """What is shown of a folder, by what it is the folder of; ``ending`` closes what it opens."""
+    """Return the pages of a folder by its kind; ``ending`` closes what they open."""
     from fedstill.federation.provision import FEDERATION
     from fedstill.node.owner_folder import FILE
 
@@ -61,10 +61,10 @@ def _node(folder: Path, path: str, nonce: str) -> str | None:
 
 
 def _server(folder: Path, ending: contextlib.ExitStack) -> Page:
-    from fedstill.federation.server_status import ServerWatch
+    from fedstill.federation.server_status import ServerMonitor
     from fedstill.report import runs_page
 
-    watch = ServerWatch(folder)
+    watch = ServerMonitor(folder)
     ending.callback(watch.close)  # else its session keeps the process alive
 
     def pages(path: str, nonce: str) -> str | None:

@@ -1,4 +1,4 @@
-"""``fedstill doctor``: what is installed here, what computes, and what is missing for what."""
+"""``fedstill doctor``: installed versions, devices, and missing extras."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "a run's metrics in TensorBoard, MLflow, Weights & Biases",
         ("tensorboard", "mlflow", "alembic", "wandb"),
     ),
-    "vision": ("torchvision's networks as models of your own", ("torchvision",)),
+    "vision": ("torchvision's networks as custom models", ("torchvision",)),
 }
 MISSING = "not installed"
 SHOWN = ("torch", "numpy", "scipy", "scikit-learn", "safetensors", "torchmetrics", "dp-accounting")
 
 
 def doctor(args: ParsedArgs) -> None:
-    """All of it, or as JSON."""
-    told = examined()
+    """Print versions, devices, folders and missing extras."""
+    report = examine()
     if "--json" in args:
-        print_json(told)
+        print_json(report)
         return
-    versions = ", ".join(f"{name} {value}" for name, value in told["versions"].items())
+    versions = ", ".join(f"{name} {value}" for name, value in report["versions"].items())
     missing = {
-        extra: f"{EXTRAS[extra][0]}: pip install 'fedstill[{extra}]' ({_told(names, told['broken'])})"
-        for extra, names in told["missing"].items()
+        extra: f"{EXTRAS[extra][0]}: pip install -e '.[{extra}]' ({_missing_modules(names, report['broken'])})"
+        for extra, names in report["missing"].items()
     }
     there = [extra for extra in EXTRAS if extra not in missing]
     facts: dict[str, str] = {
         "versions": versions,
-        "machine": told["machine"],
-        "devices": ", ".join(told["devices"]),
-        "threads": f"{told['threads']} in use of {told['cores']} cores that this process may use",
-        "data folders": ", ".join(told["data_folders"]),
-        "free here": f"{told['free_gb']:.1f} GB",
+        "machine": report["machine"],
+        "devices": ", ".join(report["devices"]),
+        "threads": f"{report['threads']} in use of {report['cores']} cores that this process may use",
+        "data folders": ", ".join(report["data_folders"]),
+        "free here": f"{report['free_gb']:.1f} GB",
         "extras": ", ".join(there) or "none",
     }
     print_facts(plain(), facts, indent="")
@@ -71,8 +71,8 @@ def doctor(args: ParsedArgs) -> None:
         print_facts(plain(), missing)
 
 
-def examined() -> dict[str, Any]:
-    """What there is: versions, devices, threads, data folders, and by extra the modules that are missing."""
+def examine() -> dict[str, Any]:
+    """Return versions, devices, threads, data folders, and the missing modules of each extra."""
     import torch
 
     from fedstill.core.compute import devices
@@ -118,7 +118,7 @@ def _unusable(name: str) -> str:
     return ""
 
 
-def _told(names: Sequence[str], broken: Mapping[str, str]) -> str:
+def _missing_modules(names: Sequence[str], broken: Mapping[str, str]) -> str:
     """Return the modules that are missing, and those that are there and cannot be imported."""
     there = [f"{name} cannot be imported ({broken[name]})" for name in names if name in broken]
     gone = [name for name in names if name not in broken]
@@ -126,7 +126,7 @@ def _told(names: Sequence[str], broken: Mapping[str, str]) -> str:
 
 
 def _shown(folder: Path) -> str:
-    """A folder without the name of whose home it is in, as people paste all this where others read it."""
+    """Return a folder with ``~`` for the home folder, since people paste this output in public."""
     home = Path.home()
     return str("~" / folder.relative_to(home)) if folder.is_relative_to(home) else str(folder)
 

@@ -1,4 +1,4 @@
-"""``fedstill node check``: what a node is, what it would answer and refuse, and everything that is wrong."""
+"""``fedstill node check``: a node's configuration, its faults, and what it would answer and refuse."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ LIVE = "the run asks live nodes, again after their first answers, and this one a
 
 
 @dataclass(frozen=True)
-class Asking:
-    """A run as far as a node's machine can know it."""
+class CheckedRun:
+    """Run that a node is checked against, as far as it is known on the node's machine."""
 
     target: str
     config: RunConfig
@@ -40,7 +40,7 @@ class Asking:
 
 
 def check(args: ParsedArgs) -> None:
-    """Say it; nothing is trained."""
+    """Print the node's facts and faults; nothing is trained."""
     folder = Path(args.positionals[0])
 
     from fedstill.node import owner_folder
@@ -53,17 +53,17 @@ def check(args: ParsedArgs) -> None:
         if "--json" in args:
             print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})
         leave_faulty(folder, found.faults)
-    told = _node(folder, found.file, found)
+    summary = _node(folder, found.file, found)
     if asking is not None:
-        told["run"] = _run(folder, asking, found.file, found)
+        summary["run"] = _run(folder, asking, found.file, found)
     elif not found.untold and not found.faults:  # else which methods serve is not known, or not yet
-        told["methods"] = _methods(found.file, found)
+        summary["methods"] = _methods(found.file, found)
     if "--json" in args:
-        print_json({**told, "faults": found.faults, "not checked": found.untold})
+        print_json({**summary, "faults": found.faults, "not checked": found.untold})
         if not found.faults:
             sys.exit(1 if found.untold else 0)
     else:
-        _print(plain(), told, found)
+        _print(plain(), summary, found)
     if found.faults:
         leave_faulty(folder, found.faults)
     if outside := _outside(found.file):
@@ -75,7 +75,7 @@ def check(args: ParsedArgs) -> None:
 
 
 def _outside(file: NodeFile) -> str:
-    """What is to be known of the hours of a node that is sound; empty: nothing."""
+    """Return a note if the node refuses everything at this hour; else an empty text."""
     from fedstill.core.errors import QueryRefused
     from fedstill.node.admission import require_hour
 
@@ -87,7 +87,7 @@ def _outside(file: NodeFile) -> str:
 
 
 def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
-    """End the command with what is wrong with a node."""
+    """Exit with the faults of a node."""
     if len(faults) == 1:
         raise FedstillError(faults[0])
     print(f"fedstill: {len(faults)} faults in {folder}:", file=sys.stderr)
@@ -96,8 +96,8 @@ def leave_faulty(folder: Path, faults: Sequence[str]) -> NoReturn:
     sys.exit(2)
 
 
-def asked_by(target: str, config: RunConfig) -> Asking:
-    """A run with its input spec and public data, where its own data are here."""
+def asked_by(target: str, config: RunConfig) -> CheckedRun:
+    """Return a run with its input spec and public data, if its data are on this machine."""
     from fedstill.data import load as load_data
     from fedstill.data.input_spec import InputSpec
     from fedstill.data.public import load_public
@@ -106,12 +106,12 @@ def asked_by(target: str, config: RunConfig) -> Asking:
         data = load_data(config.data, config.task)
         public = load_public(config.public, data, config.task)[1]
     except DataError as error:
-        return Asking(target, config, _told_by_schema(config), None, str(error))
-    return Asking(target, config, InputSpec.of(config.task, data), public, "")
+        return CheckedRun(target, config, _spec_of_schema(config), None, str(error))
+    return CheckedRun(target, config, InputSpec.of(config.task, data), public, "")
 
 
-def _told_by_schema(config: RunConfig) -> InputSpec | None:
-    """The spec of a run on tables whose schema is here, though its rows are not; None: it is not."""
+def _spec_of_schema(config: RunConfig) -> InputSpec | None:
+    """Return the spec of a run on tables whose schema is here, though its rows are not; else None."""
     from fedstill.data.input_spec import InputSpec
     from fedstill.data.user_data import UserFiles
 
@@ -133,20 +133,20 @@ def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
 
 
-def _print(console: Console, told: Mapping[str, Any], found: Examined) -> None:
-    console.print(f"node {told['node']}, in {told['folder']}", soft_wrap=True)
-    print_facts(console, told["facts"])
-    if told["exposed"] is not None:
-        console.print(f"{told['exposed']}\n", soft_wrap=True)
-    if "run" in told:
-        _print_run(console, told["run"], found)
-    elif "methods" in told:
-        _print_methods(console, told["methods"])
+def _print(console: Console, summary: Mapping[str, Any], found: Examined) -> None:
+    console.print(f"node {summary['node']}, in {summary['folder']}", soft_wrap=True)
+    print_facts(console, summary["facts"])
+    if summary["exposed"] is not None:
+        console.print(f"{summary['exposed']}\n", soft_wrap=True)
+    if "run" in summary:
+        _print_run(console, summary["run"], found)
+    elif "methods" in summary:
+        _print_methods(console, summary["methods"])
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What a node would do in a run.
+    """Decision of a node about a run.
 
     Args:
         rules: by which it would refuse some, by name.
@@ -161,9 +161,9 @@ class _Verdict:
 
 
 def _judged(
-    method: Method, file: NodeFile, found: Examined, asking: Asking | None, folder: Path | None
+    method: Method, file: NodeFile, found: Examined, asking: CheckedRun | None, folder: Path | None
 ) -> _Verdict:
-    """What a node would do in a run of a method; of the folder's own budgets where the run is known."""
+    """Return what a node would do in a run of a method."""
     from fedstill.cli.node_check_privacy import spec_objection, unprotected
     from fedstill.core.compute import Compute
     from fedstill.data.loading import CLASSIFICATION
@@ -197,8 +197,8 @@ def _judged(
     return _Verdict(side.queries, {**bare, **refused}, against, None if bare else mechanism)
 
 
-def _run(folder: Path, asking: Asking, file: NodeFile, found: Examined) -> dict[str, Any]:
-    """What one run asks, and what this node would say."""
+def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: Examined) -> dict[str, Any]:
+    """Return the queries of a run, and the node's decision on each."""
     from fedstill.cli.node_check_privacy import payment
 
     note = None
@@ -256,14 +256,14 @@ def _print_run(console: Console, run: Mapping[str, Any], found: Examined) -> Non
 
 
 def _methods(file: NodeFile, found: Examined) -> list[dict[str, str]]:
-    """What each method asks with its default options, and what this node would say."""
+    """Return the queries of each method with default options, and the node's decisions."""
     from fedstill.protocol.method import METHODS
 
     told_of = []
     for name in (*METHODS.own, *file.policy.methods):
         verdict = _judged(METHODS[name](), file, found, None, None)
-        told = [query for query in verdict.queries if query not in verdict.rules]
-        parts = [f"answers {', '.join(told)}"] if told else []
+        summary = [query for query in verdict.queries if query not in verdict.rules]
+        parts = [f"answers {', '.join(summary)}"] if summary else []
         for rule in dict.fromkeys(verdict.rules.values()):
             asked = ", ".join(query for query, its in verdict.rules.items() if its == rule)
             parts.append(f"refuses {asked} ({rule})")
@@ -277,14 +277,14 @@ def _methods(file: NodeFile, found: Examined) -> list[dict[str, str]]:
 
 def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> None:
     console.print("In a run of each method, with its default options:")
-    rows = [[*told.values()] for told in methods]
+    rows = [[*summary.values()] for summary in methods]
     print_table(console, ["method", "can take part", "what the node does"], rows, left=3)
     console.print("Shape and classes are those of the data here; name a run to check against the run's own.")
     console.print()
 
 
 def _unfit(
-    method: Method, file: NodeFile, found: Examined, queries: Mapping[str, Query], asking: Asking | None
+    method: Method, file: NodeFile, found: Examined, queries: Mapping[str, Query], asking: CheckedRun | None
 ) -> str | None:
     """Why a node that refuses no query cannot take part, if so."""
     from fedstill.node import owner_model
@@ -304,7 +304,7 @@ def _unfit(
 
 
 def _stranger(config: RunConfig, file: NodeFile) -> str | None:
-    """Which of a run's method and task is neither the package's own nor allowed by the owner."""
+    """Return why the run's method or task is not allowed, if it is neither built in nor named by the policy."""
     for option, chosen in (("methods", config.method), ("tasks", config.task)):
         if not chosen.registry.allows(chosen.called, getattr(file.policy, option)):
             return f"policy.{option} does not name {chosen.called}"
@@ -312,14 +312,14 @@ def _stranger(config: RunConfig, file: NodeFile) -> str | None:
 
 
 def _first_refusal(rules: Mapping[str, str]) -> str | None:
-    """Why a node that refuses some queries cannot take part."""
+    """Return why a node that refuses some queries cannot take part; None if it refuses none."""
     for name, rule in rules.items():
         return f"it refuses {name} ({rule}), and the run needs it"
     return None
 
 
-def _student(asking: Asking, spec: InputSpec) -> nn.Module | None:
-    """The run's central model, to compare architectures; None where it cannot be made here."""
+def _student(asking: CheckedRun, spec: InputSpec) -> nn.Module | None:
+    """Return the run's student, to compare architectures; None if it cannot be built here."""
     from fedstill import models
 
     try:

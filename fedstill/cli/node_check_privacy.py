@@ -1,4 +1,4 @@
-"""What ``fedstill node check`` says of a node's privacy: how it is protected, and what it can answer."""
+"""Privacy part of ``fedstill node check``: mechanism, budgets, and queries that cannot be protected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedstill.protocol.queries import NodeSide
 
 
 def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list[str]:
-    """How the records are protected, and what is left of their budget, in lines."""
+    """Return lines on mechanism, unit and remaining budget."""
     config, lines = file.privacy, []
     if not config.protects:
         lines.append("none: answers leave as they are, without any guarantee")
@@ -42,19 +42,19 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
     ):
         if math.isfinite(most):
             lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
-    told = _spent(file, folder)
-    if told is not None and told.trouble is not None:
-        lines.append(f"nothing can be charged: {told.trouble}")
-    elif told is not None and told.units - {config.unit(file.data.group)}:
+    balance = _spent(file, folder)
+    if balance is not None and balance.trouble is not None:
+        lines.append(f"nothing can be charged: {balance.trouble}")
+    elif balance is not None and balance.units - {config.unit(file.data.group)}:
         lines.append(
             "what was paid before protects other units than privacy.group_size and data.group say now"
         )
-    elif told is not None and math.isfinite(config.over_all[0]):
+    elif balance is not None and math.isfinite(config.over_all[0]):
         lines[-1] += (
-            f", of which {round_down(remaining_epsilon(config, told.events, told.bare, over_all=True))} is left"
+            f", of which {round_down(remaining_epsilon(config, balance.events, balance.bare, over_all=True))} is left"
         )
     if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
-        again = f"the server names runs, and each may cost {config.epsilon:g} anew"
+        again = f"the server names runs, and each may cost {config.epsilon:g} again"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
     if config.protects and config.accountant == "pld" and math.isfinite(config.budget):
         planned_queries = (
@@ -70,7 +70,7 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
 
 
 def schema_fact(file: NodeFile) -> str:
-    """Which schemas a node whose data are a table lets a run have."""
+    """Return which schemas a node with table data accepts."""
     if file.data.schema:
         return f"that of {file.data.schema} alone: a run of any other is refused before data are looked at"
     if file.policy.approve != "policy":
@@ -80,7 +80,7 @@ def schema_fact(file: NodeFile) -> str:
 
 
 def spec_objection(file: NodeFile, found: Examined, spec: InputSpec) -> str | None:
-    """In what a run's schema or classes differ from the only ones that the owner allows, if so."""
+    """Return how a run's schema or classes differ from the only ones that the owner allows; else None."""
     if file.data.classes and file.data.classes != spec.classes:
         named = ", ".join(map(clip, spec.classes))
         return f"its classes are not those of data.classes, in their order: {named}"
@@ -91,7 +91,7 @@ def spec_objection(file: NodeFile, found: Examined, spec: InputSpec) -> str | No
 def unprotected(
     file: NodeFile, found: Examined, side: NodeSide, folder: Path | None
 ) -> tuple[dict[str, str], str | None, Mechanism | None]:
-    """Which queries the owner's mechanism cannot protect, why no run can be paid for, and that mechanism.
+    """Return the queries that the mechanism cannot protect, why no run fits the budget, and the mechanism.
 
     Args:
         found: what could be made of it.
@@ -121,7 +121,7 @@ def unprotected(
 
 
 def payment(mechanism: Mechanism) -> str:
-    """What a run would cost, by the owner's accountant."""
+    """Return the privacy cost of a run by the owner's accountant."""
     cost, config = forecast(mechanism), mechanism.config
     if cost.price is None:
         if objection(mechanism) is not None:
@@ -158,7 +158,7 @@ def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
 
 
 def _spent(file: NodeFile, folder: Path) -> Balance | None:
-    """What the audit log says; None where it cannot be read, which is a fault and told as one."""
+    """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
     try:
         return audit_file.spent(file, folder)
     except FedstillError:

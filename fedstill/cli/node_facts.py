@@ -1,4 +1,4 @@
-"""What a node is, as ``fedstill node check`` says it: data, model, compute, policy, privacy and link."""
+"""Facts of a node for ``fedstill node check``: data, model, compute, policy, privacy and link."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FEW = 20  # classes that are shown one by one
 
 
 def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
-    """What a node is, in lines by what they are about."""
+    """Return lines by topic."""
     from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
     from fedstill.core.startup_kit import KIT, StartupKit
     from fedstill.core.text_format import counted, times
@@ -58,32 +58,32 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
     elif not kit_faults(folder, None):
         kit = StartupKit(folder / KIT)
         until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"
-        told = f"its authority is {kit.authority_fingerprint}"
-        facts["link"] = [f"dials out to {kit.target('client')}; {until}", told]
-        if spoilt := Cohort(folder / COHORT).spoilt:
+        authority = f"its authority is {kit.authority_fingerprint}"
+        facts["link"] = [f"dials out to {kit.target('client')}; {until}", authority]
+        if corrupted := Cohort(folder / COHORT).spoilt:
             most = policy.max_corrupted_sums
-            then = ", and all are from now on" if 0 < most <= spoilt else ""
+            then = ", and all are from now on" if 0 < most <= corrupted else ""
             facts["link"].append(
-                f"answers here have spoilt {counted(spoilt, 'sum')}{then} (max_corrupted_sums: {most})"
+                f"responses of this node have corrupted {counted(corrupted, 'sum')}{then} (max_corrupted_sums: {most})"
             )
     return facts
 
 
 def admission_facts(policy: PolicyConfig) -> list[str]:
-    """Which runs a node lets in at all, in a line; none where it lets in all."""
-    told = {
+    """Return a line on the runs that a node admits; empty if it admits all."""
+    conditions = {
         f"runs need your approval ({policy.approve})": policy.approve != "policy",
         f"{policy.min_records} examples or more": policy.min_records,
         f"{policy.min_nodes} nodes or more": policy.min_nodes,
         f"{len(policy.allowed_servers)} servers by name": policy.allowed_servers,
         policy.hours: policy.hours,
     }
-    words = "; ".join(words for words, there in told.items() if there)
+    words = "; ".join(words for words, there in conditions.items() if there)
     return [words] if words else []
 
 
 def _counts(spec: InputSpec, data: TensorData) -> str:
-    """How much there is of each class, in one line; empty where there are no classes."""
+    """Return the class counts in one line; empty if there are no classes."""
     task, classes = spec.make_task(), spec.classes
     if task.kind == "image":
         return ""

@@ -75,8 +75,8 @@ def log(args: ParsedArgs) -> None:
     number = kept.holds(noted) if noted else None
     fault = kept.verify()
     if fault is None and noted and number is None:
-        told = "it was archived, the folder was put back to before it, or this is another log"
-        fault = f"no line has the hash that you noted; {told}"
+        causes = "it was archived, the folder was put back to before it, or this is another log"
+        fault = f"no line has the hash that you noted; {causes}"
     if "--json" in args:
         print_json({"fault": fault, "lines": lines})
         sys.exit(2 if fault else 0)
@@ -117,7 +117,7 @@ def _decide(args: ParsedArgs, approved: bool) -> None:
     request = _requests(folder).decide(args.positionals[1], approved, because, server=server)
     print(f"Run {request.run} of {request.asked_by}, {grouped(request.sha256)}: {request.state}.")
     if approved:
-        print("The server starts it again, or goes on with it, and it is let in.")
+        print("The server can start or resume it now.")
         with looking_in(folder):
             refused = refused_all_the_same(request, owner_folder.read(folder))
         for query, rule in refused.items():

@@ -1,4 +1,4 @@
-"""A federation by files: ``fedstill offline``, ``fedstill node response`` and ``fedstill offline combine``."""
+"""``fedstill offline``: federated distillation with files carried by hand."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def combine(args: ParsedArgs) -> None:
 
     recipe = _recipe(queries)
     if not recipe.is_file():
-        raise BundleError(f"{recipe} is missing: `fedstill offline make` wrote it beside {queries}")
+        raise BundleError(f"{recipe} is missing: `fedstill offline make` wrote it next to {queries}")
     asked = load_toml(recipe)
     config = changed(asked, args.overrides, "fedstill offline combine", args.known)
     runs.check_later(asked, config)
@@ -66,7 +66,7 @@ def combine(args: ParsedArgs) -> None:
             config, queries, responses, folder, keys=known, command=args.command, progress=args.show_progress
         )
     except KeyboardInterrupt:
-        leave("stopped; the same command goes on", 130)
+        leave("stopped; run the same command to resume", 130)
     finish(folder, result)
     if result["files"]["missing"]:
         print(f"No answers came from {', '.join(result['files']['missing'])}, whose keys are in {keys}.")
@@ -145,11 +145,11 @@ def show(args: ParsedArgs) -> None:
 def _described(path: Path) -> str:
     from fedstill.federation import signed_files
 
-    return f"{path} and {signed_files.signature_of(path).name}, {human_bytes(path.stat().st_size)}"
+    return f"{path} and {signed_files.signature_path(path).name}, {human_bytes(path.stat().st_size)}"
 
 
 def _recipe(queries: Path) -> Path:
-    """Where the run is kept whose queries these are."""
+    """Return the path of the run's configuration, kept next to its queries."""
     return queries.with_name(queries.name + ".toml")
 
 

@@ -39,7 +39,7 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
         words: the options, each followed by its values; ``--help-all`` prints all of them and exits with 0.
         prog: the command before the options, for help and errors.
         about: what help says above the options.
-        also: options that the command takes beside those of the configuration, which may have been meant.
+        also: options of the command itself, for suggestions.
 
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
@@ -58,10 +58,10 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
             names = [*also, *(f"--{name}" for name in known)]
             chosen = next((f"'--{key}'" for key in choices(config) if key.startswith(f"{option.name}.")), "")
             section = option.name.rpartition(".")[0]
-            beside = [f"--{name}" for name in known if section and name.rpartition(".")[0] == section]
+            siblings = [f"--{name}" for name in known if section and name.rpartition(".")[0] == section]
             see = f"`{prog} --help-all` lists all"
-            if 0 < len(beside) <= FEW:
-                see = f"there are {', '.join(beside)}; {see}"
+            if 0 < len(siblings) <= FEW:
+                see = f"there are {', '.join(siblings)}; {see}"
             raise UnknownName("option", option.option, names, see=see, meant=chosen)
     table = as_table(config)
     for option in given:
@@ -75,7 +75,7 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
 def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
     """The configuration with those methods, tasks, splits that options choose by name; and the other options.
 
-    What is chosen anew has its defaults, but for such options as all that could be chosen have.
+    A newly chosen one has its defaults, except for options that all choices share.
     """
     from fedstill.core.config_tables import as_table, choices, layered, read_table
 
@@ -94,7 +94,7 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
 
 def _choices(config: Any) -> str:
-    """What can be chosen by name, a line each; the options below are those of what is chosen now."""
+    """Return a line for each option that chooses by name; the options listed after it are those of the choice."""
     from fedstill.core.config_tables import as_table, choices
 
     lines = []

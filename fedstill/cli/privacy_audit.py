@@ -1,4 +1,4 @@
-"""``fedstill privacy audit``: every mechanism attacked, beside what it claims."""
+"""``fedstill privacy audit``: attacks on every mechanism, compared with the claimed epsilon."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def audit(args: ParsedArgs) -> None:
         found.append(one(seed))
         if "--json" not in args:
             _print(found[-1], first=len(found) == 1)
-    told = _told(found, seed)
+    record = _as_json(found, seed)
     if "--json" in args:
-        print_json(told)
+        print_json(record)
     else:
         _say(found)
     if out is not None:
-        out.write_text(json_text(told) + "\n", encoding="utf-8")
+        out.write_text(json_text(record) + "\n", encoding="utf-8")
     refuted = [f"{finding.mechanism} ({finding.on})" for finding in found if finding.refuted]
     if refuted:
         raise FedstillError(f"claims that are refuted: {', '.join(refuted)}")
@@ -69,8 +69,8 @@ def _say(found: list[AuditFinding]) -> None:
     print(f"{human_seconds(sum(finding.seconds for finding in found))} in all.")
 
 
-def _told(found: list[AuditFinding], seed: int) -> dict[str, Any]:
-    """What was found, and where: as the file has it, and --json."""
+def _as_json(found: list[AuditFinding], seed: int) -> dict[str, Any]:
+    """Return the findings with machine and date, as JSON has them."""
     import os
     import platform
     from datetime import date

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import plain, print_json
 from fedstill.cli.node_check_privacy import refusal
-from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode, PlannedRun, show, told
+from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode, PlannedRun, as_json, show
 from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
@@ -50,7 +50,7 @@ def plan(args: ParsedArgs) -> None:
             known[place.examples] = _solve(run, place, epsilon, noise, steps)
         plans.append(replace(known[place.examples], place=place))
     if "--json" in args:
-        print_json(told(run, plans))
+        print_json(as_json(run, plans))
     else:
         show(plain(), run, plans, folder)
     for one in plans:
@@ -112,8 +112,10 @@ def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[Planned
 
 def _require_public(run: PlannedRun, note: str) -> None:
     if run.public is None and run.method.needs().public:
-        told = f" ({note})" if note else ""
-        raise FedstillError(f"the public data of {run.name} are not here{told}: its price follows from them")
+        reason = f" ({note})" if note else ""
+        raise FedstillError(
+            f"the public data of {run.name} are not on this machine{reason}, and its privacy cost depends on them"
+        )
 
 
 # --- the third of three -------------------------------------------------------------------------------

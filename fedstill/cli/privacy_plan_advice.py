@@ -1,5 +1,4 @@
-"""What ``fedstill privacy plan`` recommends where networks learn with DP-SGD: from recorded runs, never from
-a node's own data, of which it knows how many records there are."""
+"""Advice of ``fedstill privacy plan`` for DP-SGD, from recorded runs and the number of records only."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ MODEL = "random-conv:64"
 
 @dataclass(frozen=True)
 class RecordedAccuracy:
-    """What runs with a preset's options reached, by records a node (on average) and epsilon of a run: percent
-    right of FedKD's student, means of three seeds."""
+    """Accuracy of FedKD's student in runs with a preset's options, in percent, mean of three seeds: by the
+    average records of a node and the epsilon of a run."""
 
     data: str
     preset: str
@@ -43,8 +42,7 @@ RECORDED = (
 
 
 def advice(task: TaskConfig, records: int, epsilon: float) -> Sequence[str]:
-    """Which model and options, and what to expect of them; nothing but for images of classes, of which there
-    are records.
+    """Return lines that recommend model and options, with the expected accuracy; none unless images have classes.
 
     A node is held against the nearest row of :data:`RECORDED` that has no more records than it has, and of
     the first where all have more: more records and a larger epsilon do no harm.

@@ -1,4 +1,4 @@
-"""What a plan of a run's privacy is printed as, in 80 columns."""
+"""Tables of ``fedstill privacy plan``, in 80 columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlannedNode:
 
 @dataclass(frozen=True)
 class NodePlan:
-    """What was found for a node."""
+    """Plan of one node."""
 
     place: PlannedNode
     mechanism: Mechanism  # of the run as planned
@@ -65,7 +65,7 @@ class NodePlan:
 
     @property
     def unlike(self) -> bool:
-        """Whether something was paid before for another unit, with which this price adds up to nothing."""
+        """Return whether earlier releases were charged for another unit, so that costs cannot be added."""
         return bool(self.place.spent.units - {self.mechanism.unit})
 
 
@@ -82,8 +82,8 @@ def show(console: Console, run: PlannedRun, plans: Sequence[NodePlan], folder: P
         _print_levels(console, plans, folder)
 
 
-def told(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
-    """The same for scripts."""
+def as_json(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
+    """Return the plan as JSON has it."""
     most = _speaker(plans)
     return {
         "run": run.name,
@@ -109,7 +109,7 @@ def told(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
 
 
 def _speaker(plans: Sequence[NodePlan]) -> NodePlan:
-    """All nodes have one owner's rules here: the one that pays most, or lasts least, speaks for them."""
+    """Return the plan of the node with the highest cost, or with the fewest steps."""
     most = max(plans, key=lambda plan: math.inf if plan.cost.pld is None else plan.cost.pld)
     if most.found == "steps":
         most = min(plans, key=lambda plan: plan.length.value if plan.length is not None else math.inf)
@@ -117,7 +117,7 @@ def _speaker(plans: Sequence[NodePlan]) -> NodePlan:
 
 
 def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[str, str | Sequence[str]]:
-    """How the run is protected, how long it is and what was found."""
+    """Return mechanism, length and the result."""
     config, statement = most.mechanism.config, most.mechanism.statement()
     if not most.mechanism.protects:
         facts: dict[str, str | Sequence[str]] = {
@@ -179,18 +179,17 @@ def _print_lines(console: Console, plan: NodePlan) -> None:
     rows = []
     for line in _lines(plan):
         times, price, alone = line["times"], line["events"], line["epsilon"]
-        told = "no guarantee" if price is None else "\n".join(events(price)) or "free"
+        cost_text = "no guarantee" if price is None else "\n".join(events(price)) or "free"
         often = "any" if times is None else f"{times:,}"  # as a method that does not say how often
         each = " each" if times is None and price else ""
         what = line["query"] if line["part"] == ANSWER else f"{line['query']}, {line['part']}"
         noise = "-" if line["for"] in ("other", "nothing") else line["for"]
-        rows.append([what, noise, told, often, f"{round_up(alone)}{each}"])
+        rows.append([what, noise, cost_text, often, f"{round_up(alone)}{each}"])
     print_table(console, ["query", "noise", "price", "times", "alone"], rows, left=3)
 
 
 def _lines(plan: NodePlan) -> list[dict[str, Any]]:
-    """What the node pays for, each as if it were all: epsilon of all times, or of one where these are not
-    known (None)."""
+    """Return each release with its epsilon alone: of all times, or of one if the number is not known (None)."""
     config, rows = plan.mechanism.config, []
     for line in plan.cost.lines:
         price = alone = None
@@ -214,13 +213,13 @@ def _line(
     alone: float | None,
     part: str = ANSWER,
 ) -> dict[str, Any]:
-    told = {"query": what, "part": part, "for": pays, "events": price}
-    return {**told, "times": times or None, "epsilon": alone}
+    row = {"query": what, "part": part, "for": pays, "events": price}
+    return {**row, "times": times or None, "epsilon": alone}
 
 
 def _budgets(plan: NodePlan) -> dict[str, Any]:
-    """What the whole run costs, and what is left of the budgets after it; None: no guarantee, no budget, or
-    an audit log that does not say what was spent."""
+    """Return the cost of the run and the remaining budgets. None: no guarantee, no budget, or an unreadable
+    audit log."""
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
     before = after = None
     if place.spent.trouble is None and not place.spent.bare and not plan.unlike:
@@ -251,28 +250,28 @@ def _budget(most: float, delta: float, before: float | None, after: float | None
 
 def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
     """The same in words."""
-    told, refused = _budgets(plan), ""
-    if told["refused"] is not None:
-        refused = f"REFUSED: {told['refused']}"
+    budgets, refused = _budgets(plan), ""
+    if budgets["refused"] is not None:
+        refused = f"REFUSED: {budgets['refused']}"
     if plan.cost.price is None:
         return {"whole run": f"no guarantee, and {refused}" if refused else "no guarantee"}
-    lines = [f"epsilon {round_up(told['epsilon_pld'])} (PLD), {round_up(told['epsilon_rdp'])} (RDP)"]
-    if endless := told["and_each_time"]:
+    lines = [f"epsilon {round_up(budgets['epsilon_pld'])} (PLD), {round_up(budgets['epsilon_rdp'])} (RDP)"]
+    if endless := budgets["and_each_time"]:
         lines.append(f"and what {', '.join(endless)} costs each time, as often as there is budget for it")
-    facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(told["of_the_run"])}
+    facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(budgets["of_the_run"])}
     spent = plan.place.spent
     unknown = spent.trouble is not None or ((spent.bare or plan.unlike) and refused)
-    facts["of the data"] = refused if unknown else _left(told["of_the_data"])
+    facts["of the data"] = refused if unknown else _left(budgets["of_the_data"])
     return facts
 
 
 def _left(budget: Mapping[str, Any]) -> str:
-    """What a budget has left after the run, in words."""
+    """Return the rest of a budget after the run, in words."""
     most, reached = budget["epsilon"], budget["epsilon_after"]
-    told = f"{round_up(budget['epsilon_before'])} spent before, " if budget["epsilon_before"] else ""
+    earlier = f"{round_up(budget['epsilon_before'])} spent before, " if budget["epsilon_before"] else ""
     if math.isinf(most) or reached is None:
-        return f"no budget; {told}{round_up(reached)} after it" if told else "no budget"
-    kept = f"budget {most:g} at delta {budget['delta']:g}: {told}{round_up(reached)} after it"
+        return f"no budget; {earlier}{round_up(reached)} after it" if earlier else "no budget"
+    kept = f"budget {most:g} at delta {budget['delta']:g}: {earlier}{round_up(reached)} after it"
     return (
         f"{kept}, so it is REFUSED"
         if reached > most

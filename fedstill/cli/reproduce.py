@@ -18,7 +18,7 @@ ROOT = "runs/reproduce"
 
 
 def reproduce(args: ParsedArgs) -> None:
-    """List the tables and figures, or run one and write the paper's table with ours beside it."""
+    """List the tables and figures, or run one and write the paper's table next to ours."""
     from fedstill.compare.reproduction import named
     from fedstill.report.reproduction_table import markdown, write
 
@@ -30,7 +30,7 @@ def reproduce(args: ParsedArgs) -> None:
     entry.seeds(scale)  # refuses a scale that it has not
     if "--recorded" in args:
         if lost := [option for option in ("--only", "--seeds", "--record") if option in args]:
-            raise ArgumentError("--recorded", " ".join(lost), "none of these beside it: nothing is run")
+            raise ArgumentError("--recorded", " ".join(lost), "none of these, as nothing is run")
         record = entry.record(scale)
         if record is None:
             leave(f"nothing is recorded of {entry.called(scale)}", 2)
@@ -60,15 +60,17 @@ def reproduce(args: ParsedArgs) -> None:
 
 
 def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str, Any]) -> str:
-    """What would run, with all that its files extend filled in: a comparison, and what a program is told."""
+    """Return the complete configuration of the runs, and the arguments of the table's program, as TOML."""
     import tomli_w
 
-    told = ""
+    text = ""
     if entry.source.compares:
-        told = replace(entry.source.comparison(scale, seeds=seeds, changes=changes), paper=()).to_toml()
+        text = replace(entry.source.comparison(scale, seeds=seeds, changes=changes), paper=()).to_toml()
     if not entry.about.program:
-        return told
-    return f"{told}# {entry.about.program} is told\n{tomli_w.dumps({'arguments': entry.arguments(scale)})}"
+        return text
+    return (
+        f"{text}# arguments of {entry.about.program}\n{tomli_w.dumps({'arguments': entry.arguments(scale)})}"
+    )
 
 
 def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]) -> Record:
@@ -83,7 +85,7 @@ def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[s
 
 
 def _list() -> None:
-    """What each shows, the data that it needs, the small scale's minutes a seed, when it was recorded."""
+    """Print the content, data, minutes a seed (small scale) and date of each."""
     from fedstill.compare.comparison_file import SMALL
     from fedstill.compare.reproduction import reproductions
     from fedstill.core.text_format import counted
@@ -91,14 +93,14 @@ def _list() -> None:
     rows = []
     for entry in reproductions():
         records = _records(entry)
-        told = [
+        recorded = [
             f"{'' if scale == SMALL else f'{scale}: '}{record.date}, {counted(len(record.seeds), 'seed')}"
             f"{_order(entry, record)}"
             for scale, record in records.items()
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
         minutes = f"{max(entry.minutes(records.get(SMALL)), 1):.0f}"
-        rows.append((entry.name, shows, ", ".join(entry.data), minutes, "; ".join(told) or "-"))
+        rows.append((entry.name, shows, ", ".join(entry.data), minutes, "; ".join(recorded) or "-"))
     print_list(
         ("name", "content", "data", "minutes", "recorded; pairs of methods in the paper's order"), rows
     )
@@ -107,7 +109,7 @@ def _list() -> None:
 
 
 def _order(entry: Reproduction, record: Record) -> str:
-    """How many pairs of methods are in the paper's order, where it has figures."""
+    """Return how many pairs of methods are in the paper's order, where it has figures."""
     from fedstill.report.reproduction_order import compare_order
 
     order = compare_order(record.rows, entry.published(record.scale))
@@ -118,20 +120,20 @@ def _print_json() -> None:
     from fedstill.compare.comparison_file import SMALL
     from fedstill.compare.reproduction import reproductions
 
-    told = []
+    entries = []
     for entry in reproductions():
         about = {key: getattr(entry.about, key) for key in ("paper", "what", "title")}
         records = _records(entry)
         kept = {scale: asdict(record) for scale, record in records.items()}
         minutes = round(entry.minutes(records.get(SMALL)), 1)
-        told.append(
+        entries.append(
             {"name": entry.name, **about, "minutes": minutes, "data": list(entry.data), "records": kept}
         )
-    print_json(told)
+    print_json(entries)
 
 
 def _records(entry: Reproduction) -> dict[str, Record]:
-    """What was recorded, by scale."""
+    """Return the records by scale."""
     return {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
 
 

@@ -28,7 +28,7 @@ SHORT = {
 
 
 def run(args: ParsedArgs) -> None:
-    """One run, from data to report; or go on with one."""
+    """Run one federation, or resume a stopped run."""
     folder = args.path("--resume")
     if folder is not None:
         from fedstill.report import write_report
@@ -90,7 +90,7 @@ def _write_figures(folder: Path, args: ParsedArgs, kind: Any) -> None:
 
 
 def out_folder(args: ParsedArgs, default: str, what: str = "run") -> Path:
-    """Where results go; that it is the default is said, which of runs is the first in which none is done."""
+    """Return the results' folder; a default is the first without a finished run, and is printed."""
     folder: Path = args.path("--out", default)
     if "--out" not in args:
         number = 2
@@ -102,7 +102,7 @@ def out_folder(args: ParsedArgs, default: str, what: str = "run") -> Path:
 
 @contextlib.contextmanager
 def resumable(folder: Path, what: str = "run", again: str = "") -> Iterator[None]:
-    """Says how to go on, where what is done within is stopped: by --resume, unless by another command.
+    """Print how to resume if the block is stopped: by ``--resume``, or another command.
 
     A scheduler's SIGTERM stops it as Ctrl-C does.
     """
@@ -111,7 +111,7 @@ def resumable(folder: Path, what: str = "run", again: str = "") -> Iterator[None
         yield
     except KeyboardInterrupt:
         again = again or shlex.join(["fedstill", what, "--resume", str(folder)])
-        leave(f"stopped; to go on: {again}" if folder.exists() else "stopped; nothing was written", 130)
+        leave(f"stopped; to resume: {again}" if folder.exists() else "stopped; nothing was written", 130)
     finally:
         signal.signal(signal.SIGTERM, before)
 

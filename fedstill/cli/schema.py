@@ -1,4 +1,4 @@
-"""``fedstill data schema``: a first schema of a table, to be corrected by whoever knows its columns."""
+"""``fedstill data schema``: a first schema of a table, to be corrected by a person who knows its columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHOWN = 8  # categories of a column that are printed
 
 
 def schema(args: ParsedArgs) -> None:
-    """Draft it from the rows of one file, or of several of the same columns; write it beside the first."""
+    """Draft it from the rows of one file, or of several of the same columns; write it next to the first."""
     files, target = [Path(place) for place in args.positionals], args.get("--target")
     if target is None:
         raise ArgumentError("--target", "", "the column that is to be learned")
@@ -54,8 +54,8 @@ def schema(args: ParsedArgs) -> None:
     print("Its ranges and categories are those of these rows: widen them to all that can be, at every node.")
     preset = "wine-fediod" if made.answer.categories else "diabetes-fediod"
     task = " --task.name survival" if made.event else ""
-    beside = "" if out == files[0].parent / "schema.toml" else f" --data.schema {out}"
+    schema_option = "" if out == files[0].parent / "schema.toml" else f" --data.schema {out}"
     data, split = files[0], ""
     if len(files) > 1:
         data, split = files[0].parent, " --split.name column --split.column site --split.nodes 0"
-    print(f"Try: fedstill run {preset}{task} --data {data}{beside}{split} --name mine")
+    print(f"Try: fedstill run {preset}{task} --data {data}{schema_option}{split} --name mine")

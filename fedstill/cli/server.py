@@ -15,7 +15,7 @@ from fedstill.core.startup_kit import StartupKit
 from fedstill.core.text_format import human_seconds, json_text
 
 if TYPE_CHECKING:
-    from fedstill.federation.server_status import ServerView
+    from fedstill.federation.server_status import ServerStatus
 
 PORT = 8002
 MOST_RUNS = 10  # that are shown
@@ -50,7 +50,7 @@ def init(args: ParsedArgs) -> None:
     for node in nodes:
         print(f"  {folder / 'nodes' / node}  to the owner of {node}, who copies it to DIR/kit of the node")
     print(f"Then delete {folder / 'nodes'} here.")
-    print(f"Keep {admin} for whoever starts runs: fedstill run ... --startup-kit {admin}")
+    print(f"Keep {admin} for the person who starts runs: fedstill run ... --startup-kit {admin}")
     print(f"Keep {folder / 'provision'} secret: its key lets nodes in.")
     print(f"The certificates are valid until {until:%Y-%m-%d}; `fedstill server add` makes new ones.")
     print()
@@ -72,10 +72,10 @@ def start(args: ParsedArgs) -> None:
 
 
 def status(args: ParsedArgs) -> None:
-    from fedstill.federation.server_status import ServerWatch
+    from fedstill.federation.server_status import ServerMonitor
 
     folder = Path(args.positionals[0])
-    with closing(ServerWatch(folder)) as watch:
+    with closing(ServerMonitor(folder)) as watch:
         server = watch.look()
     if server.trouble:
         raise DeployError(server.trouble)
@@ -97,7 +97,7 @@ def status(args: ParsedArgs) -> None:
         sys.exit(1)
 
 
-def _say(server: ServerView, folder: Path) -> None:
+def _say(server: ServerStatus, folder: Path) -> None:
     if server.process is None:
         print(f"The server does not run on this machine: fedstill server start {folder}")
     else:
@@ -165,9 +165,9 @@ def _set_admission(args: ParsedArgs, *, command: str, done: str, nothing: str) -
         for job in admin.with_node(node) if command == "revoke" else ():
             if not admin.abort(str(job["job_id"])):  # of a server that was killed: FLARE says that it runs
                 continue
-            told = {"error": "NodeFault", "text": f"{node}, which had a part in it, was revoked"}
+            outcome = {"error": "NodeFault", "text": f"{node}, which had a part in it, was revoked"}
             run = folder / "runs" / str(job["name"])
             if is_run_name(str(job["name"])) and run.is_dir():  # what FLARE ended says nothing of why
-                write_text(run / STOPPED, json_text(told, indent=None) + "\n")
+                write_text(run / STOPPED, json_text(outcome, indent=None) + "\n")
             print(f"Ended run {job['name']}, in which it took part.")
-            print("  `fedstill run --resume` goes on without it, where link.quorum allows that.")
+            print("  `fedstill run --resume` resumes without it, where link.quorum allows that.")

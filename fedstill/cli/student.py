@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def predict(args: ParsedArgs) -> None:
-    """A csv of the student's answers."""
+    """Write the student's predictions as a CSV file."""
     from fedstill.student.central_model import load
     from fedstill.student.predict import predict
 
     run, data = args.positionals
     student = load(run, args.get("--model"))
-    out = args.path("--out", f"{Path(data).stem}-answers.csv")
+    out = args.path("--out", f"{Path(data).stem}-predictions.csv")
     if out.exists() and "--out" not in args:
         raise FedstillError(f"{out} is there already: --out names another file, or this one to replace it")
     count = predict(student, data, reading(args, student.about.words), out)
@@ -69,8 +69,8 @@ def export(args: ParsedArgs) -> None:
         card = out / NAME if out.is_dir() else out.with_name(f"{out.name}.md")
         card.write_text(model_card(folder, student.raw.says, use), encoding="utf-8")
     if "--json" in args:
-        told = {"file": str(out), "apart": apart, "takes": student.raw.says}
-        print_json({**told, "card": None if card is None else str(card)})
+        summary = {"file": str(out), "apart": apart, "takes": student.raw.says}
+        print_json({**summary, "card": None if card is None else str(card)})
         return
     print(f"{out}: loaded back, and the same to {apart:.1e}")
     print(f"It takes {student.raw.says}; the preprocessing is inside.")
@@ -79,7 +79,7 @@ def export(args: ParsedArgs) -> None:
 
 
 def reading(args: ParsedArgs, words: str = "") -> Reading:
-    """How data are read, by the options that say so."""
+    """Return how data are read, by the options."""
     from fedstill.data.new_data import Reading
 
     channels = tuple(number("--channels", each, int) for each in args.options.get("--channels", ()))
