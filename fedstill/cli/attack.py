@@ -60,7 +60,7 @@ def _check(folder: Path) -> None:
 
 
 def duration(folder: Path, attacks: int, quick: bool) -> str:
-    """Return a line on the expected time: the run's own, and that of an earlier attack; empty if not known."""
+    """Return a line on the expected time, from the run's own and an earlier attack's; empty if not known."""
     from fedstill.attacks.leakage import Leakage
     from fedstill.core.run_writer import read_result
     from fedstill.core.text_format import counted, human_seconds, number

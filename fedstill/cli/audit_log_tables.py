@@ -176,8 +176,9 @@ def totals(
     privacy: PrivacyConfig | None,
     mine: str = "",
 ) -> list[dict[str, Any]]:
-    """Return the privacy cost of each run, and of all runs (run: None) of a node; arguments as in :func:`print_totals`.
+    """Return the privacy cost of each run, and of all runs (run: None) of a node.
 
+    Arguments are those of :func:`print_totals`.
     Each has ``events`` and how often each was paid for (None: nothing is known, as of an edited entry, or of
     all runs where they paid for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what
     is left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).

@@ -52,7 +52,8 @@ def doctor(args: ParsedArgs) -> None:
         return
     versions = ", ".join(f"{name} {value}" for name, value in report["versions"].items())
     missing = {
-        extra: f"{EXTRAS[extra][0]}: pip install -e '.[{extra}]' ({_missing_modules(names, report['broken'])})"
+        extra: f"{EXTRAS[extra][0]}: pip install -e '.[{extra}]' "
+        f"({_missing_modules(names, report['broken'])})"
         for extra, names in report["missing"].items()
     }
     there = [extra for extra in EXTRAS if extra not in missing]
@@ -76,7 +77,7 @@ def examine() -> dict[str, Any]:
     import torch
 
     from fedstill.core.compute import devices
-    from fedstill.data.user_data import usual_folders
+    from fedstill.data.user_data import default_folders
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     lacking = {
@@ -94,7 +95,7 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cores": cores,
         "data_folders": [
-            f"{_shown(folder)}{'' if folder.is_dir() else ' (not there)'}" for folder in usual_folders()
+            f"{_shown(folder)}{'' if folder.is_dir() else ' (not there)'}" for folder in default_folders()
         ],
         "free_gb": shutil.disk_usage(Path.cwd()).free / 1e9,
         "missing": {extra: list(names) for extra, names in lacking.items() if names},

@@ -122,8 +122,8 @@ def _method_facts(name: str) -> dict[str, str]:
     from fedstill.compare.comparison_file import queries, what_leaves
     from fedstill.core.config_tables import as_table
     from fedstill.protocol.method import METHODS
-    from fedstill.report.model_scores import NEEDS
-    from fedstill.report.result import CENTRAL
+    from fedstill.report.model_scores import NEED_TITLES
+    from fedstill.report.result import MAIN_MODELS
     from fedstill.runs.config import from_dict
 
     method = METHODS[name]()
@@ -131,7 +131,7 @@ def _method_facts(name: str) -> dict[str, str]:
     first_task = next(task for task, refusal in tasks.items() if not refusal)
     run = from_dict({"method": {"name": name}, "task": {"name": first_task}})
     sent = [query.name + (f" x{query.times}" if query.times > 1 else "") for query in queries(run).values()]
-    needed = [text for key, text in {**NEEDS, **MORE_NEEDS}.items() if needs[key]]
+    needed = [text for key, text in {**NEED_TITLES, **MORE_NEEDS}.items() if needs[key]]
     options = {key: value for key, value in as_table(method).items() if key != "name"}
     label = name.rpartition(":")[2]
     return {
@@ -139,7 +139,7 @@ def _method_facts(name: str) -> dict[str, str]:
         "leaves a node": ", ".join(what_leaves(run)) or "nothing",
         "needs": ", ".join(needed) or "nothing special",
         "queries": ", ".join(sent) or "none",
-        "evaluated on": CENTRAL[method.central][0],
+        "evaluated on": MAIN_MODELS[method.central][0],
         "options": ", ".join(f"{key} {value}" for key, value in options.items()) or "none",
         "usage": f"fedstill run demo --method.name {name} --help-all; in compare --{label}.OPTION",
     }
@@ -157,7 +157,7 @@ def _refusals_by_task(methods: Iterable[type[Method]]) -> list[dict[str, str | N
     from fedstill.protocol.method import refusal
     from fedstill.tasks import TASKS
 
-    tasks = {name: kind().example() for name, kind in TASKS.working().items()}
+    tasks = {name: kind().minimal_task() for name, kind in TASKS.working().items()}
     return [{name: refusal(method().needs(), task) for name, task in tasks.items()} for method in methods]
 
 

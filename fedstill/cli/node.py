@@ -19,7 +19,7 @@ def init(args: ParsedArgs) -> None:
     if not owner_folder.init(Path(folder), name):
         path = Path(folder) / owner_folder.SECRET
         print(f"Wrote {path} again (only you may read it); {owner_folder.FILE} is as it was.")
-        print("Noise is keyed anew: runs that have begun here cannot go on, and new ones can.")
+        print("Noise has a new key: runs that have begun here cannot resume; new ones can start.")
         return
     file, secret = Path(folder) / owner_folder.FILE, Path(folder) / owner_folder.SECRET
     print(f"Wrote {file} and {secret} (only you may read it).")

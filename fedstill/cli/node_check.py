@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedstill.data.input_spec import InputSpec
-    from fedstill.data.public import Public
+    from fedstill.data.public import PublicData
     from fedstill.node.node_file import NodeFile
     from fedstill.node.owner_folder import Examined
     from fedstill.node.run_mechanism import Mechanism
@@ -30,12 +30,12 @@ LIVE = "the run asks live nodes, again after their first answers, and this one a
 
 @dataclass(frozen=True)
 class CheckedRun:
-    """Run that a node is checked against, as far as it is known on the node's machine."""
+    """Run that a node is checked objection, as far as it is known on the node's machine."""
 
     target: str
     config: RunConfig
     spec: InputSpec | None
-    public: Public | None
+    public: PublicData | None
     note: str  # why the spec is not known
 
 
@@ -150,13 +150,13 @@ class _Verdict:
 
     Args:
         rules: by which it would refuse some, by name.
-        against: why it cannot take part; None: nothing is known against it.
+        objection: why it cannot take part; None: nothing is known objection it.
         mechanism: its own in the run, where all that leaves can be protected.
     """
 
     queries: Mapping[str, Query]
     rules: Mapping[str, str]
-    against: str | None
+    objection: str | None
     mechanism: Mechanism | None
 
 
@@ -169,7 +169,7 @@ def _judged(
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
-    from fedstill.node.cohort import COHORT, Cohort
+    from fedstill.node.sum_history import COHORT, Cohort
     from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, stand_in
 
@@ -180,21 +180,28 @@ def _judged(
     sums = asking is not None and asking.config.link.secure_aggregation
     at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)
     side = build_node_side(method, at)
-    bare, dear, mechanism = unprotected(file, found, side, folder)
-    through = True  # as far as is known
+    unprotected_queries, over_budget, mechanism = unprotected(file, found, side, folder)
+    is_differentiable = True  # as far as is known
     if found.model is not None and found.spec is not None:
-        through = carries_gradient(found.model, found.spec.shape)
-    refused = owner_folder.objections(file, through, side.queries)
+        is_differentiable = carries_gradient(found.model, found.spec.shape)
+    refused = owner_folder.objections(file, is_differentiable, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
         refused = {**Cohort(folder / COHORT).clashes(side, run), **refused}
-    against = _first_refusal(refused) or _unfit(method, file, found, side.queries, asking)
+    objection = _first_refusal(refused) or _unfit(method, file, found, side.queries, asking)
     stranger = _stranger(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:
         stranger = stranger or spec_objection(file, found, asking.spec)
     can = file.online or not side.queries or (method.one_round and not sums)
-    against = stranger or against or _first_refusal(bare) or dear or (None if can else LIVE)
-    return _Verdict(side.queries, {**bare, **refused}, against, None if bare else mechanism)
+    objection = (
+        stranger or objection or _first_refusal(unprotected_queries) or over_budget or (None if can else LIVE)
+    )
+    return _Verdict(
+        side.queries,
+        {**unprotected_queries, **refused},
+        objection,
+        None if unprotected_queries else mechanism,
+    )
 
 
 def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: Examined) -> dict[str, Any]:
@@ -223,8 +230,8 @@ def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: Examined) -> d
             }
             for name, query in verdict.queries.items()
         ],
-        "can take part": "no" if verdict.against is not None else "not known" if unknown else "yes",
-        "why not": verdict.against,
+        "can take part": "no" if verdict.objection is not None else "not known" if unknown else "yes",
+        "why not": verdict.objection,
         "payment": payment(verdict.mechanism) if protected and verdict.mechanism is not None else None,
     }
 
@@ -259,27 +266,29 @@ def _methods(file: NodeFile, found: Examined) -> list[dict[str, str]]:
     """Return the queries of each method with default options, and the node's decisions."""
     from fedstill.protocol.method import METHODS
 
-    told_of = []
+    rows = []
     for name in (*METHODS.own, *file.policy.methods):
         verdict = _judged(METHODS[name](), file, found, None, None)
-        summary = [query for query in verdict.queries if query not in verdict.rules]
-        parts = [f"answers {', '.join(summary)}"] if summary else []
+        answered = [query for query in verdict.queries if query not in verdict.rules]
+        parts = [f"answers {', '.join(answered)}"] if answered else []
         for rule in dict.fromkeys(verdict.rules.values()):
             asked = ", ".join(query for query, its in verdict.rules.items() if its == rule)
             parts.append(f"refuses {asked} ({rule})")
-        if verdict.against and not verdict.rules:
-            parts = [verdict.against]
-        can = "no" if verdict.against else "yes"
+        if verdict.objection and not verdict.rules:
+            parts = [verdict.objection]
+        can = "no" if verdict.objection else "yes"
         does = "; ".join(parts) or "is asked nothing"
-        told_of.append({"method": name, "can take part": can, "does": does})
-    return told_of
+        rows.append({"method": name, "can take part": can, "does": does})
+    return rows
 
 
 def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> None:
     console.print("In a run of each method, with its default options:")
     rows = [[*summary.values()] for summary in methods]
     print_table(console, ["method", "can take part", "what the node does"], rows, left=3)
-    console.print("Shape and classes are those of the data here; name a run to check against the run's own.")
+    console.print(
+        "Shape and classes are those of the data here; name a run to check objection the run's own."
+    )
     console.print()
 
 
@@ -296,15 +305,15 @@ def _unfit(
         return f"it answers at most {limit} queries, and the run asks {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
-    against = owner_model.unfit(found.model, needs, found.spec, found.compute)
+    objection = owner_model.unfit(found.model, needs, found.spec, found.compute)
     student = _student(asking, found.spec) if asking and needs.same_architecture else None
-    if against is None and student is not None and architecture(student) != architecture(found.model):
+    if objection is None and student is not None and architecture(student) != architecture(found.model):
         return "its model is not of the student's architecture"
-    return against
+    return objection
 
 
 def _stranger(config: RunConfig, file: NodeFile) -> str | None:
-    """Return why the run's method or task is not allowed, if it is neither built in nor named by the policy."""
+    """Return why a run's method or task is refused: neither built in nor named by the policy; else None."""
     for option, chosen in (("methods", config.method), ("tasks", config.task)):
         if not chosen.registry.allows(chosen.called, getattr(file.policy, option)):
             return f"policy.{option} does not name {chosen.called}"

@@ -50,9 +50,8 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
             "what was paid before protects other units than privacy.group_size and data.group say now"
         )
     elif balance is not None and math.isfinite(config.over_all[0]):
-        lines[-1] += (
-            f", of which {round_down(remaining_epsilon(config, balance.events, balance.bare, over_all=True))} is left"
-        )
+        left = remaining_epsilon(config, balance.events, balance.bare, over_all=True)
+        lines[-1] += f", of which {round_down(left)} is left"
     if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
         again = f"the server names runs, and each may cost {config.epsilon:g} again"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")

@@ -23,7 +23,7 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
     from fedstill.core.startup_kit import KIT, StartupKit
     from fedstill.core.text_format import counted, times
     from fedstill.data.node_data import SOURCES
-    from fedstill.node.cohort import COHORT, Cohort
+    from fedstill.node.sum_history import COHORT, Cohort
     from fedstill.node.kit_faults import kit_faults
 
     facts: dict[str, list[str]] = {}
@@ -64,7 +64,8 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
             most = policy.max_corrupted_sums
             then = ", and all are from now on" if 0 < most <= corrupted else ""
             facts["link"].append(
-                f"responses of this node have corrupted {counted(corrupted, 'sum')}{then} (max_corrupted_sums: {most})"
+                f"responses of this node have corrupted {counted(corrupted, 'sum')}{then} "
+                f"(max_corrupted_sums: {most})"
             )
     return facts
 

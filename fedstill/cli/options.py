@@ -94,7 +94,7 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
 
 def _choices(config: Any) -> str:
-    """Return a line for each option that chooses by name; the options listed after it are those of the choice."""
+    """Return a line for each option that chooses by name."""
     from fedstill.core.config_tables import as_table, choices
 
     lines = []

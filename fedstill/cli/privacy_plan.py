@@ -80,7 +80,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, li
 
     folder = path.parent if path.name == owner_folder.FILE else path
     file, asking = owner_folder.read(folder), asked_by(target, config)
-    data, spec = node_data.load(file.data, folder, asking.spec, asking.config.task)
+    data, spec = node_data.load_node_data(file.data, folder, asking.spec, asking.config.task)
     notes = unit_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
     if data.groups is None and file.privacy.group_size > 1:
@@ -114,7 +114,7 @@ def _require_public(run: PlannedRun, note: str) -> None:
     if run.public is None and run.method.needs().public:
         reason = f" ({note})" if note else ""
         raise FedstillError(
-            f"the public data of {run.name} are not on this machine{reason}, and its privacy cost depends on them"
+            f"the privacy cost of {run.name} depends on its public data, which are not here{reason}"
         )
 
 

@@ -42,7 +42,7 @@ RECORDED = (
 
 
 def advice(task: TaskConfig, records: int, epsilon: float) -> Sequence[str]:
-    """Return lines that recommend model and options, with the expected accuracy; none unless images have classes.
+    """Return lines that recommend model and options, with the expected accuracy; for classes of images.
 
     A node is held against the nearest row of :data:`RECORDED` that has no more records than it has, and of
     the first where all have more: more records and a larger epsilon do no harm.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstill.data.input_spec import InputSpec
-    from fedstill.data.public import Public
+    from fedstill.data.public import PublicData
     from fedstill.privacy.config import PrivacyConfig
     from fedstill.protocol.local_config import LocalConfig
 
@@ -36,7 +36,7 @@ class PlannedRun:
     name: str
     method: Any
     spec: InputSpec
-    public: Public | None
+    public: PublicData | None
     models: tuple[str, ...] = ()  # of the nodes, where they are known
     notes: tuple[str, ...] = ()  # on its unit of privacy: that records belong together, and epsilon is of one
 
@@ -189,7 +189,7 @@ def _print_lines(console: Console, plan: NodePlan) -> None:
 
 
 def _lines(plan: NodePlan) -> list[dict[str, Any]]:
-    """Return each release with its epsilon alone: of all times, or of one if the number is not known (None)."""
+    """Return each release with its epsilon alone: of all times, or of one if their number is unknown."""
     config, rows = plan.mechanism.config, []
     for line in plan.cost.lines:
         price = alone = None

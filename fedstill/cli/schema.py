@@ -21,20 +21,20 @@ def schema(args: ParsedArgs) -> None:
         raise ArgumentError("--out", str(out), "a file that is not there yet")
 
     from fedstill.core.run_writer import write_text
-    from fedstill.data.schema_draft import draft, nearly_equal, seen_once
-    from fedstill.data.tables import ENDINGS, cells_of, schema_text, table_ending
+    from fedstill.data.schema_draft import draft_schema, similar_category_notes, find_rare_categories
+    from fedstill.data.tables import TABLE_ENDINGS, read_cells, schema_text, table_ending
 
     for file in files:
         if not table_ending(file):
-            raise ArgumentError("fedstill data schema", str(file), f"a {' or '.join(ENDINGS)} file")
-    read = [cells_of(file) for file in files]
+            raise ArgumentError("fedstill data schema", str(file), f"a {' or '.join(TABLE_ENDINGS)} file")
+    read = [read_cells(file) for file in files]
     tables = [table for table, _ in read]
     for file, table in zip(files, tables, strict=True):
         if table.keys() != tables[0].keys():
             raise DataError(f"{file}: has other columns than {files[0]} (expected the same)")
     together = {name: [cell for table in tables for cell in table[name]] for name in tables[0]}
     places = [where(row) for (table, where) in read for row in range(len(next(iter(table.values()))))]
-    made, left_out = draft(together, target, args.get("--event") or "", places.__getitem__)
+    made, left_out = draft_schema(together, target, args.get("--event") or "", places.__getitem__)
     write_text(out, schema_text(made))
     rows = counted(len(together[target]), "row")
     print(f"{out}: {counted(len(made.columns), 'column')}, from {rows}.")
@@ -44,9 +44,9 @@ def schema(args: ParsedArgs) -> None:
         print(f"  {column.name}: {what}{', may be empty' if column.missing else ''}")
     for name, why in left_out.items():
         print(f"Left out: {name}, as {why}.")
-    for name, once in seen_once(made, together).items():
+    for name, once in find_rare_categories(made, together).items():
         print(f"Once only, perhaps misspelt: {', '.join(map(repr, once))} of {name}.")
-    for note in nearly_equal(made):
+    for note in similar_category_notes(made):
         print(f"{note[0].upper()}{note[1:]}.")
     if made.event:
         _, came = next(column.categories for column in made.columns if column.name == made.event)

@@ -11,7 +11,7 @@ from fedstill.core.errors import FedstillError
 from fedstill.core.text_format import counted
 
 if TYPE_CHECKING:
-    from fedstill.data.new_data import Reading
+    from fedstill.data.new_data import NewDataOptions
 
 
 def predict(args: ParsedArgs) -> None:
@@ -78,12 +78,12 @@ def export(args: ParsedArgs) -> None:
         print(f"Model card: {card}")
 
 
-def reading(args: ParsedArgs, words: str = "") -> Reading:
+def reading(args: ParsedArgs, words: str = "") -> NewDataOptions:
     """Return how data are read, by the options."""
-    from fedstill.data.new_data import Reading
+    from fedstill.data.new_data import NewDataOptions
 
     channels = tuple(number("--channels", each, int) for each in args.options.get("--channels", ()))
-    return Reading(
+    return NewDataOptions(
         root=args.get("--root") or "",
         fit="--fit" in args,
         label=args.get("--label") or "label",
