@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fedstill.report.significance import difference
+from fedstill.report.significance import paired_t_interval
 
 HERE = Path(__file__).parents[1] / "experiments" / "presets"
 CIFAR = "--data.train_limit 5000 --nodes.local.epochs 5"
@@ -77,13 +77,13 @@ def main() -> None:
         }
         apart = [b - f for f, b in zip(*(told[precision] for precision in PRECISIONS), strict=True)]
         cells = [f"{statistics.fmean(of):.1f} ± {statistics.stdev(of):.1f}" for of in told.values()]
-        gap = difference(apart)
+        gap = paired_t_interval(apart)
         means.append(gap.mean)
         print(
             f"| `{preset} {RUNS[preset]}` | {' | '.join(cells)} | {gap.mean:+.2f} ± {gap.half:.2f} |",
             flush=True,
         )
-    overall = difference(means)
+    overall = paired_t_interval(means)
     print(
         f"\nOver {len(means)} presets: {overall.mean:+.2f} ± {overall.half or 0:.2f} (95 %, by Student's t)"
     )

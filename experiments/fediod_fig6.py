@@ -17,8 +17,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import RunFolderError
 from fedstill.models import build
 from fedstill.node import local_training
-from fedstill.report.image_panels import CODES, MAPS
-from fedstill.runs.assemble import prepare
+from fedstill.report.image_panels import CODE_COLORS, MAPS_SUFFIX
+from fedstill.runs.build import prepare
 
 SHOWN = 4  # pictures of each method
 
@@ -39,14 +39,14 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
             continue
         tensors = load_file(file)
         last = max((key for key in tensors if key.isdecimal()), key=int)
-        images, maps = tensors[last], tensors[f"{last}{MAPS}"]
+        images, maps = tensors[last], tensors[f"{last}{MAPS_SUFFIX}"]
         inputs = (images.float() / 255 - mean) / std
         found = local_training.predict(judge.eval(), inputs, Compute(given.engine)).argmax(1) > 0
         wanted = maps > 0
         dice = 200 * (found & wanted).sum() / (found.sum() + wanted.sum()).clamp_min(1)
         rows.append({"method": method, "metric": "maps found again, Dice", "value": float(dice)})
         shown += [
-            [(f"{method}: map", CODES[codes.numpy()], None) for codes in maps[:SHOWN]],
+            [(f"{method}: map", CODE_COLORS[codes.numpy()], None) for codes in maps[:SHOWN]],
             [
                 ("made from it", np.ascontiguousarray(each.numpy().transpose(1, 2, 0)), None)
                 for each in images[:SHOWN]

@@ -19,8 +19,8 @@ from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute
 from fedstill.models import build
 from fedstill.node import local_training
-from fedstill.report.png import LINES, outlined
-from fedstill.runs.assemble import prepare
+from fedstill.report.png import OUTLINE_COLORS, outline_codes
+from fedstill.runs.build import prepare
 from fedstill.runs.example_predictions import portray
 from fedstill.runs.setting import Setting, shape_of
 
@@ -72,8 +72,8 @@ def drawn(
     if case["kind"] == "map":
         image = tensors[f"{at}/image"].numpy()
         pixels = image.transpose(1, 2, 0) if len(image) == 3 else image[0] / 255
-        row = [(f"{case['rank']}: truth", pixels, LINES[outlined(truth)])]
-        over = [LINES[outlined(truth, each.astype(np.int32))] for each in made]
+        row = [(f"{case['rank']}: truth", pixels, OUTLINE_COLORS[outline_codes(truth)])]
+        over = [OUTLINE_COLORS[outline_codes(truth, each.astype(np.int32))] for each in made]
         return [[*row, *((name, pixels, lines) for name, lines in zip(names, over, strict=True))]]
     real = truth[0].astype(np.float32).clip(0, 1)
     shown = [(f"{case['rank']}: truth", real, None)]

@@ -24,12 +24,12 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
             own = run.result.local["share"].mean
             boxes["accuracy"].setdefault(weight, []).append(run.result.reached["accuracy"] or 0.0)
             boxes["local accuracy"].setdefault(weight, []).append(own or 0.0)
-    with plotting.style():
+    with plotting.plot_style():
         figure = Figure(figsize=(9, 3.6), layout="constrained")
         for place, (title, by_weight) in enumerate(boxes.items(), start=1):
             axes = figure.add_subplot(1, 2, place)
             axes.boxplot(list(by_weight.values()))
             axes.set_xticks(range(1, len(by_weight) + 1), list(by_weight))
             axes.set(title=title, ylabel="%")
-        plotting.save(figure, out / "figure6.svg")
+        plotting.save_figure(figure, out / "figure6.svg")
     return []

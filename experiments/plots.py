@@ -25,24 +25,24 @@ def lines(path: Path, panels: Mapping[str, Lines], across: str, up: str, *, scal
 
     if not any(points for panel in panels.values() for points in panel.values()):
         raise RunFolderError(f"there is nothing to draw in {path.name}: no run is finished")
-    with plotting.style():
+    with plotting.plot_style():
         figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
         for place, (title, panel) in enumerate(panels.items(), start=1):
             axes = figure.add_subplot(1, len(panels), place)
             axes.set(title=title, xlabel=across, ylabel=up if place == 1 else "", xscale=scale)
             for number, (name, points) in enumerate(panel.items(), start=1):
-                dash = "--" if plotting.again(number) else "-"
+                dash = "--" if plotting.is_color_repeated(number) else "-"
                 axes.plot(
                     *zip(*points, strict=True),
                     dash,
                     marker="o",
                     ms=3,
-                    color=plotting.color(number),
+                    color=plotting.method_color(number),
                     label=name,
                 )
             if place == len(panels):
                 axes.legend(fontsize=8)
-        return plotting.save(figure, path)
+        return plotting.save_figure(figure, path)
 
 
 def pictures(path: Path, rows: Sequence[Sequence[tuple[str, Any, Any]]]) -> Path:
@@ -50,7 +50,7 @@ def pictures(path: Path, rows: Sequence[Sequence[tuple[str, Any, Any]]]) -> Path
     from matplotlib.figure import Figure
 
     columns = max(map(len, rows))
-    with plotting.style():
+    with plotting.plot_style():
         figure = Figure(figsize=(1.9 * columns, 2.1 * len(rows)), layout="constrained")
         for down, row in enumerate(rows):
             for at, (title, pixels, over) in enumerate(row):
@@ -61,4 +61,4 @@ def pictures(path: Path, rows: Sequence[Sequence[tuple[str, Any, Any]]]) -> Path
                 axes.imshow(pixels, cmap="gray", extent=area, vmin=0, vmax=None if pixels.ndim == 3 else 1)
                 if over is not None:
                     axes.imshow(over, extent=area)
-        return plotting.save(figure, path)
+        return plotting.save_figure(figure, path)

@@ -64,20 +64,20 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.standalone import Standalone as Standalone
     from fedstill.models.model_config import OwnModel as OwnModel
     from fedstill.node.policy import PolicyConfig as PolicyConfig
+    from fedstill.privacy.config import DPTrainingConfig as DPTrainingConfig
     from fedstill.privacy.config import GradientsConfig as GradientsConfig
     from fedstill.privacy.config import NoPrivacy as NoPrivacy
     from fedstill.privacy.config import PrivacyConfig as PrivacyConfig
-    from fedstill.privacy.config import StepsConfig as StepsConfig
     from fedstill.privacy.dpsgd import DPSGD as DPSGD
     from fedstill.privacy.noisy_outputs import NoisyOutputs as NoisyOutputs
     from fedstill.privacy.noisy_outputs import OutputsConfig as OutputsConfig
     from fedstill.privacy.pate import PATE as PATE
     from fedstill.privacy.pate import PateConfig as PateConfig
     from fedstill.protocol.local_config import LocalConfig as LocalConfig
-    from fedstill.report.paired_difference import Difference as Difference
+    from fedstill.report.paired_difference import CaseDifference as CaseDifference
     from fedstill.report.paired_difference import paired_difference as paired_difference
     from fedstill.report.paired_difference import seed_difference as seed_difference
-    from fedstill.report.significance import Gap as Gap
+    from fedstill.report.significance import SeedDifference as SeedDifference
     from fedstill.student.central_model import CentralModel as CentralModel
     from fedstill.student.central_model import load as load
     from fedstill.studies import Compared as Compared
@@ -128,13 +128,13 @@ _OFFERED = {
     "methods.standalone": "Standalone",
     "models.model_config": "OwnModel",
     "node.policy": "PolicyConfig",
-    "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig StepsConfig",
+    "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig",
     "privacy.dpsgd": "DPSGD",
     "privacy.noisy_outputs": "NoisyOutputs OutputsConfig",
     "privacy.pate": "PATE PateConfig",
     "protocol.local_config": "LocalConfig",
-    "report.significance": "Gap",
-    "report.paired_difference": "Difference paired_difference seed_difference",
+    "report.significance": "SeedDifference",
+    "report.paired_difference": "CaseDifference paired_difference seed_difference",
     "student.central_model": "CentralModel load",
     "studies": "Compared compare_methods run_preset",
     "tasks.config": "TaskConfig",

@@ -5,7 +5,7 @@ it, put it into a notebook, save it. They are the drawings of the reports, with 
 table.
 
 >>> import fedstill.figures
->>> sorted(fedstill.figures.OF_A_RUN)
+>>> sorted(fedstill.figures.RUN_FIGURES)
 ['accuracy', 'local_losses', 'losses']
 """
 
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.report import compare_figures, plotting, run_figures
-from fedstill.report.compare_points import Spot, curves_of, leaking_of, spots_of
-from fedstill.report.compare_summary import ComparedSetting, MethodLine, Summary
+from fedstill.report.compare_points import Point, leakage_scatter, learning_curves, scatter_points
+from fedstill.report.compare_summary import ComparedSetting, MethodCurve, Summary
 from fedstill.report.plotting import FORMATS
 from fedstill.report.run_files import RunFiles
 
@@ -50,9 +50,9 @@ def accuracy(run: str | Path | RunFiles) -> Figure:
     """
     kept = _run(run)
     lacking = f"{kept.folder} measured nothing on its way: there is no curve to draw"
-    course = _needed(run_figures.course_of(kept), lacking)
-    with plotting.style():
-        figure = run_figures.course(course)
+    course = _needed(run_figures.read_learning_curve(kept), lacking)
+    with plotting.plot_style():
+        figure = run_figures.plot_learning_curve(course)
         figure.axes[0].set_ylabel(f"{course.title} on the test data")
     return figure
 
@@ -70,7 +70,7 @@ def local_losses(run: str | Path | RunFiles) -> Figure:
     as :func:`accuracy`.
     """
     kept = _run(run)
-    return _losses(kept, run_figures.local_of(kept), shared=True)
+    return _losses(kept, run_figures.local_losses(kept), shared=True)
 
 
 def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
@@ -85,7 +85,7 @@ def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
         RunFolderError: the folder holds no comparison, or a file of it is spoilt.
     """
     kept = _setting(comparison, setting)
-    spots = _needed(spots_of(kept), "no run of the comparison has both its figure and its bytes")
+    spots = _needed(scatter_points(kept), "no run of the comparison has both its figure and its bytes")
     axis = "bytes up and down, all nodes, a whole run"
     return _compared(compare_figures.traffic, (spots,), axis, kept.metric.title, spots)
 
@@ -93,7 +93,7 @@ def traffic(comparison: str | Path | Summary, setting: int = 0) -> Figure:
 def curves(comparison: str | Path | Summary, setting: int = 0) -> Figure:
     """What methods reach over the share of the run that is done, a line each. Raises as :func:`traffic`."""
     kept = _setting(comparison, setting)
-    lines = _needed(curves_of(kept), "no run of the comparison measured anything on its way")
+    lines = _needed(learning_curves(kept), "no run of the comparison measured anything on its way")
     axis = "share of the run that is done"
     return _compared(compare_figures.curves, (lines,), axis, kept.metric.title, lines)
 
@@ -111,7 +111,7 @@ def against_epsilon(comparison: str | Path | Summary) -> Figure:
 def against_leakage(comparison: str | Path | Summary) -> Figure:
     """What methods reach against what attacks got of them; areas are bytes. Raises as :func:`traffic`."""
     summary = _summary(comparison)
-    found = leaking_of(summary)
+    found = leakage_scatter(summary)
     if found.column is None or not found.spots:
         raise NothingToDraw("no run of the comparison has both its figure and one of attacks")
     shown, axis = (found.spots, found.column), found.column.axis
@@ -123,16 +123,16 @@ def _compared(
     shown: tuple[object, ...],
     axis: str,
     title: str,
-    methods: Sequence[Spot | MethodLine],
+    methods: Sequence[Point | MethodCurve],
 ) -> Figure:
     """A comparison's drawing with its axes and its methods named."""
-    with plotting.style():
+    with plotting.plot_style():
         figure = draw(*shown, title)
         figure.axes[0].set(xlabel=axis, ylabel=title)
         return compare_figures.legend(figure, [(method.place, method.name) for method in methods])
 
 
-OF_A_RUN: Mapping[str, Callable[[RunFiles], Figure]] = {
+RUN_FIGURES: Mapping[str, Callable[[RunFiles], Figure]] = {
     draw.__name__: draw for draw in (accuracy, losses, local_losses)
 }
 
@@ -161,7 +161,7 @@ def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path
         jobs += [(draw.__name__, partial(draw, summary)) for draw in (against_epsilon, against_leakage)]
     else:
         run = RunFiles.read(folder)
-        jobs += [(name, partial(draw, run)) for name, draw in OF_A_RUN.items()]
+        jobs += [(name, partial(draw, run)) for name, draw in RUN_FIGURES.items()]
     made = {}
     for name, draw in jobs:
         try:
@@ -171,7 +171,7 @@ def write(folder: Path, out: Path | None = None, kind: str = "pdf") -> list[Path
     _needed(made, f"{folder} holds nothing that a figure could show")
     target = folder / "figures" if out is None else out
     target.mkdir(parents=True, exist_ok=True)
-    return [plotting.save(figure, target / f"{name}.{kind}") for name, figure in made.items()]
+    return [plotting.save_figure(figure, target / f"{name}.{kind}") for name, figure in made.items()]
 
 
 def _needed(found: T | None, lacking: str) -> T:
@@ -185,9 +185,9 @@ def _run(run: str | Path | RunFiles) -> RunFiles:
 
 
 def _losses(run: RunFiles, found: run_figures.Losses, *, shared: bool) -> Figure:
-    _needed(any(map(run_figures.finite, found.values())), f"{run.folder} holds no such losses")
-    with plotting.style():
-        return run_figures.panels(found, shared=shared)
+    _needed(any(map(run_figures.finite_points, found.values())), f"{run.folder} holds no such losses")
+    with plotting.plot_style():
+        return run_figures.plot_losses(found, shared=shared)
 
 
 def _summary(comparison: str | Path | Summary) -> Summary:

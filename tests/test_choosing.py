@@ -16,7 +16,12 @@ from fedstill.protocol.queries import NodeSetting, stand_in
 from fedstill.tasks.classification import Classification
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
-MAIN_MODELS = {"student": "student", "virtual": "none: nodes'", "ensemble": "all nodes", "nodes": "none: nodes'"}
+MAIN_MODELS = {
+    "student": "student",
+    "virtual": "none: nodes'",
+    "ensemble": "all nodes",
+    "nodes": "none: nodes'",
+}
 
 
 def rows() -> list[str]:

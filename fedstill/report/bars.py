@@ -36,7 +36,7 @@ def bar(
 MOST = 200  # points of a line
 
 
-def spark(values: Sequence[float]) -> Markup:
+def sparkline(values: Sequence[float]) -> Markup:
     """A line through finite values, from the lowest to the highest; of many, some in equal steps."""
     step = -(-len(values) // MOST) or 1
     kept = [*values[:-1:step], *values[-1:]]

@@ -15,7 +15,7 @@ from fedstill.report.compared_method import (
     pick,
     strongest,
 )
-from fedstill.report.privacy_section import guaranteed
+from fedstill.report.privacy_section import run_guarantee
 
 MARKS = ("standalone", "ensemble", "centralized")
 WHOSE = ("", "local", *MARKS)
@@ -50,7 +50,7 @@ def _run(
     columns = {**{_column(name): name for name in metrics}, **{mark: f"{mark} {first}" for mark in MARKS}}
     for other in others:
         columns |= {f"{whose}_{other}".lstrip("_"): f"{whose} {other}".strip() for whose in WHOSE}
-    price = None if run is None else guaranteed(run.result)
+    price = None if run is None else run_guarantee(run.result)
     traffic = [None if run is None else run.value(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (None if value is None else round(value) for value in traffic)
     strong = {leak: strongest(leak, run.leakage if run else None) for leak in summary.leaks}
@@ -122,7 +122,7 @@ def pairs_csv(summary: Summary) -> str:
                     gap.mean,
                     low,
                     high,
-                    gap.told,
+                    gap.significant,
                 )
                 records.append(dict(zip(PAIRED, told, strict=True)))
     return table_formats.as_csv(records, PAIRED)

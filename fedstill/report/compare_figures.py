@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import human_bytes, percent
 from fedstill.report import plotting
-from fedstill.report.compare_points import Spot, budgets, written
-from fedstill.report.compare_summary import MethodLine
+from fedstill.report.compare_points import Point, budgets, format_budget
+from fedstill.report.compare_summary import MethodCurve
 from fedstill.report.compared_method import Spread
-from fedstill.report.plotting import CARD, FAINT, MUTED, PAPER, again, color
+from fedstill.report.plotting import CARD, FAINT, MUTED, PAPER_WIDTH, is_color_repeated, method_color
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def _ends(values: Sequence[Spread]) -> list[float]:
 
 
 def _dot(axes: Axes, place: int, x: float, y: float, words: str, size: float = 9, **errors: Any) -> None:
-    own, hollow = color(place), again(place)
+    own, hollow = method_color(place), is_color_repeated(place)
     kept = {way: room for way, room in errors.items() if room}
     if kept:
         axes.errorbar(x, y, **kept, ecolor=own, elinewidth=1.5, alpha=0.6, fmt="none", zorder=3)
@@ -40,7 +40,7 @@ def _dot(axes: Axes, place: int, x: float, y: float, words: str, size: float = 9
     (dot,) = axes.plot(
         x, y, "o", ms=size, mfc=face, mec=edge, mew=2 if hollow else 1, clip_on=False, zorder=4
     )
-    plotting.tip(dot, words)
+    plotting.set_tooltip(dot, words)
 
 
 def _words(figure: Figure, title: str, told: Sequence[str]) -> Figure:
@@ -55,9 +55,11 @@ def legend(figure: Figure, methods: Sequence[tuple[int, str]]) -> Figure:
 
     lines = []
     for place, name in dict(methods).items():
-        face = CARD if again(place) else color(place)
+        face = CARD if is_color_repeated(place) else method_color(place)
         name = f"{place} {name}"
-        lines.append(Line2D([], [], marker="o", ls="", ms=7, mew=1.5, mec=color(place), mfc=face, label=name))
+        lines.append(
+            Line2D([], [], marker="o", ls="", ms=7, mew=1.5, mec=method_color(place), mfc=face, label=name)
+        )
     figure.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=min(5, len(lines)))
     return figure
 
@@ -65,16 +67,16 @@ def legend(figure: Figure, methods: Sequence[tuple[int, str]]) -> Figure:
 # --- against bytes ----------------------------------------------------------------------------------------
 
 
-def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER) -> Figure:
+def traffic(points: Sequence[Point], title: str = "Accuracy", width: float = PAPER_WIDTH) -> Figure:
     """What methods reach against bytes on a logarithmic axis; what sends nothing stands at 0, to its left."""
     from matplotlib.ticker import EngFormatter
 
-    figure, axes = plotting.sheet(width, 408, right=30, bottom=34)
-    plotting.percent_axis(axes, _ends([spot.value for spot in spots]))
-    sent = [spot.bytes for spot in spots if spot.bytes > 0]
+    figure, axes = plotting.create_axes(width, 408, right=30, bottom=34)
+    plotting.percent_axis(axes, _ends([point.value for point in points]))
+    sent = [point.bytes for point in points if point.bytes > 0]
     low, high = (math.floor(math.log10(min(sent))), math.ceil(math.log10(max(sent)))) if sent else (0, 1)
     high = max(high, low + 1)
-    silent = len(sent) < len(spots)
+    silent = len(sent) < len(points)
     axes.set_xscale("symlog", linthresh=10.0**low, linscale=max(0.35, 0.15 * (high - low)))
     axes.set_xlim(-0.35 * 10.0**low if silent else 0.75 * 10.0**low, 10.0**high * 1.3)
     ticks = [10.0**power for power in range(low, high + 1, math.ceil((high - low) / 4))] if sent else []
@@ -84,38 +86,40 @@ def traffic(spots: Sequence[Spot], title: str = "Accuracy", width: float = PAPER
     axes.grid(axis="x", which="both")
     if silent:
         axes.axvline(0.6 * 10.0**low, color=FAINT, lw=1, ls=(0, (3, 4)))
-    at = [(spot.bytes, spot.value.mean) for spot in spots]
-    offsets = plotting.beside(axes, at, [10.0] * len(at), GAP)
+    at = [(point.bytes, point.value.mean) for point in points]
+    offsets = plotting.place_beside(axes, at, [10.0] * len(at), GAP)
     told = []
-    for spot, offset in zip(spots, offsets, strict=True):
-        size = human_bytes(round(spot.bytes))
-        told.append(f"{spot.name} {percent(spot.value.mean)}, {size}")
-        deviation = "" if spot.value.std is None else f" \u00b1 {spot.value.std:.1f}"
-        words = f"{spot.name}: {percent(spot.value.mean)}{deviation}, {size}"
-        plotting.chip(axes, spot.place, (spot.bytes, spot.value.mean), offset)
-        _dot(axes, spot.place, spot.bytes, spot.value.mean, words, yerr=spot.value.std)
+    for point, offset in zip(points, offsets, strict=True):
+        size = human_bytes(round(point.bytes))
+        told.append(f"{point.name} {percent(point.value.mean)}, {size}")
+        deviation = "" if point.value.std is None else f" \u00b1 {point.value.std:.1f}"
+        words = f"{point.name}: {percent(point.value.mean)}{deviation}, {size}"
+        plotting.draw_number(axes, point.place, (point.bytes, point.value.mean), offset)
+        _dot(axes, point.place, point.bytes, point.value.mean, words, yerr=point.value.std)
     return _words(figure, f"{title} against bytes", told)
 
 
 # --- over the run -----------------------------------------------------------------------------------------
 
 
-def curves(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = PAPER) -> Figure:
+def curves(lines: Sequence[MethodCurve], title: str = "Accuracy", width: float = PAPER_WIDTH) -> Figure:
     """What methods reach over the share of the run, one line a method, each with its number at the end."""
-    figure, axes = plotting.sheet(width, max(388, GAP * len(lines) + 48), right=46, bottom=34)
+    figure, axes = plotting.create_axes(width, max(388, GAP * len(lines) + 48), right=46, bottom=34)
     routes = [[(at, value.mean) for at, value in line.reached.items()] for line in lines]
     plotting.percent_axis(axes, [y for route in routes for _, y in route])
     axes.set_xlim(0, 1)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    rises = plotting.ends(axes, [route[-1][1] for route in routes], GAP)
+    rises = plotting.place_at_ends(axes, [route[-1][1] for route in routes], GAP)
     dotted = sum(map(len, routes)) <= MOST_DOTS
     for curve, route, rise in zip(lines, routes, rises, strict=True):
-        shown = plotting.thin(route)
-        stroke = (0, (3.5, 2)) if again(curve.place) else "solid"
-        axes.plot(*zip(*shown, strict=True), color=color(curve.place), lw=2, ls=stroke, label=curve.name)
+        shown = plotting.downsample(route)
+        stroke = (0, (3.5, 2)) if is_color_repeated(curve.place) else "solid"
+        axes.plot(
+            *zip(*shown, strict=True), color=method_color(curve.place), lw=2, ls=stroke, label=curve.name
+        )
         for x, y in shown if dotted else shown[-1:]:
             _dot(axes, curve.place, x, y, f"{curve.name}, {x:.0%} of the run: {percent(y)}", 6)
-        plotting.chip(axes, curve.place, shown[-1], (26, rise))
+        plotting.draw_number(axes, curve.place, shown[-1], (26, rise))
     told = [f"{line.name} {percent(route[-1][1])}" for line, route in zip(lines, routes, strict=True)]
     told[0] = f"At the end: {told[0]}"
     return _words(figure, f"{title} over the share of the run", told)
@@ -124,10 +128,12 @@ def curves(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = 
 # --- against epsilon --------------------------------------------------------------------------------------
 
 
-def against_epsilon(lines: Sequence[MethodLine], title: str = "Accuracy", width: float = PAPER) -> Figure:
+def against_epsilon(
+    lines: Sequence[MethodCurve], title: str = "Accuracy", width: float = PAPER_WIDTH
+) -> Figure:
     """What methods reach over epsilon on a logarithmic axis; what has no budget stands at the right edge."""
     drawn = [line for line in lines if line.reached]
-    figure, axes = plotting.sheet(width, max(408, GAP * len(drawn) + 48), right=46, bottom=34)
+    figure, axes = plotting.create_axes(width, max(408, GAP * len(drawn) + 48), right=46, bottom=34)
     plotting.percent_axis(axes, _ends([value for line in drawn for value in line.reached.values()]))
     columns = budgets(drawn)
     finite = [epsilon for epsilon in columns if math.isfinite(epsilon)] or [1.0]
@@ -135,28 +141,28 @@ def against_epsilon(lines: Sequence[MethodLine], title: str = "Accuracy", width:
     at = {epsilon: epsilon if math.isfinite(epsilon) else finite[-1] * step for epsilon in columns}
     axes.set_xscale("log")
     axes.set_xlim(finite[0] / step**0.3, max(at.values()) * step**0.3)
-    axes.set_xticks([at[epsilon] for epsilon in columns], [written(epsilon) for epsilon in columns])
+    axes.set_xticks([at[epsilon] for epsilon in columns], [format_budget(epsilon) for epsilon in columns])
     axes.set_xticks([], minor=True)
     axes.grid(axis="x")
     edge = finite[-1] * step**0.6
     if len(columns) > len(finite) or columns == [math.inf]:
         axes.axvline(edge, color=FAINT, lw=1, ls=(0, (3, 4)))
-    rises = plotting.ends(axes, [list(line.reached.values())[-1].mean for line in drawn], GAP)
+    rises = plotting.place_at_ends(axes, [list(line.reached.values())[-1].mean for line in drawn], GAP)
     told = []
     for line, rise in zip(drawn, rises, strict=True):
         route = [(at[epsilon], value.mean) for epsilon, value in line.reached.items()]
         inside = [place for place in route if place[0] < edge]
-        stroke: dict[str, Any] = {"color": color(line.place), "lw": 2}
-        stroke["ls"] = (0, (3.5, 2)) if again(line.place) else "solid"
+        stroke: dict[str, Any] = {"color": method_color(line.place), "lw": 2}
+        stroke["ls"] = (0, (3.5, 2)) if is_color_repeated(line.place) else "solid"
         if inside:
             axes.plot(*zip(*inside, strict=True), **stroke, label=line.name)
         if 0 < len(inside) < len(route):
             axes.plot(*zip(*route[-2:], strict=True), **stroke, alpha=0.32)
         for epsilon, value in line.reached.items():
-            words = f"{line.name}, epsilon {written(epsilon)}: {value.text()}"
+            words = f"{line.name}, epsilon {format_budget(epsilon)}: {value.text()}"
             _dot(axes, line.place, at[epsilon], value.mean, words, 8, yerr=value.std)
-        plotting.chip(axes, line.place, route[-1], (26, rise))
-        each = [f"{written(epsilon)} {percent(value.mean)}" for epsilon, value in line.reached.items()]
+        plotting.draw_number(axes, line.place, route[-1], (26, rise))
+        each = [f"{format_budget(epsilon)} {percent(value.mean)}" for epsilon, value in line.reached.items()]
         told.append(f"{line.name}: {', '.join(each)}")
     return _words(figure, f"{title} against epsilon", told)
 
@@ -170,47 +176,56 @@ def radius(count: float, most: float) -> float:
 
 
 def against_leakage(
-    spots: Sequence[Spot], column: LeakageColumn, title: str = "Accuracy", width: float = PAPER
+    points: Sequence[Point], column: LeakageColumn, title: str = "Accuracy", width: float = PAPER_WIDTH
 ) -> Figure:
     """What methods reach over what attacks got, in percent, with a line at guessing; areas are bytes."""
-    figure, axes = plotting.sheet(width, 480, right=20, top=28, bottom=34)
+    figure, axes = plotting.create_axes(width, 480, right=20, top=28, bottom=34)
     guess = 0.0 if column.guess is None else column.guess
-    leaks = _ends([spot.leak for spot in spots])
+    leaks = _ends([point.leak for point in points])
     low = min(guess, *leaks)
     plotting.percent_axis(axes, [guess, low, max(guess, low + 10, *leaks)], "x")
     axes.margins(x=0.03)
     left, right = axes.get_xlim()
     axes.set_xlim(left - 0.03 * (right - left), right + 0.03 * (right - left))
-    plotting.percent_axis(axes, _ends([spot.value for spot in spots]))
+    plotting.percent_axis(axes, _ends([point.value for point in points]))
     axes.grid(axis="x")
     axes.axvline(guess, color=MUTED, lw=1.5, ls=(0, (2, 2.7)))
     axes.annotate(
         "guessing", (guess, 1), (0, 13), xycoords=("data", "axes fraction"), textcoords="offset points",
         ha="center", annotation_clip=False,
     )  # fmt: skip
-    most = max(spot.bytes for spot in spots)
+    most = max(point.bytes for point in points)
     before = {
-        index: max(place for place in range(index) if spots[place].place == spot.place)
-        for index, spot in enumerate(spots)
-        if spot.joined
+        index: max(place for place in range(index) if points[place].place == point.place)
+        for index, point in enumerate(points)
+        if point.joined
     }
     for index, other in before.items():
-        pair = [(spots[each].leak.mean, spots[each].value.mean) for each in (other, index)]
-        axes.plot(*zip(*pair, strict=True), color=color(spots[index].place), lw=1.5, alpha=0.55)
+        pair = [(points[each].leak.mean, points[each].value.mean) for each in (other, index)]
+        axes.plot(*zip(*pair, strict=True), color=method_color(points[index].place), lw=1.5, alpha=0.55)
     # The largest first, so that none hides another.
-    for spot in sorted(spots, key=lambda spot: -spot.bytes):
-        size = 2 * max(radius(spot.bytes, most), DOT)
-        if spot.bytes > 0:
-            style: dict[str, Any] = {"mec": color(spot.place), "mew": 1.25, "clip_on": False}
-            axes.plot(spot.leak.mean, spot.value.mean, "o", ms=size, mfc=(color(spot.place), 0.18), **style)
-        errors = {"xerr": spot.leak.std, "yerr": spot.value.std}
-        words = spot.told(column.head)
-        _dot(axes, spot.place, spot.leak.mean, spot.value.mean, words, 2 * DOT + 2, **errors)
-    # Beside each spot its number and its tag; of a line only the last spot has the number.
-    numbers = ["" if index in before.values() else str(spot.place) for index, spot in enumerate(spots)]
-    labels = [" ".join(filter(None, pair)) for pair in zip(numbers, (s.tag for s in spots), strict=True)]
-    at = [(spot.leak.mean, spot.value.mean) for spot in spots]
-    offsets = plotting.beside(axes, at, [7 + LETTER * len(label) / 2 for label in labels], GAP)
-    for spot, place, label, offset in zip(spots, at, labels, offsets, strict=True):
-        plotting.chip(axes, spot.place, place, offset, label)
-    return _words(figure, f"{title} against the {column.axis}", [spot.told(column.head) for spot in spots])
+    for point in sorted(points, key=lambda point: -point.bytes):
+        size = 2 * max(radius(point.bytes, most), DOT)
+        if point.bytes > 0:
+            style: dict[str, Any] = {"mec": method_color(point.place), "mew": 1.25, "clip_on": False}
+            axes.plot(
+                point.leak.mean,
+                point.value.mean,
+                "o",
+                ms=size,
+                mfc=(method_color(point.place), 0.18),
+                **style,
+            )
+        errors = {"xerr": point.leak.std, "yerr": point.value.std}
+        words = point.describe(column.head)
+        _dot(axes, point.place, point.leak.mean, point.value.mean, words, 2 * DOT + 2, **errors)
+    # Beside each point its number and its tag; of a line only the last point has the number.
+    numbers = ["" if index in before.values() else str(point.place) for index, point in enumerate(points)]
+    labels = [" ".join(filter(None, pair)) for pair in zip(numbers, (s.tag for s in points), strict=True)]
+    at = [(point.leak.mean, point.value.mean) for point in points]
+    offsets = plotting.place_beside(axes, at, [7 + LETTER * len(label) / 2 for label in labels], GAP)
+    for point, place, label, offset in zip(points, at, labels, offsets, strict=True):
+        plotting.draw_number(axes, point.place, place, offset, label)
+    return _words(
+        figure, f"{title} against the {column.axis}", [point.describe(column.head) for point in points]
+    )

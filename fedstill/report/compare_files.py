@@ -14,16 +14,16 @@ from fedstill.report.compare_reader import summarize
 from fedstill.report.compare_summary import Summary
 from fedstill.report.compare_table import (
     budget_table,
-    costs_of,
-    figures_of,
-    gap_of,
-    leak_notes,
-    leaks_of,
+    cost_columns,
+    full_table,
+    leakage_columns,
+    leakage_notes,
     leaves,
+    metric_columns,
     needs,
+    paper_gap_text,
     paper_text,
     setting_table,
-    whole_table,
 )
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 
@@ -59,7 +59,7 @@ def markdown(summary: Summary) -> str:
     by_budget = budget_table(summary)
     lines = [] if by_budget is None else [*table_formats.markdown(by_budget), ""]
     for setting in summary.settings:
-        table = whole_table(summary, setting)
+        table = full_table(summary, setting)
         lines += [f"**{setting.name}**", ""] if setting.name else []
         judged = zip(setting.entries, table.rows, strict=True)
         rows = [replace(row, cells=[Cell(entry.central), *row.cells]) for entry, row in judged]
@@ -80,7 +80,7 @@ def latex(summary: Summary) -> str:
         for setting in summary.settings
         for each in setting.verdicts()
     ]
-    tables = [whole_table(summary, setting) for setting in summary.settings]
+    tables = [full_table(summary, setting) for setting in summary.settings]
     text = table_formats.latex(tables, [*summary.notes, *told, *papers])
     return text.replace(" & Down & ", " & Bytes down & ", 1)
 
@@ -93,9 +93,9 @@ def print_comparison(summary: Summary, console: Console) -> None:
     from rich.text import Text
 
     first, local, *others = summary.shown()
-    reached = figures_of(summary, [first, local])
+    reached = metric_columns(summary, [first, local])
     reached[1] = replace(reached[1], head="local")
-    parts = [[*reached, *costs_of(summary)], figures_of(summary, others), leaks_of(summary)]
+    parts = [[*reached, *cost_columns(summary)], metric_columns(summary, others), leakage_columns(summary)]
     for setting in summary.settings:
         console.print(Text(setting.name or summary.name, style="bold"))
         console.print(Text(setting.context, style="dim"))
@@ -107,7 +107,7 @@ def print_comparison(summary: Summary, console: Console) -> None:
             if entry.reason():
                 console.print(Text(f"{entry.name}: {entry.reason()}"))
             for name in entry.published:
-                theirs, gap = paper_text(summary, name, entry), gap_of(summary, name, entry) or NONE
+                theirs, gap = paper_text(summary, name, entry), paper_gap_text(summary, name, entry) or NONE
                 what = f"{entry.name}, {summary.called(name)}"
                 console.print(Text(f"{what}: the paper has {theirs}, the gap is {gap}"))
         console.print()
@@ -121,5 +121,5 @@ def print_comparison(summary: Summary, console: Console) -> None:
         where = f", {paper.setting}" if paper.setting else ""
         told = f"Paper: {paper.method}, {summary.called(paper.metric)}{where}: {paper.source}"
         console.print(Text(told, style="dim"))
-    for note in (*summary.notes, *(leak_notes(summary.leaks) if summary.leakage else ())):
+    for note in (*summary.notes, *(leakage_notes(summary.leaks) if summary.leakage else ())):
         console.print(Text(note, style="dim"))

@@ -9,13 +9,13 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from fedstill.attacks.leakage import Leakage, skipped
+from fedstill.attacks.leakage import Leakage, skipped_texts
 from fedstill.core.text_format import human_bytes
 from fedstill.report import compare_figures, compare_points, plotting
 from fedstill.report.compare_summary import ComparedSetting, Summary
-from fedstill.report.compare_table import budget_table, leak_notes, leaves, needs, whole_table
+from fedstill.report.compare_table import budget_table, full_table, leakage_notes, leaves, needs
 from fedstill.report.compared_method import ComparedMethod, Spread
-from fedstill.report.result import CENTRAL
+from fedstill.report.result import MAIN_MODELS
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 from fedstill.report.templates import environment
 
@@ -51,9 +51,9 @@ def html(summary: Summary) -> str:
 
 def chip(place: int) -> Markup:
     """A method's number in its color, as the drawings show it."""
-    again = " again" if plotting.again(place) else ""
+    again = " again" if plotting.is_color_repeated(place) else ""
     return Markup('<span class="chip c{}{}" aria-hidden="true">{}</span>').format(
-        (place - 1) % len(plotting.METHODS), again, place
+        (place - 1) % len(plotting.METHOD_COLORS), again, place
     )
 
 
@@ -69,7 +69,7 @@ def _lede(summary: Summary) -> str:
 
 
 def _leaking(summary: Summary) -> dict[str, Any]:
-    found = compare_points.leaking_of(summary)
+    found = compare_points.leakage_scatter(summary)
     spots, column = found.spots, found.column
     most = max((spot.bytes for spot in spots), default=0.0)
     sizes = [round(share * most) for share in (1, 0.1, 0.01)] if most > 0 else []
@@ -84,7 +84,7 @@ def _leaking(summary: Summary) -> dict[str, Any]:
         "names": {spot.place: spot.name for spot in spots},
         "sizes": [(_area(sent, most), human_bytes(sent) if sent else "nothing sent") for sent in sizes],
         "joined": any(spot.joined for spot in spots),
-        "notes": leak_notes(summary.leaks),
+        "notes": leakage_notes(summary.leaks),
     }
 
 
@@ -97,7 +97,7 @@ def _area(count: float, most: float) -> Markup:
 
 def _setting(summary: Summary, setting: ComparedSetting) -> dict[str, Any]:
     title, best = setting.metric.title, setting.best(setting.metric)
-    spots, curves = compare_points.spots_of(setting), compare_points.curves_of(setting)
+    spots, curves = compare_points.scatter_points(setting), compare_points.learning_curves(setting)
     return {
         "name": setting.name,
         "context": setting.context,
@@ -109,7 +109,9 @@ def _setting(summary: Summary, setting: ComparedSetting) -> dict[str, Any]:
         and plotting.responsive(partial(compare_figures.curves, curves, title), f"run {setting.name}"),
         "drawn": [entry for entry in setting.entries if entry.spread(entry.metric) is not None],
         "got": [got for entry in setting.entries if (got := _got(entry))],
-        "leaders": sorted({CENTRAL[entry.central][0] for entry in setting.entries if entry.label in best}),
+        "leaders": sorted(
+            {MAIN_MODELS[entry.central][0] for entry in setting.entries if entry.label in best}
+        ),
         "verdicts": setting.verdicts(),
     }
 
@@ -118,7 +120,7 @@ def _got(entry: ComparedMethod) -> dict[str, Any] | None:
     for run in entry.runs:
         if run.leakage:
             got = {"sentence": run.leakage.sentence, "strength": strength(run.leakage)}
-            return {"name": entry.name, "seed": run.seed, "skipped": skipped(run.leakage), **got}
+            return {"name": entry.name, "seed": run.seed, "skipped": skipped_texts(run.leakage), **got}
     return None
 
 
@@ -132,7 +134,7 @@ def strength(found: Leakage) -> str:
 
 
 def _table(summary: Summary, setting: ComparedSetting) -> Table:
-    told = whole_table(summary, setting)
+    told = full_table(summary, setting)
     headings = {leak.head: leak.heading for leak in summary.leaks}
     columns = []
     for place, column in enumerate(told.columns):
@@ -155,7 +157,7 @@ def _table(summary: Summary, setting: ComparedSetting) -> Table:
 def _name(entry: ComparedMethod) -> Markup:
     detail = f"{entry.title}, " if entry.name != entry.title else ""
     return Markup('<span class="name">{}<span>{}<span class="meaning">{}{}</span></span></span>').format(
-        chip(entry.place), entry.name, detail, CENTRAL[entry.central][0]
+        chip(entry.place), entry.name, detail, MAIN_MODELS[entry.central][0]
     )
 
 

@@ -14,9 +14,9 @@ from fedstill.core.text_format import counted, listed
 from fedstill.protocol.method import method_name
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compared_method import LOCAL, ComparedMethod, FinishedRun
-from fedstill.report.metric_text import in_a_sentence
-from fedstill.report.model_scores import needs_words
-from fedstill.report.result import CENTRAL, Result
+from fedstill.report.metric_text import lowercase_title
+from fedstill.report.model_scores import describe_needs
+from fedstill.report.result import MAIN_MODELS, Result
 from fedstill.report.run_files import RunFiles
 
 
@@ -69,7 +69,7 @@ def _entry(
         elif (out / place / "result.json").exists():
             files, leakage = RunFiles.read(out / place), comparison.leakage
             found = None if leakage is None else comparison_runner.attacked(out / place, leakage)
-            runs.append(FinishedRun(seed, place, files.result, files.metrics, found, files.draws))
+            runs.append(FinishedRun(seed, place, files.result, files.metrics, found, files.resamples))
         else:
             missing.append(seed)
     names = [f"{whose}{metric.key}" for metric in metrics for whose in ("", LOCAL)]
@@ -81,7 +81,7 @@ def _entry(
         title=method.title if "title" in vars(type(method)) else label,  # not one that it has inherited
         central=method.central,
         leaves=what_leaves(config),
-        needs=needs_words(vars(method.needs())),
+        needs=describe_needs(vars(method.needs())),
         runs=tuple(runs),
         not_run=not_run,
         missing=tuple(missing),
@@ -153,13 +153,17 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
             "policy that allows it, which owners of data would have to give."
         )
     kinds = {entry.central for entry in entries}
-    notes += [f"{CENTRAL[kind][0].capitalize()}: {CENTRAL[kind][1]}." for kind in CENTRAL if kind in kinds]
+    notes += [
+        f"{MAIN_MODELS[kind][0].capitalize()}: {MAIN_MODELS[kind][1]}."
+        for kind in MAIN_MODELS
+        if kind in kinds
+    ]
     if "ensemble" in kinds:
         notes.append(
             "An ensemble asks all nodes about every input that it is used on: that is not in its bytes."
         )
     notes.append(
-        f"Local {in_a_sentence(settings[0].metric.title)} is the mean over the nodes' own models at the end, "
+        f"Local {lowercase_title(settings[0].metric.title)} is the mean over the nodes' own models at the end, "
         "each on a random share of the "
         "test data of its own (FedMD-CG, section 3.1); on all test data it is in the CSV."
     )
@@ -173,7 +177,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
     said: dict[str, dict[str, None]] = {}
     for entry in entries:
         for run in entry.runs:
-            for note in run.result.sentences:
+            for note in run.result.note_sentences:
                 said.setdefault(note, {})[entry.name] = None
     notes += [f"{listed(list(names))}: {note}" for note, names in said.items()]
     for label, table in comparison.runs.items():

@@ -11,14 +11,14 @@ from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import listed
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.report.compared_method import LOCAL, ComparedMethod, Spread
-from fedstill.report.metric_text import bare, in_a_sentence
-from fedstill.report.privacy_section import guaranteed
+from fedstill.report.metric_text import format_value, lowercase_title
+from fedstill.report.privacy_section import run_guarantee
 from fedstill.report.result import ACCURACY
-from fedstill.report.significance import Gap, Reached, between
+from fedstill.report.significance import RunScore, SeedDifference, compare_paired_runs
 from fedstill.tasks.task import Metric
 
 if TYPE_CHECKING:
-    from fedstill.runs.config import PaperFigure
+    from fedstill.runs.config import PaperMetric
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ComparedSetting:
         def ahead(first: ComparedMethod, second: ComparedMethod) -> bool:
             # Seeds that both have may say the opposite of all seeds that each has.
             gap = self.above(first, second, metric)
-            return gap.told and _ahead(metric, gap) > 0
+            return gap.significant and _ahead(metric, gap) > 0
 
         ranked = self.ranked(metric)
         return {first.label for first, *others in ranked if all(ahead(first, other) for other in others)}
@@ -60,22 +60,22 @@ class ComparedSetting:
         lists = [sorted(alike, key=lambda each: -each[0]) for alike in kinds.values() if len(alike) > 1]
         return [[entry for _, entry in alike] for alike in lists]
 
-    def above(self, first: ComparedMethod, second: ComparedMethod, metric: Metric) -> Gap:
+    def above(self, first: ComparedMethod, second: ComparedMethod, metric: Metric) -> SeedDifference:
         """The paired difference of two methods that have the figure, over the seeds that both have."""
         ours, theirs = (self._reached(entry, metric) for entry in (first, second))
-        return between([(ours[seed], theirs[seed]) for seed in ours if seed in theirs])
+        return compare_paired_runs([(ours[seed], theirs[seed]) for seed in ours if seed in theirs])
 
-    def pairs(self, metric: Metric) -> list[tuple[ComparedMethod, ComparedMethod, Gap]]:
+    def pairs(self, metric: Metric) -> list[tuple[ComparedMethod, ComparedMethod, SeedDifference]]:
         """Each two methods that have the figure, in the table's order, and the difference of the first."""
         both = itertools.combinations(self.entries, 2)
         gaps = [(one, other, self.above(one, other, metric)) for one, other in both]
         return [(one, other, gap) for one, other, gap in gaps if gap.seeds]
 
-    def _reached(self, entry: ComparedMethod, metric: Metric) -> dict[int, Reached]:
+    def _reached(self, entry: ComparedMethod, metric: Metric) -> dict[int, RunScore]:
         """What each run of a method has, by seed."""
         judged = metric.key == self.metric.key
         return {
-            run.seed: Reached(told, run.draws if judged else None, run.tested)
+            run.seed: RunScore(told, run.resamples if judged else None, run.tested)
             for run in entry.runs
             if (told := run.value(metric.key)) is not None
         }
@@ -86,7 +86,9 @@ class ComparedSetting:
         for first, *others in self.ranked(metric):
             found = {other.name: self.above(first, other, metric) for other in others}
             level = {
-                name: each for name, each in found.items() if not (each.told and _ahead(metric, each) > 0)
+                name: each
+                for name, each in found.items()
+                if not (each.significant and _ahead(metric, each) > 0)
             }
             if any(each.half is None for each in found.values()):
                 told.append(f"{metric.title}: one seed alone, so no order is told.")
@@ -101,23 +103,23 @@ class ComparedSetting:
         return list(dict.fromkeys(told))
 
 
-def _ahead(metric: Metric, each: Gap) -> float:
+def _ahead(metric: Metric, each: SeedDifference) -> float:
     """By how much the first is better; where the other is, over the seeds of both, below 0."""
     return each.mean if metric.better == "higher" else -each.mean
 
 
-def _gap(metric: Metric, each: Gap) -> str:
+def _gap(metric: Metric, each: SeedDifference) -> str:
     """By how much the first is better, and the 95 % interval of that."""
     ahead, half = _ahead(metric, each), each.half or 0.0
     # No zero has a sign.
     mean, low, high = (
-        bare(metric, round(x, metric.digits) + 0.0) for x in (ahead, ahead - half, ahead + half)
+        format_value(metric, round(x, metric.digits) + 0.0) for x in (ahead, ahead - half, ahead + half)
     )
     return f"{mean} [{low}, {high}]"
 
 
 @dataclass(frozen=True)
-class MethodLine:
+class MethodCurve:
     """One method's line: its number, its name, what it reaches by epsilon, or by the share of its run."""
 
     place: int
@@ -134,7 +136,7 @@ class Summary:
     seeds: tuple[int, ...]
     settings: tuple[ComparedSetting, ...]
     notes: tuple[str, ...]
-    published: tuple[PaperFigure, ...]  # those that stand in the table
+    published: tuple[PaperMetric, ...]  # those that stand in the table
     command: str
     leakage: bool = False  # whether runs were to be attacked
     leaks: tuple[LeakageColumn, ...] = ()  # the figures of those attacks
@@ -160,7 +162,7 @@ class Summary:
 
     def called(self, name: str) -> str:
         """A figure in a sentence: "local accuracy", "HD95"."""
-        title = in_a_sentence(self.metric_named(name).title)
+        title = lowercase_title(self.metric_named(name).title)
         return f"{LOCAL}{title}" if name.startswith(LOCAL) else title
 
     def names(self) -> list[str]:
@@ -183,7 +185,7 @@ class Summary:
         """Whether any row has a guarantee of privacy."""
         return any(entry.epsilon() is not None for entry in self.entries)
 
-    def budgets(self) -> list[MethodLine]:
+    def budgets(self) -> list[MethodCurve]:
         """What each method reaches under each budget; none unless settings differ in it, each from each."""
         lines = []
         for entries in zip(*(setting.entries for setting in self.settings), strict=True):
@@ -192,13 +194,13 @@ class Summary:
             found = {entry.budget: entry.spread(entry.metric) for entry in entries}
             reached = {epsilon: found[epsilon] for epsilon in sorted(found)}
             known = {epsilon: spread for epsilon, spread in reached.items() if spread is not None}
-            lines.append(MethodLine(entries[0].place, entries[0].name, known))
+            lines.append(MethodCurve(entries[0].place, entries[0].name, known))
         return lines if any(line.reached for line in lines) else []
 
     def privacy(self) -> str:
         """Which runs have a formal guarantee of privacy."""
         runs = [run for entry in self.entries for run in entry.runs if run.value("bytes up")]
-        kept = sum(guaranteed(run.result) is not None for run in runs)
+        kept = sum(run_guarantee(run.result) is not None for run in runs)
         if kept == 0:
             return "There is no formal guarantee of privacy."
         if kept == len(runs):

@@ -8,10 +8,10 @@ from functools import partial
 
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.core.text_format import human_bytes
-from fedstill.report.compare_points import budgets, written
+from fedstill.report.compare_points import budgets, format_budget
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compared_method import LOCAL, ComparedMethod, Spread
-from fedstill.report.metric_text import gap_text, head, in_a_sentence
+from fedstill.report.metric_text import format_difference, format_header, lowercase_title
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 
 
@@ -30,12 +30,12 @@ class Value:
         return made if isinstance(made, Cell) else Cell(made)
 
 
-def figures_of(summary: Summary, names: Sequence[str]) -> list[Value]:
+def metric_columns(summary: Summary, names: Sequence[str]) -> list[Value]:
     """What methods reach, by the figures' names."""
     return [Value(_head(summary, name), partial(_figure, summary, name), name) for name in names]
 
 
-def costs_of(summary: Summary) -> list[Value]:
+def cost_columns(summary: Summary) -> list[Value]:
     """Bytes, queries, seconds, and epsilon where any row has one."""
     return [
         Value("bytes up", partial(_mean, "bytes up", _bytes)),
@@ -46,12 +46,12 @@ def costs_of(summary: Summary) -> list[Value]:
     ]
 
 
-def leaks_of(summary: Summary) -> list[Value]:
+def leakage_columns(summary: Summary) -> list[Value]:
     """What attacks got."""
     return [Value(leak.head, partial(_leaked, leak), style="r leak") for leak in summary.leaks]
 
 
-def papers_of(summary: Summary) -> list[Value]:
+def paper_columns(summary: Summary) -> list[Value]:
     """What papers have, and the gap to it."""
     values = []
     for name in summary.compared():
@@ -59,7 +59,7 @@ def papers_of(summary: Summary) -> list[Value]:
         about += ["local"] if name.startswith(LOCAL) else []
         end = "".join(f", {part}" for part in about)
         values.append(Value(f"paper{end}", partial(paper_text, summary, name)))
-        values.append(Value(f"gap{end}", partial(gap_of, summary, name), style="r gap"))
+        values.append(Value(f"gap{end}", partial(paper_gap_text, summary, name), style="r gap"))
     return values
 
 
@@ -68,17 +68,17 @@ def setting_table(setting: ComparedSetting, values: Sequence[Value]) -> Table:
     best = {metric.key: setting.best(metric) for metric in setting.metrics}
     rows = []
     for entry in setting.entries:
-        cells = [value.cell(entry).bolder(entry.label in best.get(value.metric, ())) for value in values]
+        cells = [value.cell(entry).bold_if(entry.label in best.get(value.metric, ())) for value in values]
         if not entry.runs:
             cells = [Cell(entry.reason().partition(":")[0]), *(Cell(NONE) for _ in values[1:])]
         rows.append(Row(entry.name, cells, "" if entry.runs else entry.reason()))
     return Table(setting.name, "method", [Column(value.head, value.style) for value in values], rows)
 
 
-def whole_table(summary: Summary, setting: ComparedSetting) -> Table:
+def full_table(summary: Summary, setting: ComparedSetting) -> Table:
     """The same with all values that there are."""
-    values = [*figures_of(summary, summary.shown()), *costs_of(summary), *leaks_of(summary)]
-    return setting_table(setting, [*values, *papers_of(summary)])
+    values = [*metric_columns(summary, summary.shown()), *cost_columns(summary), *leakage_columns(summary)]
+    return setting_table(setting, [*values, *paper_columns(summary)])
 
 
 def budget_table(summary: Summary) -> Table | None:
@@ -92,7 +92,7 @@ def budget_table(summary: Summary) -> Table | None:
         for line in lines
     ]
     title = f"{summary.metric.title} in percent of each method under each budget"
-    return Table(title, "method", [Column(f"epsilon {written(at)}") for at in columns], rows)
+    return Table(title, "method", [Column(f"epsilon {format_budget(at)}") for at in columns], rows)
 
 
 # --- one value --------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def budget_table(summary: Summary) -> Table | None:
 
 def _head(summary: Summary, name: str) -> str:
     metric = summary.metric_named(name)
-    told = in_a_sentence(head(metric, units=metric.unit != "%"))
+    told = lowercase_title(format_header(metric, units=metric.unit != "%"))
     return f"{LOCAL}{told}" if name.startswith(LOCAL) else told
 
 
@@ -128,10 +128,10 @@ def paper_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None
     return None if paper is None else Spread(paper.value, paper.std).text(summary.metric_named(name).digits)
 
 
-def gap_of(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
+def paper_gap_text(summary: Summary, name: str, entry: ComparedMethod) -> str | None:
     """Ours minus it."""
     gap = entry.gap(name)
-    return None if gap is None else gap_text(summary.metric_named(name), gap)
+    return None if gap is None else format_difference(summary.metric_named(name), gap)
 
 
 def leaves(entry: ComparedMethod) -> str:
@@ -144,7 +144,7 @@ def needs(entry: ComparedMethod) -> str:
     return ", ".join(entry.needs) or "nothing"
 
 
-def leak_notes(columns: Sequence[LeakageColumn]) -> tuple[str, str]:
+def leakage_notes(columns: Sequence[LeakageColumn]) -> tuple[str, str]:
     """How to read the figures that attacks got."""
     return (
         "An attack that gets little shows that this attack, at this strength, got little; it shows nothing "

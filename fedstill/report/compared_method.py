@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedstill.attacks.leakage import Leakage, LeakageColumn
-from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
-from fedstill.report.privacy_section import guaranteed, most
+from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
+from fedstill.report.privacy_section import most, run_guarantee
 from fedstill.report.result import OverNodes, Result
-from fedstill.report.run_files import Metrics
+from fedstill.report.run_files import MetricsLog
 from fedstill.report.significance import Draws
 
 if TYPE_CHECKING:
-    from fedstill.runs.config import PaperFigure
+    from fedstill.runs.config import PaperMetric
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class FinishedRun:
     seed: int
     folder: str
     result: Result
-    metrics: Metrics
+    metrics: MetricsLog
     leakage: Leakage | None = None  # what attacks with the comparison's options got
-    draws: Draws | None = None  # what it is judged by in each draw of test cases
+    resamples: Draws | None = None  # what it is judged by in each draw of test cases
 
     @property
     def tested(self) -> int | None:
@@ -87,7 +87,7 @@ class FinishedRun:
         whose, _, key = name.removesuffix(ALL_TESTS).rpartition(" ")
         result = self.result
         if not whose:
-            return result.reached.get(key)
+            return result.metric_values.get(key)
         if whose in ("local", "standalone"):
             on_shares = whose == "local" and key == result.metric.key and not name.endswith(ALL_TESTS)
             metrics = result.local if whose == "local" else result.standalone
@@ -109,7 +109,7 @@ class ComparedMethod:
     runs: tuple[FinishedRun, ...] = ()
     not_run: Mapping[int, str] = field(default_factory=dict)  # reasons by seed
     missing: tuple[int, ...] = ()  # seeds whose runs are not finished
-    published: Mapping[str, PaperFigure] = field(default_factory=dict)  # by figure
+    published: Mapping[str, PaperMetric] = field(default_factory=dict)  # by figure
     budget: float = math.inf  # epsilon that a run may cost each node
     metric: str = "accuracy"  # the key of what its models are judged by
 
@@ -145,14 +145,14 @@ class ComparedMethod:
 
     def epsilon(self) -> tuple[float, float] | None:
         """An epsilon and a delta that hold at each node in each run; None if one has no guarantee."""
-        return most([guaranteed(run.result) for run in self.runs])
+        return most([run_guarantee(run.result) for run in self.runs])
 
     def price(self) -> str:
         """That epsilon, or "no guarantee", or that nothing left the nodes."""
         kept = self.epsilon()
         if all(run.value("bytes up") == 0 for run in self.runs):
             return "nothing left"
-        return NO_GUARANTEE if kept is None else epsilon_text(kept[0])
+        return NO_GUARANTEE if kept is None else format_epsilon_bound(kept[0])
 
     def leak(self, column: LeakageColumn) -> tuple[str, Spread] | None:
         """A figure of the strongest attack over seeds, with its name; None where a run has none."""

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedstill.core.text_format import counted
-from fedstill.report.metric_text import bare, head
+from fedstill.report.metric_text import format_header, format_value
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.tasks.task import Metric
 
 
 def evaluation_table(found: Mapping[str, Any], metrics: tuple[Metric, ...]) -> Table:
     """A line for all examples, and one a site, with every figure of the task."""
-    columns = [Column("examples"), *(Column(head(each, units=True)) for each in metrics)]
+    columns = [Column("examples"), *(Column(format_header(each, units=True)) for each in metrics)]
     columns.insert(2, Column("95% interval"))
 
     def row(name: str, part: Mapping[str, Any], accent: bool = False) -> Row:
         reached = [part["metrics"][each.key] for each in metrics]
-        values = [None if x is None else bare(of, x) for of, x in zip(metrics, reached, strict=True)]
+        values = [None if x is None else format_value(of, x) for of, x in zip(metrics, reached, strict=True)]
         ends = part["interval"]
-        told = None if ends is None else " to ".join(bare(metrics[0], end) for end in ends)
+        told = None if ends is None else " to ".join(format_value(metrics[0], end) for end in ends)
         cells = [f"{part['examples']:,}", values[0], told, *values[1:]]
         return Row(name, [Cell(each) for each in cells], accent=accent)
 
@@ -28,7 +28,7 @@ def evaluation_table(found: Mapping[str, Any], metrics: tuple[Metric, ...]) -> T
     return Table("", "site" if found["sites"] else "", columns, rows)
 
 
-def seen_text(found: Mapping[str, Any]) -> str:
+def overlap_text(found: Mapping[str, Any]) -> str:
     """Whether a node had any of the examples, or the public data, as far as that was looked up."""
     seen, count = found["seen"], found["examples"]
     if seen["examples"] is None:

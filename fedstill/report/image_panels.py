@@ -19,26 +19,33 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from fedstill.core.errors import RunFolderError
-from fedstill.report.metric_text import in_a_sentence, told
-from fedstill.report.png import LINES, MOST_PIXELS, indexed, outlined, picture, shown
+from fedstill.report.metric_text import format_with_unit, lowercase_title
+from fedstill.report.png import (
+    MAX_PIXELS,
+    OUTLINE_COLORS,
+    image_tag,
+    image_url,
+    indexed_image_url,
+    outline_codes,
+)
 from fedstill.report.result import Result
 from fedstill.report.result_parts import Case
-from fedstill.report.run_files import Array, is_shown, read_tensors
+from fedstill.report.run_files import Array, is_image_stack, read_tensors
 
 FILE = "pictures.safetensors"
-MOST_MODELS = 6  # drawn a case: the central model and the first nodes'
-MOST_SIDE = 256  # pixels of a drawn picture
+MAX_MODELS = 6  # drawn a case: the central model and the first nodes'
+MAX_IMAGE_PIXELS = 256  # pixels of a drawn picture
 LARGE = 100  # pixels: a picture with a longer side is drawn larger, as its outlines would run together
 RANKS = {"best": "Best case", "median": "Median case", "worst": "Worst case"}
 SATURATED = 0.995  # quantile of the models' errors that the brightest color stands for
 
-MOST_STEPS, MOST_SAMPLES = 10, 12  # rows and columns of generated inputs
+MAX_STEPS, MAX_SAMPLES = 10, 12  # rows and columns of generated inputs
 # Fewer and larger ones where they were made from label maps, to see whether they show what they should.
-TO_ORDER = (4, 6, 128)  # rows, columns and pixels of the longer side
-MAPS = ".maps"  # after a step's name: what its inputs were made from
+FROM_MAPS = (4, 6, 128)  # rows, columns and pixels of the longer side
+MAPS_SUFFIX = ".maps"  # after a step's name: what its inputs were made from
 # Of the codes of a label map, for any number of them; neighbors differ in brightness too.
 COLORS = [(16, 16, 20), (86, 180, 233), (255, 217, 47), (213, 94, 0), (0, 158, 115), (240, 240, 240)]
-CODES = np.resize(np.array(COLORS, np.uint8), (256, 3))
+CODE_COLORS = np.resize(np.array(COLORS, np.uint8), (256, 3))
 
 
 # --- what the server made ---------------------------------------------------------------------------------
@@ -47,15 +54,20 @@ CODES = np.resize(np.array(COLORS, np.uint8), (256, 3))
 def samples(folder: Path) -> list[dict[str, Any]]:
     """Rows of generated inputs, evenly apart, the last among them; of other tasks they are no pictures."""
     tensors = read_tensors(folder / "samples.safetensors") or {}
-    keys = sorted((key for key, stack in tensors.items() if key.isdecimal() and is_shown(stack)), key=int)
-    to_order = any(f"{key}{MAPS}" in tensors for key in keys)
-    rows, columns, side = TO_ORDER if to_order else (MOST_STEPS, MOST_SAMPLES, MOST_PIXELS)
+    keys = sorted(
+        (key for key, stack in tensors.items() if key.isdecimal() and is_image_stack(stack)), key=int
+    )
+    to_order = any(f"{key}{MAPS_SUFFIX}" in tensors for key in keys)
+    rows, columns, side = FROM_MAPS if to_order else (MAX_STEPS, MAX_SAMPLES, MAX_PIXELS)
     keys = keys[:: -math.ceil(len(keys) / rows)][::-1] if keys else []
     return [
         {
             "step": int(key),
-            "pictures": [picture(image, side) for image in tensors[key][:columns]],
-            "maps": [indexed(codes, CODES) for codes in tensors.get(f"{key}{MAPS}", ())[:columns]],
+            "pictures": [image_url(image, side) for image in tensors[key][:columns]],
+            "maps": [
+                indexed_image_url(codes, CODE_COLORS)
+                for codes in tensors.get(f"{key}{MAPS_SUFFIX}", ())[:columns]
+            ],
         }
         for key in keys
     ]
@@ -79,7 +91,7 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     for place, (case, part) in enumerate(zip(result.pictures, parts, strict=True)):
         drawn = _images(part, most) if kind == "image" else _outlines(f"case-{place}", part)
         for panel, model in zip(drawn["panels"][drawn["first"] :], case.models, strict=False):
-            panel["score"] = None if model.score is None else told(metric, model.score)
+            panel["score"] = None if model.score is None else format_with_unit(metric, model.score)
         views.append(
             {
                 "title": RANKS.get(case.rank, "The only case"),
@@ -93,12 +105,14 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     return {
         "missing": None,
         "kind": kind,
-        "judge": f"the {judge}" if judge == result.judged else judge,
-        "metric": in_a_sentence(metric.title),
+        "judge": f"the {judge}" if judge == result.main_model else judge,
+        "metric": lowercase_title(metric.title),
         "cases": views,
-        "more": max(0, max(len(case.models) for case in result.pictures) - MOST_MODELS),
+        "more": max(0, max(len(case.models) for case in result.pictures) - MAX_MODELS),
         "colored": kind != "image" and any(len(part.below) == 3 for part in parts),
-        "scale": shown(indexed(np.arange(256, dtype=np.uint8)[None], _hot()), "from no error to the largest"),
+        "scale": image_tag(
+            indexed_image_url(np.arange(256, dtype=np.uint8)[None], _hot()), "from no error to the largest"
+        ),
         "most": f"{100 * most:.1f}%",
     }
 
@@ -121,11 +135,11 @@ def _parts(path: Path, place: int, case: Case, tensors: Mapping[str, Array], res
             raise RunFolderError(f"{path}: {place}/{name} is missing")
         return tensors[f"{place}/{name}"]
 
-    names = [result.written(model.name) for model in case.models]
-    names[:1] = [result.judged if name == "student" else name for name in names[:1]]
-    made = [tensor(f"output/{m}") for m in range(len(names[:MOST_MODELS]))]
+    names = [result.display_name(model.name) for model in case.models]
+    names[:1] = [result.main_model if name == "student" else name for name in names[:1]]
+    made = [tensor(f"output/{m}") for m in range(len(names[:MAX_MODELS]))]
     below = "seen" if case.kind == "image" else "image"
-    return _Parts(tensor("truth"), tensor(below), names[:MOST_MODELS], made)
+    return _Parts(tensor("truth"), tensor(below), names[:MAX_MODELS], made)
 
 
 def _about(case: Case) -> str:
@@ -141,8 +155,8 @@ def _about(case: Case) -> str:
 
 def _judged(case: Case, title: str) -> str:
     if case.part is not None:
-        return f"patient\u2019s {in_a_sentence(title)}"
-    return f"whole picture\u2019s {in_a_sentence(title)}" if case.is_cut else title
+        return f"patient\u2019s {lowercase_title(title)}"
+    return f"whole picture\u2019s {lowercase_title(title)}" if case.is_cut else title
 
 
 def _panel(name: str, drawing: Markup) -> dict[str, Any]:
@@ -153,17 +167,20 @@ def _outlines(name: str, parts: _Parts) -> dict[str, Any]:
     height, width = parts.truth.shape
     size = {"w": width, "h": height}
     base = Markup('<image id="{n}" href="{png}" width="{w}" height="{h}"/>').format(
-        n=name, png=picture(parts.below, MOST_SIDE), **size
+        n=name, png=image_url(parts.below, MAX_IMAGE_PIXELS), **size
     )
     frame = Markup(
         '<svg class="sight" viewBox="0 0 {w} {h}" role="img" aria-label="{label}">{image}'
         '<image class="lines" href="{png}" width="{w}" height="{h}"/></svg>'
     )
-    label, lines = "the image with the true outline", indexed(outlined(parts.truth), LINES)
+    label, lines = (
+        "the image with the true outline",
+        indexed_image_url(outline_codes(parts.truth), OUTLINE_COLORS),
+    )
     panels = [_panel("truth", frame.format(label=label, image=base, png=lines, **size))]
     again = Markup('<use href="#{}"/>').format(name)
     for model, found in zip(parts.models, parts.made, strict=True):
-        lines = indexed(outlined(parts.truth, found), LINES)
+        lines = indexed_image_url(outline_codes(parts.truth, found), OUTLINE_COLORS)
         panels.append(
             _panel(model, frame.format(label=f"{label} and that of {model}", image=again, png=lines, **size))
         )
@@ -185,12 +202,12 @@ def _images(parts: _Parts, most: float) -> dict[str, Any]:
     names = ["truth", "measured, zero-filled", *parts.models]
     images = zip(names, (parts.truth, parts.below, *parts.made), strict=True)
     errors = zip(names[1:], _errors(parts), strict=True)
-    pictures = [(name, picture(_bytes(image), MOST_SIDE)) for name, image in images]
-    far = [(name, indexed(_bytes(error / (most or 1.0)), _hot())) for name, error in errors]
+    pictures = [(name, image_url(_bytes(image), MAX_IMAGE_PIXELS)) for name, image in images]
+    far = [(name, indexed_image_url(_bytes(error / (most or 1.0)), _hot())) for name, error in errors]
     return {
-        "panels": [_panel(name, shown(drawn, f"image: {name}")) for name, drawn in pictures],
+        "panels": [_panel(name, image_tag(drawn, f"image: {name}")) for name, drawn in pictures],
         "first": 2,
-        "errors": [shown(drawn, f"error of {name}") for name, drawn in far],
+        "errors": [image_tag(drawn, f"error of {name}") for name, drawn in far],
     }
 
 

@@ -15,21 +15,21 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.attacks.leakage import (
-    Attacked,
+    AttackReport,
+    ImageTable,
     Leakage,
     LeakageColumn,
-    LeakageFigure,
-    Pictures,
+    LeakageMetric,
     TableLine,
-    lines,
-    tables,
+    group_tables,
+    table_lines,
 )
 from fedstill.core.text_format import listed
-from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
+from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.report.bars import bar
-from fedstill.report.png import picture, shown
+from fedstill.report.png import image_tag, image_url
 from fedstill.report.result import Result
-from fedstill.report.run_files import Array, is_shown, read_tensors
+from fedstill.report.run_files import Array, is_image_stack, read_tensors
 from fedstill.report.table_formats import NONE, Cell, Column, Row, Table
 
 PICTURES = "leakage.safetensors"
@@ -44,11 +44,11 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     found = Leakage.read(folder)
     if found is None:
         return None
-    stacks, named = read_tensors(folder / PICTURES), _named(result.names)
+    stacks, named = read_tensors(folder / PICTURES), _named(result.display_names)
     price = NO_GUARANTEE
     if found.epsilon is not None:
-        price = f"epsilon {epsilon_text(found.epsilon)} at most, at each node"
-    there = {name: stack[:MOST] for name, stack in (stacks or {}).items() if is_shown(stack)}
+        price = f"epsilon {format_epsilon_bound(found.epsilon)} at most, at each node"
+    there = {name: stack[:MOST] for name, stack in (stacks or {}).items() if is_image_stack(stack)}
     return {
         "found": found,
         "attacks": [_attack(each, there, named) for each in found.attacks],
@@ -68,12 +68,12 @@ def _named(names: Mapping[str, str]) -> Named:
     return lambda text: known.sub(lambda found: names[found[1]], text)
 
 
-def _attack(told: Attacked, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
+def _attack(told: AttackReport, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
     title, columns = told.title or told.name, {column.name: column for column in told.columns}
     return {
         "title": title,
         "about": [(named(term), named(about)) for term, about in told.about],
-        "tables": [_table(title, table, columns, named) for table in tables(lines(told.rows))],
+        "tables": [_table(title, table, columns, named) for table in group_tables(table_lines(told.rows))],
         "notes": told.notes,
         "pictures": [_pictures(each, stacks, named) for each in told.pictures],
     }
@@ -108,17 +108,17 @@ def _table(
     return Table(about, "Attack" if attacks else "Tried on", told, rows, without, style="members")
 
 
-def _cell(row: LeakageFigure, without: str, best: bool) -> Cell:
+def _cell(row: LeakageMetric, without: str, best: bool) -> Cell:
     small = [row.says, f"without it {without}" if without else ""]
     return Cell(row.written, Markup("<br>").join(filter(None, small)), bold=best)
 
 
-def _shared(rows: Sequence[LeakageFigure]) -> str:
+def _shared(rows: Sequence[LeakageMetric]) -> str:
     told = {row.without for row in rows}
     return told.pop() if len(told) == 1 else ""
 
 
-def _best(rows: Sequence[LeakageFigure], columns: Mapping[str, LeakageColumn]) -> list[LeakageFigure]:
+def _best(rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]) -> list[LeakageMetric]:
     found = []
     for name, column in columns.items():
         told = [(row.value, row) for row in rows if row.column == name and row.value is not None]
@@ -128,26 +128,26 @@ def _best(rows: Sequence[LeakageFigure], columns: Mapping[str, LeakageColumn]) -
     return found
 
 
-def _guess(rows: Sequence[LeakageFigure], columns: Mapping[str, LeakageColumn]) -> float | None:
+def _guess(rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]) -> float | None:
     guesses = [columns[row.column].guess if row.column in columns else None for row in rows]
     return None if None in guesses else guesses[0]
 
 
-def _bar(row: LeakageFigure | None, guess: float) -> Markup:
+def _bar(row: LeakageMetric | None, guess: float) -> Markup:
     if row is None or row.value is None:
         return Markup("")
     whisker = row.interval or (row.value, row.value)
     return bar(whisker=whisker, rings=[row.value], levels=[("chance", guess)])
 
 
-def _pictures(told: Pictures, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
+def _pictures(told: ImageTable, stacks: Mapping[str, Array], named: Named) -> dict[str, Any]:
     drawn = []
     for strip in told.strips:
         if strip.stack not in stacks:
             continue
         images = stacks[strip.stack][: len(told.heads)]
         below = [*strip.below, *[""] * (len(images) - len(strip.below))]
-        drawings = [shown(picture(image, SIDE), strip.head) for image in images]
+        drawings = [image_tag(image_url(image, SIDE), strip.head) for image in images]
         cells = list(zip(drawings, below, strict=False))
         drawn.append({"head": strip.head, "cells": cells})
     count = len(drawn[0]["cells"]) if drawn else 0

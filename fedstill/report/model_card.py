@@ -103,7 +103,7 @@ def model_card(folder: Path, says: str, use: str) -> str:
     )
     data, names = result.data, result.data.classes
     # Under a mechanism counts leave with noise, if at all, and the result of a simulation has the true ones.
-    private = any(node.mechanism != "none" for node in result.protected)
+    private = any(node.mechanism != "none" for node in result.node_privacy)
     told = set() if private else set(result.leaves) & {COUNTS, SIZES}
     by_class = COUNTS in told and any(node.label_counts for node in result.nodes)
     rows = [
@@ -146,10 +146,10 @@ def model_card(folder: Path, says: str, use: str) -> str:
         "test": f"{_count(data.test)} test examples",
         "tested": f" Intervals: {tested(result)}." if result.intervals else "",
         "metrics": "\n".join(markdown(replace(levels, rows=shown))),
-        "privacy": privacy_section.in_words(result) or MISSING,
+        "privacy": privacy_section.describe_privacy(result) or MISSING,
         "left": f"What left the nodes: {left or 'nothing'}.",
         "leakage": UNTRIED if leakage is None else leakage.sentence,
-        "notes": UNTOLD if private else "\n".join(f"- {note}" for note in result.sentences) or NOTHING,
+        "notes": UNTOLD if private else "\n".join(f"- {note}" for note in result.note_sentences) or NOTHING,
         "version": result.fedstill or MISSING,
         "date": (result.date or MISSING).partition("T")[0],
         "command": result.command or "from Python",

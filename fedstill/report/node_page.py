@@ -13,7 +13,7 @@ from fedstill.node.audit_entries import ALL
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import facts, line_about
 from fedstill.node.requests import APPROVES, UNPROVEN, WAITS, Request, requires_approval
-from fedstill.privacy.budget import budgets, down, up
+from fedstill.privacy.budget import describe_budgets, round_down, round_up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
 from fedstill.report.table_formats import Cell, Column, Fact, Row, Table
@@ -57,7 +57,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         Section(
             "Budget",
             f"What records have paid, as epsilon by {node.file.privacy.accountant.upper()}, rounded up, and "
-            f"what is left, rounded down. {'; '.join(budgets(node.file.privacy)).capitalize()}.",
+            f"what is left, rounded down. {'; '.join(describe_budgets(node.file.privacy)).capitalize()}.",
             table=_costs(node),
             empty="Nothing has been spent.",
         ),
@@ -126,11 +126,11 @@ def _costs(node: Overview) -> Table:
 
 
 def _spent(cost: Cost) -> str:
-    return up(cost.epsilon) if cost.events is not None else UNKNOWN
+    return round_up(cost.epsilon) if cost.events is not None else UNKNOWN
 
 
 def _left(cost: Cost) -> str:
-    return down(cost.left) if cost.left is not None else UNKNOWN
+    return round_down(cost.left) if cost.left is not None else UNKNOWN
 
 
 def _log(node: Overview) -> Table:

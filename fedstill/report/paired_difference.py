@@ -18,14 +18,14 @@ from fedstill.core import bootstrap
 from fedstill.core.errors import ArgumentError
 from fedstill.report.result import Result
 from fedstill.report.run_files import RunFiles
-from fedstill.report.significance import Gap, Reached, between
+from fedstill.report.significance import RunScore, SeedDifference, compare_paired_runs
 
 Model = Literal["central", "ensemble", "centralized"]
 DRAWS = 10_000
 
 
 @dataclass(frozen=True)
-class Difference:
+class CaseDifference:
     """Of two models' means over cases, first minus second, in the unit that models are judged by.
 
     Args:
@@ -44,7 +44,7 @@ class Difference:
 
 def paired_difference(
     first: Sequence[str | Path], second: Sequence[str | Path], of: Model = "central", than: Model = "central"
-) -> Difference:
+) -> CaseDifference:
     """How much better a model of some runs is than one of others, by a bootstrap over their common cases.
 
     Scores of a case are averaged over runs (seeds), the difference taken case by case, and cases drawn with
@@ -78,10 +78,10 @@ def paired_difference(
     draws = bootstrap.drawn(len(apart), DRAWS, np.random.default_rng(0))
     between = bootstrap.interval(apart[draws].mean(1))
     assert between is not None  # of finite scores
-    return Difference(float(apart.mean()), *between, len(apart))
+    return CaseDifference(float(apart.mean()), *between, len(apart))
 
 
-def seed_difference(first: Sequence[str | Path], second: Sequence[str | Path]) -> Gap:
+def seed_difference(first: Sequence[str | Path], second: Sequence[str | Path]) -> SeedDifference:
     """How much better the central model of some runs is than that of others, seed by seed, of any task.
 
     Student's t over the differences of runs with one seed, whose standard error has, where both were measured
@@ -106,21 +106,21 @@ def seed_difference(first: Sequence[str | Path], second: Sequence[str | Path]) -
     if not ours or ours.keys() != theirs.keys():
         allowed = f"runs of seeds {', '.join(map(str, ours)) or 'of which each has one'}"
         raise ArgumentError("second", list(map(str, second)), allowed)
-    return between([(each, theirs[seed]) for seed, each in ours.items()])
+    return compare_paired_runs([(each, theirs[seed]) for seed, each in ours.items()])
 
 
-def _by_seed(whose: str, folders: Sequence[str | Path]) -> dict[int | None, Reached]:
+def _by_seed(whose: str, folders: Sequence[str | Path]) -> dict[int | None, RunScore]:
     runs = [RunFiles.read(Path(folder)) for folder in folders]
-    reached: dict[int | None, Reached] = {}
+    reached: dict[int | None, RunScore] = {}
     for run in runs:
         result = run.result
-        metric = result.reached.get(result.metric.key)
+        metric = result.metric_values.get(result.metric.key)
         if metric is None:
             raise ArgumentError(
                 whose, str(run.folder), "a run whose result has a figure of its central model"
             )
         tested = None if result.intervals is None else result.intervals.cases
-        reached[result.seed] = Reached(metric, run.draws, tested)
+        reached[result.seed] = RunScore(metric, run.resamples, tested)
     if len(reached) < len(runs) or len({run.result.metric.key for run in runs}) > 1:
         raise ArgumentError(whose, list(map(str, folders)), "runs of one figure, each with a seed of its own")
     return reached

@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Point = tuple[float, float]
-Points = Sequence[Point]
+XY = tuple[float, float]
+Curve = Sequence[XY]
 
 INK, MUTED, FAINT, GRID, CARD, ACCENT = "#16191f", "#5b6472", "#8b93a1", "#e9ebef", "#ffffff", "#0a5fb4"
-METHODS = (ACCENT, "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#475569")
-VARIABLES = {
+METHOD_COLORS = (ACCENT, "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be185d", "#0e7490", "#475569")
+CSS_VARIABLES = {
     INK: "ink", MUTED: "muted", FAINT: "faint", GRID: "grid", CARD: "card", ACCENT: "accent",
-    **{color: f"c{place}" for place, color in enumerate(METHODS) if place},
+    **{color: f"c{place}" for place, color in enumerate(METHOD_COLORS) if place},
 }  # fmt: skip
 WIDTHS = (330, 540, 1000)  # pixels that a page's drawing is laid out for; the style sheet picks one
-PAPER = 540  # the same of a figure for a paper
-MOST_POINTS = 600  # a line drawn over some 300 to 900 pixels shows no more than this
-AWAY = 16  # pixels from a point to the label beside it
+PAPER_WIDTH = 540  # the same of a figure for a paper
+MAX_POINTS = 600  # a line drawn over some 300 to 900 pixels shows no more than this
+LABEL_DISTANCE = 16  # pixels from a point to the label beside it
 FORMATS = ("pdf", "svg", "png")
 
 STYLE = {
@@ -76,7 +76,7 @@ STYLE = {
 
 
 @contextmanager
-def style(**more: Any) -> Iterator[None]:
+def plot_style(**more: Any) -> Iterator[None]:
     """The look of all drawings, for what is drawn or saved inside."""
     import matplotlib
 
@@ -86,7 +86,7 @@ def style(**more: Any) -> Iterator[None]:
         yield
 
 
-def sheet(
+def create_axes(
     width: float, height: float, left: float = 46, right: float = 12, top: float = 14, bottom: float = 30
 ) -> tuple[Figure, Axes]:
     """A figure with one pair of axes; sizes and margins in pixels, which are points of a paper."""
@@ -100,7 +100,7 @@ def sheet(
     return figure, axes
 
 
-def grid(panels: int) -> tuple[Figure, list[Axes]]:
+def create_grid(panels: int) -> tuple[Figure, list[Axes]]:
     """A figure of several small axes, up to three in a row, for papers."""
     from matplotlib.figure import Figure
 
@@ -110,21 +110,21 @@ def grid(panels: int) -> tuple[Figure, list[Axes]]:
     return figure, [figure.add_subplot(rows, columns, place + 1) for place in range(panels)]
 
 
-def svg(figure: Figure, name: str) -> Markup:
+def to_svg(figure: Figure, name: str) -> Markup:
     """A figure as inline SVG of a page; its label is the drawing in words, for whoever does not see it.
 
     Its inner references follow from ``name``, which must differ from those of the page's other drawings.
     """
     out = io.StringIO()
     nothing: Any = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with style(**{"svg.hashsalt": name}):
+    with plot_style(**{"svg.hashsalt": name}):
         figure.savefig(out, format="svg", metadata=nothing)
     drawn = out.getvalue()
     drawn = drawn[drawn.index(">", drawn.index("<svg")) + 1 :]
-    for pattern, instead in SHORTER:
+    for pattern, instead in SVG_REWRITES:
         drawn = re.sub(pattern, instead, drawn, flags=re.DOTALL)
-    drawn = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _short, tag[0]), drawn)
-    for color, variable in VARIABLES.items():
+    drawn = re.sub(r"<[^>]+>", lambda tag: re.sub(r"-?\d+\.\d{3,}", _round_number, tag[0]), drawn)
+    for color, variable in CSS_VARIABLES.items():
         drawn = drawn.replace(color, f"var(--{variable})")
     width, height = (round(72 * float(side), 2) for side in figure.get_size_inches())
     head = Markup('<svg class="plot" role="img" aria-label="{}" viewBox="0 0 {:g} {:g}">')
@@ -132,7 +132,7 @@ def svg(figure: Figure, name: str) -> Markup:
 
 
 # What a page does not need of matplotlib's SVG: what is around it, its names, its type.
-SHORTER = (
+SVG_REWRITES = (
     (r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>|<clipPath.*?</clipPath>|<defs>\s*</defs>", ""),
     (r'<g id="title: ([^"]*)">', r"<g><title>\1</title>"),
     (r'<g id="[^"]*"/>|(?<=<g) id="[^"]*"| clip-path="[^"]*"| transform="rotate\(-0 [^"]*"', ""),
@@ -143,25 +143,25 @@ SHORTER = (
 )
 
 
-def _short(found: re.Match[str]) -> str:
+def _round_number(found: re.Match[str]) -> str:
     """A number to a hundredth of a pixel."""
     return f"{round(float(found[0]), 2):g}"
 
 
 def responsive(draw: Callable[..., Figure], name: str) -> Markup:
     """A drawing laid out for several widths, of which the style sheet shows the one that fits."""
-    with style():
+    with plot_style():
         parts = [
-            Markup('<div class="w{}">{}</div>').format(width, svg(draw(width=width), f"{name} {width}"))
+            Markup('<div class="w{}">{}</div>').format(width, to_svg(draw(width=width), f"{name} {width}"))
             for width in WIDTHS
         ]
     return Markup('<div class="widths">{}</div>').format(Markup("").join(parts))
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path) -> Path:
     """Write a figure, as the end of its path's name says; the same figure gives the same bytes."""
     dates: Mapping[str, Any] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}.get(path.suffix, {})
-    with style(**{"svg.hashsalt": path.stem}):
+    with plot_style(**{"svg.hashsalt": path.stem}):
         figure.savefig(path, dpi=220, bbox_inches="tight", metadata=dates)
     return path
 
@@ -197,15 +197,15 @@ def step_text(step: float) -> str:
     return f"{step:,.10g}"  # plain :g would round a step above a million
 
 
-def tip(artist: Any, words: str) -> None:
+def set_tooltip(artist: Any, words: str) -> None:
     """What a page says to whoever points at something drawn."""
     artist.set_gid(f"title: {words}")
 
 
-def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+def downsample(points: Curve, most: int = MAX_POINTS) -> list[tuple[float, float]]:
     """At most ``most`` points: each is the mean of as many neighbors as that takes.
 
-    >>> thin([(1, 10.0), (2, 20.0), (3, 30.0), (4, 50.0)], most=2)
+    >>> downsample([(1, 10.0), (2, 20.0), (3, 30.0), (4, 50.0)], most=2)
     [(1.5, 15.0), (3.5, 40.0)]
     """
     size = math.ceil(len(points) / most)
@@ -213,10 +213,10 @@ def thin(points: Points, most: int = MOST_POINTS) -> list[tuple[float, float]]:
     return [(fmean(x for x, _ in near), fmean(y for _, y in near)) for near in groups]
 
 
-def smooth(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
+def running_mean(points: Curve, share: float = 0.05) -> list[tuple[float, float]]:
     """The running mean over a centered window that is ``share`` of the line long.
 
-    >>> smooth([(0, 0.0), (1, 3.0), (2, 6.0)], share=0.5)
+    >>> running_mean([(0, 0.0), (1, 3.0), (2, 6.0)], share=0.5)
     [(0, 1.5), (1, 3.0), (2, 4.5)]
     """
     half = round(len(points) * share / 2)
@@ -227,19 +227,19 @@ def smooth(points: Points, share: float = 0.05) -> list[tuple[float, float]]:
 # --- numbers and labels beside what they name -------------------------------------------------------------
 
 
-def color(place: int) -> str:
+def method_color(place: int) -> str:
     """A method's color, by its number from 1 up."""
-    return METHODS[(place - 1) % len(METHODS)]
+    return METHOD_COLORS[(place - 1) % len(METHOD_COLORS)]
 
 
-def again(place: int) -> bool:
+def is_color_repeated(place: int) -> bool:
     """Whether another method before it has its color: then it is drawn hollow, and its line dashed."""
-    return (place - 1) // len(METHODS) % 2 == 1
+    return (place - 1) // len(METHOD_COLORS) % 2 == 1
 
 
-def chip(axes: Axes, place: int, at: Point, offset: Point, text: str = "") -> None:
+def draw_number(axes: Axes, place: int, at: XY, offset: XY, text: str = "") -> None:
     """A method's number, or another text, in its color, in pixels from what it names, and joined to it."""
-    own, hollow, text = color(place), again(place), text or str(place)
+    own, hollow, text = method_color(place), is_color_repeated(place), text or str(place)
     shape = "circle,pad=0.25" if len(text) < 3 else "round,pad=0.35,rounding_size=0.8"
     axes.annotate(
         text, at, offset, textcoords="offset points", ha="center", va="center_baseline",
@@ -250,16 +250,16 @@ def chip(axes: Axes, place: int, at: Point, offset: Point, text: str = "") -> No
     )  # fmt: skip
 
 
-def pixels(axes: Axes, at: tuple[float, float]) -> tuple[float, float]:
+def to_pixels(axes: Axes, at: tuple[float, float]) -> tuple[float, float]:
     """Where a point of the data is in the figure, once its axes have their limits."""
     x, y = axes.transData.transform(at)
     return float(x), float(y)
 
 
-def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+def spread_apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move label positions apart to at least ``gap``, from ``low`` to ``high`` if they fit.
 
-    >>> spread([50, 52, 10], gap=16, low=0, high=60)
+    >>> spread_apart([50, 52, 10], gap=16, low=0, high=60)
     [44, 60, 10]
     """
     order = sorted(range(len(places)), key=lambda index: places[index])
@@ -273,20 +273,22 @@ def spread(places: Sequence[float], gap: float, low: float, high: float) -> list
     return moved
 
 
-def ends(axes: Axes, values: Sequence[float], gap: float) -> list[float]:
+def place_at_ends(axes: Axes, values: Sequence[float], gap: float) -> list[float]:
     """How far above each line's end its label stands, in pixels, for labels that keep apart."""
-    heights = [pixels(axes, (axes.get_xlim()[0], value))[1] for value in values]
+    heights = [to_pixels(axes, (axes.get_xlim()[0], value))[1] for value in values]
     box = axes.get_window_extent()
-    moved = spread(heights, gap, box.y0, box.y1)
+    moved = spread_apart(heights, gap, box.y0, box.y1)
     return [round(place - height, 2) for place, height in zip(moved, heights, strict=True)]
 
 
-def beside(axes: Axes, at: Sequence[Point], halves: Sequence[float], gap: float) -> list[Point]:
+def place_beside(axes: Axes, at: Sequence[XY], halves: Sequence[float], gap: float) -> list[XY]:
     """Where labels stand beside points, in pixels from them: towards the middle, at heights that keep apart.
 
     ``halves`` are half of the labels' widths, ``gap`` is what their heights keep apart, all in pixels.
     """
     box = axes.get_window_extent()
-    sides = [1 if pixels(axes, point)[0] < (box.x0 + box.x1) / 2 else -1 for point in at]
-    rises = ends(axes, [y for _, y in at], gap)
-    return [(side * (AWAY + half), rise) for side, half, rise in zip(sides, halves, rises, strict=True)]
+    sides = [1 if to_pixels(axes, point)[0] < (box.x0 + box.x1) / 2 else -1 for point in at]
+    rises = place_at_ends(axes, [y for _, y in at], gap)
+    return [
+        (side * (LABEL_DISTANCE + half), rise) for side, half, rise in zip(sides, halves, rises, strict=True)
+    ]

@@ -13,12 +13,12 @@ from typing import Any
 from markupsafe import Markup
 
 from fedstill.core.text_format import counted, listed, percent, shortened
-from fedstill.privacy.budget import down
-from fedstill.privacy.events import from_text
-from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
+from fedstill.privacy.budget import round_down
+from fedstill.privacy.events import cost_from_dict
+from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.report.result import Result
 from fedstill.report.result_parts import NodePrivacy
-from fedstill.report.run_files import AuditSums, Traffic
+from fedstill.report.run_files import AuditTotals, NodeTraffic
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
 
@@ -33,12 +33,12 @@ PARTS = {
 
 
 def _bare(result: Result) -> list[str]:
-    return [node.name for node in result.protected if node.bound is None]
+    return [node.name for node in result.node_privacy if node.bound is None]
 
 
-def guaranteed(result: Result) -> tuple[float, float] | None:
+def run_guarantee(result: Result) -> tuple[float, float] | None:
     """An epsilon and a delta that hold at every node of a run; None if there is a node without."""
-    return most([node.bound for node in result.protected])
+    return most([node.bound for node in result.node_privacy])
 
 
 def most(bounds: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
@@ -49,14 +49,14 @@ def most(bounds: Sequence[tuple[float, float] | None]) -> tuple[float, float] | 
     return max(epsilon for epsilon, _ in kept), max(delta for _, delta in kept)
 
 
-def in_words(result: Result) -> str | None:
+def describe_privacy(result: Result) -> str | None:
     """A run's privacy in one line for the terminal; None where the result does not tell.
 
     >>> node = {"guarantee": True, "epsilon": 2.0001, "delta": 1e-05, "mechanism": "pate", "unit": "a record"}
-    >>> in_words(Result.of({"privacy": {"nodes": [{**node, "name": "a"}, {"name": "b"}]}}))
+    >>> describe_privacy(Result.from_record({"privacy": {"nodes": [{**node, "name": "a"}, {"name": "b"}]}}))
     'epsilon 2.01 at delta 1e-05 at a (pate), for a record; no guarantee at b'
     """
-    told, bare = result.protected, _bare(result)
+    told, bare = result.node_privacy, _bare(result)
     # By delta, mechanism and unit: an epsilon of one kind of guarantee says nothing of another.
     alike: dict[tuple[float | None, str, str], list[NodePrivacy]] = {}
     for node in told:
@@ -76,16 +76,16 @@ def in_words(result: Result) -> str | None:
 def sentence(result: Result) -> str:
     """What the head of a page says of it."""
     bare = _bare(result)
-    if result.protected and not bare:
+    if result.node_privacy and not bare:
         return "What left each node has a formal guarantee of privacy: see below how strong it is."
-    if len(bare) < len(result.protected):
+    if len(bare) < len(result.node_privacy):
         return f"There is no formal guarantee of privacy for {listed(bare)}: see below what that means."
     return "There is no formal guarantee of privacy: see below what that means."
 
 
-def noise_of_counts(result: Result) -> str:
+def count_noise_text(result: Result) -> str:
     """Which nodes put noise on how many examples they told to hold: "with noise", where all did."""
-    nodes = result.protected
+    nodes = result.node_privacy
     noisy = [
         node.name
         for node in nodes
@@ -94,24 +94,28 @@ def noise_of_counts(result: Result) -> str:
     return "with noise" if len(noisy) == len(nodes) > 0 else f"{listed(noisy)} with noise" if noisy else ""
 
 
-def telling_sizes(result: Result) -> list[str]:
+def nodes_revealing_sizes(result: Result) -> list[str]:
     """The nodes whose price has the rate at which records were drawn, and so how many there are."""
-    return [node.name for node in result.protected if any(event.rate < 1 for event in from_text(node.events))]
+    return [
+        node.name
+        for node in result.node_privacy
+        if any(event.rate < 1 for event in cost_from_dict(node.events))
+    ]
 
 
-def section(result: Result, audit: AuditSums | None) -> dict[str, Any]:
+def section(result: Result, audit: AuditTotals | None) -> dict[str, Any]:
     """Everything that the page's part on privacy names; ``audit`` is None where the log is not there."""
-    nodes = result.protected
+    nodes = result.node_privacy
     differing = [
-        result.written(node.name)
+        result.display_name(node.name)
         for node in nodes
-        if audit is not None and not _agrees(node, audit.nodes.get(node.name, Traffic()))
+        if audit is not None and not _agrees(node, audit.nodes.get(node.name, NodeTraffic()))
     ]
     return {
         "sentence": sentence(result),
         "known": result.privacy is not None,
         "text": result.privacy.text if result.privacy else None,
-        "pictures": of_pictures(result),
+        "pictures": image_notes(result),
         "mechanisms": sorted(audit.mechanisms) if audit else [],
         # Without a mechanism at any node there is nothing to list.
         "table": _table(result, audit) if any(node.mechanism != "none" for node in nodes) else None,
@@ -121,11 +125,11 @@ def section(result: Result, audit: AuditSums | None) -> dict[str, Any]:
     }
 
 
-def _agrees(node: NodePrivacy, traffic: Traffic) -> bool:
+def _agrees(node: NodePrivacy, traffic: NodeTraffic) -> bool:
     return traffic.price == +Counter(node.events) and traffic.bare == node.releases_without_guarantee
 
 
-def of_pictures(result: Result) -> list[str]:
+def image_notes(result: Result) -> list[str]:
     """What label maps, and comparisons with real images, tell of nodes' images: a sentence each."""
 
     sums = (result.bytes.by_kind or {}).items()
@@ -147,14 +151,14 @@ def of_pictures(result: Result) -> list[str]:
     return told
 
 
-def odds(epsilon: float, delta: float) -> float:
+def max_guess_accuracy(epsilon: float, delta: float) -> float:
     """How often, at most, the best of guesses is right whether a record was among the data, a coin being 0.5.
 
     ``(e^epsilon + delta) / (e^epsilon + 1)``, where both are equally likely beforehand: errors of the two
     kinds add up to ``2 (1 - delta) / (e^epsilon + 1)`` at least (Kairouz, Oh, Viswanath, "The Composition
     Theorem for Differential Privacy", ICML 2015, Theorem 2.1).
 
-    >>> [round(odds(epsilon, 0.0), 4) for epsilon in (0.0, 1.0, 3.0)]
+    >>> [round(max_guess_accuracy(epsilon, 0.0), 4) for epsilon in (0.0, 1.0, 3.0)]
     [0.5, 0.7311, 0.9526]
     """
     return 1 - (1 - delta) / (math.exp(min(epsilon, 700.0)) + 1)
@@ -163,20 +167,22 @@ def odds(epsilon: float, delta: float) -> float:
 # --- node by node -------------------------------------------------------------------------------------
 
 
-def _table(result: Result, audit: AuditSums | None) -> Table:
+def _table(result: Result, audit: AuditTotals | None) -> Table:
     rows = []
-    for node in result.protected:
-        left = None if audit is None else _kinds(audit.nodes.get(node.name, Traffic()).up)
+    for node in result.node_privacy:
+        left = None if audit is None else _kinds(audit.nodes.get(node.name, NodeTraffic()).up)
         bound, bare = node.bound, node.releases_without_guarantee
         without = f"{counted(bare, 'release')} without" if bare else ""
         strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)
         price = [Cell(strong, without, style="none-kept", span=3)]
         if bound is not None:
-            epsilon, delta = epsilon_text(bound[0]), f"{bound[1]:g}"
+            epsilon, delta = format_epsilon_bound(bound[0]), f"{bound[1]:g}"
             price = [Cell(epsilon, style="sum"), Cell(delta), Cell(_odds_text(*bound))]
         budget = Cell("none set" if node.budget is None else f"{node.budget:g}")
-        rest = Cell("", style="empty-cell") if node.left is None else Cell(down(node.left))
-        rows.append(Row(result.written(node.name), [Cell(left), Cell(node.mechanism), *price, budget, rest]))
+        rest = Cell("", style="empty-cell") if node.left is None else Cell(round_down(node.left))
+        rows.append(
+            Row(result.display_name(node.name), [Cell(left), Cell(node.mechanism), *price, budget, rest])
+        )
     metrics = ("Epsilon", "Delta", "Guessed right, at most", "Budget of the run", "Left of it")
     columns = [Column("What left", "kinds"), Column("Mechanism", ""), *map(Column, metrics)]
     about = "What left each node, what that cost in privacy, and what is left of its budget"
@@ -190,7 +196,7 @@ def _kinds(up: Counter[str]) -> Markup:
 
 
 def _odds_text(epsilon: float, delta: float) -> str:
-    share = 100 * odds(epsilon, delta)
+    share = 100 * max_guess_accuracy(epsilon, delta)
     return percent(math.ceil(10 * share - 1e-9) / 10) if share <= 99.9 else "over 99.9%"
 
 
@@ -199,7 +205,7 @@ def _odds_text(epsilon: float, delta: float) -> str:
 
 def _protections(result: Result) -> list[dict[str, Any]]:
     by_words: dict[str, dict[str, Any]] = {}
-    for node in result.protected:
+    for node in result.node_privacy:
         if node.mechanism == "none":
             continue
         levels = [f"{PARTS.get(name, name)} {level:.4g}" for name, level in node.noise.items() if level]
@@ -216,7 +222,7 @@ def _protections(result: Result) -> list[dict[str, Any]]:
             "assumes": node.assumes,
         }
         kept = by_words.setdefault(json.dumps(shown), {**shown, "paid": {}})
-        kept["paid"][result.written(node.name)] = _paid(Counter(node.events))
+        kept["paid"][result.display_name(node.name)] = _paid(Counter(node.events))
     return list(by_words.values())
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from fedstill.compare.reproduction import ReproducedFigure
-from fedstill.report.significance import difference
-from fedstill.runs.config import PaperFigure
+from fedstill.report.significance import paired_t_interval
+from fedstill.runs.config import PaperMetric
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Order:
         return f"{self.alike} of {self.pairs}; told apart: {clear}"
 
 
-def in_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperFigure]) -> Order:
+def compare_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperMetric]) -> Order:
     """The order of a record. Two methods are compared seed by seed, on those that both have.
 
-    >>> theirs = [PaperFigure(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
+    >>> theirs = [PaperMetric(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
     >>> ours = {"a": (9.0, 9.2, 9.1), "b": (7.0, 7.1, 7.3), "c": (8.0, 5.0, 9.0)}
     >>> rows = [ReproducedFigure("", m, "accuracy", dict(enumerate(of))) for m, of in ours.items()]
-    >>> print(in_order(rows, theirs))
+    >>> print(compare_order(rows, theirs))
     2 of 3; told apart: 1 of 1
     """
     groups: dict[tuple[str, str], list[tuple[float, ReproducedFigure]]] = {}
@@ -51,11 +51,11 @@ def in_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperFigure])
             ):
                 groups.setdefault((row.setting, row.metric), []).append((paper.value, row))
     found = [
-        (theirs > other, difference([ours.values[seed] - others.values[seed] for seed in shared]))
+        (theirs > other, paired_t_interval([ours.values[seed] - others.values[seed] for seed in shared]))
         for group in groups.values()
         for (theirs, ours), (other, others) in combinations(group, 2)
         if theirs != other and (shared := ours.values.keys() & others.values.keys())
     ]
     alike = [gap.mean > 0 if above else gap.mean < 0 for above, gap in found]
-    told = [gap.told for _, gap in found]
+    told = [gap.significant for _, gap in found]
     return Order(len(found), sum(alike), sum(told), sum(map(bool.__and__, alike, told)))

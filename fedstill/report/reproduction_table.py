@@ -14,10 +14,10 @@ from fedstill.report import table_formats
 from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.report.compare_summary import Summary
 from fedstill.report.compared_method import LOCAL, FinishedRun
-from fedstill.report.reproduction_order import in_order
+from fedstill.report.reproduction_order import compare_order
 from fedstill.report.table_formats import Cell, Column
 from fedstill.report.table_formats import Row as Line
-from fedstill.runs.config import PaperFigure
+from fedstill.runs.config import PaperMetric
 
 
 def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedFigure], float]:
@@ -30,10 +30,10 @@ def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedFigur
     write_comparison(folder, read_folder(folder))
     summary = summarize(folder, comparison)
     runs = [run for entry in summary.entries for run in entry.runs]
-    return rows_of(summary, comparison.paper), sum(run.value("seconds") or 0.0 for run in runs)
+    return record_rows(summary, comparison.paper), sum(run.value("seconds") or 0.0 for run in runs)
 
 
-def rows_of(summary: Summary, published: Sequence[PaperFigure]) -> list[ReproducedFigure]:
+def record_rows(summary: Summary, published: Sequence[PaperMetric]) -> list[ReproducedFigure]:
     """What a comparison's methods are judged by, the nodes' own models too, what the paper has beside these,
     and what crossed.
     """
@@ -91,7 +91,7 @@ def markdown(entry: Reproduction, record: Record) -> str:
         lines += [f"**{setting}**", ""] if setting else []
         lines += table_formats.markdown(table_formats.Table("", "", columns, table))
         lines.append("")
-    order = in_order(record.rows, published)
+    order = compare_order(record.rows, published)
     seeds = counted(len(record.seeds), "seed")
     minutes = "" if record.minutes is None else f", {counted(round(record.minutes), 'minute')} in all"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""

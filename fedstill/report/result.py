@@ -16,18 +16,18 @@ from fedstill.core.config_tables import load
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import number
-from fedstill.protocol.payload_kinds import KNOWN, Kind
+from fedstill.protocol.payload_kinds import KNOWN, PayloadKind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Metric
 
-__all__ = ["ACCURACY", "CENTRAL", "OverNodes", "Result"]
+__all__ = ["ACCURACY", "MAIN_MODELS", "OverNodes", "Result"]
 
 FILE = "result.json"
 ACCURACY = Metric("accuracy", "Accuracy")
 
 # What a method is judged by: what to call it, and what it is.
-CENTRAL: Mapping[str, tuple[str, str]] = {
+MAIN_MODELS: Mapping[str, tuple[str, str]] = {
     "student": ("student", "the central model that the server trained"),
     "virtual": ("average", "the nodes' models averaged, weighed by their data: made only to be measured"),
     "ensemble": ("ensemble", "all nodes' models answering together; there is no central model"),
@@ -63,14 +63,14 @@ class Result:
     notes: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
-    kinds: Mapping[str, parts.Said] = field(default_factory=dict)
+    kinds: Mapping[str, parts.KindRecord] = field(default_factory=dict)
     data: parts.Data = field(default_factory=parts.Data)
     split: parts.SplitRecord = field(default_factory=parts.SplitRecord)
     public: parts.PublicData = field(default_factory=parts.PublicData)
     bytes: parts.BytesRecord = field(default_factory=parts.BytesRecord)
     nodes: tuple[parts.NodeRecord, ...] = ()
     student: parts.StudentRecord = field(default_factory=parts.StudentRecord)
-    reached: Mapping[str, float | None] = field(default_factory=dict)
+    metric_values: Mapping[str, float | None] = field(default_factory=dict)
     local: Mapping[str, OverNodes] = field(default_factory=dict)
     standalone: Mapping[str, OverNodes] = field(default_factory=dict)
     ensemble: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Result:
     confusion: tuple[tuple[int, ...], ...] = ()
     calibration: tuple[parts.ConfidenceBin, ...] = ()
     sites: parts.Sites | None = None
-    labels: parts.Findings | None = None
+    labels: parts.FindingScores | None = None
     pictures: tuple[parts.Case, ...] = ()
     seconds: parts.Seconds = field(default_factory=parts.Seconds)
     peak_memory_mb: float | None = None
@@ -91,7 +91,7 @@ class Result:
     events: tuple[parts.EventRecord, ...] = ()
     files: parts.FilesRecord | None = None
     metrics: tuple[Metric, ...] = (ACCURACY,)
-    missing: frozenset[str] = frozenset()
+    absent_keys: frozenset[str] = frozenset()
 
     @classmethod
     def read(cls, folder: Path) -> Result:
@@ -100,22 +100,22 @@ class Result:
         Raises:
             RunFolderError: there is no finished run in it, or its file is spoilt.
         """
-        return cls.of(read_result(folder / FILE), folder / FILE)
+        return cls.from_record(read_result(folder / FILE), folder / FILE)
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], path: Path = Path(FILE)) -> Result:
+    def from_record(cls, record: Mapping[str, Any], path: Path = Path(FILE)) -> Result:
         """From what the file holds, or is to hold.
 
         Raises:
             RunFolderError: a part of it is not what it should be.
 
-        >>> Result.of({"accuracy": 90, "student": None}).reached
+        >>> Result.from_record({"accuracy": 90, "student": None}).metric_values
         {'accuracy': 90.0}
         """
         told = {key: value for key, value in record.items() if value is not None}
         made = load(cls, told, path)
-        if made.central not in CENTRAL:
-            raise RunFolderError(f"{path}: central is {made.central!r} (expected {', '.join(CENTRAL)})")
+        if made.central not in MAIN_MODELS:
+            raise RunFolderError(f"{path}: central is {made.central!r} (expected {', '.join(MAIN_MODELS)})")
         by_key = {metric.key: metric for metric in made.metrics}
         first = told.get("metric", next(iter(by_key), None))
         if not isinstance(first, str):
@@ -129,7 +129,9 @@ class Result:
             else number(told, "student", metric.key)
             for metric in metrics
         }  # fmt: skip
-        return replace(made, metrics=metrics, reached=reached, missing=frozenset(record) - frozenset(told))
+        return replace(
+            made, metrics=metrics, metric_values=reached, absent_keys=frozenset(record) - frozenset(told)
+        )
 
     @property
     def metric(self) -> Metric:
@@ -139,12 +141,12 @@ class Result:
     @property
     def value(self) -> float | None:
         """What the run is judged by reaches of it."""
-        return self.reached[self.metric.key]
+        return self.metric_values[self.metric.key]
 
     @property
-    def judged(self) -> str:
+    def main_model(self) -> str:
         """What the run is judged by: "student"."""
-        return CENTRAL[self.central][0]
+        return MAIN_MODELS[self.central][0]
 
     @property
     def method_title(self) -> str:
@@ -152,41 +154,41 @@ class Result:
         return self.title or self.method or "method not measured"
 
     @property
-    def came_down(self) -> int | None:
+    def bytes_down(self) -> int | None:
         """Bytes that came to the nodes: all that queries are about too, where a file carried both."""
         if self.files is None:
             return self.bytes.down
         return self.files.queries.bytes * len(self.files.responses)
 
     @property
-    def apart(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether nodes were elsewhere: neither in a simulation nor in a rehearsal, which read nodes'
         figures past their gates.
         """
         return self.files is not None or (bool(self.link) and not (self.standalone or self.local))
 
     @property
-    def protected(self) -> tuple[parts.NodePrivacy, ...]:
+    def node_privacy(self) -> tuple[parts.NodePrivacy, ...]:
         """What each node's releases cost, as far as it is told."""
         return self.privacy.nodes if self.privacy else ()
 
     @property
-    def sentences(self) -> list[str]:
+    def note_sentences(self) -> list[str]:
         """What the nodes' side of a method tells of the run, such as what was switched off."""
         return [note if note.endswith(".") else f"{note}." for note in self.notes if note]
 
     @cached_property
-    def names(self) -> Mapping[str, str]:
+    def display_names(self) -> Mapping[str, str]:
         """By name, how a node is written: with its site, if all its examples are known to be from one."""
         return {
             node.name: f"{node.name} \u00b7\u00a0{node.site}" if node.site else node.name
             for node in self.nodes
         }
 
-    def written(self, name: str) -> str:
+    def display_name(self, name: str) -> str:
         """The name of a node or of another model, as reports write it."""
-        return self.names.get(name, name)
+        return self.display_names.get(name, name)
 
-    def kind_of(self) -> Mapping[str, Kind]:
+    def payload_kinds(self) -> Mapping[str, PayloadKind]:
         """What is known of each kind of release, as the method that released it told."""
-        return {**{name: Kind(name, **vars(said)) for name, said in self.kinds.items()}, **KNOWN}
+        return {**{name: PayloadKind(name, **vars(said)) for name, said in self.kinds.items()}, **KNOWN}

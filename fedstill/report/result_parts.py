@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedstill.core.table_schema import NO_SCHEMA, Schema
-from fedstill.privacy.statement import NO_GUARANTEE, epsilon_text
+from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,9 @@ class NodePrivacy:
     def price(self) -> str:
         """In words: "epsilon 3.21 at delta 1e-05" or "no guarantee"."""
         return (
-            f"epsilon {epsilon_text(self.bound[0])} at delta {self.delta:g}" if self.bound else NO_GUARANTEE
+            f"epsilon {format_epsilon_bound(self.bound[0])} at delta {self.delta:g}"
+            if self.bound
+            else NO_GUARANTEE
         )
 
 
@@ -155,7 +157,7 @@ class EventRecord:
     reason: str = ""
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """It in words."""
         return f"{self.event} at query {self.number:,}" + (f": {self.reason}" if self.reason else "")
 
@@ -171,7 +173,7 @@ class Sites:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class FindingScores:
     """What models are judged by, finding by finding."""
 
     names: tuple[str, ...]
@@ -212,7 +214,7 @@ class ConfidenceBin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ModelScore:
     name: str
     score: float | None = None
 
@@ -225,7 +227,7 @@ class Case:
     case: str = ""
     site: str = ""
     rank: str = ""
-    models: tuple[Scored, ...] = ()
+    models: tuple[ModelScore, ...] = ()
     part: int | None = None
     parts: int | None = None
     window: tuple[int, ...] | None = None
@@ -247,7 +249,7 @@ class QueriesFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersFile:
+class ResponsesFile:
     """One node's file of answers."""
 
     node: str
@@ -260,11 +262,11 @@ class AnswersFile:
 @dataclass(frozen=True, kw_only=True)
 class FilesRecord:
     queries: QueriesFile = field(default_factory=QueriesFile)
-    responses: tuple[AnswersFile, ...] = ()
+    responses: tuple[ResponsesFile, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class KindRecord:
     """What is said of a kind of release, by the method that released it."""
 
     says: str = ""

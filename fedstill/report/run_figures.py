@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedstill.core.text_format import percent
-from fedstill.federation.node_order import natural
+from fedstill.federation.node_order import natural_sort_key
 from fedstill.report import plotting
 from fedstill.report.model_scores import comparison
-from fedstill.report.plotting import ACCENT, CARD, MUTED, PAPER, Points
+from fedstill.report.plotting import ACCENT, CARD, MUTED, PAPER_WIDTH, Curve
 from fedstill.report.result_parts import ConfidenceBin
 from fedstill.report.run_files import RunFiles
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LABELED = 500  # pixels from which on lines have their names at their ends
-DOTTED = 60  # a line of more points has no dots on it
-STROKES_OF = {
+MIN_LABELED_WIDTH = 500  # pixels from which on lines have their names at their ends
+MAX_DOTS = 60  # a line of more points has no dots on it
+LINE_STYLE_OF_MODEL = {
     "standalone mean": "dotted",
     "nodes' own models": "dotted",
     "teachers' ensemble": "dashed",
     "centralized": "solid",
 }
-STROKES: Mapping[str, Any] = {"dotted": (0, (0.7, 2.6)), "dashed": (0, (5, 3)), "solid": "solid"}
+LINE_STYLES: Mapping[str, Any] = {"dotted": (0, (0.7, 2.6)), "dashed": (0, (5, 3)), "solid": "solid"}
 
 
 @dataclass(frozen=True)
-class Course:
+class LearningCurve:
     """What models of a run reach on its way, in percent: at least one (step, value) of what it is judged by,
     the levels beside it as (name, stroke, value), the nodes' own models' line, if wanted.
     """
 
-    line: Points
+    line: Curve
     name: str
     references: Sequence[tuple[str, str, float]] = ()
-    own: Points = ()
+    own: Curve = ()
     turn: str = "step"
     title: str = "Accuracy"
 
 
-def course_of(run: RunFiles) -> Course | None:
+def read_learning_curve(run: RunFiles) -> LearningCurve | None:
     """What models of a run reach on its way; None where nothing was measured on it."""
     line, metrics = sorted(run.metrics.central.items()), run.result.metrics
     if not line:
@@ -52,17 +52,19 @@ def course_of(run: RunFiles) -> Course | None:
     # Where the nodes' models are trained before the first turn, theirs would be a flat line.
     own = sorted(run.metrics.own.items()) if turn == "round" and central != "nodes" else []
     levels = [
-        (row.name, STROKES_OF[row.name], row.value)
+        (row.name, LINE_STYLE_OF_MODEL[row.name], row.value)
         for row in comparison(run.result)
-        if row.value is not None and row.name in STROKES_OF and not (own and row.name == "nodes' own models")
+        if row.value is not None
+        and row.name in LINE_STYLE_OF_MODEL
+        and not (own and row.name == "nodes' own models")
     ]
-    return Course(line, run.result.judged, levels, own, turn, metrics[0].title)
+    return LearningCurve(line, run.result.main_model, levels, own, turn, metrics[0].title)
 
 
-def course(course: Course, width: float = PAPER) -> Figure:
+def plot_learning_curve(course: LearningCurve, width: float = PAPER_WIDTH) -> Figure:
     """What models reach over steps or rounds; levels are lines, named at their ends where there is room."""
-    labeled = width >= LABELED
-    figure, axes = plotting.sheet(width, 364, right=178 if labeled else 14, bottom=48)
+    labeled = width >= MIN_LABELED_WIDTH
+    figure, axes = plotting.create_axes(width, 364, right=178 if labeled else 14, bottom=48)
     values = [y for _, y in (*course.line, *course.own)] + [y for *_, y in course.references]
     plotting.percent_axis(axes, values)
     plotting.plain_axis(axes, "x")
@@ -70,16 +72,18 @@ def course(course: Course, width: float = PAPER) -> Figure:
     axes.set_xlabel(course.turn)
     for name, stroke, y in course.references:
         level = axes.axhline(
-            y, color=MUTED, lw=2 if stroke == "dotted" else 1.5, ls=STROKES[stroke], label=name
+            y, color=MUTED, lw=2 if stroke == "dotted" else 1.5, ls=LINE_STYLES[stroke], label=name
         )
         level.set_dash_capstyle("round")
     if course.own:
-        axes.plot(*zip(*plotting.thin(course.own), strict=True), color=MUTED, lw=1.5, label="nodes' own")
-    shown = plotting.thin(course.line)
+        axes.plot(
+            *zip(*plotting.downsample(course.own), strict=True), color=MUTED, lw=1.5, label="nodes' own"
+        )
+    shown = plotting.downsample(course.line)
     axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=2.25, label=course.name, clip_on=False, zorder=4)
-    for x, y in shown if len(shown) <= DOTTED else ():
+    for x, y in shown if len(shown) <= MAX_DOTS else ():
         (dot,) = axes.plot(x, y, "o", ms=7, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
-        plotting.tip(dot, f"{course.turn} {plotting.step_text(x)}: {percent(y)}")
+        plotting.set_tooltip(dot, f"{course.turn} {plotting.step_text(x)}: {percent(y)}")
     named = [(course.name, ACCENT, course.line[-1][1])]
     named += [(name, MUTED, y) for name, _, y in course.references]
     named += [("nodes' own", MUTED, course.own[-1][1])] if course.own else []
@@ -88,7 +92,7 @@ def course(course: Course, width: float = PAPER) -> Figure:
     figure.set_label(f"{course.title} on the test data over {steps} {course.turn}s. At the end: {levels}.")
     if labeled:
         for (name, ink, y), rise in zip(
-            named, plotting.ends(axes, [y for *_, y in named], gap=18), strict=True
+            named, plotting.place_at_ends(axes, [y for *_, y in named], gap=18), strict=True
         ):
             axes.annotate(
                 f"{name} {percent(y)}", (1, y), (12, rise), xycoords=("axes fraction", "data"),
@@ -98,21 +102,21 @@ def course(course: Course, width: float = PAPER) -> Figure:
     return figure
 
 
-def reliability(bins: Sequence[ConfidenceBin], width: float = PAPER) -> Figure:
+def plot_reliability(bins: Sequence[ConfidenceBin], width: float = PAPER_WIDTH) -> Figure:
     """The reliability curve: how often answers are right over how sure they are; on the dashed line the two
     agree. A point is a bin, the larger the more answers are in it."""
-    figure, axes = plotting.sheet(width, 330, bottom=48)
+    figure, axes = plotting.create_axes(width, 330, bottom=48)
     for axis in ("x", "y"):
         plotting.percent_axis(axes, (0.0, 100.0), axis)
     axes.set_xlabel("how sure the model is of its answer")
-    axes.plot((0, 100), (0, 100), color=MUTED, lw=1.5, ls=STROKES["dashed"])
+    axes.plot((0, 100), (0, 100), color=MUTED, lw=1.5, ls=LINE_STYLES["dashed"])
     line = [(each.confidence, each.accuracy) for each in bins]
     axes.plot(*zip(*line, strict=True), color=ACCENT, lw=2.25, clip_on=False, zorder=4)
     most = max(each.examples for each in bins)
     for (x, y), each in zip(line, bins, strict=True):
         size = 5 + 9 * (each.examples / most) ** 0.5
         (dot,) = axes.plot(x, y, "o", ms=size, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
-        plotting.tip(dot, f"{each.examples:,} answers, {percent(x)} sure: {percent(y)} right")
+        plotting.set_tooltip(dot, f"{each.examples:,} answers, {percent(x)} sure: {percent(y)} right")
     told = "; ".join(f"{percent(each.confidence)} sure, {percent(each.accuracy)} right" for each in bins)
     figure.set_label(f"Share of right answers over confidence: {told}.")
     return figure
@@ -121,21 +125,23 @@ def reliability(bins: Sequence[ConfidenceBin], width: float = PAPER) -> Figure:
 Losses = Mapping[str, Mapping[float, float | None]]  # by name, by step; None is not finite
 
 
-def local_of(run: RunFiles) -> Losses:
+def local_losses(run: RunFiles) -> Losses:
     """Losses of local training by node, as reports write their names, and of the centralized model."""
     kept = run.metrics
-    found = {run.result.written(name): kept.local[name] for name in sorted(kept.local, key=natural)}
+    found = {
+        run.result.display_name(name): kept.local[name] for name in sorted(kept.local, key=natural_sort_key)
+    }
     return {**found, "centralized": kept.centralized} if kept.centralized else found
 
 
-def finite(values: Mapping[float, float | None]) -> list[tuple[float, float]]:
+def finite_points(values: Mapping[float, float | None]) -> list[tuple[float, float]]:
     """The line of a loss: what is not finite is left out."""
     return [(step, value) for step, value in sorted(values.items()) if value is not None]
 
 
-def loss(axes: Axes, line: Points, span: tuple[float, float] | None = None) -> None:
+def draw_loss(axes: Axes, line: Curve, span: tuple[float, float] | None = None) -> None:
     """One loss over steps: every step pale, the running mean strong; ``span``: an axis that several share."""
-    shown = plotting.thin(line, 300)
+    shown = plotting.downsample(line, 300)
     low, high = span or (min(y for _, y in shown), max(y for _, y in shown))
     if 0 < low < 0.3 * high:  # close enough to zero that the axis had better start there
         low = 0.0
@@ -155,24 +161,24 @@ def loss(axes: Axes, line: Points, span: tuple[float, float] | None = None) -> N
     if len(shown) == 1:
         axes.plot(*shown[0], "o", ms=6, mfc=ACCENT, mec=CARD, mew=1.5)
     axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=1, alpha=0.32)
-    axes.plot(*zip(*plotting.smooth(shown), strict=True), color=ACCENT, lw=2.25)
+    axes.plot(*zip(*plotting.running_mean(shown), strict=True), color=ACCENT, lw=2.25)
 
 
-def panel(name: str, line: Points, span: tuple[float, float] | None = None) -> Figure:
+def plot_loss(name: str, line: Curve, span: tuple[float, float] | None = None) -> Figure:
     """One loss alone: a page's panel."""
-    figure, axes = plotting.sheet(300, 132, left=44, right=6, top=10, bottom=26)
-    loss(axes, line, span)
+    figure, axes = plotting.create_axes(300, 132, left=44, right=6, top=10, bottom=26)
+    draw_loss(axes, line, span)
     first, last = (plotting.step_text(line[place][0]) for place in (0, -1))
     figure.set_label(f"{name}, from step {first} to {last}: {line[0][1]:.4g} to {line[-1][1]:.4g}.")
     return figure
 
 
-def panels(losses: Losses, *, shared: bool = False) -> Figure:
+def plot_losses(losses: Losses, *, shared: bool = False) -> Figure:
     """Several losses side by side, with their names."""
-    lines = {name: line for name, values in losses.items() if (line := finite(values))}
+    lines = {name: line for name, values in losses.items() if (line := finite_points(values))}
     everything = [y for line in lines.values() for _, y in line]
-    figure, each = plotting.grid(len(lines))
+    figure, each = plotting.create_grid(len(lines))
     for axes, (name, line) in zip(each, lines.items(), strict=True):
-        loss(axes, line, (min(everything), max(everything)) if shared else None)
+        draw_loss(axes, line, (min(everything), max(everything)) if shared else None)
         axes.set_title(name, loc="left")
     return figure

@@ -30,7 +30,7 @@ Losses = dict[str, dict[float, float | None]]  # by name, by step; None is not f
 
 
 @dataclass(frozen=True)
-class Metrics:
+class MetricsLog:
     """What ``metrics.jsonl`` holds, by step. A step written again, after a resume, replaces the first.
 
     Args:
@@ -50,7 +50,7 @@ class Metrics:
     link: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path, metric: str = "accuracy") -> Metrics:
+    def read(cls, path: Path, metric: str = "accuracy") -> MetricsLog:
         """From a file, which need not exist; ``metric`` is the key of what models are judged by."""
         metrics = cls()
         _each(path, lambda record: metrics._take(record, metric))
@@ -74,7 +74,7 @@ class Metrics:
 
 
 @dataclass
-class Traffic:
+class NodeTraffic:
     """What the audit log says of one node: bytes by kind, numbers of queries, what its releases cost."""
 
     up: Counter[str] = field(default_factory=Counter)
@@ -85,15 +85,15 @@ class Traffic:
 
 
 @dataclass
-class AuditSums:
+class AuditTotals:
     """The sums of a run's audit log."""
 
-    nodes: dict[str, Traffic] = field(default_factory=dict)
-    about_inputs: set[str] = field(default_factory=set)  # queries that came with inputs
+    nodes: dict[str, NodeTraffic] = field(default_factory=dict)
+    queries_with_inputs: set[str] = field(default_factory=set)  # queries that came with inputs
     mechanisms: set[str] = field(default_factory=set)
 
     @classmethod
-    def read(cls, path: Path) -> AuditSums | None:
+    def read(cls, path: Path) -> AuditTotals | None:
         """From a file; None where there is none.
 
         Raises:
@@ -101,14 +101,14 @@ class AuditSums:
         """
         if not path.exists():
             return None
-        audited = cls()
+        audit = cls()
         with closing(AuditLog(path, read_only=True)) as log:
             for entry in log.entries():
-                audited._take(entry)
-        return audited
+                audit._take(entry)
+        return audit
 
     def _take(self, entry: Mapping[str, Any]) -> None:
-        traffic = self.nodes.setdefault(entry["node"], Traffic())
+        traffic = self.nodes.setdefault(entry["node"], NodeTraffic())
         traffic.price.update(entry["price"])
         traffic.bare += entry["bare"]
         if entry["part"] not in RELEASES:
@@ -117,7 +117,7 @@ class AuditSums:
         traffic.up.update(entry["up"])
         traffic.down.update(entry["down"])
         if INPUTS in entry["down"]:
-            self.about_inputs.add(entry["query"])
+            self.queries_with_inputs.add(entry["query"])
         self.mechanisms.add(entry["mechanism"])
 
     def total(self, way: str) -> Counter[str]:
@@ -145,20 +145,20 @@ class RunFiles:
         return cls(folder, Result.read(folder))
 
     @cached_property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> MetricsLog:
         """What was measured on its way."""
-        return Metrics.read(self.folder / "metrics.jsonl", self.result.metric.key)
+        return MetricsLog.read(self.folder / "metrics.jsonl", self.result.metric.key)
 
     @cached_property
-    def draws(self) -> npt.NDArray[np.float64] | None:
+    def resamples(self) -> npt.NDArray[np.float64] | None:
         """What the run is judged by in each draw of test cases, ``(R,)``; None without the file."""
         kept = read_tensors(self.folder / DRAWS) or {}
         return kept["judged"].astype(np.float64) if "judged" in kept else None
 
     @cached_property
-    def audited(self) -> AuditSums | None:
+    def audit(self) -> AuditTotals | None:
         """What left the nodes; None where there is no such file."""
-        return AuditSums.read(self.folder / FILE)
+        return AuditTotals.read(self.folder / FILE)
 
 
 def read_tensors(path: Path) -> dict[str, Array] | None:
@@ -178,7 +178,7 @@ def read_tensors(path: Path) -> dict[str, Array] | None:
         raise RunFolderError(f"{path} cannot be read as safetensors: {error}") from None
 
 
-def is_shown(stack: Array) -> bool:
+def is_image_stack(stack: Array) -> bool:
     """Whether an array is pictures ``(N, 1 or 3, H, W)`` of bytes: other inputs cannot be shown."""
     return stack.dtype == np.uint8 and stack.ndim == 4 and stack.shape[1] in (1, 3) and bool(stack.size)
 

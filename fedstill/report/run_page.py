@@ -29,7 +29,13 @@ from fedstill.report import (
     run_tables,
     table_columns,
 )
-from fedstill.report.metric_text import bare, gap_text, in_a_sentence, spread_text, told
+from fedstill.report.metric_text import (
+    format_difference,
+    format_spread,
+    format_value,
+    format_with_unit,
+    lowercase_title,
+)
 from fedstill.report.model_scores import comparison, interval_text, tested
 from fedstill.report.result import FILE, OverNodes, Result
 from fedstill.report.run_files import RunFiles
@@ -92,22 +98,27 @@ def page(folder: Path, served: str = "") -> str:
 def _view(run: RunFiles) -> dict[str, Any]:
     folder, result, metrics = run.folder, run.result, run.metrics
     config, columns = folder / "config.toml", table_columns.section(folder, result)
-    samples, levels, course = image_panels.samples(folder), comparison(result), run_figures.course_of(run)
-    held, local = HELD.get(result.kind, HELD[""]), run_figures.local_of(run)
+    samples, levels, course = (
+        image_panels.samples(folder),
+        comparison(result),
+        run_figures.read_learning_curve(run),
+    )
+    held, local = HELD.get(result.kind, HELD[""]), run_figures.local_losses(run)
     made = bool(samples) or (columns is not None and len(columns.columns) > 1)
     left_out = list(local)[MOST_PANELS : len(metrics.local)]
     drawn = {name: values for name, values in local.items() if name not in left_out}
     return {
         "result": result,
-        "sentence": plain_sentence(result, run.audited, made_up=made),
+        "sentence": plain_sentence(result, run.audit, made_up=made),
         "context": _context(result),
         "key_figures": _key_figures(result),
-        "metric": {"title": result.metric.title, "name": in_a_sentence(result.metric.title)},
+        "metric": {"title": result.metric.title, "name": lowercase_title(result.metric.title)},
         "levels": levels,
         "intervals": tested(result),
         "reached": run_tables.reached(result),
         "course": course,
-        "course_drawn": course and plotting.responsive(partial(run_figures.course, course), "course"),
+        "course_drawn": course
+        and plotting.responsive(partial(run_figures.plot_learning_curve, course), "course"),
         "processes": "each node was a process of its own" if result.link else "all nodes ran in one process",
         "held": held,
         "holdings": run_tables.holdings(result, held[1], with_sum=held[2]),
@@ -115,20 +126,20 @@ def _view(run: RunFiles) -> dict[str, Any]:
         "sites": run_tables.sites(result),
         "confusion": run_tables.confusion(result),
         "reliability": result.calibration
-        and plotting.responsive(partial(run_figures.reliability, result.calibration), "reliability"),
+        and plotting.responsive(partial(run_figures.plot_reliability, result.calibration), "reliability"),
         "pictures": image_panels.section(folder, result),
-        "noise_of_counts": privacy_section.noise_of_counts(result),
+        "count_noise_text": privacy_section.count_noise_text(result),
         "samples": samples,
         "columns": columns,
         "losses": _panels(metrics.losses),
         "local": _panels(drawn, share_axis=True),
         "centralized_drawn": bool(metrics.centralized),
         "local_left_out": len(left_out),
-        "traffic": run_tables.traffic(result, run.audited),
+        "traffic": run_tables.traffic(result, run.audit),
         "link": communication_time.time_table(result),
         "link_bar": communication_time.time_bar(result),
         "message_cost": communication_time.message_cost(result),
-        "privacy": privacy_section.section(result, run.audited),
+        "privacy": privacy_section.section(result, run.audit),
         "leakage": leakage_section.section(folder, result),
         "nodes": run_tables.nodes(result),
         "facts": facts(result),
@@ -137,8 +148,8 @@ def _view(run: RunFiles) -> dict[str, Any]:
 
 
 def _key_figures(result: Result) -> list[Fact]:
-    metric, name, reached = result.metric, in_a_sentence(result.metric.title), result.value
-    up, down, tests = result.bytes.up, result.came_down, result.data.test
+    metric, name, reached = result.metric, lowercase_title(result.metric.title), result.value
+    up, down, tests = result.bytes.up, result.bytes_down, result.data.test
     total, distillation = result.seconds.total, result.seconds.distillation
     title = {"student": f"Student {name}", "virtual": f"{metric.title} of the average",
              "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
@@ -152,7 +163,7 @@ def _key_figures(result: Result) -> list[Fact]:
     return [
         Fact(
             title[result.central],
-            None if reached is None else told(metric, reached),
+            None if reached is None else format_with_unit(metric, reached),
             "" if tests is None else f"on {_tested(result, tests)}{_interval(result)}",
         ),
         _gain(result),
@@ -166,11 +177,18 @@ def _gain(result: Result) -> Fact:
     metric, first = result.metric, comparison(result)[0]
     one, alone = first.measured[0], result.standalone.get(result.metric.key, OverNodes()).mean
     if result.central == "nodes" or (alone is None and first.name == "nodes' own models"):
-        spread = "" if one.std is None else f"\u00b1 {bare(metric, one.std)} over the nodes"
-        return Fact("Nodes' own models", None if one.mean is None else told(metric, one.mean), spread)
-    gain, note = None, "" if alone is None else f"a node alone reaches {_unbroken(spread_text(metric, one))}"
+        spread = "" if one.std is None else f"\u00b1 {format_value(metric, one.std)} over the nodes"
+        return Fact(
+            "Nodes' own models", None if one.mean is None else format_with_unit(metric, one.mean), spread
+        )
+    gain, note = (
+        None,
+        "" if alone is None else f"a node alone reaches {_unbroken(format_spread(metric, one))}",
+    )
     if result.value is not None and alone is not None:
-        gain = Markup('{} <span class="unit">points</span>').format(gap_text(metric, result.value - alone))
+        gain = Markup('{} <span class="unit">points</span>').format(
+            format_difference(metric, result.value - alone)
+        )
     return Fact("Gain over standalone", gain, note)
 
 
@@ -182,7 +200,7 @@ def _tested(result: Result, examples: int) -> str:
 
 
 def _interval(result: Result) -> str:
-    ends = next((level.interval for level in comparison(result) if level.is_ours), None)
+    ends = next((level.interval for level in comparison(result) if level.is_main), None)
     return (
         f"; {result.intervals.level}% interval {_unbroken(interval_text(result.metric, ends))}"
         if ends and result.intervals
@@ -202,7 +220,7 @@ def _context(result: Result) -> str | None:
     train, test = result.data.train, result.data.test
     if train is None and known and len(known) == len(held):
         train = sum(known)
-    noise = privacy_section.noise_of_counts(result) if result.apart else ""
+    noise = privacy_section.count_noise_text(result) if result.is_distributed else ""
     told_of = {f"training (as told, {noise})" if noise else "training": train, "test": test}
     counts = [f"{count:,} {label}" for label, count in told_of.items() if count is not None]
     size = f"{' and '.join(counts)} examples" if counts else ""
@@ -234,7 +252,7 @@ def _context(result: Result) -> str | None:
 def _panels(
     series: Mapping[str, Mapping[float, float | None]], share_axis: bool = False
 ) -> list[dict[str, Any]]:
-    lines = {name: run_figures.finite(values) for name, values in series.items()}
+    lines = {name: run_figures.finite_points(values) for name, values in series.items()}
     everything = [value for line in lines.values() for _, value in line]
     span = (min(everything), max(everything)) if share_axis and everything else None
     panels = []
@@ -242,8 +260,8 @@ def _panels(
         line, plot = lines[name], None
         last = values[max(values)]
         if line:
-            with plotting.style():
-                plot = plotting.svg(run_figures.panel(name, line, span), f"panel {name} {span}")
+            with plotting.plot_style():
+                plot = plotting.to_svg(run_figures.plot_loss(name, line, span), f"panel {name} {span}")
         told = "not finite" if last is None else f"{last:.3g}"
         lost = len(values) - len(line)
         panels.append({"name": name, "last": told, "plot": plot, "lost": lost})

@@ -13,32 +13,32 @@ from markupsafe import Markup
 from fedstill.core.progress import PROGRESS, Note
 from fedstill.core.text_format import human_seconds, percent
 from fedstill.report import live_page
-from fedstill.report.bars import bar, spark
+from fedstill.report.bars import bar, sparkline
 from fedstill.report.communication_time import PARTS
 from fedstill.report.live_page import Panel, Section
-from fedstill.report.run_figures import finite
-from fedstill.report.run_files import Metrics
+from fedstill.report.run_figures import finite_points
+from fedstill.report.run_files import MetricsLog
 from fedstill.report.table_formats import Fact
 
 MOST = 24  # small plots of a kind
 
 
 @dataclass(frozen=True)
-class SoFar:
+class RunProgress:
     """An unfinished run: its folder, and how far it is."""
 
     folder: Path
     note: Note
 
     @classmethod
-    def read(cls, folder: Path) -> SoFar:
+    def read(cls, folder: Path) -> RunProgress:
         """The run in a folder; :class:`RunFolderError` where a file is spoilt."""
         return cls(folder, Note.read(folder / PROGRESS) or Note())
 
     @cached_property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> MetricsLog:
         """What was measured by its last saved state."""
-        return Metrics.read(self.folder / "metrics.jsonl", self.note.about.get("metric", "accuracy"))
+        return MetricsLog.read(self.folder / "metrics.jsonl", self.note.about.get("metric", "accuracy"))
 
     @property
     def bar(self) -> Markup:
@@ -103,9 +103,9 @@ class SoFar:
         ]
 
     def _panels(self, series: Mapping[str, Mapping[float, float | None]]) -> list[Panel]:
-        lines = {name: [value for _, value in finite(values)] for name, values in series.items()}
+        lines = {name: [value for _, value in finite_points(values)] for name, values in series.items()}
         return [
-            Panel(name, f"{line[-1]:.4g}", spark(line) if len(line) > 1 else None)
+            Panel(name, f"{line[-1]:.4g}", sparkline(line) if len(line) > 1 else None)
             for name, line in list(lines.items())[:MOST]
             if line
         ]
@@ -117,7 +117,7 @@ class SoFar:
 
 def page(folder: Path, served: str = "") -> str:
     """The page of a run that is not finished."""
-    run = SoFar.read(folder)
+    run = RunProgress.read(folder)
     title, error = run.note.about.get("title", folder.name), run.note.error
     lede = f"It stopped: {error}" if error else "It goes on: all figures are of what is done so far."
     eyebrow = f"fedstill \u00b7 {folder.name} \u00b7 not finished"

@@ -11,11 +11,11 @@ from markupsafe import Markup
 
 from fedstill.core.text_format import percent
 from fedstill.report.bars import bar
-from fedstill.report.metric_text import bare, head, spread_text, told
-from fedstill.report.model_scores import Level, comparison, interval_text
-from fedstill.report.result import CENTRAL, OverNodes, Result
+from fedstill.report.metric_text import format_header, format_spread, format_value, format_with_unit
+from fedstill.report.model_scores import ModelScores, comparison, interval_text
+from fedstill.report.result import MAIN_MODELS, OverNodes, Result
 from fedstill.report.result_parts import NodeRecord, StudentRecord
-from fedstill.report.run_files import AuditSums, Traffic
+from fedstill.report.run_files import AuditTotals, NodeTraffic
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.report.templates import size
 from fedstill.tasks.task import Metric
@@ -30,28 +30,28 @@ def reached(result: Result) -> Table:
     for level in comparison(result):
         cells = [
             Cell(
-                None if each.mean is None else spread_text(metric, each),
+                None if each.mean is None else format_spread(metric, each),
                 "" if place else interval_text(metric, level.interval),
                 style="other" if place else "",
             )
             for place, (metric, each) in enumerate(zip(result.metrics, level.measured, strict=True))
         ]
-        rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_ours))
+        rows.append(Row(level.name, [*cells, Cell(_bar_of(level))], level.meaning, accent=level.is_main))
     about = (
         f"{first.title} of the nodes' models, of what the method is judged by, and of the levels beside it"
     )
-    columns = [Column(first.title), *(Column(head(other)) for other in others)]
+    columns = [Column(first.title), *(Column(format_header(other)) for other in others)]
     columns.append(Column(f"{first.title}, 0 to 100%" if others else "0 to 100%", "drawn"))
     return Table(about, "Model", columns, rows, style="compare several" if others else "compare")
 
 
-def _bar_of(level: Level) -> Markup:
+def _bar_of(level: ModelScores) -> Markup:
     measured = level.measured[0]
     value, spread = measured.mean, measured.std
     if value is None:
         return Markup("")
     low_high = None if spread is None else (value - spread, value + spread)
-    return bar(("bar student" if level.is_ours else "bar", value), whisker=low_high, rings=measured.each)
+    return bar(("bar student" if level.is_main else "bar", value), whisker=low_high, rings=measured.each)
 
 
 def sites(result: Result) -> list[Table]:
@@ -59,22 +59,22 @@ def sites(result: Result) -> list[Table]:
     stored = result.sites
     if stored is None or not stored.names:
         return []
-    models = {result.judged: stored.central, "centralized": stored.centralized}
-    models |= {result.written(name): by_site for name, by_site in stored.nodes.items()}
+    models = {result.main_model: stored.central, "centralized": stored.centralized}
+    models |= {result.display_name(name): by_site for name, by_site in stored.nodes.items()}
     made, columns = [], [Column(name) for name in stored.names]
     for metric in result.metrics:
         rows = []
         for model, by_site in models.items():
             if by_site is not None:
                 values = [by_site.get(site, {}).get(metric.key) for site in stored.names]
-                cells = [Cell(_maybe(bare, metric, value)) for value in values]
-                rows.append(Row(model, cells, accent=model == result.judged))
-        title = head(metric, units=True)
+                cells = [Cell(_format_known(format_value, metric, value)) for value in values]
+                rows.append(Row(model, cells, accent=model == result.main_model))
+        title = format_header(metric, units=True)
         made.append(Table(f"{title} of each model on the test data of each site", title, columns, rows))
     return made
 
 
-def _maybe(write: Callable[[Metric, float], str], metric: Metric, value: float | None) -> str | None:
+def _format_known(write: Callable[[Metric, float], str], metric: Metric, value: float | None) -> str | None:
     return None if value is None else write(metric, value)
 
 
@@ -83,7 +83,7 @@ def findings(result: Result) -> Table | None:
     stored = result.labels
     if stored is None or not stored.names:
         return None
-    metric, heads = result.metric, [CENTRAL[result.central][0], "centralized", "nodes\u2019 mean"]
+    metric, heads = result.metric, [MAIN_MODELS[result.central][0], "centralized", "nodes\u2019 mean"]
     values = []
     for place in range(len(stored.names)):
         ours, mark = (None if kept is None else kept[place] for kept in (stored.central, stored.centralized))
@@ -94,7 +94,11 @@ def findings(result: Result) -> Table | None:
     rows = []
     for name, (ours, mark, mean, own) in zip(stored.names, values, strict=True):
         shown = zip((ours, mark, mean), has, strict=True)
-        cells = [Cell(None if value is None else told(metric, value)) for value, there in shown if there]
+        cells = [
+            Cell(None if value is None else format_with_unit(metric, value))
+            for value, there in shown
+            if there
+        ]
         levels = [("chance", CHANCE), ("mean", mean), ("mark", mark)]
         # A bar: the central model; rings: nodes; a thin line: their mean; a thick one: the mark to reach.
         drawn = bar(
@@ -127,7 +131,7 @@ def confusion(result: Result) -> Table | None:
 
 def holdings(result: Result, about: str, with_sum: bool) -> Table | None:
     """The classes each node holds, the more the stronger its color; None where no node tells."""
-    held = {result.names[node.name]: node.label_counts for node in result.nodes}
+    held = {result.display_names[node.name]: node.label_counts for node in result.nodes}
     width = max((len(counts) for counts in held.values() if counts), default=0)
     if width == 0:
         return None
@@ -157,7 +161,7 @@ def _shaded(count: int | None, most: int) -> Markup:
     return cell.format(style, shade, "?" if count is None else f"{count:,}")
 
 
-class Crossed(NamedTuple):
+class TrafficTable(NamedTuple):
     """What left each node and came to it; what the kinds mean; whether log and result agree, if known."""
 
     table: Table
@@ -165,7 +169,7 @@ class Crossed(NamedTuple):
     agrees: bool | None
 
 
-def traffic(result: Result, audit: AuditSums | None) -> Crossed:
+def traffic(result: Result, audit: AuditTotals | None) -> TrafficTable:
     """What left each node and what came to it, by kind where the audit log tells, else as sums."""
     ways = ("up", "down")
     by_kind = result.bytes.by_kind or {}
@@ -177,14 +181,14 @@ def traffic(result: Result, audit: AuditSums | None) -> Crossed:
     records = {node.name: node.bytes for node in result.nodes}
     rows = []
     for name in [*records, *sorted(set(audit.nodes if audit else ()) - set(records))]:
-        one = None if audit is None else audit.nodes.get(name, Traffic())
+        one = None if audit is None else audit.nodes.get(name, NodeTraffic())
         cells = [Cell(None if one is None else f"{len(one.queries):,}")]
         for way in ways:
             known = None if one is None else getattr(one, way)
             cells += [Cell(size(None if known is None else known[kind])) for kind in kinds[way]]
             total = getattr(records.get(name), way, None) if known is None else known.total()
             cells.append(Cell(size(total), style="sum"))
-        rows.append(Row(result.written(name), cells))
+        rows.append(Row(result.display_name(name), cells))
     totals: dict[str, int | None] = {"up": result.bytes.up, "down": result.bytes.down}
     agrees = None
     if audit is not None:
@@ -198,35 +202,38 @@ def traffic(result: Result, audit: AuditSums | None) -> Crossed:
         foot += [Cell(size(sums[way][kind])) for kind in kinds[way]] + [Cell(size(totals[way]))]
         groups.append((title, len(heads)))
     about = "Queries answered, and bytes that left and came to each node, by kind"
-    known_kinds, listed = result.kind_of(), kinds["up"] + kinds["down"]
+    known_kinds, listed = result.payload_kinds(), kinds["up"] + kinds["down"]
     meanings = [(kind, known_kinds[kind].says) for kind in order if kind in known_kinds and kind in listed]
     table = Table(about, "Node", columns, rows, [Row("All nodes", foot)], groups)
-    return Crossed(table, [each for each in meanings if each[1]], agrees)
+    return TrafficTable(table, [each for each in meanings if each[1]], agrees)
 
 
 def nodes(result: Result) -> Table:
     """Each node's model with what it reaches; below them the central model, if there is one."""
     metric = result.metric
-    alone, own = own_values(result)
+    alone, own = local_values(result)
 
     def cells(model: NodeRecord | StudentRecord, examples: str | None, value: float | None) -> list[Cell]:
-        told_value = _maybe(told, metric, value)
+        told_value = _format_known(format_with_unit, metric, value)
         return [Cell(model.model), Cell(_count(model.parameters)), Cell(examples), Cell(told_value)]
 
     known = zip_longest(result.nodes, own[: len(result.nodes)])
-    rows = [Row(result.names[node.name], cells(node, _count(node.examples), value)) for node, value in known]
-    foot = [Row(result.judged, cells(result.student, "", result.value), accent=True)]
+    rows = [
+        Row(result.display_names[node.name], cells(node, _count(node.examples), value))
+        for node, value in known
+    ]
+    foot = [Row(result.main_model, cells(result.student, "", result.value), accent=True)]
     title = f"{metric.title} {'alone' if alone else 'of its own'}"
     columns = [Column("Model", "model"), *map(Column, ("Parameters", "Examples", title))]
     about = "Model, size, examples and figures of each node and of the central model"
-    return Table(about, "Node", columns, rows, [] if "student" in result.missing else foot)
+    return Table(about, "Node", columns, rows, [] if "student" in result.absent_keys else foot)
 
 
 def _count(value: int | None) -> str | None:
     return None if value is None else f"{value:,}"
 
 
-def own_values(result: Result) -> tuple[bool, Sequence[float | None]]:
+def local_values(result: Result) -> tuple[bool, Sequence[float | None]]:
     """Whether the nodes' models were trained alone, and what they reach."""
     alone = result.standalone.get(result.metric.key)
     if alone is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fedstill.core.text_format import MISSING, counted, human_bytes, human_seconds, listed
 from fedstill.report import privacy_section
 from fedstill.report.result import Result
-from fedstill.report.run_files import AuditSums
+from fedstill.report.run_files import AuditTotals
 from fedstill.report.table_formats import Fact
 
 SMALL_NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
-def plain_sentence(result: Result, audit: AuditSums | None = None, made_up: bool = False) -> str:
+def plain_sentence(result: Result, audit: AuditTotals | None = None, made_up: bool = False) -> str:
     """What happened, as far as the bytes by kind bear it out.
 
     ``made_up``: the server generated the inputs itself; ``audit`` tells which queries were about inputs.
@@ -43,14 +43,14 @@ def plain_sentence(result: Result, audit: AuditSums | None = None, made_up: bool
     return f"{who} {what} {how}{end}. {_what_left(result)}"
 
 
-def _about_inputs(result: Result, asked: int, audit: AuditSums | None, made_up: bool) -> str:
+def _about_inputs(result: Result, asked: int, audit: AuditTotals | None, made_up: bool) -> str:
     sent = (result.bytes.by_kind or {}).get("inputs")
     if sent is None or not sent.down:
         return ""
     inputs = "inputs that the server made up" if made_up else "inputs that the server sent"
     names = result.queries_by_name
     if audit is not None:
-        about = sum(names.get(name, 0) for name in audit.about_inputs)
+        about = sum(names.get(name, 0) for name in audit.queries_with_inputs)
     else:
         about = asked if len(names) == 1 else 0
     if about == asked:
@@ -65,7 +65,7 @@ def _what_left(result: Result) -> str:
     if by_kind is None:
         return f"What left the nodes was {MISSING}."
     left = {kind for kind, sums in by_kind.items() if sums.up}
-    kinds = result.kind_of()
+    kinds = result.payload_kinds()
     # Kinds that carry neither a training example nor a model. Of any other kind, and of what a method that is
     # not ours says of its own, the page claims nothing.
     ours = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}
@@ -87,7 +87,7 @@ def _what_left(result: Result) -> str:
         sentence = "No training data left a node; parameters of models were sent to the nodes."
     else:
         sentence = "No training data and no model left a node."
-    noise = privacy_section.noise_of_counts(result)
+    noise = privacy_section.count_noise_text(result)
     count = f"how many ({noise})" if noise else "how many"
     if "label counts" in left:
         held = "examples of each class it holds"
@@ -96,7 +96,7 @@ def _what_left(result: Result) -> str:
         sentence += f" Beside its answers, each node told {count} {held}."
     elif "data sizes" in left:
         sentence += f" Each node told {count} examples it holds."
-    if of := privacy_section.telling_sizes(result):
+    if of := privacy_section.nodes_revealing_sizes(result):
         price = "from the price of what was learned, which has the share of records in a step"
         sentence += f" How many {listed(of)} {'hold' if of[1:] else 'holds'} in all follows exactly {price}."
     return sentence

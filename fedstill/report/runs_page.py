@@ -12,13 +12,13 @@ from fedstill.core.errors import RunFolderError
 from fedstill.core.private_files import is_locked
 from fedstill.core.progress import PROGRESS
 from fedstill.core.text_format import MISSING, clip, human_seconds
-from fedstill.federation.server_view import ServerView
+from fedstill.federation.server_status import ServerStatus
 from fedstill.report import live_page, run_page
 from fedstill.report.bars import bar
 from fedstill.report.live_page import Section
-from fedstill.report.metric_text import told
+from fedstill.report.metric_text import format_with_unit
 from fedstill.report.result import FILE, Result
-from fedstill.report.run_progress import SoFar
+from fedstill.report.run_progress import RunProgress
 from fedstill.report.table_formats import Cell, Column, Row, Table
 
 MOST = 100  # runs that are shown, the newest
@@ -42,7 +42,7 @@ def state(folder: Path) -> str:
     """What became of a run of this machine."""
     if (folder / FILE).exists():
         return "done"
-    if error := SoFar.read(folder).note.error:
+    if error := RunProgress.read(folder).note.error:
         return f"stopped: {error}"
     return AT_WORK if is_locked(folder) else "ended before it was done; fedstill run --resume goes on with it"
 
@@ -65,7 +65,7 @@ def run(runs: Mapping[str, Path], path: str, served: str) -> str | None:
     return None if place is None else run_page.page(place, served)
 
 
-def server_page(server: ServerView, served: str) -> str:
+def server_page(server: ServerStatus, served: str) -> str:
     """The page of a federation's server."""
     runs = {run.folder.name: (run.folder, run.outcome) for run in server.runs[:MOST]}
     rows = [
@@ -112,11 +112,13 @@ def _row(name: str, place: Path, became: str) -> Row:
         if (place / FILE).exists():
             result = Result.read(place)
             value = (
-                None if result.value is None else f"{result.metric.title} {told(result.metric, result.value)}"
+                None
+                if result.value is None
+                else f"{result.metric.title} {format_with_unit(result.metric, result.value)}"
             )
             whole = Cell(bar(("bar", 100.0)))
             return Row(link, [Cell(result.method_title), Cell(became), whole, Cell(value), NOTHING, NOTHING])
-        run = SoFar.read(place)
+        run = RunProgress.read(place)
         going = became.startswith("running") or became == AT_WORK
         if became.startswith("running"):  # how far is in the other cells
             became = ", ".join(filter(None, ("running", run.note.waiting(), run.note.missing())))

@@ -2,7 +2,7 @@
 
 Runs of one seed share split, first weights and test part, so they are compared pair by pair. The standard
 error of the mean difference has two parts that add up: what it varies by from seed to seed, and what it
-varies by from draw to draw of test cases, the same for both methods (:mod:`fedstill.runs.resampling`).
+varies by from draw to draw of test cases, the same for both methods (:mod:`fedstill.runs.bootstrap_weights`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Draws = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Gap:
+class SeedDifference:
     """A mean difference, and half of its 95 % interval; None of one seed, whose chance nobody knows."""
 
     mean: float
@@ -30,7 +30,7 @@ class Gap:
     seeds: int = field(default=0, repr=False)
 
     @property
-    def told(self) -> bool:
+    def significant(self) -> bool:
         """Whether the interval is on one side of 0, and of seeds enough that their agreeing is not chance."""
         return self.half is not None and self.seeds >= LEAST and abs(self.mean) > self.half
 
@@ -40,7 +40,7 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Reached:
+class RunScore:
     """What one run has of a figure.
 
     Args:
@@ -53,25 +53,25 @@ class Reached:
     tested: int | None = None
 
 
-def between(pairs: Sequence[tuple[Reached, Reached]]) -> Gap:
+def compare_paired_runs(pairs: Sequence[tuple[RunScore, RunScore]]) -> SeedDifference:
     """How far the first of each pair is above the second: two runs of one seed.
 
-    >>> between([(Reached(80.0), Reached(other)) for other in (79.0, 78.0, 77.0)])
-    Gap(mean=2.0, half=2.484...)
+    >>> compare_paired_runs([(RunScore(80.0), RunScore(other)) for other in (79.0, 78.0, 77.0)])
+    SeedDifference(mean=2.0, half=2.484...)
     """
     if not pairs:
-        return Gap(math.nan, None)
+        return SeedDifference(math.nan, None)
     drawn = [
         one.draws - other.draws
         for one, other in pairs
         if one.draws is not None and other.draws is not None and one.tested == other.tested
     ]
-    return difference(
+    return paired_t_interval(
         [one.metric - other.metric for one, other in pairs], drawn if len(drawn) == len(pairs) else ()
     )
 
 
-def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
+def paired_t_interval(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> SeedDifference:
     """Of paired differences.
 
     Student's t with one degree of freedom less than there are seeds. Of two seeds nothing is told apart.
@@ -80,19 +80,19 @@ def difference(by_seed: Sequence[float], draws: Sequence[Draws] = ()) -> Gap:
         by_seed: one a seed.
         draws: one ``(R,)`` a seed, the same difference in each draw of test cases; none: not known.
 
-    >>> difference([1.0, 2.0, 3.0])
-    Gap(mean=2.0, half=2.484...)
-    >>> difference([1.0, 2.0, 3.0]).told, difference([2.0]).told, difference([2.0, 2.01]).told
+    >>> paired_t_interval([1.0, 2.0, 3.0])
+    SeedDifference(mean=2.0, half=2.484...)
+    >>> paired_t_interval([1.0, 2.0, 3.0]).significant, paired_t_interval([2.0]).significant, paired_t_interval([2.0, 2.01]).significant
     (False, False, False)
     """
     from scipy.special import stdtrit
 
     seeds, mean = len(by_seed), statistics.fmean(by_seed)
     if seeds < 2:
-        return Gap(mean, None, seeds)
+        return SeedDifference(mean, None, seeds)
     variance = statistics.variance(by_seed) / seeds
     if draws:
         over_cases = np.mean(np.stack(list(draws)), axis=0)
         known = over_cases[~np.isnan(over_cases)]
         variance += float(known.var(ddof=1)) if len(known) > 1 else 0.0
-    return Gap(mean, float(stdtrit(seeds - 1, 0.975)) * math.sqrt(variance), seeds)
+    return SeedDifference(mean, float(stdtrit(seeds - 1, 0.975)) * math.sqrt(variance), seeds)

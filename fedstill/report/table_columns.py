@@ -17,7 +17,7 @@ def section(folder: Path, result: Result) -> Table | None:
     schema = result.data.schema
     if not schema:
         return None
-    made = [decoded(row.tolist(), schema) for row in last_made(folder)[:MOST]]
+    made = [decoded(row.tolist(), schema) for row in last_generated_rows(folder)[:MOST]]
     rows = []
     for column in schema.columns:
         values = [Cell(row.get(column.name, ""), style="r") for row in made]
@@ -27,7 +27,7 @@ def section(folder: Path, result: Result) -> Table | None:
     return Table("Columns of the table", "Column", heads, rows, style="columns")
 
 
-def last_made(folder: Path) -> list[Array]:
+def last_generated_rows(folder: Path) -> list[Array]:
     """The rows ``(F,)`` that the server made last."""
     tensors = read_tensors(folder / "samples.safetensors") or {}
     keys = sorted((key for key, rows in tensors.items() if key.isdecimal() and rows.ndim == 2), key=int)

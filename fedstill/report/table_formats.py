@@ -37,7 +37,7 @@ class Cell:
     span: int = 1
     title: str = ""
 
-    def bolder(self, best: bool) -> Cell:
+    def bold_if(self, best: bool) -> Cell:
         """The same as the best of its column, if it is that and there is a value."""
         return replace(self, bold=best and self.value is not None)
 

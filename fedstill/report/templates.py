@@ -21,17 +21,17 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["duration"] = lambda value: MISSING_MARK if value is None else human_seconds(value)
-    made.filters["percent"] = lambda value: MISSING_MARK if value is None else percent(value)
-    made.filters["known"] = lambda value: MISSING_MARK if value is None else value
+    made.filters["duration"] = lambda value: MISSING_MARKUP if value is None else human_seconds(value)
+    made.filters["percent"] = lambda value: MISSING_MARKUP if value is None else percent(value)
+    made.filters["or_missing"] = lambda value: MISSING_MARKUP if value is None else value
     return made
 
 
-MISSING_MARK = Markup('<span class="missing">{}</span>').format(MISSING)
+MISSING_MARKUP = Markup('<span class="missing">{}</span>').format(MISSING)
 
 
 def size(count: int | None) -> Markup:
     """Bytes for people, with the exact number for whoever points at them."""
     if count is None:
-        return MISSING_MARK
+        return MISSING_MARKUP
     return Markup('<span title="{:,} bytes">{}</span>').format(count, human_bytes(count))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.report.paired_difference import Difference, paired_difference, seed_difference
+from fedstill.report.paired_difference import CaseDifference, paired_difference, seed_difference
 
 
 def a_run(folder: Path, cases: dict[str, Any] | None) -> str:
@@ -28,7 +28,7 @@ def test_what_two_models_share_falls_out(tmp_path: Path) -> None:
     second = a_run(tmp_path / "b", told(8.0, 46.0, 88.0, 26.0))
     found = paired_difference([first], [second])
     # Means of four draws of {2, 4}: 2 with chance 1/16 at either end, so the 2.5th percentile is the end.
-    assert found == Difference(3.0, 2.0, 4.0, 4)
+    assert found == CaseDifference(3.0, 2.0, 4.0, 4)
     assert str(found) == "+3.0 [+2.0, +4.0] over 4 cases"
     back = paired_difference([second], [first])
     assert (back.mean, back.low, back.high) == (-3.0, -4.0, -2.0)
@@ -37,7 +37,7 @@ def test_what_two_models_share_falls_out(tmp_path: Path) -> None:
 def test_seeds_are_averaged_case_by_case_and_cases_without_a_score_left_out(tmp_path: Path) -> None:
     seeds = [a_run(tmp_path / "a", told(10.0, 20.0, None)), a_run(tmp_path / "b", told(14.0, 24.0, 1.0))]
     other = a_run(tmp_path / "c", told(11.0, 21.0, 2.0))
-    assert paired_difference(seeds, [other]) == Difference(1.0, 1.0, 1.0, 2)
+    assert paired_difference(seeds, [other]) == CaseDifference(1.0, 1.0, 1.0, 2)
 
 
 def test_models_of_one_run_are_compared(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fedstill.core.run_writer import write_text
 from fedstill.report.compare_files import html, latex, markdown, print_comparison, summarize, write_comparison
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compared_method import Spread
-from fedstill.runs.config import PaperFigure
+from fedstill.runs.config import PaperMetric
 from tests.report.test_report_page import Page, refuse_loading
 
 # Accuracies 80, 84, 88: mean 84, sample deviation 4. Bytes up 1000, 1000, 4000: mean 2000.
@@ -57,9 +57,9 @@ def a_run(out: Path, folder: str, metrics: tuple[float, float, int, int], curve:
 
 
 PAPER = (
-    PaperFigure(method="fedavg", value=82.5, std=0.7, source="A & B 2020, Table 3"),
-    PaperFigure(method="fedavg", metric="local accuracy", value=75.0, source="A & B 2020, Table 4"),
-    PaperFigure(method="fediod", value=10.0, source="elsewhere", setting="another"),
+    PaperMetric(method="fedavg", value=82.5, std=0.7, source="A & B 2020, Table 3"),
+    PaperMetric(method="fedavg", metric="local accuracy", value=75.0, source="A & B 2020, Table 4"),
+    PaperMetric(method="fediod", value=10.0, source="elsewhere", setting="another"),
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage import Leakage, LeakageColumn, skipped
+from fedstill.attacks.leakage import Leakage, LeakageColumn, skipped_texts
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import load
@@ -266,4 +266,4 @@ def test_the_strength_names_what_was_tried() -> None:
         "Tried: membership by Loss, LiRA offline (16 shadow models, each of a federation); copying in pixels."
     )
     reasons = [{"attack": name, "reason": "no images"} for name in ("copying", "scores")]
-    assert skipped(read({"audit": None, "skipped": reasons})) == ["copying, scores: no images"]
+    assert skipped_texts(read({"audit": None, "skipped": reasons})) == ["copying, scores: no images"]

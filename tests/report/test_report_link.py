@@ -11,7 +11,7 @@ from rich.console import Console
 from fedstill.report import communication_time, write_report
 from fedstill.report.model_scores import print_table
 from fedstill.report.result import Result
-from tests import audit
+from tests import audited
 
 RESULT: dict[str, Any] = {
     "name": "clinics",
@@ -74,7 +74,7 @@ def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> No
 def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
     released = {"node": "north", "number": 0, "query": "examine", "part": "answer", "up": {"logits": 8}}
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "max_rows: 10, and x has 11"}
-    audit.write(tmp_path, [released, refused])
+    audited.write(tmp_path, [released, refused])
     from fedstill.report.run_files import AuditTotals
 
     totals = AuditTotals.read(tmp_path / "audit.sqlite")

@@ -18,7 +18,7 @@ from fedstill.report import write_report
 from fedstill.report.compare_files import latex, markdown, summarize, write_comparison
 from fedstill.report.metric_text import format_difference, format_spread
 from fedstill.report.result import OverNodes, Result
-from fedstill.runs.config import PaperFigure
+from fedstill.runs.config import PaperMetric
 from fedstill.tasks.classification import ClassificationConfig
 from tests.report.test_report_compare import printed as print_comparison
 from tests.report.test_report_compare import records
@@ -138,8 +138,8 @@ def test_a_result_without_figures_is_judged_by_accuracy() -> None:
 # --- comparisons ---
 
 PAPER = (
-    PaperFigure(method="fediod", metric="dice", value=75.38, source="FedIOD, Table 2"),
-    PaperFigure(method="fediod", metric="hd95", value=111.76, source="FedIOD, Table 2"),
+    PaperMetric(method="fediod", metric="dice", value=75.38, source="FedIOD, Table 2"),
+    PaperMetric(method="fediod", metric="hd95", value=111.76, source="FedIOD, Table 2"),
 )
 
 

@@ -17,7 +17,7 @@ from fedstill.node.audit_log import AuditError
 from fedstill.report import write_report
 from fedstill.report.result import Result
 from fedstill.report.run_text import plain_sentence
-from tests import audit
+from tests import audited
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}  # what HTML never closes
 
@@ -145,7 +145,7 @@ def a_folder(folder: Path, result: dict[str, Any]) -> Path:
     metrics[-3]["accuracy"], metrics[-1]["accuracy"] = 50.0, 93.37
     (folder / "result.json").write_text(json.dumps(result))
     measured(folder, metrics)
-    audit.write(folder, an_audit())
+    audited.write(folder, an_audit())
     (folder / "config.toml").write_text('[method]\nname = "fediod" # <&>\n')
     pictures = np.arange(3 * 64, dtype=np.uint8).reshape(3, 1, 8, 8)
     save_file({"000002": pictures, "000004": pictures[::-1].copy()}, folder / "samples.safetensors")
@@ -211,7 +211,7 @@ def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
 def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
     extra = {"node": "stranger", "number": 1, "query": "examine", "down": {}, "up": {"logits": 123_456}}
-    audit.write(folder, [*an_audit(), extra])
+    audited.write(folder, [*an_audit(), extra])
     text = read(folder).text
     assert "stranger 1 123 kB" in text
     assert "the run's result disagree" in text

@@ -13,7 +13,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.report.privacy_section import describe_privacy, image_notes, max_guess_accuracy, run_guarantee
 from fedstill.report.result import Result
 from fedstill.report.run_files import AuditTotals
-from tests import audit
+from tests import audited
 from tests.report.test_report_page import Page, a_folder, a_result, an_audit, only_result, page_of, read
 from tests.report.test_report_table import printed
 
@@ -65,7 +65,7 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
             line = {**line, **paid}
         first.add(line["node"])
         lines.append(line)
-    audit.write(folder, lines)
+    audited.write(folder, lines)
     return read(folder)
 
 
@@ -208,7 +208,7 @@ def test_prices_are_read_from_the_audit_log(tmp_path: Path) -> None:
         {"node": "north", "mechanism": "pate"},
         {"node": "north", "part": "refused", "rule": "a rule"},
     ]
-    audit.write(tmp_path, lines)
+    audited.write(tmp_path, lines)
     totals = AuditTotals.read(tmp_path / "audit.sqlite")
     assert totals is not None
     assert totals.nodes["north"].price == {"laplace(10.0)": 1, "gaussian(2.0)": 7}

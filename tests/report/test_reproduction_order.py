@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fedstill.compare.reproduction import ReproducedFigure
 from fedstill.report.reproduction_order import Order, compare_order
-from fedstill.runs.config import PaperFigure
+from fedstill.runs.config import PaperMetric
 
 
-def paper(**values: float) -> list[PaperFigure]:
-    return [PaperFigure(method=name, value=value, source="x") for name, value in values.items()]
+def paper(**values: float) -> list[PaperMetric]:
+    return [PaperMetric(method=name, value=value, source="x") for name, value in values.items()]
 
 
 def seeds(method: str, *values: float) -> ReproducedFigure:

@@ -231,7 +231,7 @@ def test_time_that_ran_out_is_silence_and_no_reason() -> None:
     from nvflare.collab.api.exceptions import CollabCallError
 
     from fedstill.federation.flare import FlareLink
-    from fedstill.federation.transport import Silent
+    from fedstill.federation.transport import ReplyTimeout
 
     class Client:
         name = "north"
@@ -243,7 +243,7 @@ def test_time_that_ran_out_is_silence_and_no_reason() -> None:
             late = TimeoutError("function serve timed out after 1.9565732450000723 seconds")
             raise CollabCallError("north", "serve", late)
 
-    with pytest.raises(Silent, match=r"^no answer in time$"):
+    with pytest.raises(ReplyTimeout, match=r"^no answer in time$"):
         FlareLink([Client()]).call("north", b"", 1.9565732450000723)
 
 
@@ -470,11 +470,11 @@ def test_what_the_server_is_told_names_nothing_of_a_node() -> None:
             "engine": {"name": "flare", "startup_kit": "federation/admin"},
         }
     )
-    told = read_toml(deployed.servers_part(config))
+    told = read_toml(deployed.server_config_toml(config))
     assert told.method.steps == 7
     assert (told.nodes, told.split) == (NodesConfig(), Dirichlet())
     assert told.engine.startup_kit == ""
-    assert not any(word in deployed.servers_part(config) for word in ("mine:make", "policy", "models"))
+    assert not any(word in deployed.server_config_toml(config) for word in ("mine:make", "policy", "models"))
 
 
 class Hears(Tracker):
