@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fedstill.node.audit_entries import ALL, RELEASES, Entry
+from fedstill.node.audit_entries import ALL_RUNS, RELEASES, Entry
 from fedstill.node.audit_log import FILE, AuditLog
 
 
@@ -31,7 +31,7 @@ def releases(folder: Path) -> list[dict[str, Any]]:
 
 def paid(audit: AuditLog, node: str) -> tuple[Mapping[str, int], int]:
     """What a payer's releases cost: events as text and how often; and how many had no price."""
-    spent = audit.spent(node, ALL)
+    spent = audit.spending(node, ALL)
     return spent.total, spent.bare_total
 
 

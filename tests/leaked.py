@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedstill.attacks.attack_runner import described
+from fedstill.attacks.attack_runner import attack_record
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import MembershipInference
-from fedstill.attacks.memorization import DataCopying
+from fedstill.attacks.memorization import Memorization
 
 Part = dict[str, Any]
 
@@ -20,10 +20,10 @@ def found(
     parts = (
         (GradientInversion(), inversion),
         (MembershipInference(), membership and {"targets": membership}),
-        (DataCopying(), copying),
+        (Memorization(), copying),
         (LabelCounts(), counts and {"nodes": counts}),
     )
-    return [described(attack, part) for attack, part in parts if part]
+    return [attack_record(attack, part) for attack, part in parts if part]
 
 
 def interval(value: float, low: float = 0.0, high: float = 1.0) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks.transcript import hear, replay
+from fedstill.attacks.transcript import load_run, replay_run
 from tests.own_lab import Lab
 
 ATTACK = "my_lab.majority:MajorityClass"
@@ -60,7 +60,7 @@ def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> N
     )
     (first, second) = leakage(run)["attacks"]
     assert (first["name"], second["name"]) == ("majority", "counts")
-    experiment, heard, _ = hear(run, replay(run), 100)
+    experiment, heard, _ = replay_run(run, load_run(run), 100)
     for node, told in zip(experiment.nodes, first["found"]["nodes"], strict=True):
         responses = heard.responses(node.name)
         assert responses is not None

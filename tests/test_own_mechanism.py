@@ -202,7 +202,10 @@ def test_what_claims_no_price_is_never_protected(lab: Lab, mechanism: str, rule:
     [
         ("flop", "unknown mechanism 'flop': did you mean 'flip'?"),
         ("rounding:Silent", "expected one with about: ClassVar[str]"),
-        ("rounding:Learned", "model or critic learns as a DPTrainingConfig says, and not generator as rounds"),
+        (
+            "rounding:Learned",
+            "model or critic learns as a DPTrainingConfig says, and not generator as rounds",
+        ),
         ("rounding:Sharded", "one with a method ensemble"),
         ("rounding:Thawed", "a subclass of PrivacyConfig"),
     ],

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedstill.attacks.leakage import LeakageColumn, LeakageFigure, Pictures, Strip
-from fedstill.attacks.transcript import Heard, HeardRelease, Overheard, RepeatedRun
+from fedstill.attacks.leakage import ImageStrip, ImageTable, LeakageColumn, LeakageMetric
+from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, ReplayedRun, ServerTranscript
 from fedstill.core.options import check
 from fedstill.core.registry import Registered, Registry
 from fedstill.node.node import Node
@@ -23,9 +23,9 @@ __all__ = [
     "Attack",
     "AttackResult",
     "LeakageColumn",
-    "LeakageFigure",
-    "Pictures",
-    "Strip",
+    "LeakageMetric",
+    "ImageTable",
+    "ImageStrip",
     "Target",
 ]
 
@@ -45,10 +45,10 @@ class Target:
         seed: of every random draw of the attack.
     """
 
-    replay: RepeatedRun
-    experiment: Overheard
-    heard: Heard
-    releases: Sequence[HeardRelease] = ()
+    replay: ReplayedRun
+    experiment: ObservedSimulation
+    heard: ServerTranscript
+    releases: Sequence[ObservedRelease] = ()
     seed: int = 0
 
     @property
@@ -120,7 +120,7 @@ class Attack(Registered, ABC):
     def refusal(self, side: NodeSide) -> str | None:
         """Why it cannot use anything of what leaves, or None.
 
-        ``side.leaves()`` are the :class:`~fedstill.protocol.payload_kinds.Kind` of all that leaves.
+        ``side.leaves()`` are the :class:`~fedstill.protocol.payload_kinds.PayloadKind` of all that leaves.
         """
         return None
 
@@ -129,7 +129,7 @@ class Attack(Registered, ABC):
         """Of queries about inputs and their answers, how many rows it looks at, the last ones."""
         return 0
 
-    def keeps(self, release: HeardRelease) -> bool:
+    def keeps(self, release: ObservedRelease) -> bool:
         """Whether it wants a release as a whole; it then stands in :attr:`Target.releases`."""
         return False
 
@@ -144,7 +144,7 @@ class Attack(Registered, ABC):
         """
 
     @abstractmethod
-    def rows(self, part: Any) -> Iterable[LeakageFigure]:
+    def rows(self, part: Any) -> Iterable[LeakageMetric]:
         """The figures, in the order of the report, of what :meth:`run` found."""
 
     def sentence(self, part: Any) -> str:
@@ -166,7 +166,7 @@ class Attack(Registered, ABC):
         """What the page says before the figures: terms, and each in words."""
         return ()
 
-    def pictures(self, part: Any) -> Sequence[Pictures]:
+    def pictures(self, part: Any) -> Sequence[ImageTable]:
         """What the page shows of the stacks of :attr:`Found.pictures`."""
         return ()
 
@@ -176,7 +176,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
     {
         "inversion": "fedstill.attacks.gradient_inversion:GradientInversion",
         "membership": "fedstill.attacks.membership_inference:MembershipInference",
-        "copying": "fedstill.attacks.memorization:DataCopying",
+        "copying": "fedstill.attacks.memorization:Memorization",
         "counts": "fedstill.attacks.label_counts:LabelCounts",
     },
     base=Attack,

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 
 from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.leakage import FILE
-from fedstill.attacks.transcript import HeardRelease, hear, replay
+from fedstill.attacks.leakage import LEAKAGE_FILE
+from fedstill.attacks.transcript import ObservedRelease, load_run, replay_run
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import holding, read_result, write_text
@@ -30,10 +30,10 @@ from fedstill.protocol.method import method_name
 from fedstill.protocol.payload_kinds import LABEL_MAPS, PRIVATE_DATA
 from fedstill.runs.run import machine
 
-PICTURES = "leakage.safetensors"
+IMAGES_FILE = "leakage.safetensors"
 
 
-def attack(
+def run_attacks(
     folder: Path, config: LeakageConfig | None = None, *, command: str = "", progress: bool = False
 ) -> dict[str, Any]:
     """Attack a finished run, and add what was got to its folder and its report.
@@ -66,15 +66,15 @@ def attack(
                 console.print(f"{what}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
 
         tell("the run once more, to hear what leaves")
-        again, kept = replay(folder), {each.called: list[HeardRelease]() for each in config.attacks}
+        again, kept = load_run(folder), {each.called: list[ObservedRelease]() for each in config.attacks}
 
-        def keep(release: HeardRelease) -> None:
+        def keep(release: ObservedRelease) -> None:
             for each in config.attacks:
                 if each.keeps(release):
                     kept[each.called].append(release)
 
         most = max(each.rows_heard for each in config.attacks)
-        experiment, heard, wrong = hear(folder, again, most, keep)
+        experiment, heard, wrong = replay_run(folder, again, most, keep)
         for each in config.attacks:
             name = each.called
             tell(f"attack: {name}")
@@ -100,28 +100,32 @@ def attack(
         "method": method_name(experiment.method),
         "title": experiment.method.title,
         "task": experiment.task.name,
-        "epsilon": _epsilon(result),
+        "epsilon": _largest_epsilon(result),
         "leaves": result["leaves"],
         "audit": wrong,
         "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
-        "attacks": [described(each, got[each.called].part) for each in config.attacks if each.called in got],
+        "attacks": [
+            attack_record(each, got[each.called].part) for each in config.attacks if each.called in got
+        ],
     }
-    leakage["sentence"] = sentence(leakage)
+    leakage["sentence"] = leakage_sentence(leakage)
     leakage = finite(leakage)
     pictures = {
         f"{name}.{stack}": images for name, each in got.items() for stack, images in each.pictures.items()
     }
     text = json_text(leakage) + "\n"
     with holding(folder, "run"):
-        (folder / FILE).unlink(missing_ok=True)  # figures and pictures of two attacks never stand together
-        (folder / PICTURES).unlink(missing_ok=True)
+        (folder / LEAKAGE_FILE).unlink(
+            missing_ok=True
+        )  # figures and pictures of two attacks never stand together
+        (folder / IMAGES_FILE).unlink(missing_ok=True)
         if pictures:
-            save_file(pictures, str(folder / PICTURES))
-        write_text(folder / FILE, text)
+            save_file(pictures, str(folder / IMAGES_FILE))
+        write_text(folder / LEAKAGE_FILE, text)
     return leakage
 
 
-def described(attack: Attack, part: Any) -> dict[str, Any]:
+def attack_record(attack: Attack, part: Any) -> dict[str, Any]:
     """What one attack got, as ``leakage.json`` has it: in figures and words that its readers only show.
 
     Raises:
@@ -149,13 +153,13 @@ def described(attack: Attack, part: Any) -> dict[str, Any]:
     }
 
 
-def sentence(leakage: Mapping[str, Any]) -> str:
+def leakage_sentence(leakage: Mapping[str, Any]) -> str:
     """What left, and what each attack got, at its strength.
 
     Args:
         leakage: what ``leakage.json`` holds.
 
-    >>> sentence({"title": "FedKD", "leaves": ["logits"], "attacks": []})
+    >>> leakage_sentence({"title": "FedKD", "leaves": ["logits"], "attacks": []})
     'FedKD: logits left the nodes. None of the attacks applied, which says nothing about others.'
     """
     left = ", ".join(leakage["leaves"]) or "nothing"
@@ -172,7 +176,7 @@ def sentence(leakage: Mapping[str, Any]) -> str:
     return f"{other}{leakage['title']}: {left} left the nodes.{known} {got}"
 
 
-def _epsilon(result: Mapping[str, Any]) -> float | None:
+def _largest_epsilon(result: Mapping[str, Any]) -> float | None:
     """The largest of the nodes' epsilons; None where some node has none."""
     told = [node.get("epsilon") for node in (result.get("privacy") or {}).get("nodes", [])]
     return max(told) if told and None not in told else None

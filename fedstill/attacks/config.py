@@ -12,7 +12,7 @@ from fedstill.core.config_tables import as_table, read_value
 from fedstill.core.errors import ArgumentError, UnknownName
 from fedstill.core.options import Checked, NonNegativeInt
 
-OWN = ("attacks", "seed")  # keys that no attack's options stand under
+RESERVED_KEYS = ("attacks", "seed")  # keys that no attack's options stand under
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,13 @@ class LeakageConfig(Checked):
         names = [ATTACKS.canonical(name) for name in named]
         kinds = {name: ATTACKS[name] for name in names}
         for key, value in table.items():
-            if key in OWN or key in kinds:
+            if key in RESERVED_KEYS or key in kinds:
                 continue
             if key in ATTACKS:
                 raise ArgumentError(f"leakage.{key}", value, "none, as it is not among leakage.attacks")
-            raise UnknownName("key", f"leakage.{key}", [f"leakage.{name}" for name in (*OWN, *kinds)])
+            raise UnknownName(
+                "key", f"leakage.{key}", [f"leakage.{name}" for name in (*RESERVED_KEYS, *kinds)]
+            )
         attacks = tuple(read_value(kinds[name], table.get(name, {}), f"leakage.{name}") for name in names)
         return cls(attacks, read_value(int, table.get("seed", 0), "leakage.seed"))
 

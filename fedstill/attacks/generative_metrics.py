@@ -25,7 +25,7 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.models.module_utils import copied
 
-AT_ONCE = 256  # images whose features are computed at once
+IMAGES_AT_ONCE = 256  # images whose features are computed at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Extractor:
         of: a batch ``(B, C, H, W)`` to vectors ``(B, d)``, without state.
         device: where ``of`` computes; None: where the images are.
 
-    >>> space = pixels()
+    >>> space = pixel_extractor()
     >>> space.name, space(torch.tensor([[[[0.25, 2.0]]]])).tolist()
     ('pixels', [[0.25, 1.0]])
     """
@@ -55,14 +55,14 @@ class Extractor:
         """
         if not len(images):
             raise ArgumentError("images", 0, "one or more")
-        parts = (self.of(part.to(self.device or part.device)) for part in torch.split(images, AT_ONCE))
+        parts = (self.of(part.to(self.device or part.device)) for part in torch.split(images, IMAGES_AT_ONCE))
         found = torch.cat([part.cpu().double() for part in parts])
         if not found.isfinite().all():
             raise DataError(f"{self.name}: NaN or infinity, so that there are no distances")
         return found
 
 
-def pixels(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Extractor:
+def pixel_extractor(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Extractor:
     """Pixels in 0..1, all in one vector; what is outside is cut off, as a picture is.
 
     Args:
@@ -77,7 +77,7 @@ def pixels(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Ext
     return Extractor("pixels", of)
 
 
-def penultimate(model: nn.Module, example: torch.Tensor, whose: str) -> Extractor:
+def penultimate_extractor(model: nn.Module, example: torch.Tensor, whose: str) -> Extractor:
     """What goes into a network's last layer: of a copy, in evaluation mode, as the network is now.
 
     The last layer is the last one with parameters of its own that an input passes, so that any architecture
@@ -116,20 +116,20 @@ def penultimate(model: nn.Module, example: torch.Tensor, whose: str) -> Extracto
     return Extractor(f"features before the last layer of {whose}", lambda x: last(x, [layer])[1], device)
 
 
-def frechet(x: torch.Tensor, y: torch.Tensor) -> float:
+def frechet_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     """Frechet distance of the Gaussians with the means and covariances of two sets: ``(N, d)``, ``(M, d)``.
 
     ``|m_x - m_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2))``, S with N - 1 (Heusel et al.: "GANs Trained by a Two
     Time-Scale Update Rule", NeurIPS 2017); torchmetrics', in float64. 0 or more.
 
     >>> x = torch.tensor([[-1.0], [1.0]])  # variance 2
-    >>> round(frechet(x, 2 * x + 3), 6)  # 3^2 + 2 + 8 - 2 * sqrt(2 * 8)
+    >>> round(frechet_distance(x, 2 * x + 3), 6)  # 3^2 + 2 + 8 - 2 * sqrt(2 * 8)
     11.0
     """
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     middle = y.double().mean(0)  # nothing changes by it, but for the digits that sums of squares lose
-    metric = FrechetInceptionDistance(feature=_Given(x.shape[1]))
+    metric = FrechetInceptionDistance(feature=_IdentityFeatures(x.shape[1]))
     metric.update(x.double() - middle, real=False)
     metric.update(y.double() - middle, real=True)
     return max(float(metric.compute()), 0.0)  # below 0 by rounding alone
@@ -196,7 +196,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
     return scores
 
 
-class _Given(nn.Module):
+class _IdentityFeatures(nn.Module):
     """Stands where torchmetrics has a network: what it is given are the features."""
 
     def __init__(self, num_features: int) -> None:

@@ -26,11 +26,11 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.gradient_matching import DLG, SEARCHES, Pixels, Recovered, invert, psnr
+from fedstill.attacks.gradient_matching import DLG, SEARCHES, PixelRange, RecoveredImages, invert, psnr
 from fedstill.attacks.layerwise_inversion import invert_layers
-from fedstill.attacks.leakage import LeakageColumn, LeakageFigure, Pictures, Strip
-from fedstill.attacks.model_updates import Observed, Part, Schedule, shared
-from fedstill.attacks.transcript import Enough, HeardRelease, Overheard, RepeatedRun
+from fedstill.attacks.leakage import ImageStrip, ImageTable, LeakageColumn, LeakageMetric
+from fedstill.attacks.model_updates import ModelPart, ObservedUpdate, Schedule, shared_parameters
+from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, ReplayedRun, StopListening
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.options import NonNegativeInt, PositiveInt
@@ -42,7 +42,7 @@ from fedstill.protocol.local_config import Span
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
 from fedstill.protocol.queries import NodeSide
 
-PARTS: Mapping[str, Part] = {
+PART_OF_KIND: Mapping[str, ModelPart] = {
     PARAMETERS: "all",
     EXTRACTOR_PARAMETERS: "extractor",
     HEAD_PARAMETERS: "head",
@@ -59,14 +59,14 @@ class Victim:
         beside: what its training descended beside the task's own loss; "" where that was all.
     """
 
-    release: Observed
+    release: ObservedUpdate
     data: TensorData
-    part: Part
+    part: ModelPart
     schedule: Schedule
     beside: str
 
 
-def victims(again: RepeatedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
+def make_victims(again: ReplayedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
     """``count`` nodes with a few images each, and what left them in the round that is attacked.
 
     Raises:
@@ -78,7 +78,7 @@ def victims(again: RepeatedRun, seed: int, *, count: int, images: int, round: in
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
     if round >= run.method.turns:
         raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
-    parts = _drawn(again.parts, count, images, seed)
+    parts = _sample_victim_data(again.parts, count, images, seed)
     before = list(again.parts) if round else []
     names = [f"victim-{at}" for at in range(len(parts))]
     shape, classes = again.shape, len(again.data.classes)
@@ -94,7 +94,7 @@ def victims(again: RepeatedRun, seed: int, *, count: int, images: int, round: in
         privacies=[run.nodes.privacy] * nodes,
         method=replace(asked, **everybody),
     )
-    heard = _heard(experiment, names, round)
+    heard = _collect_releases(experiment, names, round)
     schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.turns))
     first = models.build(run.student.model, shape, classes, run.seed, "student")
     one = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
@@ -105,7 +105,9 @@ def victims(again: RepeatedRun, seed: int, *, count: int, images: int, round: in
     return found
 
 
-def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int, steps: int = DLG.steps) -> Recovered:
+def invert_victim(
+    victim: Victim, attack: str, pixels: PixelRange, seed: int, steps: int = DLG.steps
+) -> RecoveredImages:
     """What one attack gets of one node, in the order of what the node holds.
 
     Args:
@@ -132,7 +134,7 @@ def attacked(victim: Victim, attack: str, pixels: Pixels, seed: int, steps: int 
     return got.against(victim.data.inputs, pixels)
 
 
-def _drawn(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
+def _sample_victim_data(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
     """Images of the run's own nodes, each once: the first victim has those of the first node, and so on."""
     orders = (
         torch.randperm(len(part), generator=torch_generator(seed, "victims", at))
@@ -148,15 +150,17 @@ def _drawn(parts: Sequence[TensorData], count: int, images: int, seed: int) -> l
     return [replace(part.subset(rows), cases=None, groups=None) for part, rows in drawn[:count]]
 
 
-def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str, HeardRelease]:
+def _collect_releases(
+    experiment: ObservedSimulation, names: Sequence[str], round: int
+) -> dict[str, ObservedRelease]:
     """Each victim's parameters as they left it in a round, with what it had been sent."""
-    heard: dict[str, list[HeardRelease]] = {name: [] for name in names}
+    heard: dict[str, list[ObservedRelease]] = {name: [] for name in names}
 
-    def hear(release: HeardRelease) -> None:
-        if release.node in heard and set(PARTS) & set(release.kinds.values()):
+    def hear(release: ObservedRelease) -> None:
+        if release.node in heard and set(PART_OF_KIND) & set(release.kinds.values()):
             heard[release.node].append(release)
         if all(len(releases) > round for releases in heard.values()):
-            raise Enough
+            raise StopListening
 
     if experiment.listen(hear):
         raise ArgumentError("inversion.round", round, "a round in which all nodes take part")
@@ -164,25 +168,25 @@ def _heard(experiment: Overheard, names: Sequence[str], round: int) -> dict[str,
 
 
 def _victim(
-    model: nn.Module, release: HeardRelease, schedule: Schedule, data: TensorData, beside: str
+    model: nn.Module, release: ObservedRelease, schedule: Schedule, data: TensorData, beside: str
 ) -> Victim:
     """A release as attacks take it: what changed, from the weights that the server sent."""
-    (name,) = (name for name, kind in release.kinds.items() if kind in PARTS)
+    (name,) = (name for name, kind in release.kinds.items() if kind in PART_OF_KIND)
     kind = release.kinds[name]
     (down,) = (sent for sent, of in release.asked.items() if of == kind)
-    part = PARTS[kind]
+    part = PART_OF_KIND[kind]
     after = copied(model)
     for network, vector in ((model, release.sent[down]), (after, release.tensors[name])):
         whole = network if part == "all" else split(network, "the victim's model").get_submodule(part)
         load_vector(whole, vector.cpu())
     learned, before = dict(after.named_parameters()), dict(model.named_parameters())
-    changed = {name: (before[name] - learned[name]).detach() for name in shared(model, part)}
-    update = Observed(model, changed, schedule)
+    changed = {name: (before[name] - learned[name]).detach() for name in shared_parameters(model, part)}
+    update = ObservedUpdate(model, changed, schedule)
     told = update.as_gradient() if len(schedule.rates) == 1 else update
     return Victim(told, data, part, schedule, beside)
 
 
-def known(victim: Victim, round: int) -> str:
+def describe_knowledge(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
     schedule, part = victim.schedule, victim.part
     steps = f"{counted(len(schedule.rates), 'step')} of {schedule.optimizer.upper()}"
@@ -205,10 +209,10 @@ TITLES = {
     "inverting": "inverting gradients",
     "layers": "layer by layer",
 }
-SHARED = {"all": "all parameters", EXTRACTOR: "the extractor", HEAD: "the head"}
-REAL = 500  # images that the guess is the mean of
-GRAY = 48.2  # dB of an error of one of 256 grays
-NO_BETTER = 1.0  # dB above a guess, below which an attack is called no better than it
+SHARED_TEXTS = {"all": "all parameters", EXTRACTOR: "the extractor", HEAD: "the head"}
+GUESS_IMAGES = 500  # images that the guess is the mean of
+GRAY_LEVEL_PSNR = 48.2  # dB of an error of one of 256 grays
+MIN_PSNR_GAIN = 1.0  # dB above a guess, below which an attack is called no better than it
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,7 @@ class GradientInversion(Attack):
             raise ArgumentError("inversion.attacks", list(self.attacks), f"some of {', '.join(TITLES)}")
 
     def refusal(self, side: NodeSide) -> str | None:
-        shared = set(PARTS) & set(side.leaves())
+        shared = set(PART_OF_KIND) & set(side.leaves())
         if side.sums:
             return "gradient inversion needs one node's parameters, and the server sees their sum"
         if not shared:
@@ -265,10 +269,10 @@ class GradientInversion(Attack):
     def run(self, target: Target) -> AttackResult:
         return inverted(target.replay, self, target.seed)
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         for each in part["attacks"]:
             of, mean = {"attack": each["title"], "who": part["shared"]}, each["psnr"]["mean"]
-            yield LeakageFigure(
+            yield LeakageMetric(
                 **of,
                 metric="PSNR",
                 value=mean,
@@ -276,17 +280,17 @@ class GradientInversion(Attack):
                 without=f"{part['guess']:.1f} dB, guessed",
                 column="psnr_db",
             )
-            yield LeakageFigure(
+            yield LeakageMetric(
                 **of, metric="labels right", text=f"{each['labels']['right']} of {each['labels']['of']}"
             )
-            yield LeakageFigure(**of, metric="time", text=human_seconds(each["seconds"]), detail=True)
+            yield LeakageMetric(**of, metric="time", text=human_seconds(each["seconds"]), detail=True)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         best = next(each for each in part["attacks"] if each["name"] == part["best"])
         db, guess = best["psnr"]["mean"], part["guess"]
         image = "one image" if part["images"] == 1 else f"{part['images']} images"
-        above = "more than" if db > guess + NO_BETTER else "no better than"
-        fine = " (an error of less than one of 256 grays)" if db > GRAY else ""
+        above = "more than" if db > guess + MIN_PSNR_GAIN else "no better than"
+        fine = " (an error of less than one of 256 grays)" if db > GRAY_LEVEL_PSNR else ""
         return (
             f"Had a node held no more than {image}, the case that is easiest for an attacker (the smallest "
             f"here holds {part['smallest']}, and its own updates were not attacked), {best['title']} would "
@@ -307,11 +311,11 @@ class GradientInversion(Attack):
             ("Attacked", f"round {part['round']}, {steps}; {whom}"),
         )
 
-    def pictures(self, part: Mapping[str, Any]) -> Sequence[Pictures]:
-        images, strips = part["images"], [Strip(head="original", stack="original")]
+    def pictures(self, part: Mapping[str, Any]) -> Sequence[ImageTable]:
+        images, strips = part["images"], [ImageStrip(head="original", stack="original")]
         for each in part["attacks"]:
             below = tuple(f"{value:.1f} dB" for value in each["psnr"]["per_image"])
-            strips.append(Strip(head=each["title"], stack=each["name"], below=below))
+            strips.append(ImageStrip(head=each["title"], stack=each["name"], below=below))
         heads = tuple(
             f"victim {victim + 1}" + (f", image {image + 1}" if images > 1 else "")
             for victim in range(part["victims"])
@@ -319,19 +323,21 @@ class GradientInversion(Attack):
         )
         title = "Original images, and what each attack made of them, with its PSNR"
         return (
-            Pictures(title=title, heads=heads, strips=tuple(strips), says="These show records of the nodes."),
+            ImageTable(
+                title=title, heads=heads, strips=tuple(strips), says="These show records of the nodes."
+            ),
         )
 
 
-def inverted(again: RepeatedRun, how: GradientInversion, seed: int) -> AttackResult:
+def inverted(again: ReplayedRun, how: GradientInversion, seed: int) -> AttackResult:
     """Attack victims of a run; pictures are originals and recovered images ``(V B, C, H, W)``.
 
     Raises:
         FedstillError: the method shares no parameters, or not in this round; or its task has other than one
             label an image; one line says why.
     """
-    found = victims(again, seed, count=how.victims, images=how.images, round=how.round)
-    pixels = Pixels.of(*(torch.tensor(each).view(-1, 1, 1) for each in (again.data.mean, again.data.std)))
+    found = make_victims(again, seed, count=how.victims, images=how.images, round=how.round)
+    pixels = PixelRange.of(*(torch.tensor(each).view(-1, 1, 1) for each in (again.data.mean, again.data.std)))
     originals = torch.cat([victim.data.inputs for victim in found])
     pictures = {"original": pixels.shown(originals)}
     told: list[dict[str, Any]] = []
@@ -341,7 +347,7 @@ def inverted(again: RepeatedRun, how: GradientInversion, seed: int) -> AttackRes
         start = time.monotonic()
         try:
             got = [
-                attacked(victim, name, pixels, derive(seed, "victim", at), how.steps)
+                invert_victim(victim, name, pixels, derive(seed, "victim", at), how.steps)
                 for at, victim in enumerate(found)
             ]
         except ArgumentError as error:
@@ -369,11 +375,13 @@ def inverted(again: RepeatedRun, how: GradientInversion, seed: int) -> AttackRes
         raise MethodRefused(again.config.method.title, "every victim", refused[0][1])
     schedule = found[0].schedule
     # What real images are on the mean: who knows that needs no attack to guess so much.
-    guess = torch.cat([part.inputs[: max(1, REAL // len(again.parts))] for part in again.parts]).mean(0)
+    guess = torch.cat([part.inputs[: max(1, GUESS_IMAGES // len(again.parts))] for part in again.parts]).mean(
+        0
+    )
     return AttackResult(
         {
-            "shared": SHARED[found[0].part],
-            "known": known(found[0], how.round),
+            "shared": SHARED_TEXTS[found[0].part],
+            "known": describe_knowledge(found[0], how.round),
             "images": how.images,
             "round": how.round,
             "steps": len(schedule.rates),

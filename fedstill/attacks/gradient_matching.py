@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstill.attacks.model_updates import Observed
+from fedstill.attacks.model_updates import ObservedUpdate
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.models.module_utils import copied
@@ -35,14 +35,14 @@ from fedstill.tasks import reconstruction
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PixelRange:
     """The range of pixels: numbers, or one a channel ``(C, 1, 1)``."""
 
     low: float | torch.Tensor = -1.0
     high: float | torch.Tensor = 1.0
 
     @classmethod
-    def of(cls, mean: torch.Tensor, std: torch.Tensor) -> Pixels:
+    def of(cls, mean: torch.Tensor, std: torch.Tensor) -> PixelRange:
         """Of images that were normalized by these."""
         return cls((0 - mean) / std, (1 - mean) / std)
 
@@ -60,11 +60,11 @@ class Pixels:
         return self.unit(images.detach().cpu()).clamp(0, 1).mul(255).round().to(torch.uint8).contiguous()
 
 
-PIXELS = Pixels()  # inputs as they are normalized by default
+DEFAULT_PIXELS = PixelRange()  # inputs as they are normalized by default
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredImages:
     """What an attack got.
 
     Args:
@@ -79,30 +79,32 @@ class Recovered:
     loss: float
     psnr: tuple[float, ...] = ()
 
-    def against(self, true: torch.Tensor, pixels: Pixels = PIXELS) -> Recovered:
+    def against(self, true: torch.Tensor, pixels: PixelRange = DEFAULT_PIXELS) -> RecoveredImages:
         """The same in the order of the true images ``(B, C, H, W)`` that each is most like, and how like."""
         from scipy.optimize import linear_sum_assignment  # heavy
 
         errors = (true.flatten(1)[:, None].double() - self.images.flatten(1).double()).square().sum(2)
         order = torch.from_numpy(linear_sum_assignment(errors.cpu().numpy())[1])
         images = self.images[order]
-        return Recovered(images, self.labels[order], self.loss, tuple(psnr(images, true, pixels).tolist()))
+        return RecoveredImages(
+            images, self.labels[order], self.loss, tuple(psnr(images, true, pixels).tolist())
+        )
 
 
-def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: Pixels = PIXELS) -> torch.Tensor:
+def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: PixelRange = DEFAULT_PIXELS) -> torch.Tensor:
     """Peak signal-to-noise ratio of each image, ``(B,)`` dB, at most 100: of images brought to [0, 1].
 
     >>> gray, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
-    >>> [round(value, 4) for value in psnr(darker, gray, Pixels(0.0, 1.0)).tolist()]
+    >>> [round(value, 4) for value in psnr(darker, gray, PixelRange(0.0, 1.0)).tolist()]
     [20.0]
     """
     return reconstruction.psnr(pixels.unit(recovered.double()), pixels.unit(true.double()))
 
 
-INNER = 20  # iterations of one L-BFGS step, as DLG's published code has it
-LR = 0.1  # of Adam; a tenth after 3, 5 and 7 eighths of the steps
-DONE = 1e-9  # relative squared distance at which images are known to far more than 8 bits
-Loss = Callable[[], torch.Tensor]
+LBFGS_ITERATIONS = 20  # iterations of one L-BFGS step, as DLG's published code has it
+ADAM_LR = 0.1  # of Adam; a tenth after 3, 5 and 7 eighths of the steps
+CONVERGED_LOSS = 1e-9  # relative squared distance at which images are known to far more than 8 bits
+LossFunction = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -129,15 +131,15 @@ SEARCHES: Mapping[str, InversionConfig] = MappingProxyType({"dlg": DLG, "idlg": 
 
 
 def invert(
-    release: Observed,
+    release: ObservedUpdate,
     shape: tuple[int, int, int],
     count: int,
     config: InversionConfig = DLG,
     *,
-    pixels: Pixels = PIXELS,
+    pixels: PixelRange = DEFAULT_PIXELS,
     seed: int = 0,
     labels: torch.Tensor | None = None,
-) -> Recovered:
+) -> RecoveredImages:
     """Seek the images behind a release.
 
     Args:
@@ -152,25 +154,25 @@ def invert(
         labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
     target = {name: value.double() for name, value in release.target.items()}
     precise = replace(release, model=copied(release.model).double(), target=target)
-    kept: list[Recovered] = []
+    kept: list[RecoveredImages] = []
     for restart in range(config.restarts):
         draw = torch_generator(seed, "inversion", restart)
-        kept.append(_sought(precise, (count, *shape), labels, config, pixels, draw))
-        if kept[-1].loss < DONE:
+        kept.append(_search(precise, (count, *shape), labels, config, pixels, draw))
+        if kept[-1].loss < CONVERGED_LOSS:
             break
     # A search that has left all bounds ends without a loss, and counts as the worst.
     best = min(kept, key=lambda found: math.inf if math.isnan(found.loss) else found.loss)
     return replace(best, images=best.images.to(next(iter(release.target.values())).dtype))
 
 
-def _sought(
-    release: Observed,
+def _search(
+    release: ObservedUpdate,
     shape: tuple[int, int, int, int],
     labels: torch.Tensor | None,
     config: InversionConfig,
-    pixels: Pixels,
+    pixels: PixelRange,
     draw: torch.Generator,
-) -> Recovered:
+) -> RecoveredImages:
     first = torch.randn(shape, generator=draw, dtype=torch.float64)
     x = (pixels.kept(first) if config.cosine else first).requires_grad_()
     unknown = [x]
@@ -181,21 +183,21 @@ def _sought(
 
     def loss() -> torch.Tensor:
         found = release.of(x, unknown[1].softmax(1) if labels is None else labels)
-        value = distance(found, release.target, cosine=config.cosine)
+        value = gradient_distance(found, release.target, cosine=config.cosine)
         return value + config.tv * total_variation(pixels.unit(x)) if config.tv else value
 
     if config.cosine:
-        _signed_adam(unknown, loss, config.steps, pixels)
+        _run_signed_adam(unknown, loss, config.steps, pixels)
     else:
-        _lbfgs(unknown, loss, config.steps)
+        _run_lbfgs(unknown, loss, config.steps)
     told = unknown[1].detach().argmax(1) if labels is None else labels
-    return Recovered(pixels.kept(x.detach()), told, float(loss().detach()))
+    return RecoveredImages(pixels.kept(x.detach()), told, float(loss().detach()))
 
 
-def _lbfgs(unknown: list[torch.Tensor], loss: Loss, steps: int) -> None:
+def _run_lbfgs(unknown: list[torch.Tensor], loss: LossFunction, steps: int) -> None:
     optimizer = torch.optim.LBFGS(
         unknown,
-        max_iter=INNER,
+        max_iter=LBFGS_ITERATIONS,
         history_size=100,
         tolerance_grad=0.0,
         tolerance_change=0.0,
@@ -211,14 +213,14 @@ def _lbfgs(unknown: list[torch.Tensor], loss: Loss, steps: int) -> None:
     last = math.inf
     for _ in range(steps):
         value = float(optimizer.step(closure).detach())  # type: ignore[no-untyped-call]
-        if not value < last or value < DONE:  # it stands still, or is lost
+        if not value < last or value < CONVERGED_LOSS:  # it stands still, or is lost
             break
         last = value
 
 
-def _signed_adam(unknown: list[torch.Tensor], loss: Loss, steps: int, pixels: Pixels) -> None:
+def _run_signed_adam(unknown: list[torch.Tensor], loss: LossFunction, steps: int, pixels: PixelRange) -> None:
     x, *guesses = unknown
-    optimizer = torch.optim.Adam(unknown, LR)
+    optimizer = torch.optim.Adam(unknown, ADAM_LR)
     falls = [steps * eighths // 8 for eighths in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls)
     for _ in range(steps):
@@ -233,7 +235,12 @@ def _signed_adam(unknown: list[torch.Tensor], loss: Loss, steps: int, pixels: Pi
 
 
 def read_labels(
-    release: Observed, shape: tuple[int, int, int], count: int, *, pixels: Pixels = PIXELS, seed: int = 0
+    release: ObservedUpdate,
+    shape: tuple[int, int, int],
+    count: int,
+    *,
+    pixels: PixelRange = DEFAULT_PIXELS,
+    seed: int = 0,
 ) -> torch.Tensor:
     """Labels, ascending, from the last layer's gradient: ``(B,)`` int64.
 
@@ -260,7 +267,7 @@ def read_labels(
     with torch.no_grad():
         p = model(pixels.low + noise * (pixels.high - pixels.low)).softmax(1).mean(0)
     shares = count * (p - slope - how.smoothing / len(p)) / (1 - how.smoothing)
-    return torch.repeat_interleave(torch.arange(len(p)), _whole(shares, count))
+    return torch.repeat_interleave(torch.arange(len(p)), _round_counts(shares, count))
 
 
 def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
@@ -270,10 +277,10 @@ def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
     return linear[-1]
 
 
-def _whole(shares: torch.Tensor, total: int) -> torch.Tensor:
+def _round_counts(shares: torch.Tensor, total: int) -> torch.Tensor:
     """Whole numbers with a given sum, close to shares: the class that lacks most gets the next.
 
-    >>> _whole(torch.tensor([1.4, 0.8, -0.2]), 2).tolist()
+    >>> _round_counts(torch.tensor([1.4, 0.8, -0.2]), 2).tolist()
     [1, 1, 0]
     """
     counts = torch.zeros(len(shares), dtype=torch.int64)
@@ -282,11 +289,11 @@ def _whole(shares: torch.Tensor, total: int) -> torch.Tensor:
     return counts
 
 
-def distance(found: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:
+def gradient_distance(found: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:
     """How far gradients are from those released, all as one vector each, whatever its length.
 
     >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}
-    >>> distance(a, b, cosine=False).item(), distance(a, b, cosine=True).item()
+    >>> gradient_distance(a, b, cosine=False).item(), gradient_distance(a, b, cosine=True).item()
     (10.0, 1.0)
     """
     length = sum_squares(target)

@@ -21,19 +21,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vjp
 
-from fedstill.attacks.gradient_matching import PIXELS, Pixels, Recovered
-from fedstill.attacks.model_updates import Observed
+from fedstill.attacks.gradient_matching import DEFAULT_PIXELS, PixelRange, RecoveredImages
+from fedstill.attacks.model_updates import ObservedUpdate
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 from fedstill.models.extractor_head import split
 
-ALLOWED = "a Sequential of blocks (Conv2d, ReLU, MaxPool2d), Flatten and linear layers"
-FEW = "so few that a ReLU's zeros tell one image's slopes from another's"
-ZERO = 1e-4  # of a row's length: below it, a number was zero before rounding
+EXPECTED_NETWORK = "a Sequential of blocks (Conv2d, ReLU, MaxPool2d), Flatten and linear layers"
+EXPECTED_COUNT = "so few that a ReLU's zeros tell one image's slopes from another's"
+ZERO_TOLERANCE = 1e-4  # of a row's length: below it, a number was zero before rounding
 Weights = tuple[torch.Tensor, ...]  # of each block's convolution in turn, weight and bias
-Patterns = list[tuple[torch.Tensor, torch.Tensor]]  # of each block, who won and who fired
+Activations = list[tuple[torch.Tensor, torch.Tensor]]  # of each block, who won and who fired
 Bounds = tuple[torch.Tensor, torch.Tensor]  # the least and the most, (B, C, H, W) each
-Tries = list[torch.Tensor]  # (B, C, H, W) each
+Candidates = list[torch.Tensor]  # (B, C, H, W) each
 STEPS = 600  # of Adam, for each block and for all at once
 LR = 0.05  # of the first step, in units of half the pixels' range; falls to nothing
 TV = 3.0  # weight of the image's total variation at first; falls to nothing, of a head alone to little
@@ -49,7 +49,7 @@ class _Block(NamedTuple):
     scale: float  # size of the block's outputs, on noise
 
 
-class _Known(NamedTuple):
+class _KnownValues(NamedTuple):
     """What is known of a chain of blocks: outputs, what is pulled back, gradients of the weights."""
 
     outputs: torch.Tensor  # (B, C, H, W)
@@ -58,14 +58,14 @@ class _Known(NamedTuple):
 
 
 def invert_layers(
-    release: Observed,
+    release: ObservedUpdate,
     shape: tuple[int, int, int],
     count: int,
     *,
     steps: int = STEPS,
-    pixels: Pixels = PIXELS,
+    pixels: PixelRange = DEFAULT_PIXELS,
     seed: int = 0,
-) -> Recovered:
+) -> RecoveredImages:
     """Images ``(B, C, H, W)`` behind one gradient of all parameters, or of the head's; of batches up to 4.
 
     Of the head's, the model's extractor is taken for the node's own.
@@ -75,7 +75,7 @@ def invert_layers(
             images cannot be told apart.
     """
     noise = torch.randn(4, *shape, generator=torch_generator(seed, "layers", "units"))
-    blocks, linear = _parts(release.model, noise)
+    blocks, linear = _find_blocks(release.model, noise)
     convolutions, first = (
         [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
         for names in ([block.name for block in blocks], [linear])
@@ -83,23 +83,25 @@ def invert_layers(
     whole = all(name in release.target for name in convolutions)  # else what came of them is not used
     if missing := ", ".join(name for name in first if name not in release.target):
         raise ArgumentError("release", f"without {missing}", "a gradient of all parameters, or of the head")
-    features, deltas = factors(release.target[first[0]], release.target[first[1]], count, seed)
+    features, deltas = factor_gradient(release.target[first[0]], release.target[first[1]], count, seed)
     labels = _labels(release, features, deltas)
     weight = release.model.get_parameter(first[0]).detach()
     size = _outputs(blocks, noise).shape[1:]
-    known = _Known(
+    known = _KnownValues(
         features.to(weight).view(count, *size),
         (deltas.to(weight) @ weight).view(count, *size),
         tuple(release.target[name] for name in convolutions) if whole else (),
     )
     low, high = (torch.as_tensor(end).to(weight).expand(count, *shape) for end in (pixels.low, pixels.high))
-    tries = (_by_blocks if whole else _by_features)(blocks, known, (low, high), steps)
-    losses = [float(_misfit(blocks, x, known, 200.0).detach()) for x in tries]
+    tries = (_invert_blockwise if whole else _invert_features)(blocks, known, (low, high), steps)
+    losses = [float(_mismatch(blocks, x, known, 200.0).detach()) for x in tries]
     best = min(range(len(tries)), key=losses.__getitem__)
-    return Recovered(tries[best], labels, losses[best])
+    return RecoveredImages(tries[best], labels, losses[best])
 
 
-def _by_blocks(blocks: Sequence[_Block], whole: _Known, bounds: Bounds, steps: int) -> Tries:
+def _invert_blockwise(
+    blocks: Sequence[_Block], whole: _KnownValues, bounds: Bounds, steps: int
+) -> Candidates:
     """The image from the input of each block in turn, the last one's first, and again from all at once."""
     low, high = bounds
     half, middle = (high - low) / 2, (low + high) / 2
@@ -110,26 +112,31 @@ def _by_blocks(blocks: Sequence[_Block], whole: _Known, bounds: Bounds, steps: i
         mine = known._replace(slopes=whole.slopes[2 * depth :][:2])
         positive = torch.zeros_like(start), torch.full_like(start, torch.inf)
         unit = torch.full_like(start, 1.6 * before.scale)
-        found = _seek(blocks[depth : depth + 1], start, mine, positive, unit, steps, 0.3, (0.3, 100.0))
-        back = _pulled(blocks[depth], found, known.pulls * (known.outputs > 0), 100.0)
+        found = _search_input(
+            blocks[depth : depth + 1], start, mine, positive, unit, steps, 0.3, (0.3, 100.0)
+        )
+        back = _input_gradients(blocks[depth], found, known.pulls * (known.outputs > 0), 100.0)
         fires = found > 0.02 * before.scale
-        known = _Known(found * fires, back * fires, whole.slopes)
+        known = _KnownValues(found * fires, back * fires, whole.slopes)
     mine = known._replace(slopes=whole.slopes[:2])
-    first = _seek(blocks[:1], middle, mine, bounds, half, steps, TV, (1.0, 500.0), trust=10.0)
+    first = _search_input(blocks[:1], middle, mine, bounds, half, steps, TV, (1.0, 500.0), trust=10.0)
     starts = [(first, 5.0), (middle, 1.0)] if len(blocks) > 1 else []
     return [first] + [
-        _seek(blocks, start, whole, bounds, half, steps, TV / 3, (sharp, 200.0)) for start, sharp in starts
+        _search_input(blocks, start, whole, bounds, half, steps, TV / 3, (sharp, 200.0))
+        for start, sharp in starts
     ]
 
 
-def _by_features(blocks: Sequence[_Block], known: _Known, bounds: Bounds, steps: int) -> Tries:
+def _invert_features(blocks: Sequence[_Block], known: _KnownValues, bounds: Bounds, steps: int) -> Candidates:
     """Images with given features: of those the smoother ones, as features fix less than all."""
     half, tv = (bounds[1] - bounds[0]) / 2, TV / 10
     starts = bounds[0] + half, bounds[0]
-    return [_seek(blocks, x, known, bounds, half, steps, tv, (1.0, 200.0), keep=tv / 30) for x in starts]
+    return [
+        _search_input(blocks, x, known, bounds, half, steps, tv, (1.0, 200.0), keep=tv / 30) for x in starts
+    ]
 
 
-def _labels(release: Observed, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+def _labels(release: ObservedUpdate, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
     """The class of each image, ``(B,)`` int64: the one whose loss pulls back what was found."""
     first, *others = split(release.model, "model").head.children()
     inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
@@ -142,11 +149,11 @@ def _labels(release: Observed, features: torch.Tensor, deltas: torch.Tensor) -> 
         wrong.append((slopes - deltas).square().sum(1))
     least, labels = (torch.stack(wrong) / deltas.square().sum(1)).min(0)
     if len(labels) > 1 and not least.max() < 0.01:
-        raise ArgumentError("count", len(labels), FEW)
+        raise ArgumentError("count", len(labels), EXPECTED_COUNT)
     return labels
 
 
-def factors(
+def factor_gradient(
     weight: torch.Tensor, bias: torch.Tensor, count: int, seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What went into a linear layer before a ReLU, and the slopes that came back, from its gradient.
@@ -169,13 +176,13 @@ def factors(
         raise ArgumentError("count", count, "at most the rank of the first linear layer's gradient")
     left = left[:, :count]
     rows = left.norm(dim=1)
-    unit = (left / rows[:, None])[rows > ZERO * rows.max()]
+    unit = (left / rows[:, None])[rows > ZERO_TOLERANCE * rows.max()]
     chosen = left.new_ones(1, 1)
     if count > 1:
         draw = torch_generator(seed, "layers", "factors")
         places = torch.rand(4000, len(unit), generator=draw).topk(count - 1, dim=1).indices
         ways = torch.linalg.svd(unit[places], full_matrices=True)[2][:, -1]  # zero in those places, (4000, B)
-        zeros = ((unit @ ways.T).abs() < ZERO).sum(0)
+        zeros = ((unit @ ways.T).abs() < ZERO_TOLERANCE).sum(0)
         chosen = ways[:0]
         for way in ways[zeros.argsort(descending=True)][: int((zeros >= count).sum())]:
             tried = torch.cat([chosen, way[None]])
@@ -184,18 +191,20 @@ def factors(
             if len(chosen) == count:
                 break
     if len(chosen) < count:
-        raise ArgumentError("count", count, FEW)
+        raise ArgumentError("count", count, EXPECTED_COUNT)
     directions = left @ chosen.T  # (U, B)
     deltas = directions * torch.linalg.lstsq(directions, bias.double()[:, None]).solution[:, 0]
     features = torch.linalg.lstsq(deltas, weight.double()).solution
-    clear = features > ZERO * features.amax(1, keepdim=True)  # a unit that rounding alone lets fire does not
+    clear = features > ZERO_TOLERANCE * features.amax(
+        1, keepdim=True
+    )  # a unit that rounding alone lets fire does not
     return features * clear, deltas.T
 
 
-def _parts(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
+def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
     """The blocks before the first linear layer, and its name."""
     if not isinstance(model, nn.Sequential):
-        raise ArgumentError("release.model", type(model).__name__, ALLOWED)
+        raise ArgumentError("release.model", type(model).__name__, EXPECTED_NETWORK)
     parts = split(model, "model")
     layers = list(parts.extractor.named_children())
     head = list(parts.head.named_children())
@@ -203,7 +212,7 @@ def _parts(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
     kinds = [type(layer) for _, layer in layers]
     sound = kinds == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] * (len(kinds) // 3) + [nn.Flatten]
     if not sound or not isinstance(head[0][1], nn.Linear) or head[0][1].bias is None:
-        raise ArgumentError("release.model", " ".join(kind.__name__ for kind in kinds), ALLOWED)
+        raise ArgumentError("release.model", " ".join(kind.__name__ for kind in kinds), EXPECTED_NETWORK)
     x = noise
     for (name, first), (_, last) in zip(layers[0:-1:3], layers[2::3], strict=True):
         convolution, pool = cast(nn.Conv2d, first), cast(nn.MaxPool2d, last)  # as kinds says
@@ -213,13 +222,13 @@ def _parts(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
         if not isinstance(side, int) or not plain or not zeros or convolution.bias is None:
             raise ArgumentError("release.model", f"{convolution}, {pool}", "windows side by side, and a bias")
         with torch.no_grad():
-            windows = _windows(convolution(x.to(convolution.weight)), side)
+            windows = _pooling_windows(convolution(x.to(convolution.weight)), side)
             x = windows.amax(-1).relu()
         blocks.append(_Block(name, convolution, side, float(windows.std(-1).mean()), float(x.mean())))
     return blocks, head[0][0]
 
 
-def _windows(maps: torch.Tensor, side: int) -> torch.Tensor:
+def _pooling_windows(maps: torch.Tensor, side: int) -> torch.Tensor:
     """``(B, C, H, W)`` to ``(B, C, H / side, W / side, side^2)``, without what is left over at the edges."""
     across = maps.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, side, side)
     return across.flatten(4)
@@ -233,21 +242,21 @@ def _outputs(blocks: Sequence[_Block], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _run(
+def _soft_forward(
     blocks: Sequence[_Block],
     x: torch.Tensor,
     weights: Weights,
     sharp: float,
-    patterns: Patterns | None = None,
-) -> tuple[torch.Tensor, Patterns]:
+    patterns: Activations | None = None,
+) -> tuple[torch.Tensor, Activations]:
     """Softened outputs of a chain before its last ReLU, and who won and fired; with patterns, under these."""
-    seen: Patterns = []
+    seen: Activations = []
     for at, block in enumerate(blocks):
         own = block.convolution
         maps = F.conv2d(
             x, weights[2 * at], weights[2 * at + 1], own.stride, own.padding, own.dilation, own.groups
         )
-        windows = _windows(maps, block.pool)
+        windows = _pooling_windows(maps, block.pool)
         if patterns is None:
             wins = (windows * (sharp / block.unit)).softmax(-1)
             x = (wins * windows).sum(-1)
@@ -265,16 +274,16 @@ def _weights(blocks: Sequence[_Block]) -> Weights:
     return tuple(own.detach() for block in blocks for own in block.convolution.parameters())
 
 
-def _misfit(
-    blocks: Sequence[_Block], x: torch.Tensor, known: _Known, sharp: float, trust: float = 1.0
+def _mismatch(
+    blocks: Sequence[_Block], x: torch.Tensor, known: _KnownValues, sharp: float, trust: float = 1.0
 ) -> torch.Tensor:
     """Relative squared errors of outputs, summed over images, and of each weight's gradient."""
     weights = _weights(blocks)
-    _, patterns = _run(blocks, x, weights, sharp)
+    _, patterns = _soft_forward(blocks, x, weights, sharp)
     fires = known.outputs > 0
 
     def chain(*weights: torch.Tensor) -> torch.Tensor:
-        return _run(blocks, x, weights, sharp, patterns)[0]
+        return _soft_forward(blocks, x, weights, sharp, patterns)[0]
 
     if known.slopes:
         outputs, pull = vjp(chain, *weights)[:2]
@@ -288,18 +297,20 @@ def _misfit(
     return loss
 
 
-def _pulled(block: _Block, x: torch.Tensor, pulls: torch.Tensor, sharp: float) -> torch.Tensor:
+def _input_gradients(block: _Block, x: torch.Tensor, pulls: torch.Tensor, sharp: float) -> torch.Tensor:
     """What is pulled back to a block's input, under the pattern that it has there."""
     weights = _weights([block])
-    _, patterns = _run([block], x, weights, sharp)
-    pulled: torch.Tensor = vjp(lambda x: _run([block], x, weights, sharp, patterns)[0], x)[1](pulls)[0]
+    _, patterns = _soft_forward([block], x, weights, sharp)
+    pulled: torch.Tensor = vjp(lambda x: _soft_forward([block], x, weights, sharp, patterns)[0], x)[1](pulls)[
+        0
+    ]
     return pulled
 
 
-def _seek(
+def _search_input(
     blocks: Sequence[_Block],
     start: torch.Tensor,
-    known: _Known,
+    known: _KnownValues,
     bounds: Bounds,
     unit: torch.Tensor,
     steps: int,
@@ -316,7 +327,7 @@ def _seek(
         optimizer.param_groups[0]["lr"] = LR * max(1 - share, 0.02)
         now = sharp[0] * (sharp[1] / sharp[0]) ** share
         rough = sum(x.diff(dim=dim).abs().mean((0, 2, 3)).sum() for dim in (-1, -2)) * len(x)
-        loss = _misfit(blocks, x * unit, known, now, trust) + max(tv * (1 - share) ** 2, keep) * rough
+        loss = _mismatch(blocks, x * unit, known, now, trust) + max(tv * (1 - share) ** 2, keep) * rough
         (x.grad,) = torch.autograd.grad(loss, x)
         optimizer.step()
         with torch.no_grad():

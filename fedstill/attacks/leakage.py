@@ -17,7 +17,7 @@ from fedstill.core.run_writer import read_result
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeakageFigure:
+class LeakageMetric:
     """One figure that an attack got; those of one ``attack`` on one ``who`` make a line of a table.
 
     Args:
@@ -48,7 +48,7 @@ class LeakageFigure:
     def written(self) -> str:
         """The figure as it is written, without its small print.
 
-        >>> LeakageFigure(who="node-0", metric="right", value=0.51236).written
+        >>> LeakageMetric(who="node-0", metric="right", value=0.51236).written
         '0.5124'
         """
         return self.text or ("-" if self.value is None else f"{self.value:.4g}")
@@ -59,7 +59,7 @@ class LeakageColumn:
     """A figure by which a comparison sets methods side by side: that of the strongest attack of those tried.
 
     Args:
-        name: in CSV files, and in :class:`LeakageFigure`.
+        name: in CSV files, and in :class:`LeakageMetric`.
         head: in terminals and Markdown: "membership AUC".
         title: on the page, with its unit: "Membership AUC %"; empty: as in terminals.
         says: how to read it, in a sentence.
@@ -85,7 +85,7 @@ class LeakageColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strip:
+class ImageStrip:
     """One row of pictures: its head, the name of its stack ``(N, C, H, W)`` uint8, and words below each."""
 
     head: str
@@ -94,55 +94,55 @@ class Strip:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
+class ImageTable:
     """Pictures side by side: strips, from top to bottom, of as many as there are ``heads``; ``says`` is what
     whoever has them should know.
     """
 
     title: str
     heads: tuple[str, ...]
-    strips: tuple[Strip, ...]
+    strips: tuple[ImageStrip, ...]
     says: str = ""
 
 
-def share(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """A part of 1 in percent.
 
-    >>> share(0.6141), share(None)
+    >>> format_percent(0.6141), format_percent(None)
     ('61.4%', '-')
     """
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
-def in_percent(value: float, low: float, high: float) -> dict[str, Any]:
+def percent_fields(value: float, low: float, high: float) -> dict[str, Any]:
     """Value, interval and text of a row that is a part of 1.
 
-    >>> in_percent(0.614, 0.58, 0.64)["text"]
+    >>> percent_fields(0.614, 0.58, 0.64)["text"]
     '61.4% (58.0 to 64.0)'
     """
-    text = f"{share(value)} ({100 * low:.1f} to {100 * high:.1f})"
+    text = f"{format_percent(value)} ({100 * low:.1f} to {100 * high:.1f})"
     return {"value": 100 * value, "interval": (100 * low, 100 * high), "text": text}
 
 
-FILE = "leakage.json"
+LEAKAGE_FILE = "leakage.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attacked:
+class AttackReport:
     """What one attack got; its parts are those of :class:`fedstill.attacks.attack.Attack`."""
 
     name: str
     title: str = ""
     strength: str = ""
     about: tuple[tuple[str, str], ...] = ()
-    rows: tuple[LeakageFigure, ...] = ()
+    rows: tuple[LeakageMetric, ...] = ()
     columns: tuple[LeakageColumn, ...] = ()
     notes: tuple[str, ...] = ()
-    pictures: tuple[Pictures, ...] = ()
+    pictures: tuple[ImageTable, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skipped:
+class SkippedAttack:
     """An attack that was not tried, and why."""
 
     attack: str
@@ -160,8 +160,8 @@ class Leakage:
     """
 
     audit: str | None
-    attacks: tuple[Attacked, ...] = ()
-    skipped: tuple[Skipped, ...] = ()
+    attacks: tuple[AttackReport, ...] = ()
+    skipped: tuple[SkippedAttack, ...] = ()
     sentence: str = ""
     leaves: tuple[str, ...] = ()
     epsilon: float | None = None
@@ -177,7 +177,7 @@ class Leakage:
         Raises:
             RunFolderError: the file is spoilt.
         """
-        path = folder / FILE
+        path = folder / LEAKAGE_FILE
         return load(cls, read_result(path), path) if path.exists() else None
 
 
@@ -187,23 +187,23 @@ class TableLine:
 
     attack: str
     who: str
-    metrics: Mapping[str, LeakageFigure]
+    metrics: Mapping[str, LeakageMetric]
 
 
-def lines(rows: Iterable[LeakageFigure]) -> list[TableLine]:
+def table_lines(rows: Iterable[LeakageMetric]) -> list[TableLine]:
     """Rows of one attack on one target as a line each, in the order of their first ones."""
-    found: dict[tuple[str, str], dict[str, LeakageFigure]] = {}
+    found: dict[tuple[str, str], dict[str, LeakageMetric]] = {}
     for row in rows:
         found.setdefault((row.attack, row.who), {})[row.metric] = row
     return [TableLine(attack, who, metrics) for (attack, who), metrics in found.items()]
 
 
-def tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
+def group_tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
     """Lines as tables: those that follow each other and have a figure in common.
 
-    >>> right, auc = (LeakageFigure(who="student", metric=name) for name in ("right", "AUC"))
+    >>> right, auc = (LeakageMetric(who="student", metric=name) for name in ("right", "AUC"))
     >>> metrics = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
-    >>> [len(table) for table in tables([TableLine("LiRA", "student", each) for each in metrics])]
+    >>> [len(table) for table in group_tables([TableLine("LiRA", "student", each) for each in metrics])]
     [3, 1]
     """
     found: list[list[TableLine]] = []
@@ -215,7 +215,7 @@ def tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
     return found
 
 
-def skipped(found: Leakage) -> list[str]:
+def skipped_texts(found: Leakage) -> list[str]:
     """What was not tried, and why; one text a reason."""
     reasons: dict[str, list[str]] = {}
     for part in found.skipped:

@@ -21,24 +21,38 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from fedstill.attacks import neighboring_datasets
-from fedstill.attacks.membership_inference import merged
-from fedstill.attacks.neighboring_datasets import LOCAL, SHAPE, UNHEARD, Distinguisher, World, digits
+from fedstill.attacks.membership_inference import concatenate
+from fedstill.attacks.neighboring_datasets import (
+    LOCAL,
+    NEGLIGIBLE_NOISE,
+    SHAPE,
+    AuditedNode,
+    Distinguisher,
+    load_digits,
+)
 from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.models.module_utils import copied
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.config import StepsConfig
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.config import DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, discriminant, one_run, repeated
+from fedstill.privacy.epsilon_lower_bounds import (
+    CONFIDENCE,
+    evidence_from_runs,
+    fisher_discriminant,
+    one_run_lower_bound,
+)
 from fedstill.privacy.events import Event
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 
-RATE = 1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
+LEARNING_RATE = (
+    1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
+)
 
 
-def steps(
+def audit_training_steps(
     noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, seed: int = 0
 ) -> Distinguisher:
     """All steps of a private training, seen from outside: what each added to the network.
@@ -47,46 +61,49 @@ def steps(
     own. Seen are each step along that direction, how far apart steps are, and how likely all of them are with
     the record rather than without, if everything is as it is claimed.
     """
-    privacy = DPSGD(training=StepsConfig(noise=noise))
-    local = replace(LOCAL, least_steps=taken, batch=batch, lr=RATE, lr_end=RATE)
-    others = digits(seed).subset(torch.arange(records - 1))
+    privacy = DPSGD(training=DPTrainingConfig(noise=noise))
+    local = replace(LOCAL, least_steps=taken, batch=batch, lr=LEARNING_RATE, lr_end=LEARNING_RATE)
+    others = load_digits(seed).subset(torch.arange(records - 1))
     inputs = torch.zeros(1, *SHAPE)
     inputs[0, 0, 0, 0] = 1000.0
     record = TensorData(inputs, torch.tensor([1]))
-    both = [World(merged([first, others]), privacy, local, secret=seed) for first in (blank(record), record)]
+    both = [
+        AuditedNode(concatenate([first, others]), privacy, local, secret=seed)
+        for first in (blank_record(record), record)
+    ]
     untrained = copy.deepcopy(both[0].node.model.state_dict())
 
     def see(there: bool, run: int) -> torch.Tensor:
         world = both[there]
         world.node.model.load_state_dict(untrained)
-        world.node.asking = f"run {run}"  # names the draws: each run has its own
-        return _features(_moves(world, record, taken, batch), noise, batch / records)
+        world.node.query_context_hash = f"run {run}"  # names the draws: each run has its own
+        return _run_features(_step_projections(world, record, taken, batch), noise, batch / records)
 
     see(True, 0)
     both[True].query("examine", x=inputs)
     return Distinguisher("dp-sgd", f"each of {taken} steps of training", both[True].spent(), see)
 
 
-def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
+def audit_critic_steps(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
     """The steps that a critic takes on half of two records, one for each query.
 
     Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
     """
     privacy = NoisyOutputs(
-        critic=StepsConfig(noise=noise, clip=1e-3),  # every gradient is longer
-        outputs=OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0),
+        critic=DPTrainingConfig(noise=noise, clip=1e-3),  # every gradient is longer
+        outputs=OutputsConfig(how="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0),
     )
-    pair = digits(seed).subset(torch.arange(2))
+    pair = load_digits(seed).subset(torch.arange(2))
     record, other = pair.subset(torch.tensor([0])), pair.subset(torch.tensor([1]))
     both = [
-        World(merged([first, other]), privacy, LocalConfig(epochs=1), secret=seed, critics=True)
-        for first in (blank(record), record)
+        AuditedNode(concatenate([first, other]), privacy, LocalConfig(epochs=1), secret=seed, critics=True)
+        for first in (blank_record(record), record)
     ]
     module = both[0].node.modules["critic"]
     untrained, x = copy.deepcopy(module.state_dict()), torch.zeros(1, *SHAPE)
-    along = _unit(module, lambda D: F.softplus(D(record.inputs)).mean())
+    along = _unit_gradient(module, lambda D: F.softplus(D(record.inputs)).mean())
 
-    def step(world: World) -> torch.Tensor:
+    def step(world: AuditedNode) -> torch.Tensor:
         learns, optimizer = world.node.modules["critic"], world.node.optimizers["critic"]
         learns.load_state_dict(untrained)
         optimizer.state.clear()
@@ -103,23 +120,25 @@ def critic(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
     return Distinguisher("critic", f"each of {asked} steps of a critic", both[0].spent(), see)
 
 
-def blank(record: TensorData) -> TensorData:
+def blank_record(record: TensorData) -> TensorData:
     """What counts as a record and teaches nothing."""
     return TensorData(torch.full_like(record.inputs, math.nan), record.targets)
 
 
-def _moves(world: World, record: TensorData, taken: int, batch: int) -> torch.Tensor:
+def _step_projections(world: AuditedNode, record: TensorData, taken: int, batch: int) -> torch.Tensor:
     """The noisy sum of clipped gradients of each step along the record's own gradient: ``(steps,)``."""
     model, moves = world.node.model, []
     for step in range(taken):
         weights = parameters_to_vector(model.parameters()).detach()
-        along = _unit(model, lambda D: F.cross_entropy(D(record.inputs), record.targets))
+        along = _unit_gradient(model, lambda D: F.cross_entropy(D(record.inputs), record.targets))
         world.learn(step, 1)
-        moves.append((weights - parameters_to_vector(model.parameters()).detach()) @ along * batch / RATE)
+        moves.append(
+            (weights - parameters_to_vector(model.parameters()).detach()) @ along * batch / LEARNING_RATE
+        )
     return torch.stack(moves)
 
 
-def _unit(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
+def _unit_gradient(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
     twin = copied(model).requires_grad_(True)
     with torch.enable_grad():
         own = torch.autograd.grad(loss(twin), list(twin.parameters()))
@@ -128,7 +147,7 @@ def _unit(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.
     return unit
 
 
-def _features(moves: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
+def _run_features(moves: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
     """The moves, their spread, and the logarithm of how likely they are with the record over without."""
     event = Event("gaussian", noise, rate)
     sampled = ((moves - 0.5) / event.noise**2).double().clamp(-300, 300)
@@ -137,11 +156,11 @@ def _features(moves: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
 
 
 DELTA = 1e-5
-Audit = Callable[[int], "Finding"]
+Audit = Callable[[int], "AuditFinding"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """What an audit has shown.
 
     Args:
@@ -162,7 +181,7 @@ class Finding:
     seconds: float
 
 
-def audit(attack: Distinguisher, runs: int, confidence: float = CONFIDENCE) -> Finding:
+def run_audit(attack: Distinguisher, runs: int, confidence: float = CONFIDENCE) -> AuditFinding:
     """Run an attack so often without the record, and as often with it.
 
     Raises:
@@ -170,11 +189,11 @@ def audit(attack: Distinguisher, runs: int, confidence: float = CONFIDENCE) -> F
     """
     start = time.perf_counter()
     seen = [torch.stack([attack.see(there, run) for run in range(runs)]) for there in (False, True)]
-    evidence = repeated(*discriminant(*seen), DELTA, confidence)
-    return Finding(
+    evidence = evidence_from_runs(*fisher_discriminant(*seen), DELTA, confidence)
+    return AuditFinding(
         mechanism=attack.mechanism,
         on=attack.on,
-        claimed=epsilon(attack.claimed, DELTA),
+        claimed=compute_epsilon(attack.claimed, DELTA),
         shown=evidence.epsilon(DELTA),
         as_claimed=evidence.as_claimed(attack.claimed, DELTA),
         refuted=evidence.refutes(attack.claimed),
@@ -197,7 +216,7 @@ def audit_one_run(
     model: str = "mlp:64",
     local: LocalConfig | None = None,
     precision: Precision = "float32",
-) -> Finding:
+) -> AuditFinding:
     """One private training with many planted records, each there or not by a coin of its own.
 
     They are images of noise with labels of chance. Then the node is asked about them, and who does best by
@@ -212,9 +231,9 @@ def audit_one_run(
     )
     there = torch.rand(canaries, generator=generator) < 0.5
     left = TensorData(torch.where(there.view(-1, 1, 1, 1), planted.inputs, math.nan), planted.targets)
-    world = World(
-        merged([digits(seed, 10).subset(torch.arange(records)), left]),
-        DPSGD(training=StepsConfig(noise=noise, clip=clip)),
+    world = AuditedNode(
+        concatenate([load_digits(seed, 10).subset(torch.arange(records)), left]),
+        DPSGD(training=DPTrainingConfig(noise=noise, clip=clip)),
         local or LocalConfig(epochs=epochs, batch=batch, lr=1e-2, lr_end=1e-3, smoothing=0),
         secret=derive(seed, "audit", "one run"),
         model=model,
@@ -227,21 +246,21 @@ def audit_one_run(
     losses = F.cross_entropy(told, planted.targets, reduction="none")
     order, each = losses.argsort(), max(1, int(guessed * canaries))
     correct = int(there[order[:each]].sum() + (~there[order[-each:]]).sum())
-    claimed = epsilon(world.spent(), DELTA)
-    shown = one_run(canaries, 2 * each, correct, DELTA, confidence)
+    claimed = compute_epsilon(world.spent(), DELTA)
+    shown = one_run_lower_bound(canaries, 2 * each, correct, DELTA, confidence)
     on = f"{canaries} planted records, {model}"
     seconds = time.perf_counter() - start
-    return Finding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
+    return AuditFinding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
 
 
-def one_run_linear(
+def audit_one_run_linear(
     seed: int = 0,
     confidence: float = CONFIDENCE,
     *,
     many: bool = False,
     precision: Precision = "float32",
     noise: float = 4.0,
-) -> Finding:
+) -> AuditFinding:
     """As :func:`audit_one_run`, of what the private presets train: a linear model on fixed features, by a few
     steps over all records. There are more weights than planted records, so that it could learn all.
 
@@ -273,30 +292,30 @@ def one_run_linear(
     return replace(found, on=f"400 planted, {taken} large steps{rounded}")
 
 
-def _of(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
-    return lambda seed: audit(make(seed=seed, **options), runs)
+def _repeated_audit(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
+    return lambda seed: run_audit(make(seed=seed, **options), runs)
 
 
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
-    "counts": (_of(neighboring_datasets.counts, 2000),),
+    "counts": (_repeated_audit(neighboring_datasets.distinguish_counts, 2000),),
     "dp-sgd": (
-        _of(steps, 1500),
+        _repeated_audit(audit_training_steps, 1500),
         audit_one_run,
-        one_run_linear,
-        partial(one_run_linear, many=True),
-        partial(one_run_linear, precision="bfloat16"),
-        partial(one_run_linear, many=True, precision="bfloat16"),
+        audit_one_run_linear,
+        partial(audit_one_run_linear, many=True),
+        partial(audit_one_run_linear, precision="bfloat16"),
+        partial(audit_one_run_linear, many=True, precision="bfloat16"),
     ),
-    "critic": (_of(critic, 800),),
+    "critic": (_repeated_audit(audit_critic_steps, 800),),
     "pate": (
-        _of(neighboring_datasets.votes, 2000),
-        _of(neighboring_datasets.votes, 2000, release="label"),
-        _of(neighboring_datasets.gradients, 2000, mechanism="pate"),
+        _repeated_audit(neighboring_datasets.distinguish_votes, 2000),
+        _repeated_audit(neighboring_datasets.distinguish_votes, 2000, release="label"),
+        _repeated_audit(neighboring_datasets.distinguish_gradients, 2000, mechanism="pate"),
     ),
     "noisy-outputs": (
-        _of(neighboring_datasets.outputs, 2000),
-        _of(neighboring_datasets.outputs, 2000, how="gaussian"),
-        _of(neighboring_datasets.gradients, 2000),
+        _repeated_audit(neighboring_datasets.distinguish_outputs, 2000),
+        _repeated_audit(neighboring_datasets.distinguish_outputs, 2000, how="gaussian"),
+        _repeated_audit(neighboring_datasets.distinguish_gradients, 2000),
     ),
 }
 """By what is audited, each given the seed of data and noise."""

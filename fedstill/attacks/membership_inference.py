@@ -30,21 +30,21 @@ from torch import nn
 
 from fedstill import models
 from fedstill.attacks.attack import Attack, AttackResult, Target
-from fedstill.attacks.leakage import LeakageColumn, LeakageFigure, in_percent
+from fedstill.attacks.leakage import LeakageColumn, LeakageMetric, percent_fields
 from fedstill.attacks.membership_scores import (
-    Make,
-    Seen,
-    confidence,
-    halves,
-    lira,
-    lira_offline,
-    loss,
-    proxies,
-    rates,
-    rmia,
-    together,
+    ModelFactory,
+    RecordLogits,
+    attack_metrics,
+    lira_attack,
+    lira_offline_attack,
+    logit_confidence,
+    loss_attack,
+    rmia_attack,
+    shadow_halves,
+    train_proxies,
+    train_shadows,
 )
-from fedstill.attacks.transcript import Heard, Overheard, RepeatedRun
+from fedstill.attacks.transcript import ObservedSimulation, ReplayedRun, ServerTranscript
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
@@ -58,8 +58,8 @@ from fedstill.protocol.payload_kinds import INPUTS
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.runs.simulation import Simulation
 
-POPULATION = 4  # one of so many test records is RMIA's
-MOST_POPULATION = 500
+POPULATION_SHARE = 4  # one of so many test records is RMIA's
+MAX_POPULATION = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,35 +79,35 @@ class Candidates:
     @property
     def all(self) -> TensorData:
         """Records, and behind them the population."""
-        return merged([self.records, self.population])
+        return concatenate([self.records, self.population])
 
 
-def candidates(
+def choose_candidates(
     members: TensorData, test: TensorData, most: int, seed: int, *, alike: bool = False
 ) -> Candidates:
     """Of each ``most`` at most: of all records that the target learned from, and of ``test``, which it did
     not; ``alike``: others have the members' classes, in their shares."""
     order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
-    apart = min(len(test) // POPULATION, MOST_POPULATION)
+    apart = min(len(test) // POPULATION_SHARE, MAX_POPULATION)
     population, rest = test.subset(order[:apart]), test.subset(order[apart:])
     learned = len(members)
     drawn = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
     members = members.subset(drawn[:most].sort().values)
     first = torch.arange(min(len(rest), most))
-    others = rest.subset(_alike(rest.targets, members.targets, most) if alike else first)
+    others = rest.subset(_match_class_shares(rest.targets, members.targets, most) if alike else first)
     if min(len(members), len(others), len(population)) < 2:
         sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
         raise ArgumentError("records", sizes, "two of each, to tell who was a member")
     inside = torch.arange(len(members) + len(others)) < len(members)
-    return Candidates(merged([members, others]), inside, population, learned)
+    return Candidates(concatenate([members, others]), inside, population, learned)
 
 
-def _alike(targets: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor:
+def _match_class_shares(targets: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor:
     """Rows of ``targets`` (N,), as many as can be, whose classes have the shares that they have in ``like``.
 
     At most ``most``, but for rounding up in each class.
 
-    >>> _alike(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
+    >>> _match_class_shares(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
     [0, 3, 4]
     """
     classes = int(max(targets.max(), like.max())) + 1
@@ -120,11 +120,11 @@ def _alike(targets: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor
     return torch.cat(rows).sort().values
 
 
-def merged(parts: Sequence[TensorData]) -> TensorData:
+def concatenate(parts: Sequence[TensorData]) -> TensorData:
     return TensorData.joined([part.to("cpu") for part in parts])
 
 
-OF = {
+TARGET_TEXTS = {
     "student": ("student", "the central model's outputs about any input"),
     "virtual": (
         "average of the nodes' models",
@@ -136,16 +136,16 @@ OF = {
         "the outputs of every node's own model about any input, which nobody in this run is given",
     ),
 }
-TESTED = 100  # test records that a shadow federation is measured on; nobody looks at it
+SHADOW_TEST_RECORDS = 100  # test records that a shadow federation is measured on; nobody looks at it
 
 
-def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
+def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.Tensor:
     """What the central model, or what stands for it, says about records: logits ``(N, classes)``."""
     inputs = records.inputs.to(experiment.compute.device)
     if experiment.method.central == "ensemble":
         experiment.reopen()
         server, parts = experiment.server, torch.split(inputs, local_training.at_once(inputs))
-        query, name = _scored(experiment)
+        query, name = _find_scores_query(experiment)
         asked = [server.ensemble(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
         return torch.cat([each for each in asked if each is not None]).float().cpu()
     told = experiment.responses(inputs)
@@ -155,11 +155,11 @@ def outsider(experiment: Overheard, records: TensorData) -> torch.Tensor:
         [local_training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
     )
     each = each.cpu()  # (K, N, classes)
-    sure = torch.stack([confidence(told, records.targets) for told in each])  # (K, N)
+    sure = torch.stack([logit_confidence(told, records.targets) for told in each])  # (K, N)
     return each[sure.argmax(0), torch.arange(len(records))]
 
 
-def _scored(experiment: Overheard) -> tuple[str, str]:
+def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
     """The query that is answered with scores of any inputs, and what its inputs are called."""
     return next(
         (query.name, name)
@@ -169,15 +169,15 @@ def _scored(experiment: Overheard) -> tuple[str, str]:
     )
 
 
-def taught(experiment: Overheard, nodes: set[str]) -> list[Node]:
+def contributing_nodes(experiment: ObservedSimulation, nodes: set[str]) -> list[Node]:
     """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
     by_themselves = experiment.method.central in ("nodes", "ensemble")
     all_of_them = by_themselves or SUM in nodes
     return [node for node in experiment.nodes if all_of_them or node.name in nodes]
 
 
-def federation(
-    again: RepeatedRun, asked: Candidates, row: torch.Tensor, seed: int
+def shadow_federation(
+    again: ReplayedRun, asked: Candidates, row: torch.Tensor, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A run with the same method, on other records and with other draws.
 
@@ -196,31 +196,31 @@ def federation(
             raise ArgumentError("membership.trained", "federations", told) from error
         allowed = f"more, or membership.trained = alone ({error})"
         raise ArgumentError("membership.records", len(asked.records), allowed) from error
-    test = again.data.test.subset(torch.arange(min(TESTED, len(again.data.test))))
+    test = again.data.test.subset(torch.arange(min(SHADOW_TEST_RECORDS, len(again.data.test))))
     shadow = replace(
         again,
         config=replace(run, seed=seed),
         data=replace(again.data, test=test),
         parts=[part.subset(own) for own in indices],
     ).experiment()
-    heard = Heard(0)
+    heard = ServerTranscript(0)
     shadow.listen(lambda release: heard.take(release, shadow.public))
-    names = {node.name for node in taught(shadow, heard.taught)}
+    names = {node.name for node in contributing_nodes(shadow, heard.taught)}
     learned = torch.zeros_like(row)
     for node, own in zip(shadow.nodes, indices, strict=True):
         if node.name in names:
             learned[rows[own]] = True
-    return outsider(shadow, asked.all), learned
+    return target_logits(shadow, asked.all), learned
 
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
-GIVEN_TO_NOBODY = ("average of the nodes' models", "nodes' models")
-SHADOWS = {
+HYPOTHETICAL_TARGETS = ("average of the nodes' models", "nodes' models")
+SHADOW_TEXTS = {
     "federations": "each the whole run again, over other draws of the records",
     "alone": "each trained alone as a node trains its model",
 }
-RATE = 0.01  # of false positives, at which comparisons tell true positives
-AUC, ANSWERED, FOUND = "membership_auc", "answers_auc", "tpr_at_1_percent"
+REPORTED_RATE = 0.01  # of false positives, at which comparisons tell true positives
+AUC, RESPONSES_AUC, TPR = "membership_auc", "answers_auc", "tpr_at_1_percent"
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ class MembershipInference(Attack):
             axis="AUC of the strongest membership attack",
         ),
         LeakageColumn(
-            name=FOUND,
+            name=TPR,
             head="TPR at 1%",
             title="TPR % at 1%",
             says="TPR at 1%: the percentage of members that it finds where it accuses 1% of the others; 1 is "
             "guessing.",
         ),
         LeakageColumn(
-            name=ANSWERED,
+            name=RESPONSES_AUC,
             head="answers' AUC",
             title="Answers\u2019 AUC %",
             says="Answers' AUC: the same through what one node answered, as the server sees it, or through "
@@ -286,23 +286,23 @@ class MembershipInference(Attack):
         if target.experiment.task.kind != "class":
             reason = "membership is told from one label an input, and this task has none"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
-        found = [_central(target, self)]
+        found = [_attack_student(target, self)]
         largest = max(target.nodes, key=lambda node: len(node.data))
         told = SUM if target.experiment.side.sums else largest.name
         answered = target.heard.responses(told)
         if answered is not None and self.responses and self.shadows:
-            found.append(_answers(target, largest, answered, self, told))
+            found.append(_attack_responses(target, largest, answered, self, told))
             return AttackResult({"targets": found})
         reason = "no answers left the nodes about inputs that go down with a query"
         if not self.responses or not self.shadows:
             reason = "membership.answers or membership.shadows is 0"
         return AttackResult({"targets": found}, skipped=[("membership through answers", reason)])
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         central, *_ = part["targets"]
         for target in part["targets"]:
             for each in target["attacks"]:
-                yield from _figures(each, target["of"], AUC if target is central else ANSWERED)
+                yield from _metric_rows(each, target["of"], AUC if target is central else RESPONSES_AUC)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         parts = []
@@ -311,8 +311,8 @@ class MembershipInference(Attack):
             auc = best["auc"]
             hint = " (not told from chance)" if auc["low"] <= 0.5 <= auc["high"] else ""
             hint = ", its scores turned round" if auc["high"] < 0.5 else hint
-            nobody = ", which nobody was given," if target["of"] in GIVEN_TO_NOBODY else ""
-            parts.append(f"{100 * _either_way(auc):.0f} times in 100 by the {target['of']}{nobody}{hint}")
+            nobody = ", which nobody was given," if target["of"] in HYPOTHETICAL_TARGETS else ""
+            parts.append(f"{100 * _oriented_auc(auc):.0f} times in 100 by the {target['of']}{nobody}{hint}")
         return (
             f"Shown a record that was learned from and one that was not, the best attack picked the former "
             f"{' and '.join(parts)}; chance is 50."
@@ -325,24 +325,24 @@ class MembershipInference(Attack):
         return f"membership by {titles} ({central['shadows']} shadow models, {trained})"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        return [(target["of"], _tried(target)) for target in part["targets"]]
+        return [(target["of"], _describe_target(target)) for target in part["targets"]]
 
 
-def best_of(found: Mapping[str, Mapping[str, Any]]) -> str:
+def strongest_attack(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The attack that is right most often."""
-    return max(found, key=lambda name: _either_way(found[name]["auc"]))
+    return max(found, key=lambda name: _oriented_auc(found[name]["auc"]))
 
 
-def _either_way(auc: Mapping[str, float]) -> float:
+def _oriented_auc(auc: Mapping[str, float]) -> float:
     """How often an attack is right, its scores turned round where they are wrong for sure."""
     return 1 - auc["value"] if auc["high"] < 0.5 else auc["value"]
 
 
-def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[LeakageFigure]:
+def _metric_rows(attack: Mapping[str, Any], of: str, column: str) -> Iterator[LeakageMetric]:
     auc, who = attack["auc"], {"attack": attack["title"], "who": of}
-    yield LeakageFigure(
+    yield LeakageMetric(
         **who,
-        **in_percent(**auc),
+        **percent_fields(**auc),
         metric="AUC",
         without="50%",
         says="not told from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
@@ -350,21 +350,21 @@ def _figures(attack: Mapping[str, Any], of: str, column: str) -> Iterator[Leakag
     )
     for at in attack["at"]:
         rate = f"{100 * at['rate']:g}%"
-        yield LeakageFigure(
+        yield LeakageMetric(
             **who,
-            **in_percent(**at["true_positives"]),
+            **percent_fields(**at["true_positives"]),
             metric=f"members found at {rate} false alarms",
             without=rate,
             says=f"{at['found']:,} of {at['members']:,}; false alarms: {at['accused']:,} of {at['others']:,}",
-            column=FOUND if column == AUC and math.isclose(at["rate"], RATE) else "",
+            column=TPR if column == AUC and math.isclose(at["rate"], REPORTED_RATE) else "",
             detail=not at["allowed"],  # of few others no low rate can be told
         )
 
 
-def _tried(target: Mapping[str, Any]) -> str:
+def _describe_target(target: Mapping[str, Any]) -> str:
     """What the adversary of one target sees, and on what it was tried."""
     members, others, shadows = (target[key] for key in ("members", "others", "shadows"))
-    models = f", with {shadows} shadow models, {SHADOWS[target['trained']]}" if shadows else ""
+    models = f", with {shadows} shadow models, {SHADOW_TEXTS[target['trained']]}" if shadows else ""
     rates = sorted({at["rate"] for each in target["attacks"] for at in each["at"]}, reverse=True)
     # What no number of these records can tell, whatever the attack.
     few = [
@@ -379,38 +379,41 @@ def _tried(target: Mapping[str, Any]) -> str:
     )
 
 
-def private(experiment: Simulation, node: Node) -> TensorData:
+def private_records(experiment: Simulation, node: Node) -> TensorData:
     """What a node holds itself: where methods train on labeled public data, these stand beside it."""
     names = [each.name for each in experiment.nodes]
     return experiment.setting.parts[names.index(node.name)]
 
 
-def _central(target: Target, how: MembershipInference) -> dict[str, Any]:
+def _attack_student(target: Target, how: MembershipInference) -> dict[str, Any]:
     """The central model, or what stands for it."""
     again, experiment, seed = target.replay, target.experiment, target.seed
-    teaching = taught(experiment, target.heard.taught)
+    teaching = contributing_nodes(experiment, target.heard.taught)
     if not teaching:
         reason = "no node's records came to the central model"
         raise MethodRefused(experiment.method.title, "every node", reason)
-    asked = candidates(
-        merged([private(experiment, node) for node in teaching]), again.data.test, how.records, seed
+    asked = choose_candidates(
+        concatenate([private_records(experiment, node) for node in teaching]),
+        again.data.test,
+        how.records,
+        seed,
     )
-    inside = halves(len(asked.records), how.shadows, seed)
-    told = [outsider(experiment, asked.all)]
+    inside = shadow_halves(len(asked.records), how.shadows, seed)
+    told = [target_logits(experiment, asked.all)]
     if how.trained == "federations":
         for at, row in enumerate(inside):
-            outputs, inside[at] = federation(again, asked, row, derive(seed, "federation", at))
+            outputs, inside[at] = shadow_federation(again, asked, row, derive(seed, "federation", at))
             told.append(outputs)
     elif how.shadows:
-        make, local = _made(again, again.config.student.model), again.config.nodes.local
+        make, local = _model_factory(again, again.config.student.model), again.config.nodes.local
         compute = experiment.compute
-        networks = together(make, asked.records, inside, experiment.task, local, seed, compute=compute)
-        told += [_outputs(network, asked.all, experiment.compute) for network in networks]
-    of, sees = OF[experiment.method.central]
-    return _told(of, sees, asked, torch.stack(told), inside, how)
+        networks = train_shadows(make, asked.records, inside, experiment.task, local, seed, compute=compute)
+        told += [_predict(network, asked.all, experiment.compute) for network in networks]
+    of, sees = TARGET_TEXTS[experiment.method.central]
+    return _attack_record(of, sees, asked, torch.stack(told), inside, how)
 
 
-def _answers(
+def _attack_responses(
     target: Target,
     node: Node,
     answered: tuple[torch.Tensor, torch.Tensor],
@@ -424,15 +427,19 @@ def _answers(
     again, task, compute = target.replay, target.experiment.task, target.experiment.compute
     place = [each.name for each in target.nodes].index(node.name)
     names, local = again.config.nodes.models, again.config.nodes.local
-    own, make = derive(target.seed, node.name), _made(again, names[place % len(names)])
-    asked = candidates(
-        merged([private(target.experiment, node)]), again.data.test, how.records, target.seed, alike=True
+    own, make = derive(target.seed, node.name), _model_factory(again, names[place % len(names)])
+    asked = choose_candidates(
+        concatenate([private_records(target.experiment, node)]),
+        again.data.test,
+        how.records,
+        target.seed,
+        alike=True,
     )
-    inside = halves(len(asked.records), how.shadows, own)
-    shadows = together(make, asked.records, inside, task, local, own, compute=compute)
+    inside = shadow_halves(len(asked.records), how.shadows, own)
+    shadows = train_shadows(make, asked.records, inside, task, local, own, compute=compute)
     inputs, responses = (part[-how.responses :] for part in answered)
-    copies = proxies(make, inputs, responses, shadows, task, derive(own, "proxies"), compute=compute)
-    said = torch.stack([_outputs(network, asked.all, compute) for network in copies])
+    copies = train_proxies(make, inputs, responses, shadows, task, derive(own, "proxies"), compute=compute)
+    said = torch.stack([_predict(network, asked.all, compute) for network in copies])
     if told == SUM:
         of = f"sum of the nodes' answers, for records of {node.name}"
         sees = f"{len(responses)} queries and the sums of all nodes' answers, from which a copy of one model"
@@ -441,17 +448,17 @@ def _answers(
         of = f"answers of {node.name}"
         sees = f"{len(responses)} queries to it and its answers, from which a copy of its model is distilled"
     sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"
-    return _told(of, sees, asked, said, inside, replace(how, trained="alone"))
+    return _attack_record(of, sees, asked, said, inside, replace(how, trained="alone"))
 
 
-def _told(
+def _attack_record(
     of: str, sees: str, asked: Candidates, told: torch.Tensor, inside: torch.Tensor, how: MembershipInference
 ) -> dict[str, Any]:
     """All attacks on what target and shadows say ``(1 + M, N + Z, classes)``, as the file has them."""
-    scored = scores(asked, told, inside)
+    scored = score_candidates(asked, told, inside)
     # All intervals hold together, since the attack that got most is told first.
     sure = 1 - (1 - CONFIDENCE) / len(scored)
-    found = {name: rates(score, asked.inside, sure) for name, score in scored.items()}
+    found = {name: attack_metrics(score, asked.inside, sure) for name, score in scored.items()}
     return {
         "of": of,
         "sees": sees,
@@ -461,11 +468,11 @@ def _told(
         "shadows": how.shadows,
         "trained": how.trained,
         "attacks": [{"name": name, "title": TITLES[name], **each} for name, each in found.items()],
-        "best": best_of(found),
+        "best": strongest_attack(found),
     }
 
 
-def scores(asked: Candidates, told: torch.Tensor, inside: torch.Tensor) -> dict[str, torch.Tensor]:
+def score_candidates(asked: Candidates, told: torch.Tensor, inside: torch.Tensor) -> dict[str, torch.Tensor]:
     """Each attack's score of each candidate ``(N,)``, higher for likelier members.
 
     Args:
@@ -474,24 +481,24 @@ def scores(asked: Candidates, told: torch.Tensor, inside: torch.Tensor) -> dict[
         inside: which shadow learned from which candidate, ``(M, N)`` bool.
     """
     n, labels = len(asked.records), asked.all.targets
-    seen = Seen(told[0, :n], told[1:, :n], inside, labels[:n])
-    found = {"loss": loss(seen)}
+    seen = RecordLogits(told[0, :n], told[1:, :n], inside, labels[:n])
+    found = {"loss": loss_attack(seen)}
     if len(inside):
         nobody = torch.zeros(len(inside), len(asked.population), dtype=torch.bool)
-        population = Seen(told[0, n:], told[1:, n:], nobody, labels[n:])
+        population = RecordLogits(told[0, n:], told[1:, n:], nobody, labels[n:])
         found |= {
-            "lira": lira(seen),
-            "lira-offline": lira_offline(seen),
-            "rmia": rmia(seen, population),
+            "lira": lira_attack(seen),
+            "lira-offline": lira_offline_attack(seen),
+            "rmia": rmia_attack(seen, population),
         }
     return found
 
 
-def _made(again: RepeatedRun, spec: str) -> Make:
+def _model_factory(again: ReplayedRun, spec: str) -> ModelFactory:
     """Untrained networks of a name, one a seed."""
     data, classes = again.data, len(again.data.classes)
     return lambda seed: models.build(spec, again.shape, classes, seed, "shadow", vocabulary=data.vocabulary)
 
 
-def _outputs(network: nn.Module, records: TensorData, compute: Compute) -> torch.Tensor:
+def _predict(network: nn.Module, records: TensorData, compute: Compute) -> torch.Tensor:
     return local_training.predict(network, records.inputs.to(compute.device), compute).cpu()

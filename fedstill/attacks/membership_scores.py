@@ -6,11 +6,11 @@ same data is another model, and no interval here speaks of it.
 Shadow models: trained as the target was, on random halves of a pool of records, by the attacker.
 
 Shadows come in pairs that share the pool between them, so that each record is in half of them and all learn
-from as many. This project's own local training trains them, all at once (:func:`together`); that whole
+from as many. This project's own local training trains them, all at once (:func:`train_shadows`); that whole
 federations do is in :mod:`fedstill.attacks.membership_inference`.
 
 Whoever holds the pairs of queries and answers that left a node, and cannot ask more, distils a *proxy* of
-its model from them and attacks that (:func:`proxies`). Copying a model by its answers is the subject of
+its model from them and attacks that (:func:`train_proxies`). Copying a model by its answers is the subject of
 Tramer, Zhang, Juels, Reiter, Ristenpart, "Stealing Machine Learning Models via Prediction APIs", USENIX
 Security 2016. What left the node is all that enters, and proxies of shadows are distilled from as many pairs.
 
@@ -18,12 +18,12 @@ Who was in the training data: scores of records from a model's outputs, higher f
 
 Three attacks, by what they compare a target's output about a record with:
 
-- :func:`loss`: nothing. Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning: Analyzing the
+- :func:`loss_attack`: nothing. Yeom, Giacomelli, Fredrikson, Jha, "Privacy Risk in Machine Learning: Analyzing the
   Connection to Overfitting", CSF 2018, Adversary 2.
-- :func:`lira`, :func:`lira_offline`: the outputs of shadow models that learned, or did not learn, from the
+- :func:`lira_attack`, :func:`lira_offline_attack`: the outputs of shadow models that learned, or did not learn, from the
   very record. Carlini, Chien, Nasr, Song, Terzis, Tramer, "Membership Inference Attacks From First
   Principles", IEEE S&P 2022, Algorithm 1.
-- :func:`rmia`: the same, and other records of the population. Zarifzadeh, Liu, Shokri, "Low-Cost High-Power
+- :func:`rmia_attack`: the same, and other records of the population. Zarifzadeh, Liu, Shokri, "Low-Cost High-Power
   Membership Inference Attacks", ICML 2024, Section 3.
 
 All are computed in float64: the outputs of an overfitted model differ where float32 says 1.
@@ -50,30 +50,30 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.local_training import Work
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, signature
+from fedstill.node.node_group import NodeGroup, stacking_key
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, most
+from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, clopper_pearson_upper
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import Task
 from fedstill.tasks.formulas import distance
 
-LOW = (0.01, 0.001)  # false positive rates at which members are counted
+LOW_RATES = (0.01, 0.001)  # false positive rates at which members are counted
 
 
-Figures = dict[str, Any]  # as JSON has them; an interval is a value with its low and high end
+Record = dict[str, Any]  # as JSON has them; an interval is a value with its low and high end
 
 
-def rates(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Figures:
+def attack_metrics(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
     """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``.
 
-    ``auc`` is :func:`auc`, ``at`` are :func:`at_rate` at low rates of false positives.
+    ``auc`` is :func:`auc_with_interval`, ``at`` are :func:`tpr_at_fpr` at low rates of false positives.
     """
     members, others = scores[inside], scores[~inside]
-    low = [at_rate(members, others, rate, confidence) for rate in LOW]
-    return {"auc": auc(members, others, confidence), "at": low}
+    low = [tpr_at_fpr(members, others, rate, confidence) for rate in LOW_RATES]
+    return {"auc": auc_with_interval(members, others, confidence), "at": low}
 
 
-def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Figures:
+def auc_with_interval(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
     """Area under the ROC curve, how often a member's score is above another's, with DeLong's interval.
 
     DeLong, DeLong, Clarke-Pearson, Biometrics 1988: V10 of a member is the share of others below it, V01 of
@@ -83,7 +83,7 @@ def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDE
     The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1; where the variance
     is 0, it is that of Clopper and Pearson for min(n, n') pairs without a record in common, which is wide.
 
-    >>> auc(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))["value"]  # pairs: 1, 1/2, 1, 1
+    >>> auc_with_interval(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))["value"]  # pairs: 1, 1/2, 1, 1
     0.875
     """
     from scipy.stats import rankdata
@@ -106,9 +106,9 @@ def auc(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDE
     return _interval(area, (float(expit(logit(area) - reach)), float(expit(logit(area) + reach))))
 
 
-def at_rate(
+def tpr_at_fpr(
     members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE
-) -> Figures:
+) -> Record:
     """True positives at a false positive rate, without interpolation: the strictest there is.
 
     A record is accused if its score is above that of the first non-member that must not be: of n' others, at
@@ -117,7 +117,7 @@ def at_rate(
     members ``found``, ``false_positives`` that of the accused, each with its Clopper-Pearson interval for the
     threshold as it is: the latter may well reach beyond ``rate``.
 
-    >>> at = at_rate(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
+    >>> at = tpr_at_fpr(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
     >>> at["allowed"], at["accused"], at["found"]  # above 1.5 are one other and two members
     (1, 1, 2)
     """
@@ -140,25 +140,27 @@ def at_rate(
     }
 
 
-def _interval(value: float, ends: tuple[float, float]) -> Figures:
+def _interval(value: float, ends: tuple[float, float]) -> Record:
     return {"value": value, "low": ends[0], "high": ends[1]}
 
 
 def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]:
     """The exact interval of a probability whose event came k times in n; two-sided."""
     error = (1 - confidence) / 2
-    return 1 - most(n - math.floor(k), n, error), most(math.ceil(k), n, error)
+    return 1 - clopper_pearson_upper(n - math.floor(k), n, error), clopper_pearson_upper(
+        math.ceil(k), n, error
+    )
 
 
-Make = Callable[[int], nn.Module]  # an untrained model, from a seed
+ModelFactory = Callable[[int], nn.Module]  # an untrained model, from a seed
 
 
-def halves(records: int, models: int, seed: int) -> torch.Tensor:
+def shadow_halves(records: int, models: int, seed: int) -> torch.Tensor:
     """Which model learns from which record: ``(models, records)`` bool, each record in half of the models.
 
     Models 2i and 2i + 1 share the records between them, by chance; of an odd number the second has one more.
 
-    >>> inside = halves(6, 4, 0)
+    >>> inside = shadow_halves(6, 4, 0)
     >>> inside.sum(0).tolist(), inside.sum(1).tolist()
     ([2, 2, 2, 2, 2, 2], [3, 3, 3, 3])
     """
@@ -170,8 +172,8 @@ def halves(records: int, models: int, seed: int) -> torch.Tensor:
     return inside
 
 
-def together(
-    make: Make,
+def train_shadows(
+    make: ModelFactory,
     pool: TensorData | Sequence[TensorData],
     inside: torch.Tensor,
     task: Task,
@@ -216,19 +218,19 @@ def together(
     return [node.model for node in nodes]
 
 
-DISTIL = LocalConfig(epochs=40, batch=64, smoothing=0.0)
+PROXY_TRAINING = LocalConfig(epochs=40, batch=64, smoothing=0.0)
 """How a proxy learns: longer than a node, as answers say more than labels do."""
 
 
-def proxies(
-    make: Make,
+def train_proxies(
+    make: ModelFactory,
     inputs: torch.Tensor,
     responses: torch.Tensor,
     shadows: Sequence[nn.Module],
     task: Task,
     seed: int,
     *,
-    local: LocalConfig = DISTIL,
+    local: LocalConfig = PROXY_TRAINING,
     compute: Compute | None = None,
 ) -> list[nn.Module]:
     """One of the node, from what it answered, and then one of each shadow, which is asked the same.
@@ -260,15 +262,15 @@ def proxies(
         group.step("model", losses)
         return losses
 
-    return together(make, pools, everything, task, local, seed, compute=compute, work=work)
+    return train_shadows(make, pools, everything, task, local, seed, compute=compute, work=work)
 
 
-MANY = 64  # shadow models from which on each record has a Gaussian of its own altogether
-LEAST = 1e-6  # standard deviation: shadows that all say the same are not infinitely sure
+MIN_SHADOWS_PER_RECORD = 64  # shadow models from which on each record has a Gaussian of its own altogether
+MIN_DEVIATION = 1e-6  # standard deviation: shadows that all say the same are not infinitely sure
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class RecordLogits:
     """What an attacker has of some records: their labels, and what models say about them.
 
     Probabilities serve in place of logits as their logarithms: nothing here depends on what is added to all
@@ -295,27 +297,27 @@ class Seen:
                 raise ArgumentError(name, "NaN or infinity", "finite logits")
 
 
-def confidence(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def logit_confidence(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """phi(p) = log(p / (1 - p)) of the label's probability, Carlini et al. Section V-B: nearly Gaussian.
 
     Of logits ``(..., N, classes)`` as z_y - log sum_{c != y} exp(z_c), ``(..., N)`` float64, which loses
     nothing where p is nearly 1.
 
-    >>> confidence(torch.tensor([[3.0, 1.0]]), torch.tensor([0]))  # of two classes: the difference
+    >>> logit_confidence(torch.tensor([[3.0, 1.0]]), torch.tensor([0]))  # of two classes: the difference
     tensor([2.], dtype=torch.float64)
     """
     logits = logits.double()
     own = F.one_hot(labels, logits.shape[-1]).bool().expand(logits.shape)
     others = logits.masked_fill(own, -torch.inf).logsumexp(-1)
-    return _of_label(logits, labels) - others
+    return _label_entry(logits, labels) - others
 
 
-def loss(seen: Seen) -> torch.Tensor:
+def loss_attack(seen: RecordLogits) -> torch.Tensor:
     """Minus the target's cross-entropy, ``(N,)``: Yeom et al., who call a record of little loss a member."""
-    return _of_label(seen.target.double().log_softmax(-1), seen.labels)
+    return _label_entry(seen.target.double().log_softmax(-1), seen.labels)
 
 
-def lira(seen: Seen, own: bool | None = None) -> torch.Tensor:
+def lira_attack(seen: RecordLogits, own: bool | None = None) -> torch.Tensor:
     """LiRA online, Carlini et al. Algorithm 1: the logarithm of their likelihood ratio, ``(N,)``.
 
     A record's confidence phi is Gaussian over models that learned from it, and another Gaussian over models
@@ -332,33 +334,38 @@ def lira(seen: Seen, own: bool | None = None) -> torch.Tensor:
         ArgumentError: too few shadows: one inside and one outside for each record, and two where a variance
             is to be told.
     """
-    shadows, own = confidence(seen.shadows, seen.labels), _own(own, seen)  # (M, N)
-    here = confidence(seen.target, seen.labels)
-    mu_in, sigma_in = _gaussian(shadows, seen.inside, "inside", own)
-    mu_out, sigma_out = _gaussian(shadows, ~seen.inside, "outside", own)
+    shadows, own = logit_confidence(seen.shadows, seen.labels), _per_record(own, seen)  # (M, N)
+    here = logit_confidence(seen.target, seen.labels)
+    mu_in, sigma_in = _fit_gaussian(shadows, seen.inside, "inside", own)
+    mu_out, sigma_out = _fit_gaussian(shadows, ~seen.inside, "outside", own)
     if not own:
         error = sigma_in.square() / seen.inside.sum(0) + sigma_out.square() / (~seen.inside).sum(0)
-        apart, middle = _shrunk(mu_in - mu_out, error), (mu_in + mu_out) / 2
+        apart, middle = _shrink(mu_in - mu_out, error), (mu_in + mu_out) / 2
         mu_in, mu_out = middle + apart / 2, middle - apart / 2
     return _log_normal(here, mu_in, sigma_in) - _log_normal(here, mu_out, sigma_out)
 
 
-def lira_offline(seen: Seen, own: bool | None = None) -> torch.Tensor:
+def lira_offline_attack(seen: RecordLogits, own: bool | None = None) -> torch.Tensor:
     """LiRA offline: how far a record's confidence lies above that of models that never saw it, ``(N,)``.
 
     Carlini et al. Eq. 4: Pr[Z <= phi], Z from N(mu_out, sigma_out^2), which rises with what is given here,
-    (phi - mu_out) / sigma_out. Shadows inside are not looked at; ``own`` is that of :func:`lira`.
+    (phi - mu_out) / sigma_out. Shadows inside are not looked at; ``own`` is that of :func:`lira_attack`.
 
     Raises:
         ArgumentError: too few shadows outside.
     """
-    shadows = confidence(seen.shadows, seen.labels)
-    mean, deviation = _gaussian(shadows, ~seen.inside, "outside", _own(own, seen))
-    return (confidence(seen.target, seen.labels) - mean) / deviation
+    shadows = logit_confidence(seen.shadows, seen.labels)
+    mean, deviation = _fit_gaussian(shadows, ~seen.inside, "outside", _per_record(own, seen))
+    return (logit_confidence(seen.target, seen.labels) - mean) / deviation
 
 
-def rmia(
-    seen: Seen, population: Seen, *, gamma: float = 2.0, alpha: float = 0.3, temperature: float = 2.0
+def rmia_attack(
+    seen: RecordLogits,
+    population: RecordLogits,
+    *,
+    gamma: float = 2.0,
+    alpha: float = 0.3,
+    temperature: float = 2.0,
 ) -> torch.Tensor:
     """RMIA: than how many records of the population is this one far likelier to be a member? ``(N,)`` 0 .. 1.
 
@@ -379,37 +386,39 @@ def rmia(
     Raises:
         ArgumentError: too few shadows.
     """
-    told, apart = (_probability(of.shadows, of, temperature) for of in (seen, population))  # (M, N), (M, Z)
-    at_large = (_mean(told, seen.inside, "inside") + _mean(told, ~seen.inside, "outside")) / 2
-    beside = ((1 + alpha) * _mean(apart, ~population.inside, "outside") + 1 - alpha) / 2
-    ratio = _relative(seen, at_large, temperature)  # (N,)
-    others = _relative(population, beside, temperature).sort().values  # (Z,)
+    told, apart = (
+        _label_probability(of.shadows, of, temperature) for of in (seen, population)
+    )  # (M, N), (M, Z)
+    at_large = (_masked_mean(told, seen.inside, "inside") + _masked_mean(told, ~seen.inside, "outside")) / 2
+    beside = ((1 + alpha) * _masked_mean(apart, ~population.inside, "outside") + 1 - alpha) / 2
+    ratio = _log_likelihood_ratio(seen, at_large, temperature)  # (N,)
+    others = _log_likelihood_ratio(population, beside, temperature).sort().values  # (Z,)
     beaten = torch.searchsorted(others, ratio - torch.tensor(gamma).double().log(), right=True)
     return (beaten + ratio.sigmoid()) / (len(others) + 1)
 
 
-def _probability(logits: torch.Tensor, of: Seen, temperature: float) -> torch.Tensor:
+def _label_probability(logits: torch.Tensor, of: RecordLogits, temperature: float) -> torch.Tensor:
     """Of each record's label, ``(..., N)``."""
-    return _of_label((logits.double() / temperature).log_softmax(-1), of.labels).exp()
+    return _label_entry((logits.double() / temperature).log_softmax(-1), of.labels).exp()
 
 
-def _relative(of: Seen, at_large: torch.Tensor, temperature: float) -> torch.Tensor:
+def _log_likelihood_ratio(of: RecordLogits, at_large: torch.Tensor, temperature: float) -> torch.Tensor:
     """log r(x) = log(Pr(x | theta) / Pr(x)), ``(N,)``."""
-    own = _of_label((of.target.double() / temperature).log_softmax(-1), of.labels)
+    own = _label_entry((of.target.double() / temperature).log_softmax(-1), of.labels)
     return own - at_large.clamp(min=torch.finfo(torch.float64).tiny).log()
 
 
-def _of_label(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def _label_entry(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The entry of each record's label: ``(..., N, classes)`` to ``(..., N)``."""
     index = labels.expand(values.shape[:-1]).unsqueeze(-1)
     return values.gather(-1, index).squeeze(-1)
 
 
-def _own(own: bool | None, seen: Seen) -> bool:
-    return len(seen.shadows) >= MANY if own is None else own
+def _per_record(own: bool | None, seen: RecordLogits) -> bool:
+    return len(seen.shadows) >= MIN_SHADOWS_PER_RECORD if own is None else own
 
 
-def _mean(values: torch.Tensor, taken: torch.Tensor, where: str, least: int = 1) -> torch.Tensor:
+def _masked_mean(values: torch.Tensor, taken: torch.Tensor, where: str, least: int = 1) -> torch.Tensor:
     """Of each record over the shadows that are taken, ``(M, N)`` and ``(M, N)`` to ``(N,)``."""
     counts = taken.sum(0)
     fewest = int(counts.min()) if counts.numel() else least
@@ -418,21 +427,21 @@ def _mean(values: torch.Tensor, taken: torch.Tensor, where: str, least: int = 1)
     return values.where(taken, 0.0).sum(0) / counts
 
 
-def _gaussian(
+def _fit_gaussian(
     values: torch.Tensor, taken: torch.Tensor, where: str, own: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each record over the shadows that are taken: ``(N,)`` each."""
-    mean = _mean(values, taken, where, 2 if own else 1)
+    mean = _masked_mean(values, taken, where, 2 if own else 1)
     squares = (values - mean).square().where(taken, 0.0).sum(0)  # (N,)
     freedom = taken.sum(0) - 1
     if not own:
         squares, freedom = squares.sum(), freedom.sum()
         if int(freedom) == 0:
             raise ArgumentError(f"shadows {where}", 1, "2 or more for some record, as variance is unknown")
-    return mean, (squares / freedom).sqrt().clamp(min=LEAST).expand(mean.shape)
+    return mean, (squares / freedom).sqrt().clamp(min=MIN_DEVIATION).expand(mean.shape)
 
 
-def _shrunk(apart: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+def _shrink(apart: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     """Estimates ``(N,)`` of known variance, drawn to their mean; less where they differ beyond that error."""
     centered = apart - apart.mean()
     spread = (centered.square().mean() - error.mean()).clamp(min=0)

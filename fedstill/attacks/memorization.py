@@ -43,14 +43,14 @@ from annotated_types import Ge
 from fedstill.attacks.attack import Attack, AttackResult, Target
 from fedstill.attacks.generative_metrics import (
     Extractor,
-    frechet,
+    frechet_distance,
     inception_scores,
     kernel_distance,
-    penultimate,
-    pixels,
+    penultimate_extractor,
+    pixel_extractor,
 )
-from fedstill.attacks.gradient_matching import Pixels
-from fedstill.attacks.leakage import LeakageColumn, LeakageFigure, Pictures, Strip, in_percent
+from fedstill.attacks.gradient_matching import PixelRange
+from fedstill.attacks.leakage import ImageStrip, ImageTable, LeakageColumn, LeakageMetric, percent_fields
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError
 from fedstill.core.options import PositiveInt
@@ -58,10 +58,12 @@ from fedstill.core.seeds import torch_generator
 from fedstill.runs.setting import normalization
 from fedstill.runs.simulation import Simulation
 
-NUMBERS = 1 << 23  # float64 in memory at once while neighbors are looked for, beside the vectors: 64 MiB
+MAX_NUMBERS = 1 << 23  # float64 in memory at once while neighbors are looked for, beside the vectors: 64 MiB
 
 
-def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def nearest_neighbors(
+    x: torch.Tensor, y: torch.Tensor, *, other: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each vector in x the nearest one in y: Euclidean distances ``(N,)`` float64, and places ``(N,)``.
 
     Args:
@@ -69,10 +71,10 @@ def nearest(x: torch.Tensor, y: torch.Tensor, *, other: bool = False) -> tuple[t
         y: ``(M, d)``; of equally near ones the first is told.
         other: the second nearest, which is the nearest other one where x is y, of two vectors or more.
 
-    >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
+    >>> nearest_neighbors(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
     (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
     """
-    distances, places = _sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
+    distances, places = _nearest_sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
     return distances[:, int(other)], places[:, int(other)]
 
 
@@ -87,7 +89,7 @@ class Neighbors:
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, width: int = 32) -> None:
         self.x, self.y, self.width = x.double(), y.double(), width
-        self.distances, self.places = _sorted(self.x, self.y, width)  # (N, width), ascending
+        self.distances, self.places = _nearest_sorted(self.x, self.y, width)  # (N, width), ascending
 
     def first(self, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
@@ -96,7 +98,7 @@ class Neighbors:
             if met.all():
                 return self.distances.gather(1, column).squeeze(1), self.places.gather(1, column).squeeze(1)
             self.width *= 2
-            self.distances, self.places = _sorted(self.x, self.y, self.width)
+            self.distances, self.places = _nearest_sorted(self.x, self.y, self.width)
 
     def count(self, among: torch.Tensor, limit: torch.Tensor, *, ties: bool) -> torch.Tensor:
         """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.
@@ -109,7 +111,7 @@ class Neighbors:
         return (near & among[self.places]).sum(1)
 
 
-def _sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _nearest_sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The nearest ``width`` of y, or all: distances and places ``(N, width)``, of equal ones the first first.
 
     Who they are is found by ``|x|^2 - 2 x y + |y|^2``, a product of matrices; how far they are, and their
@@ -120,10 +122,10 @@ def _sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor,
     centered = y - middle
     norms = centered.square().sum(1)
     found, where = [], []
-    for part in torch.split(x, max(1, NUMBERS // len(y))):
+    for part in torch.split(x, max(1, MAX_NUMBERS // len(y))):
         squares = torch.addmm(norms.unsqueeze(0), part - middle, centered.T, alpha=-2)  # less |x|^2 (B, M)
         near = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
-        rows = max(1, NUMBERS // (width * x.shape[1]))
+        rows = max(1, MAX_NUMBERS // (width * x.shape[1]))
         for few, places in zip(torch.split(part, rows), torch.split(near, rows), strict=True):
             exact = (few.unsqueeze(1) - y[places]).norm(dim=2)
             order = exact.argsort(dim=1, stable=True)
@@ -132,11 +134,11 @@ def _sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor,
     return torch.cat(found), torch.cat(where)
 
 
-SURE = 1.959964  # standard deviations to each side of a 95 % interval
-ROUNDING = 1e-12  # by which two equal statistics may differ
+NORMAL_95 = 1.959964  # standard deviations to each side of a 95 % interval
+STATISTIC_TOLERANCE = 1e-12  # by which two equal statistics may differ
 
 
-def copying(
+def memorization_test(
     generated: torch.Tensor,
     private: torch.Tensor,
     held_out: torch.Tensor,
@@ -167,7 +169,7 @@ def copying(
         ``share``: of generated images that are nearer to a private than to a held-out image, the larger set
         cut to the size of the smaller, on average over all ways: about 0.5 for images that copy nothing.
         ``low``, ``high``: its 95 % interval, over more images of the same generator (Wilson; private and
-        held-out images held as they are). ``z``, ``z_p_value``: of :func:`data_copying`, far below 0 where
+        held-out images held as they are). ``z``, ``z_p_value``: of :func:`data_copying_test`, far below 0 where
         generated images lie nearer to private images than held-out ones do; one-sided.
 
         ``pairs``: the closest in proportion, each private image once: places of ``generated``, ``private``
@@ -180,23 +182,23 @@ def copying(
         DataError: as the extractor says.
     """
     generated, private, held_out = (extractor(images) for images in (generated, private, held_out))
-    whose = _whose(groups)  # (P + H,), or None
+    whose = _group_indices(groups)  # (P + H,), or None
     is_private = torch.arange(len(private) + len(held_out)) < len(private)
     # As many neighbors as seldom are all of one kind, once in about e^20.
     width = 20 * (1 + len(is_private) // min(len(private), len(held_out)))
     pool = Neighbors(generated, torch.cat([private, held_out]), width)
     truth = _statistic(pool, is_private)
     drawn = torch.tensor(
-        [_statistic(pool, again) for again in _drawings(is_private, whose, seed, drawings)],
+        [_statistic(pool, again) for again in _permutations(is_private, whose, seed, drawings)],
         dtype=torch.float64,
     )
-    share = float(_nearer(pool, is_private).mean())
-    low, high = wilson(share, len(generated))
-    to_private = nearest(held_out, private)[0]
-    z, z_p_value = data_copying(nearest(generated, private)[0], to_private)
+    share = float(_nearer_probability(pool, is_private).mean())
+    low, high = wilson_interval(share, len(generated))
+    to_private = nearest_neighbors(held_out, private)[0]
+    z, z_p_value = data_copying_test(nearest_neighbors(generated, private)[0], to_private)
     fresh = None
     if len(held_out) > 1:
-        fresh = float(_ratio(to_private, nearest(held_out, held_out, other=True)[0]).min())
+        fresh = float(_distance_ratio(to_private, nearest_neighbors(held_out, held_out, other=True)[0]).min())
     return {
         "extractor": extractor.name,
         "generated": len(generated),
@@ -204,19 +206,19 @@ def copying(
         "held_out": len(held_out),
         "statistic": truth,
         "expected": float(drawn.mean()),
-        "p_value": (1 + int((drawn >= truth - ROUNDING).sum())) / (1 + drawings),
+        "p_value": (1 + int((drawn >= truth - STATISTIC_TOLERANCE).sum())) / (1 + drawings),
         "drawings": drawings,
         "share": share,
         "low": low,
         "high": high,
         "z": z,
         "z_p_value": z_p_value,
-        "pairs": _closest(pool, is_private, closest),
+        "pairs": _closest_pairs(pool, is_private, closest),
         "fresh": fresh,
     }
 
 
-def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
+def data_copying_test(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float, float]:
     """The z-score of data-copying, Z_U of Meehan et al. 2020, and its one-sided p-value; 0 and 1/2 where all
     distances are equal.
 
@@ -224,7 +226,7 @@ def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float
     from its nearest private image (Mann, Whitney 1947): ``(U - mn / 2) / sqrt(mn (m + n + 1) / 12)``, with
     ties as half a pair, and the variance that they leave.
 
-    >>> z, p = data_copying(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
+    >>> z, p = data_copying_test(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0, 5.0]))
     >>> round(z, 4), round(p, 4)  # (0 - 3) / sqrt(2 * 3 * 6 / 12)
     (-1.7321, 0.0416)
     """
@@ -239,20 +241,20 @@ def data_copying(generated: torch.Tensor, held_out: torch.Tensor) -> tuple[float
     return z, float(ndtr(z))
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
+def wilson_interval(share: float, n: int) -> tuple[float, float]:
     """95 % interval of a share of n (Wilson 1927); for means of numbers in 0..1 it is the wider for it.
 
-    >>> low, high = wilson(0.5, 100)
+    >>> low, high = wilson_interval(0.5, 100)
     >>> round(low, 4), round(high, 4)
     (0.4038, 0.5962)
     """
-    weight = SURE**2 / n
+    weight = NORMAL_95**2 / n
     middle = (share + weight / 2) / (1 + weight)
-    half = SURE / (1 + weight) * math.sqrt(share * (1 - share) / n + weight / (4 * n))
+    half = NORMAL_95 / (1 + weight) * math.sqrt(share * (1 - share) / n + weight / (4 * n))
     return middle - half, middle + half
 
 
-def _whose(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
+def _group_indices(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | None:
     """A number from 0 up for each image's group, ``(P + H,)``: those of private images first."""
     if groups is None:
         return None
@@ -263,7 +265,7 @@ def _whose(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor | N
     return torch.from_numpy(np.concatenate([first, second + first.max() + 1]))
 
 
-def _drawings(
+def _permutations(
     is_private: torch.Tensor, whose: torch.Tensor | None, seed: int, count: int
 ) -> Iterator[torch.Tensor]:
     """Who is private, drawn anew: as many images, or groups, as in truth; ``(P + H,)`` bool each."""
@@ -283,7 +285,7 @@ def _statistic(pool: Neighbors, is_private: torch.Tensor) -> float:
     return float(((h - p) / (h + p).clamp_min(torch.finfo(p.dtype).tiny)).mean())
 
 
-def _nearer(pool: Neighbors, is_private: torch.Tensor) -> torch.Tensor:
+def _nearer_probability(pool: Neighbors, is_private: torch.Tensor) -> torch.Tensor:
     """Of each generated image, how likely its nearest is private if the larger set is cut to the smaller.
 
     Of N images of the larger set, j are nearer than the nearest of the smaller one, which has n. That one of
@@ -301,11 +303,11 @@ def _nearer(pool: Neighbors, is_private: torch.Tensor) -> torch.Tensor:
     return 1 - won if flip else won
 
 
-def _ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+def _distance_ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return torch.where((p == 0) & (h == 0), 1.0, p / h)
 
 
-def _closest(pool: Neighbors, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
+def _closest_pairs(pool: Neighbors, is_private: torch.Tensor, count: int) -> list[dict[str, Any]]:
     """The pairs of the smallest ratio of distances, and of these of the smallest distance; each private image
     once, with the generated image that is nearest to it in proportion."""
     (p, private), (h, held_out) = pool.first(is_private), pool.first(~is_private)
@@ -315,7 +317,7 @@ def _closest(pool: Neighbors, is_private: torch.Tensor, count: int) -> list[dict
         "held_out": held_out - is_private.sum(),  # private images come first in the pool
         "distance": p,
         "other": h,
-        "ratio": _ratio(p, h),
+        "ratio": _distance_ratio(p, h),
     }
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [dict(zip(columns, row, strict=True)) for row in values]
@@ -325,16 +327,18 @@ def _closest(pool: Neighbors, is_private: torch.Tensor, count: int) -> list[dict
     return list(found.values())[:count]
 
 
-MOST = 4000  # private images, and held-out ones, that neighbors are sought among in one space
-MOST_OF_A_NODE = 1000  # images of one node that generated ones are measured from
-MOST_DIMENSIONS = 1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
+MAX_IMAGES = 4000  # private images, and held-out ones, that neighbors are sought among in one space
+MAX_NODE_IMAGES = 1000  # images of one node that generated ones are measured from
+MAX_FID_DIMENSIONS = (
+    1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
+)
 
 
-class Sample:
+class ReferenceImages:
     """Private and held-out images that neighbors are sought among, and which ones they are.
 
     Args:
-        seed: of the draws, where there are more than :data:`MOST`.
+        seed: of the draws, where there are more than :data:`MAX_IMAGES`.
     """
 
     def __init__(self, experiment: Simulation, seed: int) -> None:
@@ -342,18 +346,18 @@ class Sample:
         self.names = [node.name for node in experiment.nodes]
         sizes = torch.tensor([len(node.data) for node in experiment.nodes])
         ends = sizes.cumsum(0)
-        chosen = _some(int(ends[-1]), MOST, seed, "private")
+        chosen = _choose_indices(int(ends[-1]), MAX_IMAGES, seed, "private")
         self.owner = torch.searchsorted(ends, chosen, right=True)  # (P,) places of nodes
         self.place = chosen - (ends - sizes)[self.owner]  # (P,) in its node's data
-        self.test_place = _some(len(test), MOST, seed, "held-out")  # (H,)
+        self.test_place = _choose_indices(len(test), MAX_IMAGES, seed, "held-out")  # (H,)
         self.of = (int(ends[-1]), len(test))  # from how many
         self.private = torch.cat(
             [
-                task.pictured(_subset(node.data, self.place[self.owner == index])).cpu()
+                task.real_images(_subset(node.data, self.place[self.owner == index])).cpu()
                 for index, node in enumerate(experiment.nodes)
             ]
         ).float()
-        self.held_out = task.pictured(_subset(test, self.test_place)).cpu().float()
+        self.held_out = task.real_images(_subset(test, self.test_place)).cpu().float()
         self.groups = self._groups([node.data for node in experiment.nodes], test)
         self.known = all(node.data.groups is not None for node in experiment.nodes)
 
@@ -396,25 +400,27 @@ class Sample:
         return {**found, "pairs": pairs, "mind": mind}
 
 
-def spaces(images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]) -> list[Extractor]:
+def feature_spaces(
+    images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
+) -> list[Extractor]:
     """What distances are measured in: pixels, and the student's features."""
-    found = [pixels(*(part.flatten().tolist() for part in normalization(experiment.setting)))]
+    found = [pixel_extractor(*(part.flatten().tolist() for part in normalization(experiment.setting)))]
     if experiment.has_student and experiment.task.kind in ("class", "labels"):
         try:
-            found.append(penultimate(experiment.student, images[:2], "the student"))
+            found.append(penultimate_extractor(experiment.student, images[:2], "the student"))
         except ModelError as error:
             skipped += [(attack, str(error)) for attack in ("copying", "distances")]
     return found
 
 
-def apart(
+def node_distances(
     images: torch.Tensor, experiment: Simulation, space: Extractor, seed: int, skipped: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
     """FID and KID from each node's own images in one space; None where there is none, which is told."""
     task, test = experiment.task, experiment.test
     dimensions = space(images[:1]).shape[1]
-    if dimensions > MOST_DIMENSIONS:
-        why = f"{space.name}: {dimensions} dimensions, more than {MOST_DIMENSIONS}, are too many for FID"
+    if dimensions > MAX_FID_DIMENSIONS:
+        why = f"{space.name}: {dimensions} dimensions, more than {MAX_FID_DIMENSIONS}, are too many for FID"
         skipped.append(("distances", why))
         return None
     own: dict[str, torch.Tensor] = {}
@@ -423,21 +429,25 @@ def apart(
             why = f"{space.name}: {node.name} holds one image, which has no covariance"
             skipped.append(("distances", why))
             continue
-        some = _some(len(node.data), MOST_OF_A_NODE, seed, "distances", node.name)
-        own[node.name] = task.pictured(_subset(node.data, some)).float()
+        some = _choose_indices(len(node.data), MAX_NODE_IMAGES, seed, "distances", node.name)
+        own[node.name] = task.real_images(_subset(node.data, some)).float()
     if not own:
         return None
     # Real images that are nobody's, spread over all of them, lest they be sorted; and as many generated ones,
     # as FID falls with their number.
     many = len(test) > 1
     count = min(len(test), len(images)) if many else len(images)
-    made = space(_spread(images, count))
-    others = space(_spread(task.pictured(test).float(), count)) if many else None
+    made = space(_evenly_spaced(images, count))
+    others = space(_evenly_spaced(task.real_images(test).float(), count)) if many else None
     real = {name: space(those) for name, those in own.items()}
 
     def far(from_: torch.Tensor) -> dict[str, dict[str, Any]]:
         return {
-            name: {"fid": frechet(from_, each), "kid": kernel_distance(from_, each), "real": len(each)}
+            name: {
+                "fid": frechet_distance(from_, each),
+                "kid": kernel_distance(from_, each),
+                "real": len(each),
+            }
             for name, each in real.items()
         }
 
@@ -455,12 +465,12 @@ def apart(
     }
 
 
-def _spread(images: torch.Tensor, count: int) -> torch.Tensor:
+def _evenly_spaced(images: torch.Tensor, count: int) -> torch.Tensor:
     """So many of images ``(N, C, H, W)``, evenly over all of them; all where these are no more."""
     return images[torch.linspace(0, len(images) - 1, count).long()]
 
 
-def distinct(images: torch.Tensor) -> torch.Tensor:
+def distinct_images(images: torch.Tensor) -> torch.Tensor:
     """Of images ``(N, C, H, W)`` those that are no later one asked about again, or moved a little.
 
     Methods that difference answers ask about each image and its surroundings, others about one batch several
@@ -468,7 +478,7 @@ def distinct(images: torch.Tensor) -> torch.Tensor:
     later image than a tenth of the median distance between two is that one again.
 
     >>> x = torch.tensor([0.0, 5.0, 9.0, 0.01]).view(4, 1, 1, 1)
-    >>> distinct(x).flatten()
+    >>> distinct_images(x).flatten()
     tensor([5.0000, 9.0000, 0.0100])
     """
     flat = images.flatten(1)
@@ -480,7 +490,7 @@ def distinct(images: torch.Tensor) -> torch.Tensor:
     return images[kept]
 
 
-def scores(
+def inception_record(
     images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
     """Inception scores by each node's model (FedIOD, Table 7), and by the student."""
@@ -498,16 +508,16 @@ def scores(
     return {"images": len(images), "adapted": fmean(nodes.values()), "nodes": nodes, "student": student}
 
 
-def closest(
-    found: dict[str, Any], images: torch.Tensor, sample: Sample, experiment: Simulation
+def closest_pair_images(
+    found: dict[str, Any], images: torch.Tensor, sample: ReferenceImages, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
-    shown = Pixels.of(*(part.cpu() for part in normalization(experiment.setting))).shown
+    shown = PixelRange.of(*(part.cpu() for part in normalization(experiment.setting))).shown
     sets = {"generated": images, "private": sample.private, "held_out": sample.held_out}
     return {name: shown(those[[pair[name] for pair in found["pairs"]]]) for name, those in sets.items()}
 
 
-def _some(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:
+def _choose_indices(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:
     if count <= most:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch_generator(seed, "generated", *purpose))
@@ -518,11 +528,11 @@ def _subset(data: TensorData, places: torch.Tensor) -> TensorData:
     return data.subset(places.to(data.inputs.device))
 
 
-OF = "inputs that the server sent to nodes"
+IMAGES_TEXT = "inputs that the server sent to nodes"
 
 
 @dataclass(frozen=True)
-class DataCopying(Attack):
+class Memorization(Attack):
     """What is asked about the inputs that a server made: copies, distances, scores."""
 
     title: ClassVar[str] = "Whether generated images copy private ones, and how near they come"
@@ -571,15 +581,15 @@ class DataCopying(Attack):
             if form == "rows":
                 reason = "it compares images, and the inputs of this task are rows of a table"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
-        return looked_at(inputs, target.experiment, self, target.seed)
+        return examine_images(inputs, target.experiment, self, target.seed)
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         for space in part["spaces"]:
-            yield from _copies(space, part["images"])
+            yield from _memorization_rows(space, part["images"])
         for space in part["distances"]:
-            yield from _distances(space)
+            yield from _distance_rows(space)
         if part["scores"]:
-            yield from _scores(part["scores"])
+            yield from _score_rows(part["scores"])
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         if not part["spaces"]:
@@ -603,7 +613,7 @@ class DataCopying(Attack):
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         return [(f"{part['images']:,} images", f"{part['of']}; the adversary is whoever sees them")]
 
-    def pictures(self, part: Mapping[str, Any]) -> Sequence[Pictures]:
+    def pictures(self, part: Mapping[str, Any]) -> Sequence[ImageTable]:
         if not part["spaces"]:
             return ()
         space = part["spaces"][0]
@@ -611,16 +621,18 @@ class DataCopying(Attack):
         for pair in space["pairs"]:
             ratio, fresh = pair["ratio"], space["fresh"]
             closer = ratio is not None and fresh is not None and ratio < fresh
-            head = f"ratio {_text(ratio, '.2f')}, {pair['node']}"
+            head = f"ratio {_format_value(ratio, '.2f')}, {pair['node']}"
             heads.append(head + (", closer than any held-out image" if closer else ""))
         shown = {"generated": "generated", "private": "nearest private", "held_out": "nearest held-out"}
-        strips = [Strip(head=head, stack=stack) for stack, head in shown.items()]
+        strips = [ImageStrip(head=head, stack=stack) for stack, head in shown.items()]
         title = f"The {len(heads)} closest pairs, by {space['extractor']}"
         says = "The private ones are records of nodes."
-        return (Pictures(title=title, heads=tuple(heads), strips=tuple(strips), says=says),)
+        return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), says=says),)
 
 
-def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, seed: int) -> AttackResult:
+def examine_images(
+    inputs: torch.Tensor, experiment: Simulation, how: Memorization, seed: int
+) -> AttackResult:
     """Attack the inputs that a server made, the last ones last: ``(Q, C, H, W)`` as the networks take them.
 
     Private are all nodes' images, held-out those of the test part; of more than ``generated.MOST`` some are
@@ -629,15 +641,15 @@ def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, se
     Raises:
         ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
     """
-    shape = tuple(experiment.task.pictured(experiment.test).shape[1:])
+    shape = tuple(experiment.task.real_images(experiment.test).shape[1:])
     if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
         raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
-    images = distinct(inputs[-how.images :].detach().cpu().float())
+    images = distinct_images(inputs[-how.images :].detach().cpu().float())
     if len(images) < 2:
         raise ArgumentError("generated inputs", "all one image", "2 or more different ones")
     skipped: list[tuple[str, str]] = []
-    known = spaces(images, experiment, skipped)
-    sample = Sample(experiment, seed)
+    known = feature_spaces(images, experiment, skipped)
+    sample = ReferenceImages(experiment, seed)
 
     def of_each(attack: str, measure: Callable[[Extractor], dict[str, Any] | None]) -> list[dict[str, Any]]:
         found = []
@@ -654,7 +666,7 @@ def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, se
     pictures: dict[str, torch.Tensor] = {}
 
     def copied(space: Extractor) -> dict[str, Any]:
-        found = copying(
+        found = memorization_test(
             images,
             sample.private,
             sample.held_out,
@@ -665,39 +677,41 @@ def looked_at(inputs: torch.Tensor, experiment: Simulation, how: DataCopying, se
             groups=sample.groups,
         )
         if not pictures:
-            pictures.update(closest(found, images, sample, experiment))
+            pictures.update(closest_pair_images(found, images, sample, experiment))
         return sample.told(found)
 
     part = {
         "images": len(images),
-        "of": OF,
+        "of": IMAGES_TEXT,
         "spaces": of_each("copying", copied),
-        "distances": of_each("distances", lambda space: apart(images, experiment, space, seed, skipped)),
-        "scores": scores(images, experiment, skipped),
+        "distances": of_each(
+            "distances", lambda space: node_distances(images, experiment, space, seed, skipped)
+        ),
+        "scores": inception_record(images, experiment, skipped),
     }
     return AttackResult(part, pictures, skipped)
 
 
-def _copies(space: Mapping[str, Any], images: int) -> Iterator[LeakageFigure]:
+def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[LeakageMetric]:
     name, who = space["extractor"], f"{images:,} images"
     counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
-    row = partial(LeakageFigure, attack=name, who=who)
+    row = partial(LeakageMetric, attack=name, who=who)
     yield row(
         metric="nearer to private than to held-out",
-        **in_percent(space["share"], space["low"], space["high"]),
+        **percent_fields(space["share"], space["low"], space["high"]),
         without="50%",
         says=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
     p, drawings = space["p_value"], "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
     yield row(metric="p", value=p, text=f"{p:.3g}", without="any p alike", says=drawings, column="copying_p")
-    z = f"p {_text(space['z_p_value'], '.3g')}"
-    yield row(metric="data-copying z", text=_text(space["z"], ".1f"), says=z, detail=True)
+    z = f"p {_format_value(space['z_p_value'], '.3g')}"
+    yield row(metric="data-copying z", text=_format_value(space["z"], ".1f"), says=z, detail=True)
     ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
-    yield row(metric="closest pair", text=_text(min(ratios, default=None), ".2f"), detail=True)
-    yield row(metric="held-out images come to", text=_text(space["fresh"], ".2f"), detail=True)
+    yield row(metric="closest pair", text=_format_value(min(ratios, default=None), ".2f"), detail=True)
+    yield row(metric="held-out images come to", text=_format_value(space["fresh"], ".2f"), detail=True)
 
 
-def _distances(space: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+def _distance_rows(space: Mapping[str, Any]) -> Iterator[LeakageMetric]:
     name = f"in {space['extractor']}"
     few = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
     for node, of in space["nodes"].items():
@@ -705,34 +719,34 @@ def _distances(space: Mapping[str, Any]) -> Iterator[LeakageFigure]:
         for metric, form in (("fid", "#.4g"), ("kid", "#.3g")):
             for whose, told in (("generated", of), ("held-out", held_out)):
                 label = f"{metric.upper()}, {whose}"
-                text = _text(told.get(metric), form)
-                yield LeakageFigure(attack=name, who=node, metric=label, text=text, detail=True)
-        yield LeakageFigure(attack=name, who=node, metric="its images", text=f"{of['real']:,}", detail=True)
+                text = _format_value(told.get(metric), form)
+                yield LeakageMetric(attack=name, who=node, metric=label, text=text, detail=True)
+        yield LeakageMetric(attack=name, who=node, metric="its images", text=f"{of['real']:,}", detail=True)
     average, held = space["average"], space["average_held_out"]
-    row, of = partial(LeakageFigure, attack=name, who="mean of nodes"), f"{space['generated']:,}"
+    row, of = partial(LeakageMetric, attack=name, who="mean of nodes"), f"{space['generated']:,}"
     yield row(
         metric="FID, generated",
         value=average,
-        text=_text(average, "#.4g"),
+        text=_format_value(average, "#.4g"),
         without="" if held is None else f"{held:.1f} of held-out images",
         says=f"{of} in {space['dimensions']:,} dimensions" + (f", {few}" if few else ""),
     )
-    yield row(metric="FID, held-out", text=_text(held, "#.4g"), detail=True)
+    yield row(metric="FID, held-out", text=_format_value(held, "#.4g"), detail=True)
 
 
-def _scores(part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+def _score_rows(part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
     metric, images = "inception score", f"of {part['images']:,} images"
     adapted, student = part["adapted"], part["student"]
     whole = {"the nodes' own models, on average": adapted, "the student": student}
     for who, value in whole.items():
         if who != "the student" or value is not None:
-            text = _text(value, ".2f")
-            yield LeakageFigure(
+            text = _format_value(value, ".2f")
+            yield LeakageMetric(
                 who=who, metric=metric, value=value, text=text, without="1 at least", says=images
             )
     for node, value in part["nodes"].items():
-        yield LeakageFigure(who=node, metric=metric, text=_text(value, ".2f"), detail=True)
+        yield LeakageMetric(who=node, metric=metric, text=_format_value(value, ".2f"), detail=True)
 
 
-def _text(value: float | None, form: str) -> str:
+def _format_value(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)

@@ -21,16 +21,16 @@ from fedstill.models.module_utils import in_mode
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine
 from fedstill.protocol.wire_format import Tensors
 
-Part = Literal["all", "extractor", "head"]
+ModelPart = Literal["all", "extractor", "head"]
 
 
-def shared(model: nn.Module, part: Part) -> tuple[str, ...]:
+def shared_parameters(model: nn.Module, part: ModelPart) -> tuple[str, ...]:
     """The names of the parameters that a method shares: all, the extractor's or the head's.
 
     Raises:
         ModelError: the model cannot be split.
 
-    >>> shared(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "head")
+    >>> shared_parameters(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "head")
     ('2.weight', '2.bias')
     """
     if part == "all":
@@ -91,7 +91,7 @@ class Schedule:
         return [torch.arange(step * self.batch, (step + 1) * self.batch) % examples for step in steps]
 
 
-def gradients(
+def loss_gradients(
     model: nn.Module, parameters: Tensors, inputs: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
 ) -> dict[str, torch.Tensor]:
     """Gradients of the mean cross-entropy in training mode, by the parameters' names, differentiable.
@@ -115,7 +115,7 @@ def gradients(
     return dict(zip(leaves, found, strict=True))
 
 
-def trained(
+def simulate_training(
     model: nn.Module,
     before: Tensors,
     inputs: torch.Tensor,
@@ -134,19 +134,19 @@ def trained(
     second: dict[str, torch.Tensor] = {}
     order = schedule.batches(len(inputs)) if order is None else order
     for step, (rate, indices) in enumerate(zip(schedule.rates, order, strict=True), 1):
-        slopes = gradients(model, now, inputs[indices], labels[indices], schedule.smoothing)
+        slopes = loss_gradients(model, now, inputs[indices], labels[indices], schedule.smoothing)
         for name, slope in slopes.items():
             g = slope + schedule.weight_decay * now[name]
             if schedule.optimizer == "sgd":
                 first[name] = schedule.momentum * first[name] + g if name in first else g
                 now[name] = now[name] - rate * first[name]
             else:
-                first[name], second[name], move = _adam(g, first.get(name), second.get(name), step)
+                first[name], second[name], move = _adam_step(g, first.get(name), second.get(name), step)
                 now[name] = now[name] - rate * move
     return now
 
 
-def _adam(
+def _adam_step(
     g: torch.Tensor, first: torch.Tensor | None, second: torch.Tensor | None, step: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Adam's moments, and its move before the learning rate (torch's defaults: 0.9, 0.999, 1e-8)."""
@@ -158,7 +158,7 @@ def _adam(
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedUpdate:
     """What left a node, as a function of examples that an adversary can compute and differentiate.
 
     Args:
@@ -189,8 +189,8 @@ class Observed:
         before = {name: value.detach() for name, value in self.model.named_parameters()}
         if self.is_gradient:
             own = {name: before[name] for name in self.target}
-            return gradients(self.model, own, inputs, labels, self.schedule.smoothing)
-        after = trained(self.model, before, inputs, labels, self.schedule)
+            return loss_gradients(self.model, own, inputs, labels, self.schedule.smoothing)
+        after = simulate_training(self.model, before, inputs, labels, self.schedule)
         return {name: before[name] - after[name] for name in self.target}
 
     def mean_gradient(self) -> Tensors:
@@ -202,7 +202,7 @@ class Observed:
         total = sum(rate * again**late for at in range(len(rates)) for late, rate in enumerate(rates[at:]))
         return {name: moved / total for name, moved in self.target.items()}
 
-    def as_gradient(self) -> Observed:
+    def as_gradient(self) -> ObservedUpdate:
         """Of one step of SGD: the gradient of its batch.
 
         Adam's first step tells little more than its signs: these then stand for the gradient.

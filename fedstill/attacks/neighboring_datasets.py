@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fedstill.attacks.membership_inference import merged
+from fedstill.attacks.membership_inference import concatenate
 from fedstill.core.compute import Compute, EngineConfig, Precision
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
@@ -28,26 +28,26 @@ from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, alike
+from fedstill.node.node_group import NodeGroup, group_by_architecture
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect
 from fedstill.node.request_handler import RequestHandler
 from fedstill.privacy.config import GradientsConfig, PrivacyConfig
-from fedstill.privacy.events import Price, from_text
+from fedstill.privacy.events import PrivacyCost, cost_from_dict
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
-from fedstill.privacy.pate import PATE, PateConfig, shards
+from fedstill.privacy.pate import PATE, PateConfig, partition_records
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks.classification import Classification
 
-NAME, RUN = "audited", "audit"
+NODE_NAME, RUN_NAME = "audited", "audit"
 SHAPE = (1, 8, 8)
 CLASSES = 2  # of digits, 0 and 1: the fewer, the further a record moves an answer as a whole
 
 
 @dataclass
-class World:
+class AuditedNode:
     """One node with some records, trained and ready to be asked.
 
     Args:
@@ -76,10 +76,10 @@ class World:
         self.task = Classification(self.classes)
         self.compute = Compute(EngineConfig(precision=self.precision))
         self.audit = AuditLog()
-        gate = Gate(NAME, PolicyConfig(outputs_only=False), self.audit, RUN)
+        gate = Gate(NODE_NAME, PolicyConfig(outputs_only=False), self.audit, RUN_NAME)
         own = self.model == "linear"
-        network = linear(self.classes) if own else build(self.model, SHAPE, self.classes, 0)
-        self.node = Node(NAME, self.data, network, gate, 0)
+        network = zero_linear(self.classes) if own else build(self.model, SHAPE, self.classes, 0)
+        self.node = Node(NODE_NAME, self.data, network, gate, 0)
         method = Audited(batch=self.rows, gan=float(self.critics))
         setting = NodeSetting(self.task, self.local, self.compute)
         side = method.node_side(setting)  # ours, though no method that is named: its votes are votes
@@ -101,21 +101,21 @@ class World:
 
     def pull_back(self, pull: torch.Tensor) -> Tensors:
         """What leaves when a gradient of the last answer's logits is pulled back."""
-        return self.handler.pull_back(self.asked, {NAME: {"logits": pull}})[NAME]
+        return self.handler.pull_back(self.asked, {NODE_NAME: {"logits": pull}})[NODE_NAME]
 
-    def spent(self) -> Price:
+    def spent(self) -> PrivacyCost:
         """What its audit log says that all of this has cost."""
-        return from_text(self.audit.spent(NAME, RUN).run)
+        return cost_from_dict(self.audit.spending(NODE_NAME, RUN_NAME).run)
 
 
-def linear(classes: int) -> nn.Module:
+def zero_linear(classes: int) -> nn.Module:
     """One layer that starts at zero, so that it follows its records and nothing else."""
     layer = nn.Linear(SHAPE[0] * SHAPE[1] * SHAPE[2], classes, bias=False)
     nn.init.zeros_(layer.weight)
     return nn.Sequential(nn.Flatten(), layer)
 
 
-def digits(seed: int, classes: int = CLASSES) -> TensorData:
+def load_digits(seed: int, classes: int = CLASSES) -> TensorData:
     """The digits of the first classes, in an order that follows from the seed."""
     data = load(Digits()).train
     own = (data.targets < classes).nonzero().flatten()
@@ -123,33 +123,33 @@ def digits(seed: int, classes: int = CLASSES) -> TensorData:
     return data.subset(own[torch.from_numpy(order)])
 
 
-def contradicted(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
+def contradictory_records(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
     """A digit, and a record that contradicts it: the same image, three times as strong, with another label.
 
     Of several teachers the same one learns from both, and the others abstain.
     """
-    first = digits(seed).subset(torch.tensor([0]))
+    first = load_digits(seed).subset(torch.tensor([0]))
     strengths = 3 + torch.arange(20 * teachers).view(-1, 1, 1, 1) / 100
     louder = strengths * first.inputs
     candidates = TensorData(louder, ((first.targets + 1) % CLASSES).expand(len(louder)))
-    (home,) = _homes(first, teachers)
-    return first, candidates.subset(torch.tensor([_homes(candidates, teachers).index(home)]))
+    (home,) = _teacher_indices(first, teachers)
+    return first, candidates.subset(torch.tensor([_teacher_indices(candidates, teachers).index(home)]))
 
 
-def _homes(data: TensorData, teachers: int) -> list[int]:
+def _teacher_indices(data: TensorData, teachers: int) -> list[int]:
     whose = torch.empty(len(data), dtype=torch.int64)
-    for teacher, part in enumerate(shards(data, teachers)):
+    for teacher, part in enumerate(partition_records(data, teachers)):
         whose[part] = teacher
     return whose.tolist()
 
 
-See = Callable[[bool, int], torch.Tensor]
+Observe = Callable[[bool, int], torch.Tensor]
 
 LOCAL = LocalConfig(
     epochs=0, least_steps=30, batch=8, optimizer="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
 )
-STEEP = 1e4  # of what is pulled back: every network's gradient is clipped
-UNHEARD = 1e6  # noise of what is released beside what is attacked: its price is next to nothing
+STEEP_GRADIENT = 1e4  # of what is pulled back: every network's gradient is clipped
+NEGLIGIBLE_NOISE = 1e6  # noise of what is released beside what is attacked: its price is next to nothing
 TEACHERS = 4
 
 
@@ -165,58 +165,67 @@ class Distinguisher:
 
     mechanism: str
     on: str
-    claimed: Price
-    see: See
+    claimed: PrivacyCost
+    see: Observe
 
 
-def counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
+def distinguish_counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
     """Label counts, asked for twice: the record is one of its class."""
     privacy = PATE(counts_noise=scale, pate=PateConfig(teachers=1, noise=1.0))
 
-    def call(world: World, x: torch.Tensor) -> torch.Tensor:
+    def call(world: AuditedNode, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([world.query("count_labels")["counts"] for _ in range(2)])
 
-    data, record = contradicted(seed)
+    data, record = contradictory_records(seed)
     before = torch.bincount(data.targets, minlength=CLASSES).repeat(2).float()
     after = before + torch.bincount(record.targets, minlength=CLASSES).repeat(2)
-    return _attack("counts", "noisy label counts", privacy, call, seed, (before, after))
+    return _make_distinguisher("counts", "noisy label counts", privacy, call, seed, (before, after))
 
 
-def votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Distinguisher:
+def distinguish_votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Distinguisher:
     """Noisy votes: the record turns one teacher's vote where it is asked."""
     pate = PateConfig(teachers=TEACHERS, noise=noise, release="label" if release == "label" else "votes")
     privacy = PATE(pate=pate)
     on = "noisy votes" if release == "votes" else "the class of most votes"
-    return _attack("pate", on, privacy, _answers, seed)
+    return _make_distinguisher("pate", on, privacy, _query_logits, seed)
 
 
-def outputs(how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0) -> Distinguisher:
+def distinguish_outputs(
+    how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0
+) -> Distinguisher:
     """Noisy outputs of a network that the record turns round."""
     kind = OutputsConfig(how="gaussian" if how == "gaussian" else "laplace", noise=noise, bound=bound)
     privacy = NoisyOutputs(outputs=kind)
     ends = torch.tensor(-bound), torch.tensor(bound)
-    return _attack("noisy-outputs", f"bounded outputs, {how} noise", privacy, _answers, seed, ends)
+    return _make_distinguisher(
+        "noisy-outputs", f"bounded outputs, {how} noise", privacy, _query_logits, seed, ends
+    )
 
 
-def gradients(noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0) -> Distinguisher:
+def distinguish_gradients(
+    noise: float = 2.0, mechanism: str = "noisy-outputs", seed: int = 0
+) -> Distinguisher:
     """Sanitized gradients: the record turns a network's gradient round, or that of one teacher of several."""
     if mechanism == "pate":
-        teachers, own = PateConfig(teachers=TEACHERS, noise=UNHEARD), GradientsConfig(noise=noise / TEACHERS)
+        teachers, own = (
+            PateConfig(teachers=TEACHERS, noise=NEGLIGIBLE_NOISE),
+            GradientsConfig(noise=noise / TEACHERS),
+        )
         of = f"mean of {TEACHERS} teachers' gradients"
-        return _attack(mechanism, of, PATE(pate=teachers, gradients=own), _pulled, seed)
-    outputs = OutputsConfig(how="gaussian", noise=UNHEARD, bound=1.0)
+        return _make_distinguisher(mechanism, of, PATE(pate=teachers, gradients=own), _query_gradients, seed)
+    outputs = OutputsConfig(how="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=GradientsConfig(noise=noise))
-    return _attack(mechanism, "sanitized gradients", privacy, _pulled, seed)
+    return _make_distinguisher(mechanism, "sanitized gradients", privacy, _query_gradients, seed)
 
 
-def _answers(world: World, x: torch.Tensor) -> torch.Tensor:
+def _query_logits(world: AuditedNode, x: torch.Tensor) -> torch.Tensor:
     """Answers about the first digit and about its negative: a network of one layer answers the other way."""
     return torch.cat([world.query("examine", x=at)["logits"].flatten() for at in (x, -x)])
 
 
-def _pulled(world: World, x: torch.Tensor) -> torch.Tensor:
+def _query_gradients(world: AuditedNode, x: torch.Tensor) -> torch.Tensor:
     """Gradients along the first digit, of a pull and of its negative."""
-    along, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP, -STEEP]])
+    along, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP_GRADIENT, -STEEP_GRADIENT]])
     seen = []
     for pull in (steep, -steep):
         world.query("examine", x=x)
@@ -224,20 +233,22 @@ def _pulled(world: World, x: torch.Tensor) -> torch.Tensor:
     return torch.stack(seen)
 
 
-def _attack(
+def _make_distinguisher(
     mechanism: str,
     on: str,
     privacy: PrivacyConfig,
-    call: Callable[[World, torch.Tensor], torch.Tensor],
+    call: Callable[[AuditedNode, torch.Tensor], torch.Tensor],
     seed: int,
     ends: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Distinguisher:
     """QueryCall two worlds; with the exact answers of either, also what is seen cut off at them: so much of a
     number is what tells the worlds apart under Laplace noise."""
     teachers = privacy.pate.teachers if isinstance(privacy, PATE) else 1
-    data, record = contradicted(seed, teachers)
+    data, record = contradictory_records(seed, teachers)
     x = data.inputs[:1].view(1, *SHAPE)
-    worlds = [World(records, privacy, LOCAL, secret=seed) for records in (data, merged([data, record]))]
+    worlds = [
+        AuditedNode(records, privacy, LOCAL, secret=seed) for records in (data, concatenate([data, record]))
+    ]
     for world in worlds:
         world.learn()
 

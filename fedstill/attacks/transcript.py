@@ -25,16 +25,16 @@ from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.core.run_writer import ATTACKS, read_result, require_no_objects
 from fedstill.data.loading import load
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation.inprocess import InProcess
-from fedstill.federation.summed import Sent
-from fedstill.node.audit_entries import ANSWER, GRADIENT
+from fedstill.federation.secure_aggregation import Sent
+from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.node import Node
-from fedstill.protocol.payload_kinds import INDICES, INPUTS, kind_named
-from fedstill.protocol.secure_aggregation import SUM, SumCall, read_sums, total
-from fedstill.protocol.wire_format import Tensors, refine
-from fedstill.runs.assemble import assemble, divide
+from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
+from fedstill.protocol.secure_aggregation import SUM, SumRequest, decode_sums, total
+from fedstill.protocol.wire_format import Tensors, decompress
+from fedstill.runs.build import assemble, divide
 from fedstill.runs.config import RunConfig, load_toml
 from fedstill.runs.run import REHEARSED
 from fedstill.runs.setting import Setting
@@ -42,7 +42,7 @@ from fedstill.runs.simulation import Simulation
 
 
 @dataclass(frozen=True, eq=False)
-class HeardRelease:
+class ObservedRelease:
     """One release, with the query that it answers.
 
     Args:
@@ -64,11 +64,11 @@ class HeardRelease:
     moved: bool = False
 
 
-Hear = Callable[[HeardRelease], Any]
+ReleaseListener = Callable[[ObservedRelease], Any]
 
 
 @dataclass(eq=False)
-class Heard:
+class ServerTranscript:
     """What the server of a run saw, as far as attacks use it.
 
     Args:
@@ -85,16 +85,16 @@ class Heard:
     _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the query
     _told: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
 
-    def take(self, release: HeardRelease, public: Public | None) -> None:
+    def take(self, release: ObservedRelease, public: PublicData | None) -> None:
         """Hear one release."""
-        kinds = {name: kind_named(kind) for name, kind in release.kinds.items()}
+        kinds = {name: payload_kind(kind) for name, kind in release.kinds.items()}
         if any(kind.of != "counts" for kind in kinds.values()):
             self.taught.add(release.node)
         counted = [release.tensors[name] for name, kind in kinds.items() if kind.by_class]
         if counted:  # by class, and perhaps their sum
             self.counts.setdefault(release.node, max(counted, key=torch.Tensor.numel).flatten())
         logits = next((release.tensors[name] for name, kind in kinds.items() if kind.of == "scores"), None)
-        about = None if logits is None else _about(release, public, len(logits))
+        about = None if logits is None else _query_inputs(release, public, len(logits))
         if logits is None or about is None or len(logits) != len(about):
             return
         if not self._asked or self._asked[-1][0] != release.number:
@@ -125,7 +125,7 @@ class Heard:
         return inputs[-self.most :], outputs[-self.most :]
 
 
-def _about(release: HeardRelease, public: Public | None, responses: int) -> torch.Tensor | None:
+def _query_inputs(release: ObservedRelease, public: PublicData | None, responses: int) -> torch.Tensor | None:
     """The inputs that so many answers are about; None where they were moved."""
     for name, kind in release.asked.items():
         if kind == INPUTS and name in release.sent:
@@ -139,14 +139,14 @@ def _about(release: HeardRelease, public: Public | None, responses: int) -> torc
     return public.inputs[told.to(public.inputs.device)]
 
 
-class Enough(Exception):
+class StopListening(Exception):
     """Everything wanted has been heard: the run is let go."""
 
 
-class _Tapped(InProcess):
+class _ObservedEngine(InProcess):
     """An engine whose releases are heard on their way to the server."""
 
-    hear: Hear
+    hear: ReleaseListener
 
     def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
         responses = super()._answer(asked, sent)
@@ -155,7 +155,7 @@ class _Tapped(InProcess):
         return responses
 
     def _pull_back(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
         gradients = super()._pull_back(number, query, pulls, call)
         for node, told in self._seen(query, gradients, call).items():
@@ -163,38 +163,41 @@ class _Tapped(InProcess):
             self._told(node, told, query, number, GRADIENT, sent)
         return gradients
 
-    def _seen(self, query: str, told: Mapping[str, Tensors], call: SumCall | None) -> Mapping[str, Tensors]:
+    def _seen(
+        self, query: str, told: Mapping[str, Tensors], call: SumRequest | None
+    ) -> Mapping[str, Tensors]:
         """What a server sees: each node's, or their sum alone."""
         if call is None:
             return told
-        return {SUM: read_sums(total(list(told.values())), self.queries[query].kinds())[0]}
+        return {SUM: decode_sums(total(list(told.values())), self.queries[query].kinds())[0]}
 
     def _told(self, node: str, told: Tensors, query: str, number: int, part: str, sent: Tensors) -> None:
         kinds, moves = self.queries[query].kinds(), self.queries[query].moves
         asked = self.queries[query].sends if part == ANSWER else {}
         # Copies: a server goes on to change its tensors in place.
         tensors, down = (
-            {name: tensor.detach().clone() for name, tensor in refine(each).items()} for each in (told, sent)
+            {name: tensor.detach().clone() for name, tensor in decompress(each).items()}
+            for each in (told, sent)
         )
         moved = moves in down and bool(down[moves].any())
         of = {name: kinds[name] for name in tensors}
-        self.hear(HeardRelease(node, number, query, part, of, tensors, down, asked, moved))
+        self.hear(ObservedRelease(node, number, query, part, of, tensors, down, asked, moved))
 
 
-class Overheard(Simulation):
+class ObservedSimulation(Simulation):
     """An experiment in this process whose releases somebody hears."""
 
-    hear: Hear
+    hear: ReleaseListener
 
-    def listen(self, hear: Hear) -> bool:
+    def listen(self, hear: ReleaseListener) -> bool:
         """Run from the start to its end, whether it came to it; nothing is heard after that, or kept.
 
-        ``hear`` is called with each release in order, and raises :class:`Enough` to end the run.
+        ``hear`` is called with each release in order, and raises :class:`StopListening` to end the run.
         """
         self.hear = hear
         try:
             self.run()
-        except Enough:
+        except StopListening:
             return False
         finally:
             self.hear = lambda release: None  # what an attacker asks later on is no part of the run
@@ -208,16 +211,16 @@ class Overheard(Simulation):
         self.audit.open(None)
 
     def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        tapped = _Tapped(self.nodes, groups, self.side, self.compute, self.setting.link)
+        tapped = _ObservedEngine(self.nodes, groups, self.side, self.compute, self.setting.link)
         tapped.hear = lambda release: self.hear(release)
         return tapped
 
 
-SAME = 1e-2  # of a student's length: rounding of other engines grows to less than that
+STUDENT_TOLERANCE = 1e-2  # of a student's length: rounding of other engines grows to less than that
 
 
 @dataclass(frozen=True, eq=False)
-class RepeatedRun:
+class ReplayedRun:
     """What a run was made of.
 
     Args:
@@ -227,10 +230,10 @@ class RepeatedRun:
     config: RunConfig
     data: DataSet
     parts: Sequence[TensorData]
-    public: Public | None
+    public: PublicData | None
 
     @classmethod
-    def of(cls, config: RunConfig) -> RepeatedRun:
+    def of(cls, config: RunConfig) -> ReplayedRun:
         """Of a run's configuration.
 
         Raises:
@@ -255,12 +258,12 @@ class RepeatedRun:
         """Of an input."""
         return tuple(self.data.test.inputs.shape[1:])
 
-    def experiment(self, **changes: Any) -> Overheard:
+    def experiment(self, **changes: Any) -> ObservedSimulation:
         """The run's experiment, with other parts of its setting where they are given."""
-        return Overheard(replace(self.setting, **changes))
+        return ObservedSimulation(replace(self.setting, **changes))
 
 
-def replay(folder: Path) -> RepeatedRun:
+def load_run(folder: Path) -> ReplayedRun:
     """What a finished run in a folder was made of.
 
     Raises:
@@ -277,12 +280,12 @@ def replay(folder: Path) -> RepeatedRun:
         raise ArgumentError("run", str(folder), "a run whose nodes' data are on this machine")
     # Chosen anew, it could be another one on this machine.
     precision = read_result(folder / "result.json")["engine"]["precision"]
-    return RepeatedRun.of(replace(config, engine=replace(config.engine, precision=precision)))
+    return ReplayedRun.of(replace(config, engine=replace(config.engine, precision=precision)))
 
 
-def hear(
-    folder: Path, again: RepeatedRun, most: int, also: Hear = lambda release: None
-) -> tuple[Overheard, Heard, str | None]:
+def replay_run(
+    folder: Path, again: ReplayedRun, most: int, also: ReleaseListener = lambda release: None
+) -> tuple[ObservedSimulation, ServerTranscript, str | None]:
     """Repeat a run to its end, with the student that it really came to; ``also`` is called with each release.
 
     Returns:
@@ -292,34 +295,34 @@ def hear(
     Raises:
         RunFolderError: the student in the folder is broken.
     """
-    experiment, heard = again.experiment(), Heard(most)
+    experiment, heard = again.experiment(), ServerTranscript(most)
     if not (folder / FILE).exists():
         raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
 
-    def both(release: HeardRelease) -> None:
+    def both(release: ObservedRelease) -> None:
         heard.take(release, experiment.public)
         also(release)
 
     experiment.listen(both)
     with closing(AuditLog(folder / FILE, read_only=True)) as audit:
-        wrong = _disagreement(audit, experiment.audit)
+        wrong = _find_disagreement(audit, experiment.audit)
     if experiment.has_student:
         file = folder / "student.safetensors"
         try:
             state = load_file(str(file))
         except (SafetensorError, OSError) as error:
             raise RunFolderError(f"{file} cannot be read: {error}") from error
-        apart = _apart(experiment.student, state)
-        if not apart <= SAME and wrong is None:
+        apart = _relative_distance(experiment.student, state)
+        if not apart <= STUDENT_TOLERANCE and wrong is None:
             wrong = f"the repetition came to another student, {100 * apart:.2g} % apart from the run's own"
         experiment.student.load_state_dict(state)
     return experiment, heard, wrong
 
 
-def _disagreement(run: AuditLog, again: AuditLog) -> str | None:
+def _find_disagreement(run: AuditLog, again: AuditLog) -> str | None:
     """Where the bytes that left in a repetition are not those of the run, by node and kind; or None."""
     written, repeated = (
-        {(node, kind): n for (_, node, way, kind), n in audit.sums.bytes.items() if way == "up" and n}
+        {(node, kind): n for (_, node, way, kind), n in audit.totals.bytes.items() if way == "up" and n}
         for audit in (run, again)
     )
     for node, kind in sorted({*written, *repeated}):
@@ -329,7 +332,7 @@ def _disagreement(run: AuditLog, again: AuditLog) -> str | None:
     return None
 
 
-def _apart(network: nn.Module, state: Mapping[str, torch.Tensor]) -> float:
+def _relative_distance(network: nn.Module, state: Mapping[str, torch.Tensor]) -> float:
     """How far a network is from weights, over their length; infinity for those of another architecture."""
     own = network.state_dict()
     if {name: value.shape for name, value in own.items()} != {n: value.shape for n, value in state.items()}:

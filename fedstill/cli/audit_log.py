@@ -41,12 +41,12 @@ def _find_log(path: Path) -> _LogFile:
     if (folder / owner_folder.FILE).is_file():
         file = owner_folder.read(folder)
         mine = file.privacy.unit(file.data.group)
-        log = _LogFile(audit_file.audit_file(file, folder), folder, file.privacy, mine)
+        log = _LogFile(audit_file.audit_path(file, folder), folder, file.privacy, mine)
     elif path.is_dir() and not log.file.is_file():
         raise FedstillError(f"{path} is no node's folder, and a run's folder holds its audit log as {FILE}")
     if not path.is_dir() and log.file.resolve() != path.resolve():
         log = _LogFile(path)
-    if not log.file.exists() and audit_file.gone(log.file, log.folder) is None:
+    if not log.file.exists() and audit_file.missing_log_fault(log.file, log.folder) is None:
         why = "neither a folder nor an audit log" if log.folder is None else "nothing has been charged"
         raise FedstillError(f"{log.file} is not there: {why}")
     return log
@@ -57,7 +57,7 @@ def _opened(log: _LogFile, *, write: bool = False) -> Iterator[AuditLog]:
     from fedstill.node import audit_file
     from fedstill.node.audit_log import AuditLog
 
-    lost = audit_file.gone(log.file, log.folder)
+    lost = audit_file.missing_log_fault(log.file, log.folder)
     if lost is not None and not write:
         raise FedstillError(f"{log.file} {lost}: put it back, or `fedstill audit accept` starts a new one")
     if lost is None and not log.file.with_name(f"{log.file.name}.head").exists():
@@ -83,15 +83,15 @@ def show(args: ParsedArgs) -> None:
     with _opened(log) as audit:
         entries = list(audit.entries())
         if "--json" in args:
-            status = {"log": str(log.file), "sound": audit.trouble is None, "trouble": audit.trouble}
+            status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.trouble}
             shown = [_without_secrets(entry) for entry in entries[-most:]]
             print_json(
                 {**status, "entries": shown, "totals": totals(audit, entries, at, log.privacy, log.mine)}
             )
             return
         console.print(f"audit log {log.file}", soft_wrap=True)
-        if audit.trouble is not None:
-            console.print(f"NOT SOUND: {audit.trouble}.", style="bold", soft_wrap=True)
+        if audit.fault is not None:
+            console.print(f"NOT SOUND: {audit.fault}.", style="bold", soft_wrap=True)
         if not entries:
             console.print("Nothing has left.")
             return
@@ -129,8 +129,8 @@ def export(args: ParsedArgs) -> None:
         for entry in audit.entries():
             file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
-        if audit.trouble is not None:
-            raise FedstillError(f"{log.file} is not sound, and {to} holds it as it is: {audit.trouble}")
+        if audit.fault is not None:
+            raise FedstillError(f"{log.file} is not sound, and {to} holds it as it is: {audit.fault}")
 
 
 def _without_secrets(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,10 +142,10 @@ def accept(args: ParsedArgs) -> None:
     from fedstill.node import audit_file
 
     log = _find_log(Path(args.positionals[0]))
-    lost = audit_file.gone(log.file, log.folder)
+    lost = audit_file.missing_log_fault(log.file, log.folder)
     with _opened(log, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
-        trouble = audit.trouble or lost
+        trouble = audit.fault or lost
         audit.settle(args.options["--because"][-1], gone=lost is not None)
         again = [entry for entry in audit.entries(before + 1) if entry["run"]]
     print(f"Settled: {trouble}.")

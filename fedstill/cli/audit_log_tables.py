@@ -22,7 +22,7 @@ MANY = 6  # prices that are shown of all that was paid
 
 def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -> None:
     """Print a table of entries, and a table of the rules that it names by letter."""
-    from fedstill.node.audit_entries import DATA, REFUSED, SETTLED
+    from fedstill.node.audit_entries import NODE_DATA, REFUSED, SETTLED
 
     shown_rules = dict.fromkeys(entry["rule"] for entry in entries if entry["part"] not in (SETTLED, REFUSED))
     rules = {rule: _letters(number) for number, rule in enumerate(shown_rules)}
@@ -87,7 +87,7 @@ def _letters(number: int) -> str:
 
 
 def _what(entry: Mapping[str, Any]) -> str:
-    from fedstill.node.audit_entries import KEPT, REFUSED, SETTLED
+    from fedstill.node.audit_entries import REFUSED, RESPONSE_FILE, SETTLED
 
     asked = f"{entry['query']} {entry['number']}" if entry["number"] >= 0 else entry["query"]
     if entry["part"] == SETTLED:
@@ -133,7 +133,7 @@ def print_totals(
         privacy: the owner's: by which accountant, and what is left of its budgets. None: neither is known.
         mine: what it protects as one.
     """
-    from fedstill.node.audit_entries import ALL, DATA
+    from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
     from fedstill.privacy.budget import describe_budgets, round_down, round_up
 
     limited = _limited(privacy)
@@ -156,11 +156,11 @@ def print_totals(
     if privacy is not None and limited:
         console.print(f"Budgets, by {privacy.accountant.upper()}: {'; '.join(describe_budgets(privacy))}.")
     for payer in dict.fromkeys(row["whose"] for row in rows):
-        spent = audit.spent(payer, ALL)
+        spent = audit.spending(payer, ALL)
         prices, bare = events(spent.total), spent.bare_total
         cells = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
         cells += [f"{counted(bare, 'release')} without guarantee"] if bare else []
-        units = sorted(audit.sums.units(payer))
+        units = sorted(audit.totals.units(payer))
         apart = f", of which units add up to nothing ({', '.join(units)})" if len(units) > 1 else ""
         console.print(f"Paid in all for {payer}: {', '.join(cells) or 'nothing'}{apart}.")
 
@@ -183,13 +183,13 @@ def totals(
     all runs where they paid for units of two kinds), ``epsilon`` at ``delta`` (None: no guarantee), and what
     is left of the owner's budget, at the budget's own delta (None: there is no budget, or it is not known).
     """
-    from fedstill.node.audit_cost import cost
-    from fedstill.node.audit_entries import ALL, DATA, RELEASES
+    from fedstill.node.audit_cost import compute_audit_cost
+    from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, RELEASES
 
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
     runs: dict[str, list[str]] = {}
-    for payer, run in audit.sums.spent:
+    for payer, run in audit.totals.spent:
         if run != ALL:
             runs.setdefault(payer, []).append(run)
     rows = []

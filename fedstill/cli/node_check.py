@@ -126,7 +126,7 @@ def _spec_of_schema(config: RunConfig) -> InputSpec | None:
 
 def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
     from fedstill.cli.node_facts import node_facts
-    from fedstill.node.audit_file import audit_file
+    from fedstill.node.audit_path import audit_file
     from fedstill.node.permission_check import open_to_others
 
     facts, exposed = node_facts(folder, file, found), open_to_others(folder, audit_file(file, folder))
@@ -169,7 +169,7 @@ def _judged(
     from fedstill.data.loading import CLASSIFICATION
     from fedstill.models import carries_gradient
     from fedstill.node import owner_folder
-    from fedstill.node.sum_history import COHORT, Cohort
+    from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
     from fedstill.protocol.queries import NodeSetting, stand_in
 

@@ -12,7 +12,7 @@ from fedstill.core.text_format import clip
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node import audit_file
-from fedstill.node.audit_file import Balance
+from fedstill.node.audit_file import TotalSpent
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import Examined
 from fedstill.node.privacy_forecast import forecast, objection
@@ -159,6 +159,6 @@ def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
 def _spent(file: NodeFile, folder: Path) -> Balance | None:
     """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
     try:
-        return audit_file.spent(file, folder)
+        return audit_file.read_total_spent(file, folder)
     except FedstillError:
         return None

@@ -23,8 +23,8 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
     from fedstill.core.startup_kit import KIT, StartupKit
     from fedstill.core.text_format import counted, times
     from fedstill.data.node_data import SOURCES
-    from fedstill.node.sum_history import COHORT, Cohort
     from fedstill.node.kit_faults import kit_faults
+    from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
 
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:

@@ -15,7 +15,7 @@ from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode, PlannedRun, 
 from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
-from fedstill.node.audit_file import Balance
+from fedstill.node.audit_file import TotalSpent
 from fedstill.node.privacy_forecast import Knob, find_knob, forecast, most_steps, parts
 from fedstill.node.protection import unit_notes, wanted
 from fedstill.node.run_mechanism import Mechanism
@@ -87,7 +87,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, li
         raise ArgumentError("privacy.group_size", file.privacy.group_size, "1, as there is no data.group")
     run = PlannedRun(target, asking.config.method, spec, asking.public, (file.model.name,), notes)
     _require_public(run, asking.note)
-    spent = audit_file.spent(file, folder)
+    spent = audit_file.read_total_spent(file, folder)
     return run, [PlannedNode(file.name, file.privacy, file.local, len(data), spent, file.data.group)]
 
 

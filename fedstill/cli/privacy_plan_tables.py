@@ -12,8 +12,8 @@ from fedstill.cli.audit_log_tables import events
 from fedstill.cli.console import print_facts, print_table
 from fedstill.cli.node_check_privacy import refusal
 from fedstill.cli.privacy_plan_advice import MODEL, advice
-from fedstill.node.audit_entries import ANSWER
-from fedstill.node.audit_file import Balance
+from fedstill.node.audit_entries import RESPONSE
+from fedstill.node.audit_file import TotalSpent
 from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.accounting import compute_epsilon

@@ -21,7 +21,7 @@ def schema(args: ParsedArgs) -> None:
         raise ArgumentError("--out", str(out), "a file that is not there yet")
 
     from fedstill.core.run_writer import write_text
-    from fedstill.data.schema_draft import draft_schema, similar_category_notes, find_rare_categories
+    from fedstill.data.schema_draft import draft_schema, find_rare_categories, similar_category_notes
     from fedstill.data.tables import TABLE_ENDINGS, read_cells, schema_text, table_ending
 
     for file in files:

@@ -22,13 +22,13 @@ class Call:
     answered: tuple[str, ...] = ()  # names of what they answered
 
 
-class Bridge(torch.autograd.Function):
+class FederatedQuery(torch.autograd.Function):
     """Bridges autograd over the wire: forward asks, backward has the nodes pull back."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         sent = dict(zip(call.names, tensors, strict=True))
-        responses = call.federation.sound_answers(call.asked, call.query, call.number, sent, True)
+        responses = call.federation.valid_responses(call.asked, call.query, call.number, sent, True)
         call.nodes, first = tuple(responses), next(iter(responses.values()))
         call.answered = tuple(first)
         ctx.call = call
@@ -47,7 +47,7 @@ class Bridge(torch.autograd.Function):
         }
         inputs = dict(zip(call.names, ctx.saved_tensors, strict=True))
         differentiable = {name: tensor for name, tensor in inputs.items() if name in through}
-        pulled = call.federation.sound_gradients(call.number, call.query, pulls, differentiable)
+        pulled = call.federation.valid_gradients(call.number, call.query, pulls, differentiable)
         back: list[torch.Tensor | None] = [None]
         for name, tensor in inputs.items():
             if name in through:

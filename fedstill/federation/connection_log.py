@@ -21,7 +21,7 @@ TRIED = "it is tried every 10 s, until it answers or this process is ended"
 logger = logging.getLogger("fedstill.site")
 
 
-class Contact:
+class ServerConnection:
     """A node's link to its server; a line is logged where it changes, and now and then while it is down.
 
     ``barred`` is told why, where the server does not let the node in.
@@ -72,7 +72,7 @@ class Contact:
             self._barred(revoked)
 
 
-def watch(contact: Contact, cell: Any, every: float, leave: Callable[[], None]) -> None:
+def watch(contact: ServerConnection, cell: Any, every: float, leave: Callable[[], None]) -> None:
     """Let a contact hear what the server replies in this process of FLARE (``cell``), and that it replies no
     more.
 

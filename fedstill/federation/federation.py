@@ -23,22 +23,22 @@ from fedstill.core.errors import (
     refused_by,
 )
 from fedstill.core.text_format import brief_repr, clip
-from fedstill.federation.answer_checks import (
+from fedstill.federation.autograd import Call, FederatedQuery
+from fedstill.federation.link_config import LinkConfig
+from fedstill.federation.response_checks import (
     faults,
+    invalid_dtype_fault,
+    mismatched_gradients,
     not_finite,
     oversized_gradients,
     require_finite,
-    require_finite_sent,
-    strange,
-    unlike_inputs,
+    require_finite_inputs,
 )
-from fedstill.federation.autograd import Bridge, Call
-from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.summed import Sent, Summed, check_summed
+from fedstill.federation.secure_aggregation import SentQuery, SumAggregation, check_secure_aggregation
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SUM
-from fedstill.protocol.wire_format import Tensors, as_text, from_text, refine
+from fedstill.protocol.wire_format import Tensors, as_text, decompress, from_text
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Responses:
 
 
 @dataclass(frozen=True)
-class Out:
+class ExcludedNode:
     """A node that a run goes on without: since which query, why, and whether it may come back, having
     stayed away and not answered nonsense."""
 
@@ -84,7 +84,7 @@ class Out:
     back: bool
 
 
-class Federation(Summed):
+class Federation(SumAggregation):
     """K nodes and one way to reach them.
 
     Args:
@@ -97,19 +97,19 @@ class Federation(Summed):
         self.nodes, self.queries = tuple(nodes), queries
         self.link = link or LinkConfig()
         if self.link.secure_aggregation:
-            check_summed(self.nodes, queries)
+            check_secure_aggregation(self.nodes, queries)
         self.outputs: tuple[int, ...] | None = None  # shape of an input's logits, where an engine knows
         self.number = 0  # of the next query; part of a run's state
-        self.out: dict[str, Out] = {}  # whom the run goes on without; part of its state too
+        self.excluded: dict[str, ExcludedNode] = {}  # whom the run goes on without; part of its state too
         self.events: list[dict[str, Any]] = []  # who was left out and who came back, for the report
 
     @property
     def present(self) -> tuple[str, ...]:
         """The nodes that the run goes on with."""
-        return tuple(name for name in self.nodes if name not in self.out)
+        return tuple(name for name in self.nodes if name not in self.excluded)
 
     @property
-    def voices(self) -> tuple[str, ...]:
+    def response_sources(self) -> tuple[str, ...]:
         """By whose names answers come: the nodes' that the run goes on with, or one for all of them."""
         return (SUM,) if self.link.secure_aggregation else self.present
 
@@ -150,7 +150,7 @@ class Federation(Summed):
         )
         if not wanted:
             sent = {name: tensor.detach() for name, tensor in tensors.items()}
-            responses = self.sound_answers(asked, query, number, sent, False)
+            responses = self.valid_responses(asked, query, number, sent, False)
             first = next(iter(responses.values()))
             stacked = [name for name in first if name not in declared.apart]
             return Responses(
@@ -160,7 +160,7 @@ class Federation(Summed):
                 {name: self._apart(declared, name, responses) for name in declared.apart},
             )
         call = Call(self, asked, query, number, names)
-        flat = Bridge.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+        flat = FederatedQuery.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
         return Responses(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
 
     @staticmethod
@@ -171,15 +171,15 @@ class Federation(Summed):
 
     def state(self) -> dict[str, Any]:
         """What a run must remember of its federation."""
-        out = {node: [left.since, left.reason, left.back] for node, left in self.out.items()}
+        out = {node: [left.since, left.reason, left.back] for node, left in self.excluded.items()}
         return {"number": self.number, "out": out, "events": self.events}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take up a remembered state."""
         self.number, self.events = state["number"], list(state["events"])
-        self.out = {node: Out(*left) for node, left in state["out"].items()}
+        self.excluded = {node: ExcludedNode(*left) for node, left in state["out"].items()}
 
-    def leave_out(self, node: str, query: str, reason: str, *, back: bool, since: int | None = None) -> None:
+    def exclude(self, node: str, query: str, reason: str, *, back: bool, since: int | None = None) -> None:
         """Go on without a node that failed at a query.
 
         Args:
@@ -188,11 +188,11 @@ class Federation(Summed):
         Raises:
             NodeFault: too few nodes are left.
         """
-        left, reason = len(self.present) - (node not in self.out), clip(reason)
+        left, reason = len(self.present) - (node not in self.excluded), clip(reason)
         since = self.number if since is None else since
         self.events.append({"node": node, "number": since, "event": "left out", "reason": reason})
-        self.out[node] = Out(since, reason, back)
-        needed = self.link.least(len(self.nodes))
+        self.excluded[node] = ExcludedNode(since, reason, back)
+        needed = self.link.min_nodes(len(self.nodes))
         if left < needed:
             raise NodeFault(
                 node,
@@ -217,11 +217,11 @@ class Federation(Summed):
                 rule = f"max_queries: {limit}, and the run asks {total}"
                 refusals.append(QueryRefused(node, ", ".join(names), rule))
         unwilling = {refusal.node: refusal for refusal in reversed(refusals)}  # by its first rule
-        needed = self.link.least(len(self.nodes))
+        needed = self.link.min_nodes(len(self.nodes))
         if refusals and (needed == len(self.nodes) or len(self.present) - len(unwilling) < needed):
             raise refused_by(refusals)
         for node, refusal in unwilling.items():
-            self.leave_out(node, refusal.query, f"refused: {refusal.rule}", back=False)
+            self.exclude(node, refusal.query, f"refused: {refusal.rule}", may_rejoin=False)
 
     def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
         if of is None or (self.link.secure_aggregation and tuple(of) == (SUM,)):
@@ -232,7 +232,7 @@ class Federation(Summed):
             raise ArgumentError("of", unknown or list(of), f"some of {', '.join(self.nodes)}")
         return tuple(name for name in self.nodes if name in wanted)
 
-    def sound_answers(
+    def valid_responses(
         self, asked: tuple[str, ...], query: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Mapping[str, Tensors]:
         """The sound answers to one query, by node, as the nodes gave them.
@@ -241,22 +241,22 @@ class Federation(Summed):
             DataError: what is sent is not finite, which is no node's fault.
         """
         declared = self.queries[query]
-        require_finite_sent(tensors, query)
-        sent = Sent(query, number, self.link.coarsen(tensors, declared.sends), differentiable)
-        there = tuple(name for name in asked if name not in self.out)
+        require_finite_inputs(tensors, query)
+        sent = SentQuery(query, number, self.link.compress(tensors, declared.sends), differentiable)
+        there = tuple(name for name in asked if name not in self.excluded)
         if declared.sums:
             return {SUM: self._summed_answers(there, sent)}
         responses = self._refined(self._answer(there, sent), query, number)
         asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
         rows = asked_about[0] if asked_about else None
         for node, fault in faults(responses, declared, self.link.outlier, rows, self.outputs).items():
-            self.leave_out(node, query, fault, back=False, since=number)
+            self.exclude(node, query, fault, may_rejoin=False, since_query=number)
             del responses[node]
         if not responses:
             raise NodeFault(", ".join(asked), query, "none of the nodes that were asked is left")
         return responses
 
-    def sound_gradients(
+    def valid_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
         """The nodes' sound gradients; a node that fails here adds nothing to the sum.
@@ -267,21 +267,21 @@ class Federation(Summed):
         if SUM in pulls:
             return {SUM: self._summed_gradients(number, query, pulls[SUM], inputs)}
         sent = {
-            node: self.link.coarsen(pull, dict.fromkeys(pull, GRADIENTS))
+            node: self.link.compress(pull, dict.fromkeys(pull, GRADIENTS))
             for node, pull in pulls.items()
-            if node not in self.out
+            if node not in self.excluded
         }
         pulled = self._refined(self._pull_back(number, query, sent, None), query, None)
         ill = not_finite(pulled)
         if ill:
             require_finite(pulls, query)
-        self._part(pulled, query, unlike_inputs(pulled, inputs) | ill)
+        self._part(pulled, query, mismatched_gradients(pulled, inputs) | ill)
         self._part(pulled, query, oversized_gradients(pulled, pulls, self.link.outlier, query))
         return pulled
 
     def _part(self, pulled: dict[str, Tensors], query: str, found: Mapping[str, str]) -> None:
         for node, fault in found.items():
-            self.leave_out(node, query, fault, back=False)
+            self.exclude(node, query, fault, may_rejoin=False)
             del pulled[node]
 
     def _refined(self, given: Mapping[str, Tensors], query: str, since: int | None) -> dict[str, Tensors]:
@@ -289,12 +289,12 @@ class Federation(Summed):
         whole: dict[str, Tensors] = {}
         for node, tensors in given.items():
             try:
-                wrong = strange(tensors)
+                wrong = invalid_dtype_fault(tensors)
                 if wrong is not None:
                     raise DataError(wrong)
-                whole[node] = refine(tensors)
+                whole[node] = decompress(tensors)
             except DataError as fault:
-                self.leave_out(node, query, str(fault), back=False, since=since)
+                self.exclude(node, query, str(fault), may_rejoin=False, since_query=since)
         return whole
 
     def objections(self, query: Query) -> Mapping[str, str]:

@@ -18,8 +18,8 @@ from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.core.startup_kit import KIT, StartupKit
-from fedstill.federation.node_order import natural
-from fedstill.federation.transport import LinkError, Silent, Unreachable
+from fedstill.federation.node_order import natural_sort_key
+from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 
 # Environment variables: the server's folder, a node's, and that of all nodes of a simulation.
 SERVER_FOLDER, NODE, NODES = "FEDSTILL_SERVER", "FEDSTILL_NODE", "FEDSTILL_NODES"
@@ -38,7 +38,7 @@ class NodeProgram:
     def begin(self) -> None:
         """Read the owner's folder."""
         from fedstill.federation.flare_component import guard_job
-        from fedstill.node.host import Host, out_of_order
+        from fedstill.node.node_service import Host, out_of_order
 
         folder = os.environ.get(NODE)
         if folder is None:  # all nodes of a simulation have the same environment
@@ -68,7 +68,7 @@ class FlareLink:
 
     def __init__(self, clients: Sequence[Any], nodes: Sequence[str] = ()) -> None:
         self._clients = {str(client.name): client for client in clients}
-        self.nodes: Sequence[str] = sorted({*self._clients, *nodes}, key=natural)
+        self.nodes: Sequence[str] = sorted({*self._clients, *nodes}, key=natural_sort_key)
         self._lost = {name: Event() for name in self._clients}
 
     def lose(self, node: str) -> None:
@@ -98,7 +98,7 @@ class FlareLink:
             reply.put(self._clients[node](timeout=seconds).serve(message))
         except CollabCallError as error:
             late = isinstance(error.cause, TimeoutError)
-            why = Silent("no answer in time") if late else LinkError(" ".join(str(error.cause).split()))
+            why = ReplyTimeout("no answer in time") if late else LinkError(" ".join(str(error.cause).split()))
             reply.put(why)
         except RunAborted:
             reply.put(DeployError("its job was ended, by whoever began the run or by FLARE"))

@@ -25,9 +25,9 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from fedstill.core.errors import DeployError
 from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.core.text_format import clip
-from fedstill.federation.connection_log import Contact, watch
+from fedstill.federation.connection_log import ServerConnection, watch
 from fedstill.federation.flare_kit import CLIENT, Site
-from fedstill.federation.flare_losses import Losses
+from fedstill.federation.flare_lost_nodes import LostNodeMonitor
 from fedstill.federation.flare_site import JOB, end_jobs
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 
@@ -60,7 +60,7 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
         super().__init__()
         self._site = Site(role, Path(folder))
         self._security = SecurityLog(Path(folder))
-        self._losses: Losses | None = None
+        self._losses: LostNodeMonitor | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Called by FLARE."""
@@ -70,10 +70,13 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
             if self._site.role == CLIENT:
                 cell = fl_ctx.get_engine().get_cell()
                 cell.core_cell.add_incoming_request_filter("*", "*", self._refusal)
-                contact, every = Contact(self._site.target, barred=self._barred), self._site.heartbeat
+                contact, every = (
+                    ServerConnection(self._site.target, barred=self._barred),
+                    self._site.heartbeat,
+                )
                 watch(contact, cell.core_cell, every, lambda: self._end(1))
         elif event_type == EventType.CLIENT_REGISTER_PROCESSED and self._losses is None:  # it has a cell
-            self._losses = Losses(fl_ctx.get_engine())
+            self._losses = LostNodeMonitor(fl_ctx.get_engine())
         elif event_type == EventType.JOB_COMPLETED and self._site.role == CLIENT:
             self._job_over(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 

@@ -10,22 +10,22 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.summed import Sent
+from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.models import PREDICTS, carries_gradient
 from fedstill.models.module_utils import parameter_count
-from fedstill.node.exchanges import KEPT
+from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, alike, multiplies_only, signature
+from fedstill.node.node_group import NodeGroup, group_by_architecture, has_only_matrix_products, stacking_key
 from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumCall
+from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors
 
-Partition = list[list[Node]]
+NodeGroups = list[list[Node]]
 
 
-def partition(nodes: Sequence[Node], stacked: bool) -> Partition:
+def partition(nodes: Sequence[Node], stacked: bool) -> NodeGroups:
     """Nodes in groups: equal architectures together, or each node alone."""
     return list(alike(nodes)) if stacked else [[node] for node in nodes]
 
@@ -87,7 +87,7 @@ class InProcess(Federation):
     def _limit(self, node: str) -> int | None:
         return self._members[node].gate.policy.max_queries or None
 
-    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
+    def _answer(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         self._asked_of[sent.number] = asked
         while len(self._asked_of) > KEPT:
             self._asked_of.popitem(last=False)
@@ -103,7 +103,7 @@ class InProcess(Federation):
         return {name: responses[name] for name in asked}
 
     def _pull_back(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
         mine: dict[RequestHandler, dict[str, Tensors]] = {}
         # Before anything is computed: they come off the device, which would be waited for each time.

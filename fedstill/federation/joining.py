@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from fedstill.core.errors import NodeFault
 from fedstill.core.text_format import human_seconds
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation import transport
 from fedstill.federation.replies import read, read_about
-from fedstill.federation.transport import Delivery
-from fedstill.node.replies import About, Hello, Progress
-from fedstill.protocol.messages import JoinRun, Learn, SayHello
-from fedstill.protocol.run_plan import PROTOCOL, Plan, public_tensors
+from fedstill.federation.transport import MessageSender
+from fedstill.node.replies import NodeStatus, NodeVersions, TrainingProgress
+from fedstill.protocol.messages import IdentifyNode, JoinRun, TrainLocally
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_tensors
 
 LEARN = 2.0  # seconds of local training between two looks at how far it has come
 
 
 @dataclass
-class Coming:
+class NodeProgress:
     """How far a node has come in its local training, and seconds that it was at work since without result."""
 
     node: str
@@ -27,7 +27,7 @@ class Coming:
     seconds: float = 0.0
 
 
-class Joining:
+class NodeJoiner:
     """The messages before a node's first query in one run.
 
     Args:
@@ -35,7 +35,9 @@ class Joining:
         patience: seconds after which local training that does not come further counts as stuck.
     """
 
-    def __init__(self, send: Delivery, plan: Plan, public: Public | None, patience: float) -> None:
+    def __init__(
+        self, send: MessageSender, plan: RunPlan, public: PublicData | None, patience: float
+    ) -> None:
         self._send, self._plan, self._public, self._patience = send, plan, public, patience
 
     def join(self, node: str) -> About:
@@ -44,9 +46,9 @@ class Joining:
         Raises:
             NodeFault: it speaks another protocol, or does not take the public data.
         """
-        hello = read(Hello, self._send.tell(node, SayHello()))
+        hello = read(Hello, self._send.tell(node, IdentifyNode()))
         if hello.protocol != PROTOCOL:
-            raise NodeFault(node, "hello", f"it speaks protocol {hello.protocol}, the server {PROTOCOL}")
+            raise NodeFault(node, "identify", f"it speaks protocol {hello.protocol}, the server {PROTOCOL}")
         joining = JoinRun(self._plan.to_dict())
         about = read_about(self._send.tell(node, joining), hello.versions)
         if about.wants_public and self._public is not None:
@@ -56,14 +58,14 @@ class Joining:
             raise NodeFault(node, "join", "it does not take the run's public data")
         return about
 
-    def learn(self, coming: Coming) -> Progress:
+    def learn(self, coming: NodeProgress) -> Progress:
         """Have one node go on with its local training for a while.
 
         Raises:
             NodeFault: it has not come further for too long.
         """
         start = time.monotonic()
-        come = read(Progress, self._send.tell(coming.node, Learn(LEARN)))
+        come = read(Progress, self._send.tell(coming.node, TrainLocally(LEARN)))
         if come.learned or come.percent > coming.percent:
             coming.percent, coming.seconds = come.percent, 0.0
             return come
@@ -73,5 +75,5 @@ class Joining:
         if coming.seconds > self._patience:
             waited = human_seconds(coming.seconds)
             stuck = f"its local training stays at {coming.percent}%, after {waited} more"
-            raise NodeFault(coming.node, "learn", stuck)
+            raise NodeFault(coming.node, "train_locally", stuck)
         return come

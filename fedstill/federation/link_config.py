@@ -41,10 +41,10 @@ class LinkConfig(WireConfig):
         if self.secure_aggregation and self.gradients != "float32":
             raise ArgumentError("link.gradients", self.gradients, "float32 where link.secure_aggregation")
 
-    def least(self, nodes: int) -> int:
+    def min_nodes(self, node_count: int) -> int:
         """How many of so many nodes a run needs.
 
-        >>> LinkConfig(quorum=0.5).least(5)
+        >>> LinkConfig(quorum=0.5).min_nodes(5)
         3
         """
-        return max(math.ceil(self.quorum * nodes - 1e-9), 1)
+        return max(math.ceil(self.quorum * node_count - 1e-9), 1)

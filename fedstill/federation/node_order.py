@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 
-def natural(name: str) -> list[tuple[int, str]]:
+def natural_sort_key(name: str) -> list[tuple[int, str]]:
     """Orders node-2 before node-10, as a simulation has them.
 
-    >>> sorted(["node-10", "node-2", "ward-3-b", "ward-3-a", "clinic"], key=natural)
+    >>> sorted(["node-10", "node-2", "ward-3-b", "ward-3-a", "clinic"], key=natural_sort_key)
     ['clinic', 'node-2', 'node-10', 'ward-3-a', 'ward-3-b']
     """
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.findall(r"\d+|\D+", name)]

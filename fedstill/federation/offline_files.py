@@ -21,17 +21,17 @@ from fedstill.core.compute import Compute
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import BundleError, DataError, FedstillError
 from fedstill.core.version import __version__
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation import signed_files
 from fedstill.federation.replies import read, read_about, read_paid
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.replies import Hello
+from fedstill.node.replies import NodeVersions
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import QueryCall, side_of
+from fedstill.protocol.method import QueryCall, build_node_side
 from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.protocol.run_plan import Plan, public_tensors, read_public
-from fedstill.protocol.wire_format import MOST_HEADER, Tensors, pack, unpack
+from fedstill.protocol.run_plan import RunPlan, public_tensors, read_public
+from fedstill.protocol.wire_format import MAX_HEADER, Tensors, pack, unpack
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -67,8 +67,8 @@ class Queries:
         trusted: whether that key was expected.
     """
 
-    plan: Plan
-    public: Public | None
+    plan: RunPlan
+    public: PublicData | None
     calls: tuple[QueryCall, ...]
     sha256: str = ""
     signer: str = ""
@@ -77,7 +77,7 @@ class Queries:
     def declared(self) -> Mapping[str, Query]:
         """What the method declares about its queries."""
         setting = NodeSetting(self.plan.spec.make_task(), LocalConfig(), Compute(), self.public)
-        queries: Mapping[str, Query] = side_of(self.plan.config(), setting).queries
+        queries: Mapping[str, Query] = build_node_side(self.plan.config(), setting).queries
         return queries
 
     def contents(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
 def read_queries(
     path: Path,
     signers: Collection[str] | None = None,
-    max_header: int = MOST_HEADER,
+    max_header: int = MAX_HEADER,
     methods: Collection[str] = (),
     tasks: Collection[str] = (),
 ) -> Queries:
@@ -127,7 +127,7 @@ def read_queries(
     blob, signer = signed_files.read(path, signers)
     table, tensors = _unpack(path, QUERIES, blob, max_header)
     try:
-        plan = Plan.from_dict(table.pop("plan", None), methods, tasks)
+        plan = RunPlan.from_dict(table.pop("plan", None), methods, tasks)
     except (FedstillError, ValueError, TypeError, LookupError) as error:
         raise BundleError(f"{path} has no plan that this version of fedstill can follow: {error}") from error
     names = _header(path, QueriesHeader, table).queries
@@ -147,7 +147,7 @@ def read_queries(
 
 
 @dataclass(frozen=True)
-class AnswersHeader:
+class ResponsesHeader:
     """The header of a file of answers, beside what the node ``told`` in its replies."""
 
     queries: str  # SHA-256 of the file of queries
@@ -173,33 +173,33 @@ class Replies:
 
 
 @dataclass(frozen=True, eq=False)
-class NodeAnswers:
+class NodeResponses:
     """One node's file of answers: its header, what it holds, and who signed it, a known key of the node's or
     not."""
 
     path: Path
-    header: AnswersHeader
+    header: ResponsesHeader
     replies: Replies
     signer: str
     trusted: bool
     sha256: str
 
 
-def pack_answers(header: AnswersHeader, replies: Replies) -> bytes:
+def pack_responses(header: ResponsesHeader, replies: Replies) -> bytes:
     """What a file of answers holds; the same answers give the same bytes."""
     told = {name: getattr(replies, name) for name in ("hello", "join", "privacy")}
     return _pack(ANSWERS, {**asdict(header), "told": told}, _numbered(replies.tensors))
 
 
-def unpack_answers(path: Path, blob: bytes) -> tuple[AnswersHeader, Replies]:
-    """What :func:`pack_answers` was given.
+def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]:
+    """What :func:`pack_responses` was given.
 
     Raises:
         BundleError: the bytes are no answers, or those of another version.
     """
     table, tensors = _unpack(path, ANSWERS, blob)
     told = table.pop("told", None)
-    header = _header(path, AnswersHeader, table)
+    header = _header(path, ResponsesHeader, table)
     try:
         replies = Replies(**told, tensors=_by_number(path, tensors))
         read_about(replies.join, read(Hello, replies.hello).versions)
@@ -211,7 +211,7 @@ def unpack_answers(path: Path, blob: bytes) -> tuple[AnswersHeader, Replies]:
     return header, replies
 
 
-def read_answers(path: Path, queries: Queries, keys: Mapping[str, str] | None = None) -> NodeAnswers:
+def read_responses(path: Path, queries: Queries, keys: Mapping[str, str] | None = None) -> NodeResponses:
     """One node's answers, once signature and content have been found to fit the queries.
 
     Args:
@@ -221,7 +221,7 @@ def read_answers(path: Path, queries: Queries, keys: Mapping[str, str] | None = 
         BundleError: missing, changed, unsigned, of an unknown key, or no answers to these queries.
     """
     blob, signer = signed_files.read(path, None if keys is None else set(keys.values()))
-    header, replies = unpack_answers(path, blob)
+    header, replies = unpack_responses(path, blob)
     if keys is not None and keys.get(header.node) != signer:
         raise BundleError(
             f"{path} says that it is of node {header.node!r}, and is signed by a key that is not that "
@@ -243,16 +243,16 @@ def read_answers(path: Path, queries: Queries, keys: Mapping[str, str] | None = 
     if set(replies.tensors) != set(range(count)) or len(replies.privacy) != count:
         raise BundleError(f"{path} does not hold one answer to each of the {count} queries")
     sha256 = hashlib.sha256(blob).hexdigest()
-    return NodeAnswers(path, header, replies, signer, keys is not None, sha256)
+    return NodeResponses(path, header, replies, signer, keys is not None, sha256)
 
 
-def answered_by(path: Path) -> str:
+def answered_queries_hash(path: Path) -> str:
     """The SHA-256 of the queries that a file of answers is for.
 
     Raises:
         BundleError: it is none.
     """
-    return unpack_answers(path, path.read_bytes())[0].queries
+    return unpack_responses(path, path.read_bytes())[0].queries
 
 
 # --- both -------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def _pack(kind: str, header: Mapping[str, Any], tensors: Tensors) -> bytes:
 
 
 def _unpack(
-    path: Path, kind: str, blob: bytes, max_header: int = MOST_HEADER
+    path: Path, kind: str, blob: bytes, max_header: int = MAX_HEADER
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The header, less what all files say, and the tensors."""
     try:

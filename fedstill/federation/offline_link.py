@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedstill.core.errors import BundleError, QueryMismatch
-from fedstill.federation.node_order import natural
-from fedstill.federation.offline_files import NodeAnswers, Queries
+from fedstill.federation.node_order import natural_sort_key
+from fedstill.federation.offline_files import NodeResponses, Queries
 from fedstill.protocol.digests import digest
-from fedstill.protocol.messages import AnswerQuery, JoinRun, PullBack, SayHello, read_message
+from fedstill.protocol.messages import AnswerQuery, ComputeGradients, IdentifyNode, JoinRun, read_message
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 
 
-class AnswerFiles:
+class ResponseFiles:
     """Carries queries to files of answers.
 
     Raises:
         BundleError: no answers, or two files of one node.
     """
 
-    def __init__(self, queries: Queries, responses: Sequence[NodeAnswers]) -> None:
+    def __init__(self, queries: Queries, responses: Sequence[NodeResponses]) -> None:
         if not responses:
             raise BundleError("there are no answers: name one file or more")
-        self.bundles: dict[str, NodeAnswers] = {}
-        for each in sorted(responses, key=lambda each: natural(each.header.node)):
+        self.bundles: dict[str, NodeResponses] = {}
+        for each in sorted(responses, key=lambda each: natural_sort_key(each.header.node)):
             other = self.bundles.setdefault(each.header.node, each)
             if other is not each:
                 raise BundleError(f"{other.path} and {each.path} are both of node {each.header.node!r}")
@@ -38,11 +38,11 @@ class AnswerFiles:
         told: Mapping[str, Any] = {}
         response: Tensors = {}
         match read_message(header)[0]:
-            case SayHello():
+            case IdentifyNode():
                 told = replies.hello
             case JoinRun():
                 told = replies.join
-            case PullBack(query=query, number=number):
+            case ComputeGradients(query=query, number=number):
                 return _mismatch(node, query, number)
             case AnswerQuery(query=query, number=number, differentiable=through):
                 if through or self._contents.get(number) != digest(query, tensors):

@@ -16,33 +16,35 @@ from fedstill.federation import signed_files
 from fedstill.federation.offline_files import (
     ANSWERS,
     QUERIES,
-    AnswersHeader,
     Queries,
     Replies,
-    answered_by,
-    pack_answers,
+    ResponsesHeader,
+    answered_queries_hash,
+    pack_responses,
     read_queries,
-    unpack_answers,
+    unpack_responses,
 )
 from fedstill.node import audit_file, owner_folder
-from fedstill.node.audit_entries import ANSWER, DATA, KEPT, REFUSED, Entry
+from fedstill.node.audit_entries import NODE_DATA, REFUSED, RESPONSE, RESPONSE_FILE, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import forbidden
-from fedstill.node.host import Host
 from fedstill.node.message_limits import limited
+from fedstill.node.node_service import Host
 from fedstill.node.refusals import note_in_audit_log
 from fedstill.node.session import Session
-from fedstill.privacy.budget import cost
+from fedstill.privacy.budget import describe_total_cost
 from fedstill.protocol.method import QueryCall
-from fedstill.protocol.run_plan import Plan, public_tensors
+from fedstill.protocol.run_plan import RunPlan, public_tensors
 from fedstill.protocol.wire_format import Tensors, sizes
 
-LET_OUT = "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
+RELEASED_FILE = (
+    "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
+)
 SECONDS_BETWEEN = 0.5  # between two reports of local training
 
 
 @dataclass(frozen=True)
-class Answered:
+class OfflineResult:
     """What became of a file of queries at a node: where the answers are, what they are, whose key signed
     them. ``left``: bytes that crossed the gate, by kind. ``cost``: of all that ever left these data, in
     words. ``again``: these answers had left before; then nothing was charged."""
@@ -63,7 +65,7 @@ def answer(
     *,
     server_key: str | None = None,
     report: Callable[[int], None] = lambda percent: None,
-) -> Answered:
+) -> OfflineResult:
     """Answer a file of queries at the node of a folder, through its gate, and write a signed file.
 
     The same file again gives the answers that were let out the first time, and what was said of them then,
@@ -92,7 +94,7 @@ def answer(
 
 def _answer(
     host: Host, queries: Path, out: Path | None, server_key: str | None, report: Callable[[int], None]
-) -> Answered:
+) -> OfflineResult:
     folder, policy = host.folder, host.file.policy
     bytes = queries.stat().st_size if queries.is_file() else 0
     if 0 < policy.max_message < bytes:
@@ -109,23 +111,23 @@ def _answer(
     signer = signed_files.fingerprint(signed_files.public_of(key))
     signed_files.require_own(path, signer)
     _require_same(path, given)
-    kept = folder / "runs" / plan.run / LET_OUT
+    kept = folder / "runs" / plan.run / RELEASED_FILE
     again = kept.exists()
     if again:
         host.admit(plan, given.public)
     else:
         _let_out(host, plan, given, kept, report)
     header, replies = _again(host, given, kept)
-    signed_files.write(path, pack_answers(header, replies), key)
-    spent = audit_file.spent(host.file, folder)
+    signed_files.write(path, pack_responses(header, replies), key)
+    spent = audit_file.read_total_spent(host.file, folder)
     mixed = "not one sum: runs were paid for by records and by groups of them"
-    paid = mixed if len(spent.units) > 1 else cost(host.file.privacy, spent.events, spent.bare)
-    return Answered(path, replies, signer, given, _left(given, replies), paid, again)
+    paid = mixed if len(spent.units) > 1 else describe_total_cost(host.file.privacy, spent.events, spent.bare)
+    return OfflineResult(path, replies, signer, given, _left(given, replies), paid, again)
 
 
 def _require_same(path: Path, given: Queries) -> None:
     """Refuse to write over one's own answers to other queries, with ArgumentError."""
-    if path.exists() and answered_by(path) != given.sha256:
+    if path.exists() and answered_queries_hash(path) != given.sha256:
         raise ArgumentError("--out", str(path), "another file: this one answers other queries")
 
 
@@ -137,7 +139,7 @@ def _left(given: Queries, replies: Replies) -> dict[str, int]:
     return dict(total)
 
 
-def _let_out(host: Host, plan: Plan, given: Queries, kept: Path, report: Callable[[int], None]) -> None:
+def _let_out(host: Host, plan: RunPlan, given: Queries, kept: Path, report: Callable[[int], None]) -> None:
     """Train, answer through the gate, and keep what left with all that is to be said of it."""
     try:
         told = host.join(plan, None if given.public is None else public_tensors(given.public))
@@ -147,9 +149,9 @@ def _let_out(host: Host, plan: Plan, given: Queries, kept: Path, report: Callabl
         _admit(host, told.objections, told.max_queries, given.calls, session.audit, plan.run)
         responses = _answers(host, session, told.learned, given.calls, report)
         privacy = [asdict(session.node.gate.told(number, ANSWER)) for number in responses]
-        header = AnswersHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
+        header = ResponsesHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
         done = replace(told, learned=True, last=-1, marks=())  # it has answered all there is
-        blob = pack_answers(header, Replies(asdict(host.hello()), asdict(done), privacy, responses))
+        blob = pack_responses(header, Replies(asdict(host.hello()), asdict(done), privacy, responses))
         host.require_still(session, QUERIES)
         # First the audit log: what is kept without an entry of its own does not leave.
         session.audit.charge(_letting_out(plan.run, blob, host.folder))
@@ -172,12 +174,12 @@ def _letting_out(run: str, blob: bytes, folder: Path) -> Entry:
         number=-1,
         query="answers",
         part=KEPT,
-        content=hashlib.blake2b(blob, key=key, digest_size=32).hexdigest(),
+        content_hash=hashlib.blake2b(blob, key=key, digest_size=32).hexdigest(),
         rule="the same bytes may leave again",
     )
 
 
-def _again(host: Host, given: Queries, kept: Path) -> tuple[AnswersHeader, Replies]:
+def _again(host: Host, given: Queries, kept: Path) -> tuple[ResponsesHeader, Replies]:
     """What was let out, byte for byte, if policy and log still allow it; who asked is said as it is now.
 
     Neither data nor model are read: they may be others by now, and nothing of them leaves.
@@ -189,14 +191,14 @@ def _again(host: Host, given: Queries, kept: Path) -> tuple[AnswersHeader, Repli
         audit.require_sound()
         objections = {name: rule for name, rule in rules.items() if rule is not None}
         _admit(host, objections, policy.max_queries or None, given.calls, audit, run)
-        if not audit.sums.number(vars(_letting_out(run, blob, host.folder))):
+        if not audit.totals.number(vars(_letting_out(run, blob, host.folder))):
             raise RunFolderError(
                 f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
                 "knows, or the node's secret is another: no entry has these bytes. Put the one that was "
                 "changed back as it was. Or delete the answers: then the queries are answered anew, and "
                 "charged anew"
             )
-    header, replies = unpack_answers(kept, blob)
+    header, replies = unpack_responses(kept, blob)
     return replace(header, asked_by=given.signer, compared=given.trusted), replies
 
 
@@ -208,7 +210,7 @@ def _answers(
     That takes hours at times: before each step the owner's word is asked for again.
     """
     while not learned:
-        host.require_still(session, "learn")
+        host.require_still(session, "train_locally")
         done = session.learn(SECONDS_BETWEEN)
         learned = done.learned
         report(done.percent)

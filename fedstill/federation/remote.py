@@ -25,33 +25,33 @@ from fedstill.core.errors import (
     refused_by,
 )
 from fedstill.core.text_format import human_seconds
-from fedstill.data.public import Public
-from fedstill.federation.answer_checks import require_finite
-from fedstill.federation.arrivals import Arrivals
+from fedstill.data.public import PublicData
 from fedstill.federation.federation import Federation
-from fedstill.federation.joining import Coming, Joining
+from fedstill.federation.joining import NodeJoiner, NodeProgress
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.meter import Meter
-from fedstill.federation.sum_exchange import SumExchange
-from fedstill.federation.summed import Sent
-from fedstill.federation.transport import Delivery, Endless, Link, LinkError, Reply
-from fedstill.node.audit_entries import ANSWER, GRADIENT
+from fedstill.federation.link_costs import LinkCosts
+from fedstill.federation.mask_exchange import MaskExchange
+from fedstill.federation.response_checks import require_finite
+from fedstill.federation.secure_aggregation import SentQuery
+from fedstill.federation.server_audit import ServerAuditLog
+from fedstill.federation.transport import Link, LinkError, MessageSender, Reply, UnfinishedReply
+from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.replies import About
+from fedstill.node.replies import NodeStatus
 from fedstill.protocol.digests import digest
 from fedstill.protocol.messages import (
     AnswerQuery,
+    ComputeGradients,
+    IdentifyNode,
     LeaveRun,
+    LoadCheckpoint,
     Message,
-    PullBack,
-    Recall,
-    Remember,
-    SayHello,
+    SaveCheckpoint,
 )
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import Query
-from fedstill.protocol.run_plan import Plan
-from fedstill.protocol.secure_aggregation import SumCall
+from fedstill.protocol.run_plan import RunPlan
+from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors, size, sizes
 
 logger = logging.getLogger("fedstill.server")
@@ -76,27 +76,27 @@ class Remote(Federation):
     def __init__(
         self,
         link: Link,
-        plan: Plan,
+        plan: RunPlan,
         queries: Mapping[str, Query],
         config: LinkConfig,
         audit: AuditLog,
         compute: Compute,
-        public: Public | None = None,
+        public: PublicData | None = None,
     ) -> None:
         super().__init__(list(link.nodes), queries, config)
         self.outputs = plan.spec.outputs
         self.carrier, self.plan = link, plan
-        self._arrivals = Arrivals(audit, plan.run, queries, config.secure_aggregation)
+        self._arrivals = ServerAuditLog(audit, plan.run, queries, config.secure_aggregation)
         self._compute = compute
         self.about: dict[str, About] = {}  # what each node told of itself
-        self.meter = Meter()
+        self.meter = LinkCosts()
         self.waits: Callable[[Sequence[str]], None] = lambda nodes: None  # is told who is waited for
         self._pool = ThreadPoolExecutor(max(len(self.nodes), 1) * 2, thread_name_prefix="ask")
         self._probes: dict[str, Future[About]] = {}
         self._probed = time.monotonic()
-        self._send = Delivery(link, plan.run, config.wait)
-        self._joining = Joining(self._send, plan, public, config.wait)
-        self._exchange = SumExchange(self._send, self._each)
+        self._send = MessageSender(link, plan.run, config.wait)
+        self._joining = NodeJoiner(self._send, plan, public, config.wait)
+        self._exchange = MaskExchange(self._send, self._each)
 
     # --- before the first query and after the last -------------------------------------------------
 
@@ -111,22 +111,22 @@ class Remote(Federation):
     def learn(self, progress: Callable[[int], None]) -> None:
         """Have all nodes do the local training that the method wants first; ``progress`` is told percents."""
         waiting = [node for node in self.present if not self.about[node].learned]
-        coming = {node: Coming(node) for node in waiting}
+        coming = {node: NodeProgress(node) for node in waiting}
         while waiting:
-            told = self._each(waiting, "learn", lambda node: self._joining.learn(coming[node]))
+            told = self._each(waiting, "train_locally", lambda node: self._joining.learn(coming[node]))
             waiting = [node for node, come in told.items() if not come.learned]
             progress(min((come.percent for come in told.values()), default=100))
 
     def remember(self, mark: int) -> None:
         """Have all nodes keep their state as it is before query ``mark``."""
-        self._tell_all(Remember(mark))
+        self._tell_all(SaveCheckpoint(mark))
 
     def recall(self, mark: int) -> None:
         """Have all nodes go back to where they were before query ``mark``."""
-        self._tell_all(Recall(mark))
+        self._tell_all(LoadCheckpoint(mark))
 
     def _tell_all(self, message: Message) -> None:
-        self._each(self.present, message.do, lambda node: self._send.tell(node, message))
+        self._each(self.present, message.operation, lambda node: self._send.tell(node, message))
 
     def leave(self) -> None:
         """Tell all nodes that the run is over; who is not there need not know."""
@@ -138,15 +138,15 @@ class Remote(Federation):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """See :class:`Federation`; who was away and has joined again takes part again."""
-        missing = self.out  # while all were joining and going back, just now
+        missing = self.excluded  # while all were joining and going back, just now
         super().load(state)
-        for node in [node for node, out in self.out.items() if out.back and node in self.about]:
+        for node in [node for node, out in self.excluded.items() if out.back and node in self.about]:
             if node not in missing:
-                del self.out[node]
+                del self.excluded[node]
                 self._back(node)
         for node, out in missing.items():
-            if node not in self.out:
-                self.leave_out(node, "recall", out.reason, back=out.back)
+            if node not in self.excluded:
+                self.exclude(node, "load_checkpoint", out.reason, may_rejoin=out.back)
 
     # --- the contract ---------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Remote(Federation):
     def _limit(self, node: str) -> int | None:
         return self.about[node].max_queries
 
-    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
+    def _answer(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         self._welcome()
         query, number, call = sent.query, sent.number, sent.call
         asking = AnswerQuery(query, number, sent.differentiable, call)
@@ -169,10 +169,10 @@ class Remote(Federation):
         return {node: self._arrived(reply, call) for node, reply in replies.items()}
 
     def _pull_back(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
         require_finite(pulls, query)  # else each node would refuse it, and be left out
-        pulling = PullBack(number, sum=call)
+        pulling = ComputeGradients(number, sum=call)
         messages = {node: self._send.pack(pulling, pull) for node, pull in pulls.items()}
         replies = self._timed(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
@@ -182,15 +182,15 @@ class Remote(Federation):
             self._arrivals.note(node, number, query, GRADIENT, content, down, reply)
         return {node: self._arrived(reply, call) for node, reply in replies.items()}
 
-    def _arrived(self, reply: Reply, call: SumCall | None) -> Tensors:
+    def _arrived(self, reply: Reply, call: SumRequest | None) -> Tensors:
         """What a node gave: where the server computes, or in the ring until it is summed."""
         return self._compute.here(reply.tensors) if call is None else reply.tensors
 
-    def _next_sum(self, members: tuple[str, ...]) -> SumCall:
+    def _next_sum(self, members: tuple[str, ...]) -> SumRequest:
         self._exchange.introduce(members, {node: self.about[node] for node in members})
-        return super()._next_sum(tuple(name for name in members if name not in self.out))
+        return super()._next_sum(tuple(name for name in members if name not in self.excluded))
 
-    def _uncovered(self, call: SumCall, ring: Tensors, added: tuple[str, ...]) -> Tensors:
+    def _uncovered(self, call: SumRequest, ring: Tensors, added: tuple[str, ...]) -> Tensors:
         return self._exchange.uncovered(call, ring, added) if call.recover else ring
 
     def _placed(self, tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -228,11 +228,13 @@ class Remote(Federation):
         for node, future in futures.items():
             try:
                 if not future.done():
-                    raise Endless(f"what it is sent, or replies, has not ended after {self._longest:g} s")
+                    raise UnfinishedReply(
+                        f"what it is sent, or replies, has not ended after {self._longest:g} s"
+                    )
                 told[node] = future.result()
             except (LinkError, FedstillError) as error:
                 failed.append((node, error))
-        everyone = self.link.least(len(self.nodes)) == len(self.nodes)
+        everyone = self.link.min_nodes(len(self.nodes)) == len(self.nodes)
         refusals = [failure for _, failure in failed if isinstance(failure, QueryRefused)]
         if refusals and everyone:
             raise refused_by(refusals)
@@ -241,14 +243,14 @@ class Remote(Federation):
             if isinstance(failure, DeployError) or (everyone and isinstance(failure, QueryMismatch)):
                 raise failure
             reason = failure.reason if isinstance(failure, NodeFault) else str(failure)
-            nonsense = isinstance(failure, QueryRefused | QueryMismatch | DataError | Endless)
+            nonsense = isinstance(failure, QueryRefused | QueryMismatch | DataError | UnfinishedReply)
             try:
-                self.leave_out(node, query, reason, back=not nonsense, since=since)
+                self.exclude(node, query, reason, may_rejoin=not nonsense, since_query=since)
             except NodeFault as fault:
                 too_few.append(fault)
         if len(too_few) > 1:  # all are named; the last one says how many are left
             *before, last = too_few
-            reasons = [f"{fault.node}: {self.out[fault.node].reason}" for fault in before]
+            reasons = [f"{fault.node}: {self.excluded[fault.node].reason}" for fault in before]
             names = ", ".join(fault.node for fault in too_few)
             raise NodeFault(names, query, "; ".join([*reasons, f"{last.node}: {last.reason}"]))
         if too_few:
@@ -287,12 +289,12 @@ class Remote(Federation):
                 del self._probes[node]
                 if probe.exception() is None:
                     self.about[node] = probe.result()
-                    del self.out[node]
+                    del self.excluded[node]
                     self._back(node)
         if time.monotonic() - self._probed < PROBE:
             return
         self._probed = time.monotonic()
-        for node, out in self.out.items():
+        for node, out in self.excluded.items():
             if out.back and node not in self._probes:
                 self._probes[node] = self._pool.submit(self._rejoined, node)
 
@@ -305,8 +307,8 @@ class Remote(Federation):
         Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was
         stopped meanwhile, and has gone back).
         """
-        self.carrier.call(node, self._send.pack(SayHello()), PROBE)
-        about, coming = self._joining.join(node), Coming(node)
+        self.carrier.call(node, self._send.pack(IdentifyNode()), PROBE)
+        about, coming = self._joining.join(node), NodeProgress(node)
         learned = about.learned
         while not learned:
             if self._send.over.is_set():
@@ -315,5 +317,5 @@ class Remote(Federation):
         number = self.number
         mark = max((mark for mark in about.marks if mark <= number), default=0)
         if not mark - 1 <= about.last < number:
-            self._send.tell(node, Recall(mark))
+            self._send.tell(node, LoadCheckpoint(mark))
         return about

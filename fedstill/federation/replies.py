@@ -23,9 +23,9 @@ from fedstill.core.errors import (
     RunFolderError,
 )
 from fedstill.core.text_format import clip
-from fedstill.node.audit_entries import LARGEST
-from fedstill.node.replies import MOST, NOTHING, About, Paid, Released
-from fedstill.privacy.events import as_text, from_text
+from fedstill.node.audit_entries import MAX_COUNT
+from fedstill.node.replies import MAX_ITEMS, NOT_JOINED, NodeStatus, ReleaseCost, ReleaseReply
+from fedstill.privacy.events import cost_from_dict, cost_to_dict
 
 LONGEST = 300  # characters that are kept of a text
 DEEPEST = 20  # lists and tables within each other
@@ -55,7 +55,7 @@ def read_paid(told: Mapping[str, Any]) -> Paid:
     """
     paid = read(Released, told).privacy
     try:
-        return paid if paid.price is None else replace(paid, price=as_text(from_text(paid.price)))
+        return paid if paid.price is None else replace(paid, price=cost_to_dict(cost_from_dict(paid.price)))
     except ArgumentError as error:
         raise DataError(f"price: {error}") from error
 

@@ -18,7 +18,7 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.options import Checked
 from fedstill.core.registry import is_path
 from fedstill.data.config import DATA
-from fedstill.data.user_data import usual_folders
+from fedstill.data.user_data import default_folders
 
 FILE = "server.toml"  # in the server's folder
 HF = "hf:"  # before a folder, where a model is named
@@ -83,7 +83,7 @@ class ServerRules(Checked):
 
     def _folders(self, file: Path) -> list[Path]:
         listed = [file.parent / Path(each).expanduser() for each in self.data]
-        return [folder.resolve() for folder in (*listed, *usual_folders())]
+        return [folder.resolve() for folder in (*listed, *default_folders())]
 
 
 def read(folder: Path) -> ServerRules:

@@ -29,10 +29,10 @@ MOST_SIGNATURE = 4096  # bytes of a .sig file
 MOST_PEM = 16_384  # bytes of a key's file
 
 
-def signature_of(path: Path) -> Path:
+def signature_path(path: Path) -> Path:
     """Where the signature of a file lies.
 
-    >>> signature_of(Path("queries.safetensors")).name
+    >>> signature_path(Path("queries.safetensors")).name
     'queries.safetensors.sig'
     """
     return path.with_name(path.name + ".sig")
@@ -138,7 +138,7 @@ def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
     Ed25519 draws nothing: the same bytes and the same key give the same signature.
     """
     private_files.replace(path, blob, sync=True)
-    private_files.replace(signature_of(path), _encoded(public_of(key), key.sign(blob)), sync=True)
+    private_files.replace(signature_path(path), _encoded(public_of(key), key.sign(blob)), sync=True)
 
 
 def require_own(path: Path, signer: str) -> None:
@@ -147,7 +147,7 @@ def require_own(path: Path, signer: str) -> None:
     Raises:
         BundleError: one has, or nobody can tell.
     """
-    beside = signature_of(path)
+    beside = signature_path(path)
     if beside.exists() and fingerprint(_read_signature(beside)[0]) != signer:
         raise BundleError(f"{path} is signed by another key than this one's: choose another place")
 
@@ -168,7 +168,7 @@ def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str
 
     if not path.is_file():
         raise BundleError(f"{path}: there is no such file")
-    key, signature = _read_signature(signature_of(path))
+    key, signature = _read_signature(signature_path(path))
     signer = fingerprint(key)
     if signers is not None and signer not in signers:
         raise BundleError(f"{path} is signed by a key that is not expected here: {signer}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedstill.federation.replies import Header, read, read_paid
-from fedstill.node.replies import Paid
+from fedstill.node.replies import ReleaseCost
 from fedstill.protocol.messages import Envelope, Message
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 
@@ -23,11 +23,11 @@ class LinkError(Exception):
     """A message found no way, or no answer came in time."""
 
 
-class Silent(LinkError):
+class ReplyTimeout(LinkError):
     """No answer came in time; nothing else is known of why."""
 
 
-class Endless(LinkError):
+class UnfinishedReply(LinkError):
     """A reply goes on arriving, and does not come to an end."""
 
 
@@ -44,7 +44,7 @@ class Link(Protocol):
         """What a node replies.
 
         Raises:
-            Silent: no reply within so many seconds.
+            ReplyTimeout: no reply within so many seconds.
             LinkError: no way there.
         """
         ...
@@ -62,7 +62,7 @@ class Reply:
     elapsed: float
 
 
-class Delivery:
+class MessageSender:
     """One server process's messages of one run, over a link, with ``wait`` seconds for each reply."""
 
     def __init__(self, link: Link, run: str, wait: float) -> None:
@@ -77,7 +77,7 @@ class Delivery:
 
     def tell(self, node: str, message: Message, tensors: Tensors | None = None) -> Mapping[str, Any]:
         """One message that is no query, and what the node replied to it."""
-        return self.deliver(node, message.do, self.pack(message, tensors)).told
+        return self.deliver(node, message.operation, self.pack(message, tensors)).told
 
     def deliver(self, node: str, query: str, message: bytes) -> Reply:
         """A node's reply; asked again as long as it has time.
@@ -98,7 +98,7 @@ class Delivery:
                 raise
             except LinkError as error:
                 if until - time.monotonic() < PAUSE:
-                    why = "" if isinstance(error, Silent) else f": {error}"
+                    why = "" if isinstance(error, ReplyTimeout) else f": {error}"
                     raise LinkError(f"no answer within {self._wait:g} s (link.wait){why}") from error
                 if self.over.wait(PAUSE):
                     raise LinkError("the run is over") from error

@@ -11,17 +11,17 @@ May import federation and what lies below. A newcomer adds a method: a file here
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import seeded, torch_generator
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, TellsSize, Tensors, Told
 from fedstill.methods._server import Server, adam, descend
 from fedstill.node.local_training import Work, predict, train_round
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, stack
+from fedstill.node.node_group import NodeGroup, stack_tensors
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.local_config import Span, cosine, set_lr
 from fedstill.protocol.method import Method, Needs, QueryCall
-from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query, query
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "Node",
     "NodeFault",
     "NodeSetting",
-    "Public",
+    "PublicData",
     "Query",
     "Server",
     "Span",

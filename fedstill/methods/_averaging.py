@@ -29,7 +29,7 @@ from fedstill.methods._histogram import TellsSize, Tensors, Told
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.module_utils import load_vector, to_vector, weighted_mean, whole_numbers
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
-from fedstill.protocol.secure_aggregation import Added
+from fedstill.protocol.secure_aggregation import SumWeighting
 
 KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEAD: HEAD_PARAMETERS}
 
@@ -112,7 +112,7 @@ class Averaging(TellsSize, Rounds):
             trained = torch.where(counts, parameters, trained)
         return {"parameters": trained}
 
-    def summed(self) -> Mapping[str, Added]:
+    def summed(self) -> Mapping[str, SumWeighting]:
         """sum_k n_k w_k and sum_k n_k, and no w_k.
 
         Raises:
@@ -125,7 +125,7 @@ class Averaging(TellsSize, Rounds):
             raise ArgumentError("link.secure_aggregation", True, allowed)
         return self.summed_rounds()
 
-    def summed_rounds(self) -> Mapping[str, Added]:
+    def summed_rounds(self) -> Mapping[str, SumWeighting]:
         """The same, of rounds of all nodes."""
         if self.participation < 1:
             raise ArgumentError("method.participation", self.participation, "1 where link.secure_aggregation")

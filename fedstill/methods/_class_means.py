@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fedstill.core.errors import ArgumentError
 from fedstill.methods import Needs
 from fedstill.methods._averaging import Rounds
-from fedstill.node.node_group import Group, stack
+from fedstill.node.node_group import NodeGroup, stack_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class ClassMeans(Rounds):
     central: ClassVar[Literal["nodes"]] = "nodes"
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, one_label=True)
+        return Needs(trainable=True, single_label=True)
 
     @property
     def starts(self) -> bool:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
-from fedstill.data.augmentation import posed
+from fedstill.data.augmentation import flip_and_rotate
 from fedstill.methods import (
     ArgumentError,
     Group,
@@ -40,7 +40,7 @@ from fedstill.models.critics import Norm, PatchGAN
 from fedstill.models.generators import TableCritic
 from fedstill.models.vgg import perceptual
 from fedstill.node import dp_training
-from fedstill.privacy.dpsgd import rate
+from fedstill.privacy.dpsgd import sampling_rate
 from fedstill.protocol.payload_kinds import CRITIC, SOURCES
 
 GANForm = Literal["eq2", "bce"]
@@ -139,14 +139,14 @@ class Critics:
 
     def prepare(self, nodes: Sequence[Node]) -> None:
         """A critic D_k for each node, with its own first weights; none where nothing needs it."""
-        conditions = self.task.conditions if self.pairs else 0
+        conditions = self.task.condition_channels if self.pairs else 0
         for node in nodes if self.config.critical else ():
-            norm: Norm = "group" if "critic" in node.private else "batch"
-            shape = self.task.pictured(node.data).shape[1:]
+            norm: Norm = "group" if "critic" in node.private_steps else "batch"
+            shape = self.task.real_images(node.data).shape[1:]
             kind = self._kind(tuple(shape[1:]))
             with seeded(node.seed, node.name, "critic"):
                 critic = kind(shape[0] + conditions, self.config.critic_width, norm)
-            node.add("critic", critic, partial(adam, lr=self.config.critic_lr, beta=0.5))
+            node.add_module("critic", critic, partial(adam, lr=self.config.critic_lr, beta=0.5))
 
     def _kind(self, sides: tuple[int, ...]) -> Callable[[int, int, Norm], nn.Module]:
         """The network of D_k for inputs of a size.
@@ -223,7 +223,7 @@ class Critics:
         """What critics see: the image, or map and image, ``(..., conditions + channels, H, W)``."""
         if not self.pairs or maps is None:
             return x
-        return torch.cat([self.task.condition(maps), x], -3)
+        return torch.cat([self.task.encode_maps(maps), x], -3)
 
     def own(self, group: Group, number: int, size: int) -> torch.Tensor:
         """x'_k as critics see them: some of each node's own, ``(G, size, ...)``."""
@@ -256,8 +256,8 @@ class Critics:
         dp_training.step(
             self._paired(node),
             "critic",
-            node.private["critic"],
-            rate(n, batch),
+            node.private_steps["critic"],
+            sampling_rate(n, batch),
             number,
             private_loss=lambda D, real, _: on_real(D(real), form).flatten(1).mean(1),
             public_loss=lambda D: on_fake(D(fake), form).mean(),
@@ -281,7 +281,7 @@ class Critics:
         difference = x.new_zeros(len(x))
         if not len(rows):
             return difference
-        real = posed(self.gallery.of(node.data).inputs[mine[row[rows]]], pose[rows])
+        real = flip_and_rotate(self.gallery.of(node.data).inputs[mine[row[rows]]], pose[rows])
         made = x[rows]
         found = self.maps.pixel * (made - real).abs().flatten(1).mean(1)
         if self.maps.perceptual and self.setting.perceptual is not None:

@@ -16,9 +16,9 @@ from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Group, Node, NodeSetting, Tensors, query
 from fedstill.methods._student import StudentOptions
 from fedstill.models.normalization import remembered
-from fedstill.protocol.payload_kinds import INPUTS, LOGITS, Kind
+from fedstill.protocol.payload_kinds import INPUTS, LOGITS, PayloadKind
 
-STATISTICS = Kind(
+STATISTICS = PayloadKind(
     "batch norm distance",
     "how far the server's inputs are, inside a node's model, from the means and variances that it has kept "
     "of its training data: one number for all of them",

@@ -29,7 +29,7 @@ from fedstill.models import example
 from fedstill.models.extractor_head import features, split
 from fedstill.models.generators import FeatureGenerator, condition
 from fedstill.models.module_utils import copied, load_vector
-from fedstill.node.node_group import Bench, Group, stack
+from fedstill.node.node_group import NodeGroup, StackedModules, stack_tensors
 
 Diversity = Literal["none", "div0", "div1", "div2"]
 
@@ -52,7 +52,7 @@ class FeatureGenerators(CountsLabels, Rounds):
     """Adam's learning rate at the server."""
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, same_architecture=True, split=True, one_label=True)
+        return Needs(trainable=True, same_architecture=True, split=True, single_label=True)
 
     def make_generator(self, model: nn.Module, inputs: torch.Tensor, classes: int) -> FeatureGenerator:
         """A generator of the features that ``model``'s extractor gives for such inputs."""

@@ -97,10 +97,10 @@ class Imagines(Method):
             G = server.compute.place(self.generator(server))  # type: ignore[attr-defined]
         return G, adam(G, self.generator_lr, beta=0.5)
 
-    def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+    def preview_samples(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
         return made(state.generator, state.source.draw(count, "imagine")) if state.source.ready else None
 
-    def imagined_from(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+    def preview_maps(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
         return state.source.draw(count, "imagine").maps if state.source.ready else None
 
 

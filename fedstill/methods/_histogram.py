@@ -11,7 +11,7 @@ import torch
 from fedstill.core.text_format import brief_repr
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.protocol.payload_kinds import DATA_SIZES, LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting, query
 
@@ -34,7 +34,7 @@ class TellsSize:
 
 def _several(at: NodeSetting) -> bool:
     """Whether an example may be counted in several classes, or in none, so that counts give no sizes."""
-    return at.task.counted > 1
+    return at.task.count_sensitivity > 1
 
 
 def _in_all(method: Any, told: Tensors, sent: Tensors) -> Tensors:
@@ -103,7 +103,7 @@ class LabelHistogram:
 
     def present(self, federation: Federation) -> list[str]:
         """Those who told and have not been left out since; who came later is not known, and not asked."""
-        present = set(federation.voices)
+        present = set(federation.response_sources)
         return [name for name in self.names if name in present]
 
     def of(self, nodes: Sequence[str]) -> LabelHistogram:

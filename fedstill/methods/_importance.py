@@ -17,9 +17,9 @@ from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
 from fedstill.methods._public import LogitAnswers
 from fedstill.methods._student import StudentOptions
-from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS, Kind
+from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
-from fedstill.protocol.secure_aggregation import Added
+from fedstill.protocol.secure_aggregation import SumWeighting
 from fedstill.tasks import Task
 
 
@@ -75,14 +75,14 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @property
-    def ratings(self) -> Mapping[str, Kind]:
+    def ratings(self) -> Mapping[str, PayloadKind]:
         """What pi_k(x) needs of an answer, by kind."""
         return {
             **({"critic": CRITIC} if self.rated else {}),
             **({"critic_real": CRITIC} if self.relative else {}),
         }
 
-    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+    def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
         """Weighting of the summed logits, as Eq. 9 needs them: by class counts or by size.
 
         Raises:
@@ -137,7 +137,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
     def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
         """What :meth:`predict` would answer about inputs as models get them, and of which no map is known."""
         logits = {"logits": z}
-        if at.task.conditions or not self.rated:
+        if at.task.condition_channels or not self.rated:
             return logits
         each = [self.criticized(Group([node]).knowing(at), x.unsqueeze(0)) for node in nodes]
         return logits | {name: torch.cat([told[name] for told in each]) for name in each[0]}
@@ -149,17 +149,17 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         told = state.histogram.of(responses.nodes)
         counts = told.counts  # (K, classes)
         if self.importance == "size":
-            return server.task.importance(told.sizes.unsqueeze(1).expand_as(counts))
+            return server.task.importance_weights(told.sizes.unsqueeze(1).expand_as(counts))
         if not self.rated or "critic" not in responses.tensors:  # no map is known of what was asked
-            return server.task.importance(counts)
+            return server.task.importance_weights(counts)
         if self.importance == "odds":
             by_size = told.sizes.unsqueeze(1).expand_as(counts)
-            return server.task.importance(by_size, odds(responses["critic"].detach()))
+            return server.task.importance_weights(by_size, odds(responses["critic"].detach()))
         fake = responses["critic"].detach().sigmoid().flatten(2).mean(2)  # D_k(x) (K, B)
         real = responses["critic_real"].unsqueeze(1)  # E D_k(x'_k) (K, 1)
         if self.importance == "realness":
             fake, real = 1 - fake, 1 - real
-        return server.task.importance(counts, fake / real.clamp_min(1e-6))
+        return server.task.importance_weights(counts, fake / real.clamp_min(1e-6))
 
     def ensembled(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
         if not state.histogram.names:

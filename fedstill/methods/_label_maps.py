@@ -18,7 +18,7 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.data.augmentation import posed
+from fedstill.data.augmentation import flip_and_rotate
 from fedstill.methods import ArgumentError, Group, Method, Needs, Node, NodeFault, Server, TensorData, Tensors
 from fedstill.methods._generated_inputs import Wish
 from fedstill.models.generators import ConditionalGenerator
@@ -27,8 +27,8 @@ from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Task
 
 NOBODY = -1  # owner of a map that is of no node
-LABEL_MAPS = payload_kinds.LABEL_MAPS.hinted('with method.conditions = "drawn" none is asked for')
-DIFFERENCE = payload_kinds.DIFFERENCE.hinted('with method.conditions = "drawn" none is compared')
+LABEL_MAPS = payload_kinds.LABEL_MAPS.with_opt_out('with method.conditions = "drawn" none is asked for')
+DIFFERENCE = payload_kinds.DIFFERENCE.with_opt_out('with method.conditions = "drawn" none is compared')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,9 @@ class FromMaps(Method):
 
     def compares(self, task: Task) -> bool:
         """Whether nodes compare images with their own."""
-        return bool(task.conditions) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
+        return (
+            bool(task.condition_channels) and self.conditions == "nodes" and self.perceptual + self.pixel > 0
+        )
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
@@ -73,7 +75,7 @@ class FromMaps(Method):
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
         """What is switched off for want of something, so that it is said."""
-        if not at.task.conditions or self.perceptual == 0 or at.perceptual is not None:
+        if not at.task.condition_channels or self.perceptual == 0 or at.perceptual is not None:
             return ()
         why = "nodes have no VGG features: nodes.perceptual names a file of them"
         return (f"perceptual loss is off ({why})",) if self.conditions == "nodes" else ()
@@ -84,7 +86,7 @@ class FromMaps(Method):
         return Maps(self, server)
 
     def generator(self, server: Server) -> nn.Module:
-        conditions, channels = server.task.conditions, server.shape[0]
+        conditions, channels = server.task.condition_channels, server.shape[0]
         return ConditionalGenerator(conditions, channels, self.generator_width, server.mean, server.std)
 
 
@@ -104,14 +106,14 @@ class Gallery:
         """Pictures ``(N, channels, H, W)`` as inputs, maps ``(N, H, W)`` uint8 as targets."""
         found = self._of.get(data)
         if found is None:
-            maps = self.task.maps(data).to(data.inputs.device)
-            found = self._of[data] = TensorData(self.task.pictured(data), maps, data.groups)
+            maps = self.task.label_maps(data).to(data.inputs.device)
+            found = self._of[data] = TensorData(self.task.real_images(data), maps, data.groups)
         return found
 
 
 def told(node: Node) -> torch.Tensor:
     """In which order a node tells its maps: indices ``(n,)``, the same whenever it is asked."""
-    order = torch.randperm(len(node.data), generator=node.draw("maps told"))
+    order = torch.randperm(len(node.data), generator=node.generator("maps told"))
     return order.to(node.data.inputs.device)
 
 
@@ -140,7 +142,7 @@ class Maps:
             if public is None or public.labels is None:
                 allowed = "nodes or drawn, as there are no public data with labels"
                 raise ArgumentError("method.conditions", "public", allowed)
-            maps = self.server.task.maps(TensorData(public.inputs, public.labels))
+            maps = self.server.task.label_maps(TensorData(public.inputs, public.labels))
             self._take([(NOBODY, maps)])
 
     @property
@@ -161,7 +163,7 @@ class Maps:
             if response is None:
                 continue
             if wrong := self._wrong(response["maps"][0]):
-                federation.leave_out(name, "tell_maps", wrong, back=False)
+                federation.exclude(name, "tell_maps", wrong, may_rejoin=False)
             else:
                 given.append((whose(name), response["maps"][0]))
         if not given:
@@ -179,15 +181,15 @@ class Maps:
         poses = {"none": 1, "mirror": 2, "turn": 8}[self.config.map_augment]
         owner, row = torch.full((count,), NOBODY), torch.zeros(count, dtype=torch.int64)
         if self.pool is None:
-            maps = task.draw_maps(count, height, width, draw)
+            maps = task.sample_maps(count, height, width, draw)
         else:
             wanted = torch.ones_like(self.owner) if of is None else self.owner == whose(of)
             mine = torch.nonzero(wanted).flatten()
             chosen = mine[torch.randint(len(mine), (count,), generator=draw)]
             maps, owner, row = self.pool[chosen], self.owner[chosen], self.row[chosen]
         pose = torch.randint(poses, (count,), generator=draw)
-        maps = posed(maps.cpu(), pose).to(device)
-        return Wish(task.condition(maps), maps, torch.stack([owner, row, pose], 1).to(device))
+        maps = flip_and_rotate(maps.cpu(), pose).to(device)
+        return Wish(task.encode_maps(maps), maps, torch.stack([owner, row, pose], 1).to(device))
 
     def state(self) -> dict[str, Any] | None:
         return None if self.pool is None else {"pool": self.pool, "owner": self.owner, "row": self.row}
@@ -198,7 +200,7 @@ class Maps:
 
     def _wrong(self, maps: torch.Tensor) -> str:
         """What is wrong with a node's maps, or nothing."""
-        conditions = self.server.task.conditions
+        conditions = self.server.task.condition_channels
         if maps.dtype != torch.uint8 or tuple(maps.shape[1:]) != self.server.shape[-2:] or not len(maps):
             return f"maps are {maps.dtype} {tuple(maps.shape)}"
         most = int(maps.max())

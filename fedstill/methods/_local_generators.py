@@ -73,7 +73,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         for node in nodes:
             with seeded(node.seed, node.name, "generator"):
                 G = self.make_generator(node.model, node.data.inputs[:2], at.task.classes)
-            node.add("generator", G, self.adam)
+            node.add_module("generator", G, self.adam)
 
     def adam(self, module: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of what a node trains beside its model."""
@@ -168,7 +168,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         if self.aggregation not in ("kdc", "kd"):
             return {}
         n_y, n = told.counts, told.sizes  # (K, C), (K,)
-        tau = server.task.importance(n_y).squeeze(1)  # tau_{i, y}  (K, C)
+        tau = server.task.importance_weights(n_y).squeeze(1)  # tau_{i, y}  (K, C)
         learning = [w for w in (*G.parameters(), *D.parameters()) if w.requires_grad]
         optimizer = torch.optim.Adam(learning, self.server_lr, fused=True)
         losses = torch.zeros(1)
@@ -191,7 +191,7 @@ class LocalGenerators(FeatureGenerators, ABC):
     def consistency(self, server: Server, uploads: Uploads, n_y: torch.Tensor) -> float:
         """CE(rho(D_i(G_i(z, y))), y), each node weighed by how many examples of y it holds."""
         z, y = imagined(server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency")
-        tau = server.task.importance(n_y).squeeze(1)[:, y]  # (K, B)
+        tau = server.task.importance_weights(n_y).squeeze(1)[:, y]  # (K, B)
         with torch.no_grad(), server.compute.autocast():
             told = uploads.heads(uploads.features(condition(z, y, server.task.classes)))
             told = told.log_softmax(-1)  # (K, B, C)

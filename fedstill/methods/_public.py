@@ -23,7 +23,7 @@ from fedstill.node.local_training import at_once, make_optimizer
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting, Query
-from fedstill.protocol.secure_aggregation import Added
+from fedstill.protocol.secure_aggregation import SumWeighting
 from fedstill.tasks import Ensemble
 
 AT_ONCE = 250  # public inputs that each node of a group computes at once, and fewer where they are large
@@ -48,7 +48,7 @@ class LogitAnswers(Method):
 
     ensemble: Ensemble
 
-    def require_sums(self, weighting: Added) -> Mapping[str, Added]:
+    def require_sums(self, weighting: SumWeighting) -> Mapping[str, SumWeighting]:
         """Return how logits are summed where the server sees sums only.
 
         Raises:
@@ -78,7 +78,7 @@ class WeighsNodes(CountsLabels, LogitAnswers):
     def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
         return {"logits": z}
 
-    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+    def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
         """Return how logits are summed where the server sees sums only; raises as :meth:`require_sums`."""
         return self.require_sums("counts" if self.by_counts else "mean")
 
@@ -88,7 +88,7 @@ class WeighsNodes(CountsLabels, LogitAnswers):
             state.histogram.gather(server)
         elif not state.histogram.names:
             names = (
-                server.federation.voices
+                server.federation.response_sources
                 if server.federation.link.secure_aggregation
                 else server.federation.nodes
             )
@@ -97,7 +97,7 @@ class WeighsNodes(CountsLabels, LogitAnswers):
 
     def omega(self, server: Server, state: Any, nodes: Sequence[str]) -> torch.Tensor:
         """The weights of some nodes, by class: ``(K, 1, C)``, summing to 1 over nodes."""
-        return server.task.importance(state.histogram.of(nodes).counts)
+        return server.task.importance_weights(state.histogram.of(nodes).counts)
 
     def ensembled(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
         if not state.histogram.names:

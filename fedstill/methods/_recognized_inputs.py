@@ -62,7 +62,7 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
     (published), which a policy of outputs only refuses."""
 
     def needs(self) -> Needs:
-        return Needs(makes=True, one_label=True, student_kind=self.models == "uploaded")
+        return Needs(makes=True, single_label=True, student_architecture=self.models == "uploaded")
 
     @property
     def examines(self) -> bool:
@@ -163,7 +163,7 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
                 told = self.responses(server, state, x)
                 z = self.together(server, state, told["logits"], told.nodes)  # (B, C)
                 z_S = state.student.watching(x)
-                apart = task.distance(z_S, z, self.tau)  # (B,)
+                apart = task.distillation_loss(z_S, z, self.tau)  # (B,)
                 losses = {
                     "recognized": self.recognized(z, wish.labels),
                     "sought": -self.sought(apart, z, z_S),

@@ -14,7 +14,7 @@ from fedstill.core.compute import Compute, lay_out
 from fedstill.core.errors import ArgumentError, DataError, NodeFault
 from fedstill.core.registry import check_named
 from fedstill.core.table_schema import NO_SCHEMA, Schema
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation.federation import Federation, Responses
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method, method_name
@@ -61,7 +61,7 @@ class Server:
     compute: Compute
     seed: int
     local: LocalConfig
-    public: Public | None = None
+    public: PublicData | None = None
     kinds: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
     schema: Schema = NO_SCHEMA
     done: int = field(default=0, init=False)
@@ -69,7 +69,7 @@ class Server:
 
     def __post_init__(self) -> None:
         check_named(self.method, "method")
-        self.federation.require(tuple(self.federation.queries))
+        self.federation.check_policies(tuple(self.federation.queries))
         self.state = self.method.begin(self)
         _check_state(self.name, self.state)
 
@@ -128,7 +128,7 @@ class Server:
                 told = f"{name} is {found.dtype} of shape {tuple(found.shape)}"
                 allowed = f"{dtype} of shape (B, {', '.join(map(str, wanted))})"
                 raise DataError(f"query {query!r}: {told}: expected {allowed}")
-        return self.federation.query(query, of=of, **sent)
+        return self.federation.query(query, nodes=of, **sent)
 
     def ask_or_none(self, query: str, *, of: Sequence[str], **inputs: Any) -> Responses | None:
         """What some nodes answer; None if all of them are left out, and the run goes on with the others.
@@ -140,7 +140,7 @@ class Server:
         try:
             return self.query(query, of=of, **inputs)
         except NodeFault:
-            too_few = len(federation.present) < federation.link.least(len(federation.nodes))
+            too_few = len(federation.present) < federation.link.min_nodes(len(federation.nodes))
             if too_few or any(name in federation.present for name in of):
                 raise
             return None
@@ -149,13 +149,13 @@ class Server:
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""
         return self.method.ensembled(self, self.state, responses)
 
-    def imagine(self, count: int) -> torch.Tensor | None:
+    def preview_samples(self, count: int) -> torch.Tensor | None:
         """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
-        return self.method.imagine(self, self.state, count)
+        return self.method.preview_samples(self, self.state, count)
 
-    def imagined_from(self, count: int) -> torch.Tensor | None:
-        """The maps ``(count, H, W)`` uint8 that :meth:`imagine` makes its inputs from; None: from none."""
-        return self.method.imagined_from(self, self.state, count)
+    def preview_maps(self, count: int) -> torch.Tensor | None:
+        """The maps ``(count, H, W)`` uint8 that :meth:`preview_samples` makes its inputs from; None: from none."""
+        return self.method.preview_maps(self, self.state, count)
 
     def kept(self) -> dict[str, Any]:
         """What the server must remember to go on."""

@@ -11,7 +11,7 @@ import torch
 from fedstill.core.compute import lay_out, onto
 from fedstill.core.cuda_graphs import Memory, Recorded, recordable
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.data.augmentation import posed, shifted
+from fedstill.data.augmentation import flip_and_rotate, random_shift
 from fedstill.methods import ArgumentError, Method, Server, cosine, descend, set_lr, torch_generator
 from fedstill.methods._label_shift import LabelShift
 from fedstill.tasks import Ensemble, Task
@@ -91,7 +91,7 @@ class Student:
     def mimic(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         """L_mimic as S descends it (Eq. 10)."""
         z_hat = self.S(self.server.task.observe(x)).float()
-        return self.server.task.distance(z_hat, z, self.options.tau).mean()
+        return self.server.task.distillation_loss(z_hat, z, self.options.tau).mean()
 
     def learn(self, t: int, of: int, fresh: Sequence[Known]) -> torch.Tensor:
         """The steps of S after query ``t`` of ``of``, on fresh or remembered answers; the last loss."""
@@ -175,9 +175,9 @@ class Replay:
         maps = z.ndim == x.ndim  # then answers move as images do
         images = torch.cat([x, z], 1) if maps else x
         if self.augment == "turn":
-            images = posed(images, torch.randint(8, (len(x),), generator=draw))
+            images = flip_and_rotate(images, torch.randint(8, (len(x),), generator=draw))
         else:
-            images = shifted(images, draw, flip=self.augment == "shift-flip")
+            images = random_shift(images, draw, flip=self.augment == "shift-flip")
         return (images[:, : x.shape[1]], images[:, x.shape[1] :]) if maps else (images, z)
 
     def state(self) -> dict[str, Any]:

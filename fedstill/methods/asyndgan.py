@@ -18,7 +18,7 @@ from annotated_types import Interval
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
-from fedstill.data.augmentation import augmented, drawn
+from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.methods import Group, NodeFault, Responses, Server, descend, query, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._generated_inputs import Imagines, made
@@ -166,12 +166,12 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         assert w.maps is not None
         with server.compute.step(server.seed, "student", t):
             x = made(state.generator, w)
-            targets = task.labels(w.maps, x)
+            targets = task.targets_from_maps(w.maps, x)
             if self.student_augment == "none":
                 x = task.observe(x)
             else:
-                draws = drawn(len(x), torch_generator(server.seed, "augment", t))
-                x, targets = augmented(task, x, targets, draws, self.student_augment)
+                draws = sample_augmentation(len(x), torch_generator(server.seed, "augment", t))
+                x, targets = augment_examples(task, x, targets, draws, self.student_augment)
             server.student.train()
             outputs = server.student(x).float()
             loss = task.loss(outputs.unsqueeze(0), targets.unsqueeze(0))[0]

@@ -9,7 +9,7 @@ import torch
 
 from fedstill.methods._critics import CriticOptions
 from fedstill.methods._histogram import CountsLabels, Tensors
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import query
 

@@ -53,8 +53,8 @@ class Trainee:
         self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
         local_training.prepare([self._node], server.local)
         if self._optimizer:
-            before = {**self._node.state(), "modules": {}}
-            self._node.load({**before, "optimizers": {"model": self._optimizer}})
+            before = {**self._node.state_dict(), "modules": {}}
+            self._node.load_state_dict({**before, "optimizers": {"model": self._optimizer}})
         return self._node
 
 

@@ -70,7 +70,7 @@ class CoDream(WeighsNodes, Examines):
     """Student steps after each batch."""
 
     def needs(self) -> Needs:
-        return Needs(images=True, one_label=True)
+        return Needs(images=True, single_label=True)
 
     @property
     def queries_a_step(self) -> int:
@@ -119,11 +119,11 @@ class CoDream(WeighsNodes, Examines):
         z, K = told["logits"], len(told.nodes)
         even = torch.full((K,), 1 / K, device=z.device)
         return {
-            "entropy": server.task.confidence(z, even),
+            "entropy": server.task.confidence_loss(z, even),
             "adversary": -divergence(z, state.student.watching(x)).mean(),  # R_adv
         }
 
-    def imagine(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
+    def preview_samples(self, server: Server, state: Any, count: int) -> torch.Tensor | None:
         """Some of the dreams that are remembered."""
         remembered = state.student.replay
         return remembered.sample(count, "imagine")[0] if len(remembered) else None

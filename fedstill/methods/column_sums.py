@@ -18,7 +18,7 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat
 from fedstill.core.table_schema import Schema
-from fedstill.data.tables import SCHEMA, schema_text
+from fedstill.data.tables import SCHEMA_FILE, schema_text
 from fedstill.methods import (
     ArgumentError,
     Group,
@@ -69,7 +69,9 @@ class ColumnSums(Method):
         return Needs(rows=True)
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
-        return (f"no model learned here, whatever the figures are: {SCHEMA} in this folder has the scales",)
+        return (
+            f"no model learned here, whatever the figures are: {SCHEMA_FILE} in this folder has the scales",
+        )
 
     def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
         return (QueryCall("sum_columns"),)
@@ -105,7 +107,7 @@ class ColumnSums(Method):
         """The schema, with a scale for each column of which the noise leaves one."""
         # All nodes' noise on one sum: each has sqrt(M) noise, as NoisySums draws it.
         off = self.noise * (len(state.sums) * state.nodes) ** 0.5
-        return {SCHEMA: schema_text(scaled(server.schema, state.sums.tolist(), off, self.width))}
+        return {SCHEMA_FILE: schema_text(scaled(server.schema, state.sums.tolist(), off, self.width))}
 
 
 def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:

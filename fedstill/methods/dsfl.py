@@ -86,7 +86,7 @@ class DSFL(WeighsNodes):
     """Passes of the student over o_r."""
 
     def needs(self) -> Needs:
-        return Needs(public=True, trainable=True, one_label=True)
+        return Needs(public=True, trainable=True, single_label=True)
 
     def max_rows(self, at: NodeSetting) -> int:
         """Examples of o_r, at most."""
@@ -146,7 +146,9 @@ class DSFL(WeighsNodes):
         x = known(nodes.at.public).inputs[d]
 
         def losses(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-            return task.distance(z.flatten(0, 1), t.flatten(0, 1), TAU).view(len(z), -1).mean(1)  # (G,)
+            return (
+                task.distillation_loss(z.flatten(0, 1), t.flatten(0, 1), TAU).view(len(z), -1).mean(1)
+            )  # (G,)
 
         steps = {"epochs": self.distil_epochs, "batch": self.distil_batch}
         study(nodes, x, t_g, losses, "distil", round, **steps, lr=LR)
@@ -173,7 +175,7 @@ class DSFL(WeighsNodes):
         sent |= {"rows": rows.int(), "t_g": state.t_g[rows], "round": t}
         state.heard = server.query("learn", of=told.nodes, **sent).nodes
         passes = {"epochs": self.student_epochs, "batch": self.distil_batch}
-        divergence = partial(server.task.distance, tau=TAU)
+        divergence = partial(server.task.distillation_loss, tau=TAU)
         return {
             "entropy": entropy(state.t_g[o_r], 1).mean().item(),
             "asked": len(rows) / len(o_r),

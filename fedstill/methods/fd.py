@@ -22,10 +22,10 @@ from fedstill.methods import Group, Node, NodeSetting, Server, Tensors, Work, pr
 from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.methods._node_memory import memory, remember
-from fedstill.protocol.payload_kinds import SCHEDULE, Kind
+from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
 from fedstill.tasks import Task
 
-CLASS_SCORES = Kind(
+CLASS_SCORES = PayloadKind(
     "class scores",
     "how likely a node's model finds each class, on average over the node's own records of one class",
     of="rows",

@@ -25,13 +25,13 @@ from fedstill.methods import Group, Needs, Node, Public, QueryCall, Server, Tens
 from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
-from fedstill.protocol.payload_kinds import INDICES, LOGITS, Kind
+from fedstill.protocol.payload_kinds import INDICES, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public images a query
 SIDE = 8  # cells of an attention map, each way
-ATTENTION = Kind(
+ATTENTION = PayloadKind(
     "attention maps",
     "where a node's model looks in each public image",  # what its layers say of it, pooled
     of="answers",
@@ -150,7 +150,7 @@ class FedAD(OneShot):
                 L_A = outside(A, target["least"], target["most"]).mean()
             else:
                 z = server.student(x)
-            L_z = server.task.distance(z.float(), target["outputs"], self.tau).mean()
+            L_z = server.task.distillation_loss(z.float(), target["outputs"], self.tau).mean()
         descend(state.optimizer, L_z + self.attention * L_A)
         return torch.stack([L_z.detach(), L_A.detach()])
 

@@ -18,7 +18,7 @@ from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import Server, Told
 from fedstill.methods._averaging import Averaging
 from fedstill.models.module_utils import to_vector, weighted_mean
-from fedstill.protocol.secure_aggregation import Added
+from fedstill.protocol.secure_aggregation import SumWeighting
 
 
 @dataclass
@@ -44,7 +44,7 @@ class FedAvgM(Averaging):
     def begin(self, server: Server) -> Moving:
         return Moving(v=torch.zeros_like(to_vector(server.student)), steered=trained_places(server.student))
 
-    def summed(self) -> Mapping[str, Added]:
+    def summed(self) -> Mapping[str, SumWeighting]:
         return self.summed_rounds()  # the mean of all w_k is all that momentum is of
 
     def combine(self, state: Moving, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,7 @@ class FedCG(LocalGenerators):
             p = features(parts, node.data.inputs[:2], node.name)
             with seeded(node.seed, node.name, "critic"):
                 critic = FeatureCritic(p, at.task.classes, hidden_widths(parts.head))
-            node.add("critic", critic, self.adam)
+            node.add_module("critic", critic, self.adam)
 
     def model_work(self, nodes: Group, G: Received) -> Work:
         """Classification: a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2."""

@@ -33,7 +33,7 @@ from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
 from fedstill.methods._public import Batch, distil, known, optimizer_of
 from fedstill.models.module_utils import copied, load_vector, to_vector, weighted_mean
-from fedstill.node.node_group import kind
+from fedstill.node.node_group import architecture_key
 from fedstill.protocol.local_config import cosine, set_lr
 from fedstill.tasks import Ensemble
 
@@ -72,7 +72,7 @@ class FedDF(CountsLabels, Averaging):
     """Learning rate of a round's last step."""
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, student_kind=True, public=True)
+        return Needs(trainable=True, student_architecture=True, public=True)
 
     def queries(self, at: NodeSetting) -> Iterable[Query]:
         """The size of a node's data (by class, if wanted), and its model after a round of training."""
@@ -120,7 +120,7 @@ class FedDF(CountsLabels, Averaging):
         used, place = torch.unique(d, return_inverse=True)
         x = inputs[used.to(inputs.device)]
         target = self.taught(server, state, received, x)  # (U, C, ...)
-        distance = partial(server.task.distance, tau=self.tau)  # KL(sigma(ensemble), sigma(student))
+        distance = partial(server.task.distillation_loss, tau=self.tau)  # KL(sigma(ensemble), sigma(student))
         found = 0.0
         for student in state.students.values():
             optimizer = optimizer_of(student, self.lr)
@@ -147,7 +147,7 @@ class FedDF(CountsLabels, Averaging):
         told = state.histogram.of(list(responses))
         if self.weights == "equal":
             told = LabelHistogram.even(told.names, server.task.classes, x.device)
-        omega = server.task.importance(told.counts)  # (K, 1, C)
+        omega = server.task.importance_weights(told.counts)  # (K, 1, C)
         return server.task.ensemble(torch.stack(list(responses.values())), omega, self.ensemble)
 
     def batches(

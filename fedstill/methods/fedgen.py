@@ -34,7 +34,7 @@ from fedstill.methods._feature_generators import (
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
 from fedstill.models.generators import condition
 from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
-from fedstill.node.node_group import Bench, Group
+from fedstill.node.node_group import NodeGroup, StackedModules
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE
 from fedstill.tasks import Task
 
@@ -113,7 +113,7 @@ class FedGEN(FeatureGenerators):
                 loss = loss + alpha * task.loss(d_hat, y_hat)
             if G.t and beta:
                 d_bar = model(G.features(group, y, "same", turn), HEAD).detach()  # D_i(G(z, y))
-                kl = task.distance(d.flatten(0, 1), d_bar.flatten(0, 1), 1.0)  # (G B,)
+                kl = task.distillation_loss(d.flatten(0, 1), d_bar.flatten(0, 1), 1.0)  # (G B,)
                 loss = loss + beta * kl.view(len(d), -1).mean(1)
             group.step("model", loss)
             return loss
@@ -167,7 +167,7 @@ class FedGEN(FeatureGenerators):
         c = condition(z, y, task.classes)
         f = G(c).float()  # G(z, y)  (B, p)
         d = uploads(f.expand(len(n_y), *f.shape), "" if self.part else HEAD)  # D_k(G(z, y))  (K, B, C)
-        alpha = task.importance(n_y).squeeze(1)[:, y]  # alpha_k^y  (K, B)
+        alpha = task.importance_weights(n_y).squeeze(1)[:, y]  # alpha_k^y  (K, B)
         ensemble = (alpha.unsqueeze(2) * d).sum(0)  # (B, C)
         L_ce = task.loss(ensemble.unsqueeze(0), y.unsqueeze(0)).squeeze(0)
         return torch.stack([L_ce, diversity(self.diversity, f, z, c[:, z.shape[1] :])])

@@ -32,7 +32,7 @@ from fedstill.methods._student import Known, Student
 from fedstill.methods._zeroth_order import ask_around
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import NodeSetting
-from fedstill.protocol.secure_aggregation import SUM, Added
+from fedstill.protocol.secure_aggregation import SUM, SumWeighting
 from fedstill.tasks.classification import SoftmaxTask
 
 
@@ -91,7 +91,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             raise ArgumentError("method.directions", self.directions, "0 where through = true")
 
     def needs(self) -> Needs:
-        return Needs(makes=True, no_maps=True)
+        return Needs(makes=True, no_label_maps=True)
 
     @property
     def turns(self) -> int:
@@ -117,7 +117,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             **self.known(nodes, x),
         },
         records=lambda self, at: not self.critics(at).compares,
-        differenced=lambda self, at: bool(self.directions),
+        finite_differences=lambda self, at: bool(self.directions),
     )
     def examine(
         self, nodes: Group, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
@@ -128,7 +128,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         own = {} if known is None else {"known": known}
         return {"logits": z, **response, **self.rating(nodes, x, **own)}
 
-    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+    def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
         """Weighting of the summed logits: by class counts or by size.
 
         Raises:
@@ -171,12 +171,12 @@ class FedIOD(Importance, FromNoise, Imagines):
             z_bar = task.ensemble(z_k, weights, self.ensemble)  # Eq. 9  (B, classes, ...)
             L_gan = self.fooled(task, responses, pi, z_bar, weights)  # Eq. 2
             L_conf, L_unique = self.judged(server, responses, pi)  # Eq. 3 and 5
-            L_balance = task.balance(z_bar)
+            L_balance = task.balance_loss(z_bar)
             if (shift := state.student.shift) is not None:
                 shift.expect(state.histogram.counts.sum(0))
                 shift.count(z_bar)
             z_S, z = state.student.watching(x), state.student.target(z_bar)
-            L_mimic = task.distance(z_S, z, self.tau).mean()  # Eq. 10
+            L_mimic = task.distillation_loss(z_S, z, self.tau).mean()  # Eq. 10
             L_G = (
                 self.gan * L_gan
                 + self.conf * L_conf
@@ -211,7 +211,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         if responses.nodes == (SUM,):
             return torch.zeros((), device=server.device), torch.zeros((), device=server.device)
         z_k = responses["logits"]
-        return server.task.confidence(z_k, pi), server.task.uniqueness(z_k, pi)
+        return server.task.confidence_loss(z_k, pi), server.task.uniqueness_loss(z_k, pi)
 
     def asked(self, server: Server, state: Distilling, query: str, w: Wish) -> tuple[torch.Tensor, Responses]:
         """x = G(w) and the nodes' answers about it."""

@@ -24,7 +24,7 @@ from annotated_types import Interval
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.data.augmentation import shifted
+from fedstill.data.augmentation import random_shift
 from fedstill.methods import ArgumentError, Group, Needs, Node, Public, QueryCall, Server, TensorData, Tensors
 from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
 from fedstill.methods._perturbing import dequantize, laplace, quantize, require_numbers
@@ -38,14 +38,14 @@ from fedstill.methods._public import (
     optimizer_of,
     parts,
 )
-from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE, Kind
+from fedstill.protocol.payload_kinds import INDICES, LOGITS, SCHEDULE, PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query, query
-from fedstill.protocol.secure_aggregation import Added
+from fedstill.protocol.secure_aggregation import SumWeighting
 from fedstill.tasks import Ensemble
 
 CHUNK = 2000  # public examples a query,
 MOST = 2**24  # and numbers in them, as answers about large pictures are pictures
-LOGIT_RANGE = Kind(
+LOGIT_RANGE = PayloadKind(
     "logit range",
     "the largest score in a node's answers, which sets the steps they are rounded to",
     of="answers",
@@ -67,7 +67,7 @@ def view_seed(seed: int, p: int) -> int:
 def viewed(public: Public | None, seed: int) -> torch.Tensor:
     """All public inputs ``(N, ...)`` as they are (seed 0), or shifted, at all nodes alike."""
     inputs = known(public).inputs
-    return shifted(inputs, torch_generator(seed, "view"), flip=False) if seed else inputs
+    return random_shift(inputs, torch_generator(seed, "view"), flip=False) if seed else inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class FedKD(OneShot):
     """Learning rate of the last pass; the paper's is constant."""
 
     def needs(self) -> Needs:
-        return Needs(public=True, public_labels=self.labeled, joins_public=self.labeled)
+        return Needs(public=True, public_labels=self.labeled, trains_on_public=self.labeled)
 
     @property
     def agreed(self) -> bool:
@@ -191,7 +191,7 @@ class FedKD(OneShot):
         z = self.predicted(nodes, view)[:, first:last]
         return {"logits": z}
 
-    def summed(self, at: NodeSetting) -> Mapping[str, Added]:
+    def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
         """z_hat before its noise (Eq. 2) is a sum over nodes.
 
         Raises:
@@ -253,6 +253,6 @@ class FedKD(OneShot):
         p, seed = e % self.predictions, server.seed
         x, z_hat = viewed(server.public, view_seed(seed, p)), state.targets["z_hat"][p]
         pairs = batches(x, z_hat, self.batch, seed, "public", e)
-        distance = partial(server.task.distance, tau=self.tau)  # Eq. 5-7
+        distance = partial(server.task.distillation_loss, tau=self.tau)  # Eq. 5-7
         S = server.student
         return {"student": distil(S, state.optimizer, pairs, distance, server.compute, seed, "student", e)}

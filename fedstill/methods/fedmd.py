@@ -181,7 +181,7 @@ class FedMD(WeighsNodes):
         """What digesting descends: class scores and consensus ``(B, C, ...)`` to ``(B,)``."""
         if self.distance == "l1":
             return (z - consensus).abs().flatten(1).mean(1)
-        return task.distance(z, consensus, self.tau if self.distance == "kl" else math.inf)
+        return task.distillation_loss(z, consensus, self.tau if self.distance == "kl" else math.inf)
 
     # --- at the server ----------------------------------------------------------------------------------
 

@@ -38,10 +38,10 @@ from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.models import example
 from fedstill.models.extractor_head import EXTRACTOR, features, split
-from fedstill.protocol.payload_kinds import SCHEDULE, Kind
+from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
 from fedstill.tasks import Task
 
-PROTOTYPES = Kind(
+PROTOTYPES = PayloadKind(
     "prototypes",
     "what a node's model makes of its own records half-way through, on average over those of each class; of "
     "a class with one record it is that record's",
@@ -71,7 +71,7 @@ class Prototypical(ClassMeans):
     in number can go together. 0: the features as they are, which must be equally many at all nodes."""
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, one_label=True, split=True)
+        return Needs(trainable=True, single_label=True, split=True)
 
     # --- at the nodes -----------------------------------------------------------------------------------
 

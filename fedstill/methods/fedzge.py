@@ -73,7 +73,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
     """beta_3, weight of L_info."""
 
     def needs(self) -> Needs:
-        return Needs(makes=True, one_label=True)
+        return Needs(makes=True, single_label=True)
 
     @property
     def turns(self) -> int:
@@ -88,7 +88,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
         rows=lambda self, at: (1 + self.directions) * self.batch,
         reads=(),
         sums=lambda self, at: self.summed(at),
-        differenced=True,
+        finite_differences=True,
     )
     def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
         """f_k(x), of inputs and of their surroundings."""
@@ -115,9 +115,9 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
             z = task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C)
             losses = {
                 "fidelity": F.cross_entropy(z, y),  # L_fid: x shows y
-                "adversary": -task.distance(state.student.watching(x), z, self.tau).mean(),  # L_adv
+                "adversary": -task.distillation_loss(state.student.watching(x), z, self.tau).mean(),  # L_adv
                 "diversity": diversity(x, w),  # L_div
-                "balance": task.balance(z),  # L_info
+                "balance": task.balance_loss(z),  # L_info
             }
             L_G = (
                 losses["fidelity"]

@@ -29,10 +29,10 @@ from fedstill.methods import Group, Needs, Node, Server, Tensors, Told, Work, ad
 from fedstill.methods._averaging import Averaging
 from fedstill.models.extractor_head import EXTRACTOR, split
 from fedstill.models.module_utils import load_vector, to_vector
-from fedstill.protocol.payload_kinds import PARAMETERS, SCHEDULE, Kind
+from fedstill.protocol.payload_kinds import PARAMETERS, SCHEDULE, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
 
-FEATURES = Kind(
+FEATURES = PayloadKind(
     "latent features",
     "what a node's model makes of its own training examples, half-way through",
     without="with method.lambda_adv = 0 none are told",
@@ -105,7 +105,9 @@ class FLMRCM(Averaging):
                 raise ModelError(f"latent features of {node.name} are {found} (expected (C, h, w) or (p,))")
             with seeded(node.seed, node.name, "identifier"):
                 layers = nn.Linear(z.shape[1], WIDTH), nn.LeakyReLU(0.2), nn.Linear(WIDTH, 1)
-            node.add("identifier", nn.Sequential(*layers), partial(adam, lr=self.identifier_lr, beta=0.5))
+            node.add_module(
+                "identifier", nn.Sequential(*layers), partial(adam, lr=self.identifier_lr, beta=0.5)
+            )
 
     @query(
         sends=SENT,

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedstill.core.errors import ArgumentError
-from fedstill.node.audit_entries import ALL
+from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import AuditLog
-from fedstill.privacy.accounting import epsilon
-from fedstill.privacy.budget import left
+from fedstill.privacy.accounting import compute_epsilon
+from fedstill.privacy.budget import remaining_epsilon
 from fedstill.privacy.config import Accountant, PrivacyConfig
-from fedstill.privacy.events import from_text
+from fedstill.privacy.events import cost_from_dict
 
 
 @dataclass(frozen=True)
-class Cost:
+class AuditCost:
     """What a run, or all runs of a payer, have cost.
 
     Args:
@@ -32,7 +32,7 @@ class Cost:
     left: float | None = None
 
 
-def cost(
+def compute_audit_cost(
     audit: AuditLog,
     payer: str,
     run: str,
@@ -40,7 +40,7 @@ def cost(
     accountant: Accountant,
     budget: PrivacyConfig | None = None,
     mine: str = "",
-) -> Cost:
+) -> AuditCost:
     """What is paid in a run, or in all (:data:`~fedstill.node.audit_entries.ALL`).
 
     Args:
@@ -48,15 +48,17 @@ def cost(
         budget: the owner's, where they are held against one.
         mine: the unit that would be charged now: what was paid for another leaves nothing.
     """
-    spent = audit.sums.spent_by(payer, run)
+    spent = audit.totals.spent_by(payer, run)
     events, bare = (spent.total, spent.bare_total) if run == ALL else (spent.run, spent.bare_run)
-    units = audit.sums.units(payer, run)
+    units = audit.totals.units(payer, run)
     if len(units) > 1:
-        return Cost(bare)
+        return AuditCost(bare)
     spoilt = bare or len(units - {mine})
     try:
-        price = from_text(events)
-        kept = None if budget is None else left(budget, events, spoilt, over_all=run == ALL)
-        return Cost(bare, dict(events), None if bare else epsilon(price, delta, accountant), kept)
+        price = cost_from_dict(events)
+        kept = None if budget is None else remaining_epsilon(budget, events, spoilt, over_all=run == ALL)
+        return AuditCost(
+            bare, dict(events), None if bare else compute_epsilon(price, delta, accountant), kept
+        )
     except ArgumentError:
-        return Cost(bare)
+        return AuditCost(bare)

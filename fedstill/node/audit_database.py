@@ -14,11 +14,11 @@ from pathlib import Path
 from fedstill.core import private_files
 from fedstill.core.errors import FedstillError
 
-MARK = 0x6665_6473  # "feds": this SQLite file is an audit log
+APPLICATION_ID = 0x6665_6473  # "feds": this SQLite file is an audit log
 VERSION = 4
 TABLE = "CREATE TABLE entries (entry INTEGER PRIMARY KEY, line TEXT NOT NULL, hash TEXT NOT NULL)"
-SCHEMA = (TABLE, f"PRAGMA application_id = {MARK}", f"PRAGMA user_version = {VERSION}")
-PATIENCE = 120.0  # seconds to wait for another process, which may be computing what its budget allows
+SCHEMA = (TABLE, f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {VERSION}")
+LOCK_TIMEOUT = 120.0  # seconds to wait for another process, which may be computing what its budget allows
 
 
 class AuditError(FedstillError):
@@ -39,12 +39,16 @@ class Database:
     """
 
     def __init__(self, path: Path | None, *, durable: bool, read_only: bool) -> None:
-        self.where: object = path or "the audit log in memory"
+        self.location: object = path or "the audit log in memory"
         self.lock = threading.RLock()
-        self._path, self._read_only, self._tidy = path, read_only, not (durable or read_only or path is None)
+        self._path, self._read_only, self._remove_wal = (
+            path,
+            read_only,
+            not (durable or read_only or path is None),
+        )
         self.connection = self._connect(durable, read_only)
         self.execute = self.connection.execute
-        self._file = 0 if path is None else os.stat(path).st_ino
+        self._inode = 0 if path is None else os.stat(path).st_ino
 
     def _connect(self, durable: bool, read_only: bool) -> sqlite3.Connection:
         target = ":memory:" if self._path is None else self._path.resolve().as_uri()
@@ -52,19 +56,23 @@ class Database:
         try:
             if self._path is not None and not read_only:
                 if not self._path.exists():
-                    _make_whole(self._path.resolve())
+                    _create_atomically(self._path.resolve())
                 # SQLite gives its own further files the same rights.
                 private_files.touch(self._path.resolve())
             connection = sqlite3.connect(
-                target + mode, PATIENCE, isolation_level=None, check_same_thread=False, uri=bool(self._path)
+                target + mode,
+                LOCK_TIMEOUT,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=bool(self._path),
             )
         except sqlite3.Error as error:
-            raise self._unusable(error) from error
+            raise self._audit_error(error) from error
         except OSError as error:
-            raise AuditError(self.where, f"cannot be used: unable to open it: {error.strerror}") from error
+            raise AuditError(self.location, f"cannot be used: unable to open it: {error.strerror}") from error
         try:
             if not mode:
-                _until_free(lambda: connection.execute("PRAGMA journal_mode = WAL"))
+                _retry_while_locked(lambda: connection.execute("PRAGMA journal_mode = WAL"))
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the disk's cache
             # Bytes that are no UTF-8 stay what they are, so that the entry is found damaged and not the file.
@@ -72,38 +80,38 @@ class Database:
             return connection
         except sqlite3.Error as error:
             connection.close()
-            raise self._unusable(error) from error
+            raise self._audit_error(error) from error
 
-    def require_form(self) -> None:
+    def require_format(self) -> None:
         """Refuse what is no audit log, or one to which somebody has added what changes entries, as a trigger
         does; an empty file becomes one. Within a transaction."""
         (mark,) = self.execute("PRAGMA application_id").fetchone()
         (version,) = self.execute("PRAGMA user_version").fetchone()
         found = self.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-        if mark != MARK and (found or self._read_only):
-            raise AuditError(self.where, "is no audit log")
-        if mark != MARK:
+        if mark != APPLICATION_ID and (found or self._read_only):
+            raise AuditError(self.location, "is no audit log")
+        if mark != APPLICATION_ID:
             for statement in SCHEMA:
                 self.execute(statement)
         elif version != VERSION:
             told = f"has the form of another version of fedstill: {version}, not {VERSION}"
-            raise AuditError(self.where, told)
+            raise AuditError(self.location, told)
         elif found != [("table", "entries", TABLE)]:
             told = "holds other tables, indexes or triggers than fedstill makes: put it back as it was"
-            raise AuditError(self.where, f"{told}, or move it away and settle what its head says")
+            raise AuditError(self.location, f"{told}, or move it away and settle what its head says")
 
-    def turn(self) -> AbstractContextManager[None]:
+    def write_transaction(self) -> AbstractContextManager[None]:
         """A transaction that no other process comes between, undone if anything is raised in it."""
         return self._transaction("IMMEDIATE")
 
-    def reading(self) -> AbstractContextManager[None]:
+    def read_transaction(self) -> AbstractContextManager[None]:
         """A transaction that sees one moment of the file."""
         return self._transaction("DEFERRED")
 
-    def replaced(self) -> bool:
+    def was_replaced(self) -> bool:
         """Whether the path leads to another file by now, or to none: what is written here is lost then."""
         try:
-            return self._path is not None and os.stat(self._path).st_ino != self._file
+            return self._path is not None and os.stat(self._path).st_ino != self._inode
         except FileNotFoundError:
             return True
 
@@ -111,7 +119,7 @@ class Database:
         """Close the connection; of a simulation's log one file stays, which can be read where it may not be
         written."""
         with self.lock:
-            if self._tidy:
+            if self._remove_wal:
                 with suppress(sqlite3.Error):  # somebody reads it, or it is closed
                     self.execute("PRAGMA journal_mode = DELETE")
             self.connection.close()
@@ -128,16 +136,16 @@ class Database:
                     if self.connection.in_transaction:
                         self.execute("ROLLBACK")
             except sqlite3.Error as error:
-                raise self._unusable(error) from error
+                raise self._audit_error(error) from error
 
-    def _unusable(self, error: sqlite3.Error) -> AuditError:
+    def _audit_error(self, error: sqlite3.Error) -> AuditError:
         if type(error) is not sqlite3.DatabaseError:  # which is a file full of something else
-            return AuditError(self.where, f"cannot be used: {error}")
+            return AuditError(self.location, f"cannot be used: {error}")
         told = f"cannot be read any more ({error}): move it away, and settle what its head says"
-        return AuditError(self.where, told)
+        return AuditError(self.location, told)
 
 
-def _make_whole(path: Path) -> None:
+def _create_atomically(path: Path) -> None:
     """Make an audit log under another name, so that nobody meets a half of it; who is quicker has made it."""
     if any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal")):
         return  # of a log that is gone: SQLite gives them to the next file of that name, unless it is empty
@@ -157,9 +165,9 @@ def _make_whole(path: Path) -> None:
             os.link(made, path)
 
 
-def _until_free(action: Callable[[], object]) -> None:
+def _retry_while_locked(action: Callable[[], object]) -> None:
     """Try again while another process has the file: SQLite does not always wait by itself."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             action()

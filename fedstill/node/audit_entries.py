@@ -10,31 +10,34 @@ from typing import Any
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.events import Event
-from fedstill.protocol.digests import chained
+from fedstill.protocol.digests import chain_digest
 
-ANSWER, GRADIENT = "answer", "gradient"  # parts of a query: each that is answered has the first
+RESPONSE, GRADIENT = "answer", "gradient"  # parts of a query: each that is answered has the first
 TRAINING = "training"  # what networks learn from the records before something is released
-LEARNED = "learned"  # what came of that, by its fingerprint: nothing is paid, and nothing leaves
-KEPT = "kept"  # which file of answers was let out, and may leave again
+TRAINING_RESULT = "learned"  # what came of that, by its fingerprint: nothing is paid, and nothing leaves
+RESPONSE_FILE = "kept"  # which file of answers was let out, and may leave again
 REFUSED = "refused"  # a query that was refused, by which rule
 SETTLED = "settled"  # the owner has accepted a log with which something was wrong
-RELEASES = (ANSWER, GRADIENT)
+RELEASES = (RESPONSE, GRADIENT)
 
-DATA = "these data"
+NODE_DATA = "these data"
 """Who pays at a real node: its data, whatever the node is called, so that no other name has another total."""
 
-ALL, BARE = "", ""  # among totals: the run that stands for all runs, the event that is no guarantee
+ALL_RUNS, NO_GUARANTEE = (
+    "",
+    "",
+)  # among totals: the run that stands for all runs, the event that is no guarantee
 QUERIES, BYTES = "queries", "bytes"  # there too, beside events: what a policy's limits count
-UNIT = "unit: "  # and, before its name, each unit that was paid for
+UNIT_PREFIX = "unit: "  # and, before its name, each unit that was paid for
 
-LARGEST = 2**53 - 1
+MAX_COUNT = 2**53 - 1
 """The largest count, in an entry and of a total: up to this all who read JSON read the same number."""
 
-Table = Mapping[str, int]
+Counts = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedQuery:
     """One query as it reached the node."""
 
     number: int
@@ -48,7 +51,7 @@ class Asked:
     @property
     def past(self) -> str:
         """A fingerprint of all that its answer follows from, and so of what comes after it."""
-        return chained(self.after, f"{self.number} {self.content} {self.learned}")
+        return chain_digest(self.after, f"{self.number} {self.content} {self.learned}")
 
 
 @dataclass(frozen=True)
@@ -60,15 +63,15 @@ class Entry:
         node: that releases or refuses.
         number: of the query; -1 for what comes before the first.
         part: one of those above.
-        content: digest of what was asked.
-        after: fingerprint of what the node had answered before.
-        left: fingerprint of what leaves, and of what that was before the noise.
+        content_hash: digest of what was asked.
+        history_hash: fingerprint of what the node had answered before.
+        release_hash: fingerprint of what leaves, and of what that was before the noise.
         down, up: bytes that came with the query, and that leave, by kind.
         rule: what is done to it, or by which rule it is refused, in one line.
-        price: events as text (:func:`fedstill.privacy.events.as_text`) and how often each.
-        bare: releases without any guarantee that it stands for.
+        cost: events as text (:func:`fedstill.privacy.events.cost_to_dict`) and how often each.
+        no_guarantee: releases without any guarantee that it stands for.
         unit: what its price protects (:meth:`.PrivacyConfig.unit`); empty: nothing was paid.
-        learned: what was charged before for this release, with which the server is told of it.
+        training_cost: what was charged before for this release, with which the server is told of it.
         queries: as how many it counts for a policy's limit.
     """
 
@@ -78,27 +81,29 @@ class Entry:
     number: int
     query: str
     part: str
-    content: str = ""
-    after: str = ""
-    left: str = ""
-    down: Table = field(default_factory=dict)
-    up: Table = field(default_factory=dict)
+    content_hash: str = ""
+    history_hash: str = ""
+    release_hash: str = ""
+    down: Counts = field(default_factory=dict)
+    up: Counts = field(default_factory=dict)
     mechanism: str = ""
     rule: str = ""
-    price: Table = field(default_factory=dict)
-    bare: int = 0
+    cost: Counts = field(default_factory=dict)
+    no_guarantee: int = 0
     unit: str = ""
-    learned: Table = field(default_factory=dict)
+    training_cost: Counts = field(default_factory=dict)
     queries: int = 0
 
-    def line(self, at: str) -> str:
+    def to_line(self, at: str) -> str:
         """The canonical text of an entry written at a time: JSON, without what it does not have."""
         told = {name: value for name, value in vars(self).items() if value or name in REQUIRED}
         return json.dumps({"at": at, **told}, separators=(",", ":"), sort_keys=True)
 
 
 REQUIRED = ("run", "payer", "node", "number", "query", "part")
-NOTHING = {name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED}
+ENTRY_DEFAULTS = {
+    name: value for name, value in vars(Entry("", "", "", 0, "", "")).items() if name not in REQUIRED
+}
 
 
 def is_text(value: object) -> bool:
@@ -111,7 +116,7 @@ def is_text(value: object) -> bool:
 
 def is_count(value: object, least: int = 0) -> bool:
     """Whether a value is a whole number from the least to the largest count."""
-    return type(value) is int and least <= value <= LARGEST
+    return type(value) is int and least <= value <= MAX_COUNT
 
 
 @lru_cache(maxsize=10_000)
@@ -124,25 +129,25 @@ def is_event(name: str) -> bool:
     return True
 
 
-def _is_table(value: object) -> bool:
+def _is_counts(value: object) -> bool:
     return isinstance(value, dict) and all(is_text(name) and is_count(n) for name, n in value.items())
 
 
-def _is_price(value: object) -> bool:
-    return _is_table(value) and isinstance(value, dict) and all(n and is_event(e) for e, n in value.items())
+def _is_cost(value: object) -> bool:
+    return _is_counts(value) and isinstance(value, dict) and all(n and is_event(e) for e, n in value.items())
 
 
-ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
-    **dict.fromkeys(("at", *NOTHING, *REQUIRED), (is_text, "text")),
-    "number": (lambda value: is_count(value, -LARGEST), "a whole number within 2**53"),
+FIELD_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(("at", *ENTRY_DEFAULTS, *REQUIRED), (is_text, "text")),
+    "number": (lambda value: is_count(value, -MAX_COUNT), "a whole number within 2**53"),
     **dict.fromkeys(("bare", "queries"), (is_count, "a whole number from 0, below 2**53")),
-    **dict.fromkeys(("down", "up", "learned"), (_is_table, "names, and a whole number below 2**53 of each")),
-    "price": (_is_price, "events as text, and from 1 to below 2**53 of each"),
+    **dict.fromkeys(("down", "up", "learned"), (_is_counts, "names, and a whole number below 2**53 of each")),
+    "price": (_is_cost, "events as text, and from 1 to below 2**53 of each"),
 }
 """What each field of a line may be, and the same in words."""
 
 
-def parsed(line: object) -> dict[str, Any] | None:
+def parse_line(line: object) -> dict[str, Any] | None:
     """All fields of a line, with ``at``; None for what no node could have written.
 
     >>> parsed(Entry("r", "n", "n", 3, "predict", "response", up={"logits": 8}).line("now"))["up"]
@@ -153,17 +158,17 @@ def parsed(line: object) -> dict[str, Any] | None:
         return None
     try:
         told = json.loads(line)
-        whole = told.keys() >= {"at", *REQUIRED} and all(ALLOWED[name][0](told[name]) for name in told)
+        whole = told.keys() >= {"at", *REQUIRED} and all(FIELD_CHECKS[name][0](told[name]) for name in told)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return None
-    return {**NOTHING, **told} if whole and (told["run"] or told["part"] == SETTLED) else None
+    return {**ENTRY_DEFAULTS, **told} if whole and (told["run"] or told["part"] == SETTLED) else None
 
 
-def require_readable(entry: Entry) -> None:
+def check_entry(entry: Entry) -> None:
     """Refuse an entry whose line would not give it back, with :class:`ArgumentError`."""
     for name, value in vars(entry).items():
-        allowed, words = ALLOWED[name]
+        allowed, words = FIELD_CHECKS[name]
         if not allowed(value):
             raise ArgumentError(f"{name} of an entry", value, words)
-    if parsed(entry.line("")) != {"at": "", **vars(entry)}:
+    if parse_line(entry.to_line("")) != {"at": "", **vars(entry)}:
         raise ArgumentError("entry of an audit log", vars(entry), "what its line gives back")

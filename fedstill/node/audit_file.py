@@ -8,13 +8,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedstill.node.audit_entries import ALL, DATA
+from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import AuditError, AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.run_plan import PLAN_FILE
 
 
-def audit_file(file: NodeFile, folder: Path) -> Path:
+def audit_path(file: NodeFile, folder: Path) -> Path:
     """Where a node's audit log is."""
     return folder / Path(file.privacy.audit_log).expanduser()
 
@@ -25,13 +25,13 @@ def open_audit(file: NodeFile, folder: Path, *, read_only: bool = False) -> Audi
     Raises:
         AuditError: it cannot be read, or it is gone.
     """
-    path = audit_file(file, folder)
-    if (lost := gone(path, folder)) is not None:
-        raise AuditError(path, f"{lost}: put it back, or `fedstill audit settle {folder}` starts it anew")
+    path = audit_path(file, folder)
+    if (lost := missing_log_fault(path, folder)) is not None:
+        raise AuditError(path, f"{lost}: put it back, or `fedstill audit accept {folder}` starts it anew")
     return AuditLog(path, read_only=read_only)
 
 
-def gone(path: Path, folder: Path | None) -> str | None:
+def missing_log_fault(path: Path, folder: Path | None) -> str | None:
     """That an audit log (of a node's folder, if it has one) is not there, and how that is known, or None: it
     is there, or there never was one."""
     if path.exists():
@@ -42,7 +42,7 @@ def gone(path: Path, folder: Path | None) -> str | None:
     return "is gone, and its node's runs are there" if began else None
 
 
-def closed(path: Path) -> str:
+def unwritable_reason(path: Path) -> str:
     """Why an audit log cannot be written, without which nothing leaves; empty: it can."""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
@@ -52,7 +52,7 @@ def closed(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Balance:
+class TotalSpent:
     """What a node's data have cost so far, over all runs: events as text, releases without guarantee, the
     units that were paid for, and what is wrong with the audit log."""
 
@@ -62,15 +62,15 @@ class Balance:
     trouble: str | None = None
 
 
-def spent(file: NodeFile, folder: Path) -> Balance:
+def read_total_spent(file: NodeFile, folder: Path) -> TotalSpent:
     """What the audit log of a folder says; nothing where nothing has been charged yet.
 
     Raises:
         AuditError: the log cannot be read.
     """
-    path = audit_file(file, folder)
+    path = audit_path(file, folder)
     if not path.exists():
-        return Balance({}, trouble=gone(path, folder))
+        return TotalSpent({}, trouble=missing_log_fault(path, folder))
     with closing(AuditLog(path, read_only=True)) as audit:
-        told = audit.spent(DATA, ALL)
-        return Balance(told.total, told.bare_total, frozenset(audit.sums.units(DATA)), audit.trouble)
+        told = audit.spending(DATA, ALL)
+        return TotalSpent(told.total, told.bare_total, frozenset(audit.totals.units(DATA)), audit.fault)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedstill.core.hashing import write_head
-from fedstill.node.audit_entries import BARE, BYTES, QUERIES, UNIT, is_count, is_event, is_text
+from fedstill.node.audit_entries import BYTES, NO_GUARANTEE, QUERIES, UNIT_PREFIX, is_count, is_event, is_text
 
-LAST = 2**62  # no entry has a higher number
+MAX_ENTRY_NUMBER = 2**62  # no entry has a higher number
 
 Totals = Mapping[tuple[str, str], Counter[str]]  # by payer and run
 
@@ -29,7 +29,7 @@ class Head:
 
     number: int = 0
     hash: str = ""
-    spent: Totals = field(default_factory=dict)
+    totals: Totals = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> Head | None:
@@ -42,20 +42,20 @@ class Head:
             return None
         except (AttributeError, LookupError, TypeError, RecursionError) as error:
             raise ValueError(f"it is none: {error!r}") from error
-        if type(head.number) is not int or not 0 <= head.number <= LAST or not is_text(head.hash):
+        if type(head.number) is not int or not 0 <= head.number <= MAX_ENTRY_NUMBER or not is_text(head.hash):
             raise ValueError("its entry has no number or no hash that an entry could have")
-        if len(head.spent) != len(rows) or not all(map(_is_total, rows)):
+        if len(head.totals) != len(rows) or not all(map(_is_total, rows)):
             raise ValueError("its totals are none that entries could have")
         return head
 
 
-def write(path: Path, number: int, hashed: str, rows: Iterable[str]) -> None:
+def write_audit_head(path: Path, number: int, hashed: str, rows: Iterable[str]) -> None:
     """Put a new head in the place of the one in a file, which stays where that fails (OSError); its totals as
     :func:`row` makes them."""
     write_head(path, number, hashed, f',"spent":[{",".join(rows)}]')
 
 
-def row(payer: str, run: str, counts: Mapping[str, int]) -> str:
+def head_row(payer: str, run: str, counts: Mapping[str, int]) -> str:
     """One total as a head has it."""
     return json.dumps([payer, run, counts], separators=(",", ":"))
 

@@ -27,18 +27,18 @@ from fedstill.core.hashing import link
 from fedstill.node import audit_head
 from fedstill.node.audit_database import AuditError, Database
 from fedstill.node.audit_entries import (
-    BARE,
     BYTES,
+    NO_GUARANTEE,
     QUERIES,
     SETTLED,
-    UNIT,
+    UNIT_PREFIX,
     Entry,
+    check_entry,
     is_text,
-    parsed,
-    require_readable,
+    parse_line,
 )
-from fedstill.node.audit_head import LAST, Head
-from fedstill.node.audit_totals import Spent, Sums
+from fedstill.node.audit_head import MAX_ENTRY_NUMBER, Head
+from fedstill.node.audit_totals import EntryTotals, Spending
 
 __all__ = ["FILE", "AuditError", "AuditLog", "Spent"]
 
@@ -49,7 +49,7 @@ class AuditLog:
     """Entries in a file or, without one, in memory.
 
     Several threads may use it, and several processes the file, which has to be on a disk of this machine
-    (SQLite's write-ahead log needs that). In trouble, it can still be read; ``trouble`` says what is wrong.
+    (SQLite's write-ahead log needs that). In trouble, it can still be read; ``fault`` says what is wrong.
 
     Args:
         path: of the file; it and its head (``path`` + ``.head``) are made if neither is there.
@@ -58,7 +58,7 @@ class AuditLog:
         read_only: change nothing, not even the head.
 
     Attributes:
-        sums: what the entries add up to.
+        totals: what the entries add up to.
 
     Raises:
         AuditError: the file cannot be read, or is no audit log.
@@ -66,16 +66,22 @@ class AuditLog:
 
     def __init__(self, path: Path | None = None, *, durable: bool = True, read_only: bool = False) -> None:
         self._durable, self._read_only = durable, read_only
-        self.trouble: str | None = None
-        self._open = True
-        self.sums, self._last, self._hash, self._settled, self._told = Sums(), 0, "", 0, 0
-        self._begin(path)
+        self.fault: str | None = None
+        self._is_open = True
+        self.totals, self._last_number, self._last_hash, self._settled_number, self._head_number = (
+            Sums(),
+            0,
+            "",
+            0,
+            0,
+        )
+        self._open_database(path)
 
     def open(self, path: Path | None) -> None:
         """Go on with the entries of another file."""
         self.close()
-        self._begin(path)
-        self._open = True
+        self._open_database(path)
+        self._is_open = True
 
     # --- writing --------------------------------------------------------------------------------------
 
@@ -98,26 +104,26 @@ class AuditLog:
             raise ArgumentError("run of an entry", entry.run, "its name")
         if entry.part == SETTLED:
             raise ArgumentError("part of an entry", entry.part, "that of an answer")
-        return self._write(entry, check, once=True)
+        return self._write_entry(entry, check, once=True)
 
     def append(self, entry: Entry) -> None:
         """Write down what costs nothing, also if it was written before: a refusal."""
-        self._write(entry, lambda spent: None, once=False)
+        self._write_entry(entry, lambda spent: None, once=False)
 
-    def _write(self, entry: Entry, check: Callable[[Spent], None], once: bool) -> int:
+    def _write_entry(self, entry: Entry, check: Callable[[Spent], None], once: bool) -> int:
         require_readable(entry)
-        with self._db.lock:
+        with self._database.lock:
             written = None
-            with self._db.turn():
-                self._follow()
-                number = self.sums.number(vars(entry)) if once else 0
+            with self._database.write_transaction():
+                self._sync_before_write()
+                number = self.totals.number(vars(entry)) if once else 0
                 if not number:
-                    check(self.sums.spent_by(entry.payer, entry.run))
-                    written = self._insert(entry)
+                    check(self.totals.spent_by(entry.payer, entry.run))
+                    written = self._insert_entry(entry)
             if written is not None:
-                self._take(*written)
+                self._apply_entry(*written)
                 number = written[0]
-            if number > self._told:  # as after a head that could not be written
+            if number > self._head_number:  # as after a head that could not be written
                 self._write_head()
         return number
 
@@ -137,51 +143,51 @@ class AuditLog:
         """
         if not because.strip() or not is_text(because):
             raise ArgumentError("because", because, "the reason, in words")
-        with self._db.lock:
-            with self._db.turn():
-                head = self._examine() or Head()
-                if self.trouble is None and not gone:
-                    raise AuditError(self._db.where, "nothing is wrong with it: nothing to settle")
+        with self._database.lock:
+            with self._database.write_transaction():
+                head = self._verify_all() or Head()
+                if self.fault is None and not gone:
+                    raise AuditError(self._database.location, "nothing is wrong with it: nothing to settle")
                 lost = {
                     names: more
-                    for names, counts in head.spent.items()
-                    if (more := counts - self.sums.spent.get(names, Counter()))
+                    for names, counts in head.totals.items()
+                    if (more := counts - self.totals.spent.get(names, Counter()))
                 }
                 # Numbers that were used are not used again: the gap shows what is lost.
-                self._last = max(self._last, head.number)
+                self._last_number = max(self._last_number, head.number)
                 for (payer, run), price in (lost or {("", ""): Counter[str]()}).items():
                     bare, queries, left = price.pop(BARE, 0), price.pop(QUERIES, 0), price.pop(BYTES, 0)
-                    told = (run, payer, payer, self._last + 1, SETTLED, SETTLED)
+                    told = (run, payer, payer, self._last_number + 1, SETTLED, SETTLED)
                     up = {BYTES: left} if left else {}
-                    units = [what for what in head.spent.get((payer, run), ()) if what.startswith(UNIT)]
+                    units = [what for what in head.totals.get((payer, run), ()) if what.startswith(UNIT)]
                     for what in units:
                         price.pop(what, 0)
                     entry = Entry(
                         *told,
                         rule=because,
                         up=up,
-                        price=price,
-                        bare=bare,
+                        cost=price,
+                        no_guarantee=bare,
                         unit=" and ".join(what.removeprefix(UNIT) for what in units),
                         queries=queries,
                     )
-                    self._take(*self._insert(entry))
-                self._examine()
-            self.trouble = None  # the head, which is older than the settlement, is all that may be left
+                    self._apply_entry(*self._insert_entry(entry))
+                self._verify_all()
+            self.fault = None  # the head, which is older than the settlement, is all that may be left
             self._write_head(always=True)
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def spent(self, payer: str, run: str) -> Spent:
+    def spending(self, payer: str, run: str) -> Spent:
         """What a payer has spent so far, in one run and in all, also by what other processes have written."""
-        if self._open and self.trouble is None:
-            with self._db.reading():
-                self._catch_up()
-        return self.sums.spent_by(payer, run)
+        if self._is_open and self.fault is None:
+            with self._database.read_transaction():
+                self._read_new_entries()
+        return self.totals.spent_by(payer, run)
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
         """Bytes and queries of one run, or of all: :meth:`fedstill.node.audit_totals.Sums.summary`."""
-        return self.sums.summary(run)
+        return self.totals.summary(run)
 
     def entry(self, number: int) -> dict[str, Any]:
         """One entry, as :meth:`entries` gives them."""
@@ -193,8 +199,8 @@ class AuditLog:
         Each has ``entry``, its number, ``at`` (UTC), what :class:`Entry` has, and ``hash``.
         """
         query = "SELECT entry, line, CAST(hash AS TEXT) FROM entries WHERE entry >= ? ORDER BY entry LIMIT ?"
-        with self._db.reading():
-            found = self._db.execute(query, (first, most)).fetchall()
+        with self._database.read_transaction():
+            found = self._database.execute(query, (first, most)).fetchall()
         for number, line, hashed in found:
             if (told := parsed(line)) is not None:
                 yield {"entry": number, **told, "hash": hashed}
@@ -202,68 +208,68 @@ class AuditLog:
     def verify(self) -> None:
         """Check every entry and the head; :class:`AuditError` says what is wrong first, and with which
         entry."""
-        with self._db.reading():
-            self._examine()
+        with self._database.read_transaction():
+            self._verify_all()
         self.require_sound()
 
     def require_sound(self) -> None:
         """Refuse a log in trouble, as every charge does, with :class:`AuditError`."""
-        if self.trouble is not None:
-            told = f"{self.trouble}; nothing leaves until its owner has settled it (`fedstill audit settle`)"
-            raise AuditError(self._db.where, told)
+        if self.fault is not None:
+            told = f"{self.fault}; nothing leaves until its owner has settled it (`fedstill audit accept`)"
+            raise AuditError(self._database.location, told)
 
     def close(self) -> None:
         """Close the file; what the entries add up to can still be read."""
         try:
-            if self._open and not self._durable and self.trouble is None:
+            if self._is_open and not self._durable and self.fault is None:
                 self._write_head(always=True)
         finally:
-            self._open = False
-            self._db.close()
+            self._is_open = False
+            self._database.close()
 
     # --- opening and checking ---------------------------------------------------------------------------
 
-    def _begin(self, path: Path | None) -> None:
-        self._head = None if path is None else path.with_name(f"{path.name}.head")
-        self._db = Database(path, durable=self._durable, read_only=self._read_only)
-        begin = self._db.reading if self._read_only else self._db.turn
+    def _open_database(self, path: Path | None) -> None:
+        self._head_path = None if path is None else path.with_name(f"{path.name}.head")
+        self._database = Database(path, durable=self._durable, read_only=self._read_only)
+        begin = self._database.read_transaction if self._read_only else self._database.write_transaction
         try:
             with begin():
-                self._db.require_form()
+                self._database.require_format()
             with begin():  # a reader's view of the file begins after it has read the head
-                found = self._examine()
-            if self.trouble is None and (found is None or found.number < self._last):
+                found = self._verify_all()
+            if self.fault is None and (found is None or found.number < self._last_number):
                 self._write_head(always=True)  # somebody was killed before it was written
         except AuditError:
-            self._db.close()
+            self._database.close()
             raise
 
-    def _examine(self) -> Head | None:
+    def _verify_all(self) -> Head | None:
         """Take up all entries anew and say what is wrong; the head. Within a transaction."""
         found, damage = None, None
-        if self._head is not None:
+        if self._head_path is not None:
             try:
-                found = Head.read(self._head)
+                found = Head.read(self._head_path)
             except (OSError, ValueError) as error:
-                damage = f"its head {self._head.name} is damaged: {error}"
-        self.sums, self._last, self._hash, self._settled = Sums(), 0, "", 0
-        self._told = 0 if found is None else found.number
-        wanted = self._walk(-(2**62), self._told)
-        self.trouble = self.trouble or damage
-        if self.trouble is None and self._head is not None and found is None and self._last:
-            self.trouble = f"its head {self._head.name} is missing"
+                damage = f"its head {self._head_path.name} is damaged: {error}"
+        self.totals, self._last_number, self._last_hash, self._settled_number = Sums(), 0, "", 0
+        self._head_number = 0 if found is None else found.number
+        wanted = self._read_entries(-(2**62), self._head_number)
+        self.fault = self.fault or damage
+        if self.fault is None and self._head_path is not None and found is None and self._last_number:
+            self.fault = f"its head {self._head_path.name} is missing"
         # A head older than the last settlement was settled with it.
-        if self.trouble is None and found is not None and found.number >= self._settled:
-            if found.number > self._last:
-                ends = f"it ends at entry {self._last}, and its head at {found.number}"
-                self.trouble = f"is an older copy: {ends}"
+        if self.fault is None and found is not None and found.number >= self._settled_number:
+            if found.number > self._last_number:
+                ends = f"it ends at entry {self._last_number}, and its head at {found.number}"
+                self.fault = f"is an older copy: {ends}"
             elif found.hash != wanted.hash:
-                self.trouble = f"entry {found.number} is not the one that its head names"
-            elif found.spent != wanted.spent:
-                self.trouble = f"its entries up to {found.number} do not add up to the totals in its head"
+                self.fault = f"entry {found.number} is not the one that its head names"
+            elif found.totals != wanted.spent:
+                self.fault = f"its entries up to {found.number} do not add up to the totals in its head"
         return found
 
-    def _walk(self, after: int, wanted: int = 0) -> Head:
+    def _read_entries(self, after: int, wanted: int = 0) -> Head:
         """Take up the entries after a number, each checked against the one before.
 
         Returns:
@@ -272,71 +278,78 @@ class AuditLog:
         fault: str | None = None
         there = Head()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
-        for number, line, hashed in self._db.execute(query, (after,)):
-            told, chain = parsed(line), link(self._hash, number, line)
-            if number != self._last + 1:
-                fault = fault or f"entry {self._last + 1} is missing"
+        for number, line, hashed in self._database.execute(query, (after,)):
+            told, chain = parsed(line), link(self._last_hash, number, line)
+            if number != self._last_number + 1:
+                fault = fault or f"entry {self._last_number + 1} is missing"
             if told is None or hashed != chain:
                 fault = fault or f"entry {number} is not as it was written"
             elif told["part"] == SETTLED:  # by which everything before it, as it stands here, is accepted
-                fault, self._settled = None, number
-            self._take(number, chain, told)
+                fault, self._settled_number = None, number
+            self._apply_entry(number, chain, told)
             if number == wanted:
-                there = Head(number, chain, self.sums.by_run())
-        self.trouble = fault
+                there = Head(number, chain, self.totals.by_run())
+        self.fault = fault
         return there
 
-    def _follow(self) -> None:
+    def _sync_before_write(self) -> None:
         """Take up what other processes have written since; refuse what does not follow from what was here."""
-        if self.trouble is not None:  # the owner may have settled it meanwhile
-            self._examine()
+        if self.fault is not None:  # the owner may have settled it meanwhile
+            self._verify_all()
         self.require_sound()
-        if self._db.replaced():
-            raise AuditError(self._db.where, "was replaced by another file: start again, and it is checked")
-        self._db.require_form()
-        self._catch_up()
+        if self._database.was_replaced():
+            raise AuditError(
+                self._database.location, "was replaced by another file: start again, and it is checked"
+            )
+        self._database.require_format()
+        self._read_new_entries()
         self.require_sound()
 
-    def _catch_up(self) -> None:
-        mine = self._last, self._hash
-        if self._newest() == mine:
+    def _read_new_entries(self) -> None:
+        mine = self._last_number, self._last_hash
+        if self._newest_entry() == mine:
             return
         query = "SELECT entry, hash FROM entries WHERE entry = ?"
-        kept = not mine[0] or self._db.execute(query, mine[:1]).fetchone() == mine
-        self._walk(self._last)
-        self.trouble = self.trouble if kept else f"entry {mine[0]} is not as it was written"
+        kept = not mine[0] or self._database.execute(query, mine[:1]).fetchone() == mine
+        self._read_entries(self._last_number)
+        self.fault = self.fault if kept else f"entry {mine[0]} is not as it was written"
 
-    def _newest(self) -> tuple[int, str]:
+    def _newest_entry(self) -> tuple[int, str]:
         query = "SELECT entry, hash FROM entries ORDER BY entry DESC LIMIT 1"
-        return self._db.execute(query).fetchone() or (0, "")
+        return self._database.execute(query).fetchone() or (0, "")
 
-    def _insert(self, entry: Entry) -> tuple[int, str, Mapping[str, Any]]:
+    def _insert_entry(self, entry: Entry) -> tuple[int, str, Mapping[str, Any]]:
         if self._read_only:
-            raise AuditError(self._db.where, "is open to be read only")
+            raise AuditError(self._database.location, "is open to be read only")
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        number, line = self._last + 1, entry.line(at)
+        number, line = self._last_number + 1, entry.to_line(at)
         if number > LAST:
-            told = f"no entry can follow number {self._last}: move away what says so, this log or its head"
-            raise AuditError(self._db.where, f"{told}, and settle")
-        chain = link(self._hash, number, line)
-        if self._db.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, chain)).rowcount != 1:
-            raise AuditError(self._db.where, "has not taken an entry")
+            told = f"no entry can follow number {self._last_number}: move away what says so, this log or its head"
+            raise AuditError(self._database.location, f"{told}, and settle")
+        chain = link(self._last_hash, number, line)
+        if (
+            self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, chain)).rowcount
+            != 1
+        ):
+            raise AuditError(self._database.location, "has not taken an entry")
         return number, chain, vars(entry)
 
-    def _take(self, number: int, chain: str, told: Mapping[str, Any] | None) -> None:
-        self._last, self._hash = number, chain
+    def _apply_entry(self, number: int, chain: str, told: Mapping[str, Any] | None) -> None:
+        self._last_number, self._last_hash = number, chain
         if told is not None:
-            self.sums.add(number, told)
+            self.totals.add(number, told)
 
     def _write_head(self, always: bool = False) -> None:
         """Write the head, as new as the log, to which another process may have written since."""
-        if self._head is None or self._read_only or not (always or self._durable):
+        if self._head_path is None or self._read_only or not (always or self._durable):
             return
-        with self._db.turn():
-            self._catch_up()
+        with self._database.write_transaction():
+            self._read_new_entries()
             self.require_sound()
             try:
-                audit_head.write(self._head, self._last, self._hash, self.sums.rows())
+                audit_head.write_audit_head(
+                    self._head_path, self._last_number, self._last_hash, self.totals.rows()
+                )
             except OSError as error:
-                raise AuditError(self._head, f"cannot be written: {error.strerror}") from error
-            self._told = self._last
+                raise AuditError(self._head_path, f"cannot be written: {error.strerror}") from error
+            self._head_number = self._last_number

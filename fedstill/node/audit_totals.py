@@ -9,22 +9,22 @@ from typing import Any
 
 from fedstill.node import audit_head
 from fedstill.node.audit_entries import (
-    ALL,
-    ANSWER,
-    BARE,
+    ALL_RUNS,
     BYTES,
     GRADIENT,
-    LARGEST,
+    MAX_COUNT,
+    NO_GUARANTEE,
     QUERIES,
     REFUSED,
     RELEASES,
+    RESPONSE,
     TRAINING,
-    UNIT,
+    UNIT_PREFIX,
 )
 
 
 @dataclass(frozen=True)
-class Spent:
+class Spending:
     """What somebody has paid, in one run and in all: events as text and how often each.
 
     ``bare`` are releases without guarantee. Each answer is a query, and each further gradient of it;
@@ -40,7 +40,7 @@ class Spent:
     bytes: int = 0
 
 
-class Sums:
+class EntryTotals:
     """What entries add up to, in memory: a charge looks up and adds, however many there are.
 
     Attributes:
@@ -80,7 +80,7 @@ class Sums:
             self._rows[told["payer"], run] = ""
         if part == ANSWER or (part == GRADIENT and self.siblings(told)):
             self.asked[run, node, told["query"]] += 1
-        self._known[_place(told)][told["content"], told["left"]] = number
+        self._known[_query_key(told)][told["content"], told["left"]] = number
         if part == TRAINING:
             self._untold[run, node].update(cost)
         if part not in RELEASES:
@@ -93,7 +93,7 @@ class Sums:
             for kind, size in told[way].items():
                 self.bytes[run, node, way, kind] += size
 
-    def spent_by(self, payer: str, run: str) -> Spent:
+    def spent_by(self, payer: str, run: str) -> Spending:
         """What a payer has spent, in one run and in all."""
         here, total = (
             Counter({what: n for what, n in self._spent(payer, name).items() if not what.startswith(UNIT)})
@@ -103,7 +103,7 @@ class Sums:
         queries_run, queries = here.pop(QUERIES, 0), total.pop(QUERIES, 0)
         here.pop(BYTES, 0)
         left = total.pop(BYTES, 0)
-        return Spent(here, total, bare_run, bare_total, queries_run, queries, left)
+        return Spending(here, total, bare_run, bare_total, queries_run, queries, left)
 
     def units(self, payer: str, run: str = ALL) -> set[str]:
         """What a payer's prices protect, in one run or in all: events of two units add up to nothing."""
@@ -114,11 +114,11 @@ class Sums:
 
     def number(self, told: Mapping[str, Any]) -> int:
         """The entry that says the same of the same release; 0 if there is none."""
-        return self._known.get(_place(told), {}).get((told["content"], told["left"]), 0)
+        return self._known.get(_query_key(told), {}).get((told["content"], told["left"]), 0)
 
     def siblings(self, told: Mapping[str, Any]) -> list[str]:
         """What was asked in the entries that differ from one, if at all, in what was asked and what left."""
-        return [content for content, _ in self._known.get(_place(told), ())]
+        return [content for content, _ in self._known.get(_query_key(told), ())]
 
     def untold(self, run: str, node: str) -> dict[str, int]:
         """What was charged for learning, and no server was told of yet."""
@@ -132,7 +132,7 @@ class Sums:
         """The same as text. A node has seen thousands of runs, and spends in one."""
         for names, text in self._rows.items():
             if not text:
-                self._rows[names] = audit_head.row(*names, self.spent[names])
+                self._rows[names] = audit_head.head_row(*names, self.spent[names])
         return self._rows.values()
 
     def has_charged(self, run: str) -> bool:
@@ -160,5 +160,5 @@ class Sums:
         }
 
 
-def _place(told: Mapping[str, Any]) -> tuple[Any, ...]:
+def _query_key(told: Mapping[str, Any]) -> tuple[Any, ...]:
     return told["run"], told["node"], told["number"], told["part"], told["after"]

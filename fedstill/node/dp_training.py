@@ -15,29 +15,29 @@ from torch.func import functional_call
 
 from fedstill.core.compute import Compute, as_laid_out
 from fedstill.core.errors import ArgumentError
-from fedstill.data.augmentation import augmented
+from fedstill.data.augmentation import augment_examples
 from fedstill.models.module_utils import in_mode
 from fedstill.node.node import Node
 from fedstill.privacy import dpsgd
 from fedstill.privacy.dpsgd import (
+    DPParameters,
     PrivateLoss,
-    PrivateSteps,
     PublicLoss,
+    augmentation_numbers,
     clipped_sum,
-    digest,
-    moves,
+    examples_at_once,
+    poisson_sample,
     public_gradient,
-    rate,
-    rows_at_once,
-    sample,
+    sampling_rate,
+    tensor_digest,
 )
-from fedstill.privacy.noise import Draws, add_noise
-from fedstill.privacy.per_example import Alone
+from fedstill.privacy.noise import NoiseSampler, add_noise
+from fedstill.privacy.per_example import PerExample
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine, set_lr
 from fedstill.tasks import Task
 
 # Inputs (B, C, H, W), each changed by itself, as it is and as the draws of the step say.
-Augment = Callable[[torch.Tensor, torch.Tensor, Draws], tuple[torch.Tensor, torch.Tensor]]
+Augment = Callable[[torch.Tensor, torch.Tensor, NoiseSampler], tuple[torch.Tensor, torch.Tensor]]
 Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes still at work, steps done, losses
 KEPT = 2**27  # numbers of all examples' features that are kept while a network learns (512 MiB)
 PIECE = 250  # examples whose features are computed at once
@@ -46,7 +46,7 @@ PIECE = 250  # examples whose features are computed at once
 def step(
     node: Node,
     role: str,
-    dp: PrivateSteps,
+    dp: DPParameters,
     rate: float,
     *purpose: str | int,
     private_loss: PrivateLoss,
@@ -73,19 +73,22 @@ def step(
     """
     _take(node, role, rate)
     module, optimizer = node.modules[role], node.optimizers[role]
-    names = (node.asking, *purpose)  # what is asked again otherwise is another release, with other noise
-    drawn = sample(node.data, rate, dp.draws(*names, "sample"))
+    names = (
+        node.query_context_hash,
+        *purpose,
+    )  # what is asked again otherwise is another release, with other noise
+    drawn = poisson_sample(node.data, rate, dp.draws(*names, "sample"))
     trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
     inputs, targets = drawn.inputs, drawn.targets
     if augment is not None and len(drawn):
         inputs, targets = augment(inputs, targets, dp.draws(*names, "augment"))
-    rows = rows_at_once(len(node.data), batch)
+    rows = examples_at_once(len(node.data), batch)
     with in_mode(module, True):
         total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
         if dp.noise:
             # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits
             # on another machine, then so does all of its noise, and no difference of two steps is without.
-            noise = dp.draws(*names, "noise", digest(total)).normal(tuple(total.shape))
+            noise = dp.draws(*names, "noise", tensor_digest(total)).normal(tuple(total.shape))
             total = add_noise(total, noise, dp.noise * dp.clip)
         gradient = total.float() / batch
         if public_loss is not None:
@@ -100,13 +103,13 @@ def step(
 
 def _take(node: Node, role: str, rate: float) -> None:
     """Take a step off those that are charged for the query that is answered."""
-    if node.due is None:
+    if node.remaining_private_steps is None:
         return
-    batch, left = node.due.get(role, (0, 0))
-    if not left or rate > dpsgd.rate(len(node.data), batch):
+    batch, left = node.remaining_private_steps.get(role, (0, 0))
+    if not left or rate > dpsgd.sampling_rate(len(node.data), batch):
         allowed = "as many private steps, of as many records, as the query declares (span, trains, rows)"
         raise ArgumentError(f"steps of the {role} of {node.name}", "more", allowed)
-    node.due[role] = batch, left - 1
+    node.remaining_private_steps[role] = batch, left - 1
 
 
 def train(
@@ -115,7 +118,7 @@ def train(
     config: LocalConfig,
     compute: Compute,
     *,
-    dp: PrivateSteps,
+    dp: DPParameters,
     span: Span = WHOLE,
     start: int = 0,
     steps: int | None = None,
@@ -136,7 +139,7 @@ def train(
     if config.augment == "none" and start < end:
         with compute.autocast():
             node = _behind_fixed_layers(node)
-    q = rate(len(node.data), config.batch)
+    q = sampling_rate(len(node.data), config.batch)
     for number in numbers[start:end]:
         set_lr(node.optimizers["model"], cosine(number, total, config.lr, config.lr_end))
         with compute.step(node.seed, node.name, purpose, number):
@@ -179,7 +182,7 @@ def _behind_fixed_layers(node: Node) -> Node:
     with torch.no_grad():
         fixed.train()  # as in a step
         fits = at > 0 and len(data) * one(leaves, data.inputs[0])[0].numel() <= KEPT
-        alone = Alone(one, min(PIECE, len(data)), fixed, leaves, data.inputs) if fits else None
+        alone = PerExample(one, min(PIECE, len(data)), fixed, leaves, data.inputs) if fits else None
         pieces = [] if alone is None else [features for [features] in alone(leaves, data.inputs)]
         fixed.train(training)
     if alone is None:
@@ -205,4 +208,6 @@ def _augment(task: Task, config: LocalConfig) -> Augment | None:
     how = config.augment
     if how == "none":
         return None
-    return lambda inputs, targets, draws: augmented(task, inputs, targets, moves(inputs, draws), how)
+    return lambda inputs, targets, draws: augment_examples(
+        task, inputs, targets, augmentation_numbers(inputs, draws), how
+    )

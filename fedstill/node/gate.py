@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import QueryRefused
-from fedstill.node.audit_entries import ANSWER, BARE, Asked, Entry
+from fedstill.node.audit_entries import NO_GUARANTEE, RESPONSE, Entry, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.replies import Paid
+from fedstill.node.replies import ReleaseCost
 from fedstill.node.run_budgets import Budgets
-from fedstill.node.summand import Adding
-from fedstill.privacy.events import Price, as_text, total
-from fedstill.protocol.digests import chained, digest
-from fedstill.protocol.payload_kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, SOURCES, Kind
-from fedstill.protocol.queries import Query, misshapen_scores
-from fedstill.protocol.run_plan import Description
-from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, kind_of, refine, sizes
+from fedstill.node.sum_contribution import SumContribution
+from fedstill.privacy.events import PrivacyCost, cost_to_dict, total_cost
+from fedstill.protocol.digests import chain_digest, digest
+from fedstill.protocol.payload_kinds import INDICES, INPUTS, KNOWN, LABEL_MAPS, SOURCES, PayloadKind
+from fedstill.protocol.queries import Query, score_shape_fault
+from fedstill.protocol.run_plan import RunDescription
+from fedstill.protocol.wire_format import SCALE, Tensors, WireConfig, decompress, kind_of, sizes
 
 WHOLE = (torch.int32, torch.int64)
 VECTORS = frozenset(kind for kind in KNOWN.values() if kind.of == "model")  # networks as they travel
@@ -42,7 +42,7 @@ class Gate:
         self.node, self.policy, self.audit, self.run = node, policy, audit, run
         self.payer = node if payer is None else payer
         # All that the owner wants asked; None: whatever policy allows.
-        self.approved: Description | None = None
+        self.approved: RunDescription | None = None
         self.outputs: tuple[int, ...] | None = None  # of one input, by the task; None: any
         self.budgets: Budgets | None = None  # privacy: what protects its releases, and pays for them
         self._written: dict[tuple[int, str], int] = {}  # the entry of what left last under a number and part
@@ -80,7 +80,7 @@ class Gate:
         grown = sum(4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors)
         if grown > (self.policy.max_message or math.inf):
             yield f"max_message: {self.policy.max_message}, and in float32 it has {grown} bytes"
-        for name, tensor in refine(tensors).items():
+        for name, tensor in decompress(tensors).items():
             measured = kind_of(name, sends) == INPUTS or f"{name}{SCALE}" in tensors
             numbers = measured or tensor.is_floating_point() or tensor.is_complex()
             if numbers and tensor.dtype != torch.float32:
@@ -143,9 +143,9 @@ class Gate:
         if rule is not None:
             raise QueryRefused(self.node, asked.query, rule)
         # What was answered once may be again; other content under the same number is another query.
-        if asked.content not in self.audit.sums.siblings(vars(self._entry(asked, ANSWER))):
+        if asked.content not in self.audit.totals.siblings(vars(self._entry(asked, ANSWER))):
             self._require_approved(asked.query)
-            self._limit(asked.query, self.audit.spent(self.payer, self.run), 1, 1)
+            self._limit(asked.query, self.audit.spending(self.payer, self.run), 1, 1)
             if self.budgets is not None:
                 self.budgets.afford(asked, query, sent)
 
@@ -177,7 +177,7 @@ class Gate:
         rule = None
         if query not in self.approved.queries:
             rule = f"approved: {', '.join(self.approved.queries)}"
-        elif times and more and self.audit.sums.asked[self.run, self.node, query] + more > times:
+        elif times and more and self.audit.totals.asked[self.run, self.node, query] + more > times:
             rule = f"approved: {times} times{', and this came out otherwise before' if again else ''}"
         elif bytes and leaving > bytes:
             rule = f"approved: {bytes} bytes of an answer"
@@ -232,13 +232,13 @@ class Gate:
         finished = noised
         if part == ANSWER and query.finish is not None:
             finished = query.finish(noised, sent)
-        leaving = (wire or WireConfig()).coarsen(finished, kinds)
+        leaving = (wire or WireConfig()).compress(finished, kinds)
         # Without budgets nothing is paid for, and what is asked again after a stop counts once.
         left = ""
         if self.budgets is not None:
             # Named after its query, so that no two are seen to have had the same answer.
             about = f"{asked.number} {part} {asked.content} {asked.after} {digest(part, leaving)}"
-            left = self.budgets.seal(chained(about, stamp))
+            left = self.budgets.seal(chain_digest(about, stamp))
         let_out = leaving
         if adding is not None:
             leaving = adding.cover(self.node, query, let_out)
@@ -250,7 +250,7 @@ class Gate:
             up=sizes(leaving, kinds),
             mechanism="none" if self.budgets is None else self.budgets.mechanism.name,
             rule=rule,
-            price=as_text(price or Price()),
+            price=cost_to_dict(price or PrivacyCost()),
             bare=int(price is None),
             unit=self.budgets.mechanism.unit if self.budgets is not None and price else "",
         )
@@ -266,11 +266,11 @@ class Gate:
         rows = inputs[0] if inputs else None
         for name, tensor in tensors.items():
             shape = tuple(tensor.shape)
-            fault = misshapen_scores(name, shape, rows, self.outputs) if kinds[name].of == "scores" else None
+            fault = score_shape_fault(name, shape, rows, self.outputs) if kinds[name].of == "scores" else None
             if fault is not None:
                 raise QueryRefused(self.node, query.name, f"outputs: {fault}")
 
-    def _charge(self, asked: Asked, entry: Entry, most: Price | None) -> int:
+    def _charge(self, asked: Asked, entry: Entry, most: PrivacyCost | None) -> int:
         """Write a release, after the training behind it; its entry's number.
 
         Args:
@@ -282,7 +282,7 @@ class Gate:
         # A gradient belongs to its answer, and each further one of that is a query by itself.
         # And so is an answer to what was answered before, if a bit of it is another one: as of inputs that
         # lie otherwise in memory, or of another processor.
-        again = bool(self.audit.sums.siblings(vars(entry)))
+        again = bool(self.audit.totals.siblings(vars(entry)))
         counts = int(entry.part == ANSWER or again)
 
         def check(spent: Spent) -> None:
@@ -292,12 +292,12 @@ class Gate:
             if self.budgets is not None:
                 self.budgets.check(spent, most, asked.query)
 
-        learned = self.audit.sums.untold(self.run, self.node)
-        return self.audit.charge(replace(entry, queries=counts, learned=learned), check)
+        learned = self.audit.totals.untold(self.run, self.node)
+        return self.audit.charge(replace(entry, queries=counts, training_cost=learned), check)
 
     def _entry(self, asked: Asked, part: str, **told: Any) -> Entry:
         about = (self.run, self.payer, self.node, asked.number, asked.query, part)
-        return Entry(*about, content=asked.content, after=asked.after, **told)
+        return Entry(*about, content_hash=asked.content, history_hash=asked.after, **told)
 
     def told(self, number: int, part: str, masked: bool = False) -> Paid:
         """Under which mechanism, at which price and after what the last release under a number left, and by
@@ -317,7 +317,7 @@ class Gate:
 
     def _protected(
         self, asked: Asked, part: str, tensors: Tensors, query: Query
-    ) -> tuple[Tensors, Price | None, Price | None, str, str]:
+    ) -> tuple[Tensors, PrivacyCost | None, PrivacyCost | None, str, str]:
         """Tensors as they may leave, what that costs and would cost at most, what was done, and a stamp of
         what they were."""
         if self.budgets is None:
@@ -334,7 +334,7 @@ class Gate:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name, shape in shapes.items():
             mechanism.require_width(query, name, shape)
-        price, most = (total(mechanism.release(query, shapes, of)) for of in (noised, None))
+        price, most = (total_cost(mechanism.release(query, shapes, of)) for of in (noised, None))
         told = [f"{name}: {mechanism.says(query, name, shape)}" for name, shape in shapes.items()]
         return noised, price, most, "; ".join(told), stamp
 
@@ -362,7 +362,7 @@ def forbidden(policy: PolicyConfig, query: Query) -> str | None:
     return None
 
 
-def _lets_out(policy: PolicyConfig, kind: Kind) -> bool:
+def _lets_out(policy: PolicyConfig, kind: PayloadKind) -> bool:
     """Whether "outputs only" lets a kind out: an output, or what the owner allows by name."""
     if kind in policy.kinds:
         return True

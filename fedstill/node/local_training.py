@@ -16,12 +16,12 @@ from torch import nn
 from fedstill.core.compute import Compute, onto
 from fedstill.core.cuda_graphs import Memory, Recorded, recordable
 from fedstill.core.errors import ArgumentError
-from fedstill.data.augmentation import augmented, drawn
+from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.models.module_utils import in_mode
 from fedstill.node import dp_training
 from fedstill.node.dp_training import Report
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, stack
+from fedstill.node.node_group import NodeGroup, stack_tensors
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine, set_lr
 from fedstill.tasks import Task
 
@@ -50,7 +50,7 @@ def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
         trained = [parameter for name, parameter in named if name not in frozen]
         if trained:
             node.optimizers["model"] = make_optimizer(trained, config)
-        node.recorded = None
+        node.captured_step = None
 
 
 def train(
@@ -83,7 +83,7 @@ def train(
     Returns:
         Steps of the span done in all.
     """
-    private = nodes[0].private.get("model")
+    private = nodes[0].private_steps.get("model")
     if private is not None:
         if work is not None or len(nodes) > 1:
             whose = f"privacy of {nodes[0].name}"
@@ -125,7 +125,7 @@ def train(
     for role in nodes[0].modules:
         group.bench(role).train(False)
     if end == lengths[0]:
-        nodes[0].recorded = None
+        nodes[0].captured_step = None
     return end
 
 
@@ -133,13 +133,13 @@ def recorded(node: Node, compute: Compute, work: Work) -> Work:
     """A step of one node's model that a GPU records, for as long as its training lasts."""
     optimizer = node.optimizers["model"]
     recordable(optimizer)
-    if node.recorded is None:
+    if node.captured_step is None:
 
         def step(inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
             return {"losses": work(Group([node]), 0, inputs, targets)}
 
-        node.recorded = Recorded(step, Memory([node.model], [optimizer]), compute.graphs)
-    again = node.recorded
+        node.captured_step = Recorded(step, Memory([node.model], [optimizer]), compute.graphs)
+    again = node.captured_step
     return lambda group, step, inputs, targets: again(inputs=inputs, targets=targets)["losses"]
 
 
@@ -172,13 +172,15 @@ class _Stream:
         data = self.node.data.subset(onto(torch.cat(pieces), self.node.data.inputs.device))
         if self.how == "none":
             return data.inputs, data.targets
-        draws = drawn(len(data), self.node.draw("augment", number))
-        return augmented(self.task, data.inputs, data.targets, draws, self.how)
+        draws = sample_augmentation(len(data), self.node.generator("augment", number))
+        return augment_examples(self.task, data.inputs, data.targets, draws, self.how)
 
     def _shuffled(self, turn: int) -> torch.Tensor:
         if turn not in self._passes:
             self._passes = {kept: order for kept, order in self._passes.items() if kept == turn - 1}
-            self._passes[turn] = torch.randperm(len(self.node.data), generator=self.node.draw("pass", turn))
+            self._passes[turn] = torch.randperm(
+                len(self.node.data), generator=self.node.generator("pass", turn)
+            )
         return self._passes[turn]
 
 

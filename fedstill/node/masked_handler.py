@@ -9,14 +9,14 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import QueryRefused
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.request_handler import RequestHandler
+from fedstill.node.sum_contribution import SumContribution
 from fedstill.node.sum_masks import SumMasks
-from fedstill.node.summand import Adding
 from fedstill.protocol.digests import fingerprint
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumCall, scale_of
-from fedstill.protocol.wire_format import Tensors, WireConfig, refine
+from fedstill.protocol.secure_aggregation import SumRequest, gradient_scale
+from fedstill.protocol.wire_format import Tensors, WireConfig, decompress
 
 
 class MaskedHandler(RequestHandler):
@@ -39,7 +39,7 @@ class MaskedHandler(RequestHandler):
         self.masks = masks
 
     def _bits(
-        self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumCall | None
+        self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumRequest | None
     ) -> str:
         (node,) = self.group.nodes
         # A node that comes back has not heard all that others have. Of no other query this may be said:
@@ -48,13 +48,15 @@ class MaskedHandler(RequestHandler):
         before = "" if summed and call is not None and call.recover else node.heard
         return fingerprint(arrived, name, str(number), str(differentiable), before, _layout(arrived))
 
-    def _admit(self, query: Query, call: SumCall | None, pulls: Iterable[Tensors] = ()) -> SumCall | None:
+    def _admit(
+        self, query: Query, call: SumRequest | None, pulls: Iterable[Tensors] = ()
+    ) -> SumRequest | None:
         if not query.sums:
             return call
-        if any(refine(pull).keys() != query.sums.keys() for pull in pulls):
+        if any(decompress(pull).keys() != query.sums.keys() for pull in pulls):
             rule = f"sums: gradients of {', '.join(query.sums)}, and of nothing else"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
-        if any(scale_of(refine(pull)) != 1.0 for pull in pulls):
+        if any(gradient_scale(decompress(pull)) != 1.0 for pull in pulls):
             rule = "sums: gradients pulled back at a scale of 1, the largest from a half to below 1"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
         (node,) = self.group.nodes
@@ -69,7 +71,7 @@ class MaskedHandler(RequestHandler):
         """The rule by which queries are refused for what was added before, before anything is trained."""
         if self.masks.policy.sums_may_differ:
             return {}
-        return self.masks.cohort.clashes(self.side, self._run)
+        return self.masks.history.clashes(self.side, self._run)
 
     @property
     def _run(self) -> str:
@@ -78,15 +80,15 @@ class MaskedHandler(RequestHandler):
         return gate.run if gate.budgets is not None and gate.budgets.mechanism.protects else ""
 
     def _adding(
-        self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None
+        self, node: Node, call: SumRequest | None, kept: Exchange, pull: Tensors | None = None
     ) -> Adding | None:
         adding = super()._adding(node, call, kept)
         if adding is None or call is None:
             return None
-        told = (kept.bits, "" if pull is None else fingerprint(pull, _layout(pull)))
+        told = (kept.query_history_hash, "" if pull is None else fingerprint(pull, _layout(pull)))
         mask = self.masks.mask(call, kept.query.name, told)
-        settle = None if self._run else self.masks.settle  # counts with noise differ in each run
-        spoil, always = self.masks.noise(call), self.masks.exhausted
+        settle = None if self._run else self.masks.check_weights  # counts with noise differ in each run
+        spoil, always = self.masks.replacement(call), self.masks.is_exhausted
         return replace(adding, mask=mask, spoil=spoil, always=always, settle=settle)
 
 

@@ -18,7 +18,13 @@ from torch import nn
 from torch.func import functional_call
 
 from fedstill.core.dataset import Form
-from fedstill.data.input_spec import COPIES, InputSpec, fits, of_example, rounded
+from fedstill.data.input_spec import (
+    COPIES,
+    InputSpec,
+    example_bytes,
+    require_memory,
+    round_up_to_power_of_two,
+)
 from fedstill.models import FORWARD, example
 from fedstill.models.module_utils import in_mode
 
@@ -151,7 +157,7 @@ def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, mos
         if "overflow" not in str(error).lower():
             raise
         need = math.inf
-    fits(_model(spec), need, most)
+    require_memory(_model(spec), need, most)
 
 
 def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, most: int) -> None:
@@ -163,11 +169,11 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     if not most:
         return
     need = of_weights(model) + batch * of_input(model, spec.shape, spec.task.makes.form)
-    fits(_model(spec), need, most)
-    responses = public * (of_example(spec) + 2 * 4 * math.prod(spec.outputs))
-    fits(f"{public} public inputs with answers about them", need + responses, most)
-    own = COPIES * rounded(examples) * of_example(spec)
-    fits("its data beside its model and public data", need + responses + own, most)
+    require_memory(_model(spec), need, most)
+    responses = public * (example_bytes(spec) + 2 * 4 * math.prod(spec.outputs))
+    require_memory(f"{public} public inputs with answers about them", need + responses, most)
+    own = COPIES * round_up_to_power_of_two(examples) * example_bytes(spec)
+    require_memory("its data beside its model and public data", need + responses + own, most)
 
 
 def _model(spec: InputSpec) -> str:

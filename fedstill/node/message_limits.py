@@ -12,8 +12,8 @@ import torch
 
 from fedstill.core import timing
 from fedstill.core.errors import QueryRefused, TooLarge
-from fedstill.data.input_spec import InputSpec, fits
-from fedstill.data.public import Public
+from fedstill.data.input_spec import InputSpec, require_memory
+from fedstill.data.public import PublicData
 from fedstill.node import memory_limits
 from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_COUNTS, LOGITS, SCHEDULE
@@ -55,7 +55,7 @@ def limited(node: str, query: str, seconds: int = 0) -> Iterator[None]:
 class Sizes:
     """What one node can be asked about at once, in ``most`` bytes; 0 is no limit."""
 
-    def __init__(self, node: Node, public: Public | None, spec: InputSpec, most: int) -> None:
+    def __init__(self, node: Node, public: PublicData | None, spec: InputSpec, most: int) -> None:
         self._node, self._public, self._spec, self._most = node, public, spec, most
 
     def require(self, query: Query, tensors: Tensors) -> None:
@@ -78,11 +78,11 @@ class Sizes:
         rows_asked = max([0, *(len(tensors[name]) for name, kind in query.sends.items() if kind == INPUTS)])
         if rows_asked and self._most:
             need = rows_asked * self._each_input
-            fits(f"a query about {rows_asked} inputs at once", need, self._most)
+            require_memory(f"a query about {rows_asked} inputs at once", need, self._most)
         named = sum(tensors[name].numel() for name in indices)
         if named and self._public is not None:  # one may be named often, and is copied each time
             each = size(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
-            fits(f"a query about {named} public inputs at once", named * each, self._most)
+            require_memory(f"a query about {named} public inputs at once", named * each, self._most)
 
     def _require_forms(self, query: Query, tensors: Tensors) -> None:
         """Refuse counts, logits and schedules that are none of this run's, by what its plan says alone."""

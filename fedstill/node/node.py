@@ -15,7 +15,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import torch_generator
 from fedstill.models.module_utils import settle
 from fedstill.node.gate import Gate
-from fedstill.privacy.dpsgd import PrivateSteps
+from fedstill.privacy.dpsgd import DPParameters
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -27,20 +27,26 @@ class Node:
     def __init__(self, name: str, data: TensorData, model: nn.Module, gate: Gate, seed: int) -> None:
         self.name, self.data, self.gate, self.seed = name, data, gate, seed
         self.modules: dict[str, nn.Module] = {"model": model}
-        self.frozen = {"model": frozen(model)}  # parameters that their owner does not want trained
+        self.frozen = {
+            "model": frozen_parameter_names(model)
+        }  # parameters that their owner does not want trained
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         # Fingerprints of all that its state follows from: numbers and contents of what it has answered, in
         # order, and what it has learned privately, to the last bit.
-        self.answered = ""
-        self.origin = ""  # of what it had learned privately before the first query
-        self.asking = ""  # of all of this, with what is being answered now: it names the noise
-        self.private: Mapping[str, PrivateSteps] = {}  # networks that learn with DP-SGD, by role
+        self.history_hash = ""
+        self.pretraining_hash = ""  # of what it had learned privately before the first query
+        self.query_context_hash = ""  # of all of this, with what is being answered now: it names the noise
+        self.private_steps: Mapping[str, DPParameters] = {}  # networks that learn with DP-SGD, by role
         # While a query is answered, by role: of how many records on average, and how many, the private
         # steps are that are charged and not taken yet. None: no query is.
-        self.due: dict[str, tuple[int, int]] | None = None
-        self.heard = ""  # a fingerprint of all that it was asked, in order, as every node can make it
-        self.told: dict[str, torch.Tensor] = {}  # counts that have left, by which its answers are weighed
-        self.recorded: Recorded | None = None  # a step of its model's local training, on a GPU
+        self.remaining_private_steps: dict[str, tuple[int, int]] | None = None
+        self.query_history_hash = (
+            ""  # a fingerprint of all that it was asked, in order, as every node can make it
+        )
+        self.released_counts: dict[
+            str, torch.Tensor
+        ] = {}  # counts that have left, by which its answers are weighed
+        self.captured_step: Recorded | None = None  # a step of its model's local training, on a GPU
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
     def __copy__(self) -> Node:
@@ -55,7 +61,7 @@ class Node:
         return self.modules["model"]
 
     @property
-    def only_answers(self) -> bool:
+    def is_frozen(self) -> bool:
         """Whether its owner left nothing in its model to train."""
         return len(self.frozen["model"]) == sum(1 for _ in self.model.parameters())
 
@@ -64,30 +70,30 @@ class Node:
         """Those whose models learn from this node's data: itself, or its teachers."""
         return self.teachers or [self]
 
-    def add(self, role: str, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    def add_module(self, role: str, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
         """Give the node a further network that it trains, for example its critic."""
         self.modules[role] = module.to(self.data.inputs.device)
-        self.frozen[role] = frozen(module)
+        self.frozen[role] = frozen_parameter_names(module)
         self.optimizers[role] = make_optimizer(module)
 
-    def learning_privately(self) -> dict[str, torch.Tensor]:
+    def private_state(self) -> dict[str, torch.Tensor]:
         """The state of the networks that learn with DP-SGD, as it is now."""
         return {
             f"{role}.{name}": tensor
-            for role in sorted(self.private.keys() & self.modules.keys())
+            for role in sorted(self.private_steps.keys() & self.modules.keys())
             for name, tensor in self.modules[role].state_dict().items()
         }
 
-    def draw(self, *purpose: str | int) -> torch.Generator:
+    def generator(self, *purpose: str | int) -> torch.Generator:
         """The node's random generator for one purpose: the same purpose gives the same draws."""
         return torch_generator(self.seed, self.name, *purpose)
 
     def sample(self, size: int, *purpose: str | int) -> TensorData:
         """``size`` of its own examples, with replacement."""
-        indices = torch.randint(len(self.data), (size,), generator=self.draw(*purpose))
+        indices = torch.randint(len(self.data), (size,), generator=self.generator(*purpose))
         return self.data.subset(onto(indices, self.data.inputs.device))
 
-    def copied(self) -> Node:
+    def copy_without_gate(self) -> Node:
         """A copy to try things on: own networks, the same data, no gate to release anything."""
         twin = copy.copy(self)
         for module in self.modules.values():
@@ -97,22 +103,22 @@ class Node:
         del twin.gate
         return twin
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What the node must remember to go on."""
         return {
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimizers": {role: optimizer.state_dict() for role, optimizer in self.optimizers.items()},
-            "answered": self.answered,
-            "heard": self.heard,
-            "told": self.told,
-            "origin": self.origin,
+            "answered": self.history_hash,
+            "heard": self.query_history_hash,
+            "told": self.released_counts,
+            "origin": self.pretraining_hash,
             "teachers": [
                 {role: optimizer.state_dict() for role, optimizer in teacher.optimizers.items()}
                 for teacher in self.teachers
             ],
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a remembered state; the networks must exist already."""
         for role, values in state["modules"].items():
             self.modules[role].load_state_dict(values)
@@ -123,11 +129,14 @@ class Node:
             for role, values in optimizers.items():
                 node.optimizers[role].load_state_dict(values)
                 lay_out(node.optimizers[role])
-        self.answered, self.origin = state["answered"], state["origin"]
+        self.history_hash, self.pretraining_hash = state["answered"], state["origin"]
         # What has left weighs its answers for good: others, from before they left, would tell them apart.
-        self.heard, self.told = state["heard"], {**state["told"], **self.told}
+        self.query_history_hash, self.released_counts = (
+            state["heard"],
+            {**state["told"], **self.released_counts},
+        )
 
 
-def frozen(module: nn.Module) -> frozenset[str]:
+def frozen_parameter_names(module: nn.Module) -> frozenset[str]:
     """The names of the parameters that do not learn."""
     return frozenset(name for name, parameter in module.named_parameters() if not parameter.requires_grad)

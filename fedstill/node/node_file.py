@@ -12,7 +12,7 @@ from annotated_types import Ge
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.options import Checked, NonNegativeInt
-from fedstill.data.node_data import PrivateConfig
+from fedstill.data.node_data import NodeDataConfig
 from fedstill.models.model_config import ModelConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
@@ -67,7 +67,7 @@ class NodeFile(Checked):
     """This node joins a live federation; false: it only answers files of queries, which are carried to it
     (`fedstill node response`)."""
 
-    data: PrivateConfig = field(default_factory=PrivateConfig)
+    data: NodeDataConfig = field(default_factory=NodeDataConfig)
     """Your data. They never leave this machine."""
 
     model: OwnModelConfig = field(default_factory=OwnModelConfig)

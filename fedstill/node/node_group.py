@@ -23,16 +23,16 @@ from fedstill.node.node import Node
 from fedstill.protocol.digests import digest
 
 
-def signature(module: nn.Module) -> tuple[Any, ...]:
+def stacking_key(module: nn.Module) -> tuple[Any, ...]:
     """What must be equal for two modules to be computed by one stacked call.
 
     Beside classes, parameter shapes and dtypes also all public attributes, since a user's ``forward``
     may depend on them.
     """
-    return _layers(module, _identity)
+    return _describe_layers(module, _identity_text)
 
 
-def kind(module: nn.Module) -> tuple[Any, ...]:
+def architecture_key(module: nn.Module) -> tuple[Any, ...]:
     """Key that two modules share if they are of one architecture, so that their parameters can be averaged.
 
     As :func:`signature`, but attributes count by what they hold and not by where that lies in memory:
@@ -44,10 +44,10 @@ def kind(module: nn.Module) -> tuple[Any, ...]:
     >>> kind(one) == kind(other), kind(one) == kind(nn.Linear(2, 3))
     (True, False)
     """
-    return _layers(module, _content)
+    return _describe_layers(module, _content_text)
 
 
-def _layers(module: nn.Module, described: Callable[[Any], str]) -> tuple[Any, ...]:
+def _describe_layers(module: nn.Module, described: Callable[[Any], str]) -> tuple[Any, ...]:
     """Layers with their public attributes, as ``described`` puts these, and tensors."""
     layers = tuple(
         (
@@ -69,12 +69,12 @@ def _layers(module: nn.Module, described: Callable[[Any], str]) -> tuple[Any, ..
     return layers, tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
 
 
-def _identity(value: Any) -> str:
+def _identity_text(value: Any) -> str:
     # A long tensor's text leaves numbers out; an object's text has its address in it.
     return f"at {id(value)}" if hasattr(value, "shape") else repr(value)
 
 
-def _content(value: Any) -> str:
+def _content_text(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return digest("", {"": value.detach()})
     if hasattr(value, "tobytes") and hasattr(value, "shape"):  # a numpy array
@@ -85,7 +85,7 @@ def _content(value: Any) -> str:
     return type(value).__qualname__ if f"{id(value):x}" in told or " at 0x" in told else told
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Return whether a network has hooks: a stacked call would run the first network's for all.
 
     >>> hooked(nn.Linear(2, 3)), hooked(torch.nn.utils.spectral_norm(nn.Linear(2, 3)))
@@ -95,13 +95,13 @@ def hooked(module: nn.Module) -> bool:
     return any(getattr(layer, each, None) for layer in module.modules() for each in kinds)
 
 
-def multiplies_only(module: nn.Module) -> bool:
+def has_only_matrix_products(module: nn.Module) -> bool:
     """Whether all that a network learns are matrix products and norms: stacking these pays on a CPU, too."""
     own = [layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))]
     return all(isinstance(layer, (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)) for layer in own)
 
 
-class Bench:
+class StackedModules:
     """Modules of equal architecture: ``(G, B, ...)`` in, ``(G, B, ...)`` out.
 
     With G above 1 the modules' parameters move into stacked tensors, one row a module; each module
@@ -149,9 +149,9 @@ class Bench:
             result: torch.Tensor = functional_call(base, (parameters, buffers), (x,))
             return result
 
-        parameters = _inside(self._parameters, start, rows)
-        buffers = _inside(self._buffers, start, rows)
-        with _in_float32(base, x.device):
+        parameters = _submodule_tensors(self._parameters, start, rows)
+        buffers = _submodule_tensors(self._buffers, start, rows)
+        with _batch_norm_in_float32(base, x.device):
             stacked: torch.Tensor = vmap(one)(parameters, buffers, x.contiguous())
         return stacked.float()
 
@@ -197,16 +197,16 @@ class Bench:
                 module.get_submodule(path)._buffers[leaf] = row
 
 
-class Group:
+class NodeGroup:
     """G nodes whose networks have equal architectures, role by role."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = list(nodes)
-        self._benches: dict[str, Bench] = {}
+        self._benches: dict[str, StackedModules] = {}
         self.at: Any = None  # what a method finds here (NodeSetting), while it answers
         self.number = 0  # of the query that is answered, which names what is drawn for it
 
-    def knowing(self, at: Any, number: int = 0) -> Group:
+    def knowing(self, at: Any, number: int = 0) -> NodeGroup:
         """This group, answering query ``number`` of a method that finds ``at`` here."""
         self.at, self.number = at, number
         return self
@@ -219,7 +219,7 @@ class Group:
         """Where the nodes compute."""
         return self.nodes[0].data.inputs.device
 
-    def bench(self, role: str) -> Bench:
+    def bench(self, role: str) -> StackedModules:
         """The group's networks of one role, computed as one."""
         for node in self.nodes:
             if role not in node.modules:
@@ -227,7 +227,7 @@ class Group:
                 raise ArgumentError("the network's role", role, f"one of {known}, which node.add extends")
         if role not in self._benches or not self._benches[role].current():
             modules = [node.modules[role] for node in self.nodes]
-            self._benches[role] = Bench(modules, self.nodes[0].frozen[role])
+            self._benches[role] = StackedModules(modules, self.nodes[0].frozen[role])
             for node in self.nodes:  # stacking has changed how the parameters lie in memory
                 if role in node.optimizers:
                     lay_out(node.optimizers[role])
@@ -236,7 +236,7 @@ class Group:
     def vectors(self, role: str, part: str = "") -> torch.Tensor:
         """Each node's network of a role, or a part of it, as one vector: ``(G, P)``."""
         self.bench(role)
-        return stack([to_vector(node.modules[role].get_submodule(part)) for node in self.nodes])
+        return stack_tensors([to_vector(node.modules[role].get_submodule(part)) for node in self.nodes])
 
     def load(self, role: str, vectors: torch.Tensor, part: str = "") -> None:
         """Put vectors ``(G, P)`` into the nodes' networks of a role, or into a part of each."""
@@ -247,7 +247,7 @@ class Group:
     def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
         """Each node's own random examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
         parts = [node.sample(size, *purpose) for node in self.nodes]
-        return stack([part.inputs for part in parts]), stack([part.targets for part in parts])
+        return stack_tensors([part.inputs for part in parts]), stack([part.targets for part in parts])
 
     def step(self, role: str, losses: torch.Tensor) -> None:
         """One optimizer step of each node's network of a role, on its own loss; ``losses`` (G,).
@@ -261,9 +261,9 @@ class Group:
             allowed = f"a vector of {len(self.nodes)}, one loss for each node"
             raise ArgumentError("losses of nodes.step", tuple(losses.shape), allowed)
         for node in self.nodes:
-            if role in node.private or "model" in node.private:
+            if role in node.private_steps or "model" in node.private:
                 rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
-                raise QueryRefused(node.name, "learn", rule)
+                raise QueryRefused(node.name, "train_locally", rule)
         for node in self.nodes[: len(losses)]:
             if role not in node.optimizers:
                 allowed = "a network with an optimizer: a model has one in train_round alone, others have "
@@ -274,7 +274,7 @@ class Group:
 
 
 @contextmanager
-def _in_float32(module: nn.Module, device: torch.device) -> Iterator[None]:
+def _batch_norm_in_float32(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Batch norms take their inputs in float32.
 
     On a GPU torch (2.11, vmap) has no way back through stacked ones in bfloat16 whose running statistics are
@@ -293,17 +293,17 @@ def _as_float32(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.T
     return tuple(each.float() for each in inputs)
 
 
-def _inside(tensors: Mapping[str, torch.Tensor], start: str, rows: int) -> dict[str, torch.Tensor]:
+def _submodule_tensors(tensors: Mapping[str, torch.Tensor], start: str, rows: int) -> dict[str, torch.Tensor]:
     """What belongs to one submodule, under the names that it has there."""
     return {name[len(start) :]: tensor[:rows] for name, tensor in tensors.items() if name.startswith(start)}
 
 
-def stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def stack_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """``torch.stack``, without its copy where there is one tensor only."""
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
 
 
-def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
+def group_by_architecture(nodes: Sequence[Node]) -> Iterator[list[Node]]:
     """The nodes in lists of equal architectures, each list to be stacked or not as one pleases.
 
     A node whose modules cannot be stacked, for what they draw, for their hooks or for what ``vmap`` cannot
@@ -312,27 +312,27 @@ def alike(nodes: Sequence[Node]) -> Iterator[list[Node]]:
     kinds: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
         kind: tuple[Any, ...] = tuple(
-            (role, signature(module), node.frozen[role]) for role, module in node.modules.items()
+            (role, stacking_key(module), node.frozen[role]) for role, module in node.modules.items()
         )
         # Who learns privately, or has teachers, learns or is asked in its own way; and draws differ once
         # stacked.
         modules = node.modules.values()
-        if node.private or node.teachers or any(draws(each) or hooked(each) for each in modules):
+        if node.private_steps or node.teachers or any(draws(each) or has_hooks(each) for each in modules):
             kind = ("alone", node.name)
         kinds.setdefault(kind, []).append(node)
     for nodes_alike in kinds.values():
-        if len(nodes_alike) == 1 or _maps(nodes_alike[:2]):
+        if len(nodes_alike) == 1 or _supports_vmap(nodes_alike[:2]):
             yield nodes_alike
         else:
             yield from ([node] for node in nodes_alike)
 
 
-def _maps(pair: Sequence[Node]) -> bool:
+def _supports_vmap(pair: Sequence[Node]) -> bool:
     """Whether ``vmap`` takes these nodes' models, in training and as they answer, tried on copies.
 
     Only models are tried: the other networks are a method's own, and take inputs of their own.
     """
-    group = Group([node.copied() for node in pair])
+    group = NodeGroup([node.copy_without_gate() for node in pair])
     x = group.sample(2, "try")[0]
     try:
         bench = group.bench("model")

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.accounting import calibrate
+from fedstill.privacy.accounting import calibrate_noise
 from fedstill.privacy.config import Accountant, PrivacyConfig
-from fedstill.privacy.events import Bill, Price, total
+from fedstill.privacy.events import CostBreakdown, PrivacyCost, total_cost
 
 Levels = Mapping[str, float]  # noise as it is drawn, by the mechanism's table; 0 is none
-Schedule = Callable[[Levels], Bill]  # what the whole run costs at most
+Schedule = Callable[[Levels], CostBreakdown]  # what the whole run costs at most
 
 
 def supposed(config: PrivacyConfig) -> Levels:
@@ -34,7 +34,7 @@ def find(config: PrivacyConfig, schedule: Schedule) -> Levels:
     # The run must stay within both; what stays within less stays within more.
     both = {(config.epsilon, config.delta), config.over_all}
     budgets = [(e, d) for e, d in sorted(both) if math.isfinite(e) and d <= min(both)[1]]
-    if not config.protects or not budgets or not missing or total(used) is None:
+    if not config.protects or not budgets or not missing or total_cost(used) is None:
         return given
 
     def enough(
@@ -42,12 +42,12 @@ def find(config: PrivacyConfig, schedule: Schedule) -> Levels:
     ) -> float:
         """By which factor the base must be multiplied for a run (or one part of it) to cost ``most``."""
 
-        def spent(factor: float) -> Price:
+        def spent(factor: float) -> PrivacyCost:
             bill = schedule({**levels, **{part: factor * level for part, level in base.items()}})
-            return (bill[only] if only else total(bill)) or Price()
+            return (bill[only] if only else total_cost(bill)) or PrivacyCost()
 
         try:
-            return calibrate(spent, most, delta, by)
+            return calibrate_noise(spent, most, delta, by)
         except ArgumentError as error:
             run, over_all = config.epsilon, config.over_all[0]
             name = "epsilon" if run <= over_all else "total_epsilon"

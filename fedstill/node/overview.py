@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.node import audit_file, owner_folder
-from fedstill.node.audit_cost import Cost, cost
+from fedstill.node.audit_cost import AuditCost, compute_audit_cost
 from fedstill.node.audit_database import AuditError
-from fedstill.node.audit_entries import ALL, DATA, REFUSED, RELEASES
+from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, REFUSED, RELEASES
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.node_file import NodeFile
 from fedstill.node.requests import Request, Requests
@@ -69,11 +69,11 @@ def overview(folder: Path) -> Overview:
     file = owner_folder.read(folder)
     released: dict[tuple[str, str], LeftOnDay] = {}
     costs: dict[str, Cost] = {}
-    trouble, entries = audit_file.gone(audit_file.audit_file(file, folder), folder), 0
-    if trouble is None and audit_file.audit_file(file, folder).exists():
+    trouble, entries = audit_file.missing_log_fault(audit_file.audit_path(file, folder), folder), 0
+    if trouble is None and audit_file.audit_path(file, folder).exists():
         try:
             with closing(audit_file.open_audit(file, folder, read_only=True)) as audit:
-                entries, trouble = _count(audit, released), audit.trouble
+                entries, trouble = _count(audit, released), audit.fault
                 costs = _costs(audit, file.privacy, file.privacy.unit(file.data.group))
         except AuditError as error:
             trouble = str(error)
@@ -110,7 +110,7 @@ def _count(audit: AuditLog, released: dict[tuple[str, str], LeftOnDay]) -> int:
 
 
 def _costs(audit: AuditLog, privacy: PrivacyConfig, mine: str) -> dict[str, Cost]:
-    runs = [run for payer, run in audit.sums.spent if payer == DATA and run != ALL]
+    runs = [run for payer, run in audit.totals.spent if payer == DATA and run != ALL]
     return {
         run: cost(audit, DATA, run, delta, privacy.accountant, privacy, mine)
         for run in ([ALL, *reversed(runs[-MOST_RUNS:])] if runs else [])

@@ -25,7 +25,7 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTS
-from fedstill.node.audit_file import audit_file, closed, spent
+from fedstill.node.audit_path import audit_file, read_total_spent, unwritable_reason
 from fedstill.node.gate import forbidden
 from fedstill.node.kit_faults import kit_faults, server_faults
 from fedstill.node.node_file import NodeFile
@@ -221,14 +221,16 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
 
     attempt("secret", lambda: secret(folder))
     data, known = None, None if quick else spec
-    schema = attempt("data", lambda: node_data.own_schema(file.data, folder))
+    schema = attempt("data", lambda: node_data.read_node_schema(file.data, folder))
     if schema is None:
         spoilt.add("data")
     if quick:
-        attempt("data", lambda: node_data.locate(file.data, folder))
-    elif (loaded := attempt("data", lambda: node_data.load(file.data, folder, spec, task))) is not None:
+        attempt("data", lambda: node_data.find_path(file.data, folder))
+    elif (
+        loaded := attempt("data", lambda: node_data.load_node_data(file.data, folder, spec, task))
+    ) is not None:
         data, known = loaded
-        attempt("data", lambda: node_data.check_values(file.data, *loaded))
+        attempt("data", lambda: node_data.check_pixel_range(file.data, *loaded))
     if known is not None:
         model = attempt("model", lambda: make_model(file, folder, known))
         attempt("model", lambda: perceptual(file, folder, known))
@@ -241,7 +243,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         found += privacy_faults(file.privacy, data, model, file.data)
         told = attempt("audit log", lambda: spent(file, folder))
         if told is not None and told.trouble is not None:
-            settle = f"nothing leaves until `fedstill audit settle {folder}`"
+            settle = f"nothing leaves until `fedstill audit accept {folder}`"
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
         why = None if told is None else attempt("audit log", lambda: closed(audit_file(file, folder)))
         if why:
@@ -296,7 +298,7 @@ def objections(file: NodeFile, through: bool, queries: Mapping[str, Query]) -> d
         if PRIVATE_DATA in query.kinds().values():
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None:
-            rule = query.objection_to(file.local.optimizer)
+            rule = query.sum_fault(file.local.optimizer)
         if rule is None and 0 < file.policy.max_rows < query.rows:
             rule = f"max_rows: {file.policy.max_rows}, and it is about {query.rows}"
         if rule is None and query.differentiable and not through:

@@ -9,8 +9,8 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.data.node_data import PrivateConfig
-from fedstill.data.stratified_sampling import largest
+from fedstill.data.node_data import NodeDataConfig
+from fedstill.data.stratified_sampling import largest_group_size
 from fedstill.models import dp_compatibility
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
@@ -48,7 +48,7 @@ def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:
 
 
 def privacy_faults(
-    config: PrivacyConfig, data: TensorData | None, model: nn.Module | None, own: PrivateConfig | None = None
+    config: PrivacyConfig, data: TensorData | None, model: nn.Module | None, own: NodeDataConfig | None = None
 ) -> list[str]:
     """What keeps a mechanism from protecting anything, or from working with these data or this model, as far
     as they could be read.
@@ -72,7 +72,7 @@ def privacy_faults(
             told = "1, where data.group does not say whose each record is"
             found.append(ArgumentError("privacy.group_size", config.group_size, told))
         volumes = own if own is not None and own.source == "nifti" else None
-        if volumes and (volumes.group != "patient" or config.group_size == 1 < largest(data)):
+        if volumes and (volumes.group != "patient" or config.group_size == 1 < largest_group_size(data)):
             told = "2 or more, with data.group = 'patient': slices of a volume are scaled together"
             found.append(ArgumentError("privacy.group_size", config.group_size, told))
         for name, delta in (("delta", config.delta), ("total_delta", config.total_delta)):

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedstill.core.errors import FedstillError
-from fedstill.node.audit_entries import ANSWER
+from fedstill.node.audit_entries import RESPONSE
 from fedstill.node.run_mechanism import Mechanism, unpriced
-from fedstill.privacy.accounting import epsilon, longest
+from fedstill.privacy.accounting import compute_epsilon, max_steps
 from fedstill.privacy.config import Accountant, PrivacyConfig
-from fedstill.privacy.events import Price, total
+from fedstill.privacy.events import PrivacyCost, total_cost
 from fedstill.protocol.local_config import LocalConfig
 
 TRAINING = "local training"
@@ -28,7 +28,7 @@ class CostLine:
     what: str
     pays: str
     times: int
-    price: Price | None
+    price: PrivacyCost | None
     part: str = ANSWER
 
 
@@ -40,7 +40,7 @@ class Forecast:
     """
 
     lines: tuple[CostLine, ...]
-    price: Price | None
+    price: PrivacyCost | None
     pld: float | None
     rdp: float | None
 
@@ -55,11 +55,11 @@ def forecast(mechanism: Mechanism) -> Forecast:
     Training is paid for with the first release that follows from it: where nothing is asked, nothing is paid.
     """
     if not mechanism.side.queries:
-        return Forecast((), Price(), 0.0, 0.0)
-    price, delta = total(mechanism.schedule()), mechanism.config.delta
+        return Forecast((), PrivacyCost(), 0.0, 0.0)
+    price, delta = total_cost(mechanism.schedule()), mechanism.config.delta
     if price is None or not mechanism.protects:
         return Forecast(tuple(lines(mechanism)), None, None, None)
-    costs = epsilon(price, delta), epsilon(price, delta, "rdp")
+    costs = compute_epsilon(price, delta), compute_epsilon(price, delta, "rdp")
     return Forecast(tuple(lines(mechanism)), price, *costs)
 
 
@@ -79,9 +79,9 @@ def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str 
             told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
             return f"privacy.{part}.noise is none, and {told}: give a number"
     for part, table in config.parts.items():
-        if table.noise == 0 and planned.get(part, Price()) is None:
+        if table.noise == 0 and planned.get(part, PrivacyCost()) is None:
             return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
-    if total(planned) is None:
+    if total_cost(planned) is None:
         return "a budget is set, and without noise on all that leaves nothing is guaranteed"
     return None
 
@@ -97,12 +97,12 @@ def parts(mechanism: Mechanism) -> list[str]:
 
 def lines(mechanism: Mechanism) -> Iterator[CostLine]:
     """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
-    training = mechanism.schedule().get(mechanism.training, Price())
+    training = mechanism.schedule().get(mechanism.training, PrivacyCost())
     if training is None or training:
         # Rounds part it among their queries, but it is the same steps.
         times = 1 if training is None else sum(training.values())
         yield CostLine(
-            TRAINING, mechanism.training, times, None if training is None else Price(list(training))
+            TRAINING, mechanism.training, times, None if training is None else PrivacyCost(list(training))
         )
     for query in mechanism.side.queries.values():
         for part, pays, price in mechanism.once(query):
@@ -126,7 +126,9 @@ class Knob:
         return replace(method, **{self.name.removeprefix("method."): to}), local
 
 
-def find_knob(method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig], Price | None]) -> Knob:
+def find_knob(
+    method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig], PrivacyCost | None]
+) -> Knob:
     """The first option by which a longer run costs more.
 
     Raises:
@@ -148,11 +150,11 @@ def most_steps(mechanism_of: Callable[[int], Mechanism], limit: float) -> int:
     """The longest run that costs at most epsilon ``limit``; 0 where none does. Mechanisms are given by
     steps."""
 
-    def schedule(steps: int) -> Price:
-        return (total(mechanism_of(steps).schedule()) or Price()) if steps else Price()
+    def schedule(steps: int) -> PrivacyCost:
+        return (total_cost(mechanism_of(steps).schedule()) or PrivacyCost()) if steps else PrivacyCost()
 
     config = mechanism_of(1).config
-    return longest(schedule, limit, config.delta, config.accountant, MOST_STEPS)
+    return max_steps(schedule, limit, config.delta, config.accountant, MOST_STEPS)
 
 
 def rounded_up(level: float) -> float:

@@ -14,16 +14,16 @@ from fedstill import models
 from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.stratified_sampling import largest, limit_groups
+from fedstill.data.stratified_sampling import largest_group_size, limit_groups
 from fedstill.models import dp_compatibility
 from fedstill.models.module_utils import copied, to_vector
 from fedstill.node.network_setup import architecture
-from fedstill.node.node import Node, frozen
+from fedstill.node.node import Node, frozen_parameter_names
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.config import PrivacyConfig
-from fedstill.privacy.pate import Teachers
-from fedstill.protocol.digests import digest, keyed
+from fedstill.privacy.pate import TeacherEnsemble
+from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.method import method_name
 from fedstill.protocol.queries import NodeSetting, NodeSide
 
@@ -42,7 +42,7 @@ def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) ->
     The number is the nodes' own: a simulation may tell it, a node tells a server only that there are several.
     """
     alone = [config.protects and config.group_size == 1 for config in configs]
-    most = max((largest(part) for part, bare in zip(parts, alone, strict=True) if bare), default=1)
+    most = max((largest_group_size(part) for part, bare in zip(parts, alone, strict=True) if bare), default=1)
     if most == 1:
         return ()
     whole = f"privacy.group_size = {most} protects all records of one together"
@@ -80,7 +80,7 @@ def protect(
         # Where each record is protected by itself, whose it is plays no part in anything.
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
-    if config.needs_training and node.only_answers:
+    if config.needs_training and node.is_frozen:
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
     mechanism = Mechanism(
@@ -99,7 +99,7 @@ def protect(
     if "model" in config.learns:
         example = models.example(data.inputs.shape[1:], setting.task.form)
         dp_compatibility.check(node.model, f"model of {node.name}", example)
-    node.private = mechanism.networks()
+    node.private_steps = mechanism.networks()
     if parts := config.shards(data):
         _teach(node, config, parts)
     gate = node.gate
@@ -123,20 +123,20 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
     protected = (sorted(protection.items()), sorted(mechanism.levels.items()))
     chosen = (method_name(method), sorted(as_table(method).items()))
     kind = type(setting.task)
-    task = (kind.__module__, kind.__qualname__, setting.task.options())
+    task = (kind.__module__, kind.__qualname__, setting.task.describe_options())
     options = (*chosen, mechanism.local, *protected, node.seed, compute, *task)
     about = (architecture(node.model), sorted(node.frozen["model"]), *options)
-    return keyed(secret, f"{digest('binding', tensors)} {about!r}")
+    return keyed_digest(secret, f"{digest('binding', tensors)} {about!r}")
 
 
 def prepare(side: NodeSide, nodes: Sequence[Node]) -> None:
     """What a method does at nodes before anything else, of which nothing is charged: no network of a node
     that learns privately takes a step in it (ArgumentError), or it would learn for free."""
     for node in nodes:
-        node.due = {} if node.private else None
+        node.remaining_private_steps = {} if node.private_steps else None
     side.prepare(nodes)
     for node in nodes:
-        node.due = None
+        node.remaining_private_steps = None
 
 
 def check_priced(node: Node) -> None:
@@ -164,7 +164,7 @@ def teachers_of(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
     Their networks are those in the node's model, so that training them trains it. Teachers without records
     are left out, and abstain.
     """
-    model = cast(Teachers, node.model)
+    model = cast(TeacherEnsemble, node.model)
     model.abstain(parts)
     found = []
     for index, part in enumerate(parts):
@@ -176,6 +176,6 @@ def teachers_of(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
         teacher.modules = {"model": model.teachers[index]}
         own = (name for name in node.frozen["model"] if name.startswith(prefix))
         teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in own)}
-        teacher.optimizers, teacher.private, teacher.teachers = {}, {}, []
+        teacher.optimizers, teacher.private_steps, teacher.teachers = {}, {}, []
         found.append(teacher)
     return found

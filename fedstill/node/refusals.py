@@ -10,7 +10,7 @@ from typing import Any
 from fedstill.core.errors import OwnDataError, QueryRefused
 from fedstill.core.text_format import clip
 from fedstill.node.audit_database import AuditError
-from fedstill.node.audit_entries import DATA, REFUSED, Entry
+from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.refusal_text import own_trouble, rule_of, telling
 from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
 from fedstill.node.session import Session
@@ -39,22 +39,22 @@ class Refusals:
 
         Args:
             header: of the message that was refused, as it came; empty where it could not be read.
-            asker: who asks, as :class:`~fedstill.node.host.Host` knows it.
+            asker: who asks, as :class:`~fedstill.node.node_service.Host` knows it.
             session: the run that goes on.
         """
         text = " ".join(str(error).split()) or type(error).__name__
-        query = clip(header.get("query") or header.get("do") or "message")
+        query = clip(header.get("query") or header.get("operation") or "message")
         number = header.get("number")
         asked = number if type(number) is int and abs(number) < MOST else -1
         which = f"{query} (number {asked})" if asked >= 0 else query
         self._log(f"refused {which}: {clip(text, 1000)}")
-        if header.get("do") in ("answer", "pull back") and session is not None:
+        if header.get("operation") in ("answer_query", "compute_gradients") and session is not None:
             line = (session.plan.run, query, asked, rule_of(error))
             new = line not in self._noted and len(self._noted) < REFUSALS
             if session.plan.run == header.get("run") and new:
                 self._noted.add(line)
                 note_in_audit_log(session, query, asked, error)
-        if isinstance(error, QueryRefused) or header.get("do") == "join":
+        if isinstance(error, QueryRefused) or header.get("operation") == "join":
             self.note(asker, query, error, clip(header.get("run") or ""))
         kind = OwnDataError if own_trouble(error) else type(error)
         told: dict[str, Any] = {"kind": kind.__name__, "text": clip(telling(error)), "query": query}

@@ -14,11 +14,11 @@ from annotated_types import Ge, Interval, MaxLen
 from fedstill.core.options import Checked, NonNegativeInt
 from fedstill.privacy.statement import Statement
 
-MOST = 1000  # entries that a list or table of a reply may have
+MAX_ITEMS = 1000  # entries that a list or table of a reply may have
 
 
 @dataclass(frozen=True)
-class Hello(Checked):
+class NodeVersions(Checked):
     """Who a node is: versions of its software for the report, and the protocol that it speaks."""
 
     versions: Mapping[str, str]
@@ -26,7 +26,7 @@ class Hello(Checked):
 
 
 @dataclass(frozen=True)
-class About(Checked):
+class NodeStatus(Checked):
     """A node that has joined: what it says of itself, and where it is.
 
     Args:
@@ -56,11 +56,11 @@ class About(Checked):
     notes: Annotated[tuple[str, ...], MaxLen(10)] = ()
 
 
-NOTHING = About({}, None, False, (), -1)  # is known of a node that has not joined
+NOT_JOINED = NodeStatus({}, None, False, (), -1)  # is known of a node that has not joined
 
 
 @dataclass(frozen=True)
-class Progress(Checked):
+class TrainingProgress(Checked):
     """How far a node's local training has come."""
 
     percent: Annotated[int, Interval(ge=0, le=100)]
@@ -68,7 +68,7 @@ class Progress(Checked):
 
 
 @dataclass(frozen=True)
-class Paid(Checked):
+class ReleaseCost(Checked):
     """Under which mechanism a release left, and at which price, as far as the node says it.
 
     Args:
@@ -86,17 +86,19 @@ class Paid(Checked):
 
 
 @dataclass(frozen=True)
-class Released:
+class ReleaseReply:
     """What a node tells with a release: how that left."""
 
-    privacy: Paid = field(default_factory=Paid)
+    privacy: ReleaseCost = field(default_factory=Paid)
 
 
 @dataclass(frozen=True)
-class Words(Checked):
+class AgreementCodes(Checked):
     """What a node tells each other survivor of a sum, or reveals to the server: digits, by name."""
 
     words: Annotated[Mapping[str, str], MaxLen(MOST)]
 
 
-Told = Hello | About | Progress | Released | Words | None  # None: nothing, beside what leaves
+ReplyPayload = (
+    NodeVersions | NodeStatus | TrainingProgress | ReleaseReply | AgreementCodes | None
+)  # None: nothing, beside what leaves

@@ -10,19 +10,19 @@ import torch
 
 from fedstill.core.compute import Compute
 from fedstill.core.errors import NodeFault, QueryMismatch
-from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
-from fedstill.node.exchanges import Exchange, Exchanges
+from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
+from fedstill.node.exchanges import Exchange, RecentExchanges
+from fedstill.node.input_gradients import pulled_back, require_sound
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, signature
-from fedstill.node.pulled_gradients import pulled_back, require_sound
-from fedstill.node.recorded_handlers import Handlers
+from fedstill.node.node_group import NodeGroup, stacking_key
+from fedstill.node.query_handlers import Handlers
 from fedstill.node.run_budgets import Budgets
-from fedstill.node.summand import Adding
-from fedstill.protocol.digests import chained, digest
+from fedstill.node.sum_contribution import SumContribution
+from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumCall
-from fedstill.protocol.wire_format import Tensors, WireConfig, refine, sizes
+from fedstill.protocol.secure_aggregation import SumRequest
+from fedstill.protocol.wire_format import Tensors, WireConfig, decompress, sizes
 
 
 class RequestHandler:
@@ -75,7 +75,7 @@ class RequestHandler:
         return bool(self.group.nodes[0].private)
 
     def answer(
-        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumRequest | None = None
     ) -> Sequence[Tensors]:
         """Each node's answer, in the group's order.
 
@@ -96,7 +96,7 @@ class RequestHandler:
         number: int,
         tensors: Tensors,
         differentiable: bool,
-        call: SumCall | None = None,
+        call: SumRequest | None = None,
         content: str | None = None,
     ) -> None:
         """Take a query, if it may be answered.
@@ -113,7 +113,7 @@ class RequestHandler:
                 what it should, and that is not paid for.
         """
         self.require_whole(name)
-        arrived, tensors = tensors, refine(tensors)
+        arrived, tensors = tensors, decompress(tensors)
         query = self.side.queries[name]
         query.require(tensors)
         content = digest(name, arrived) if content is None else content
@@ -135,7 +135,9 @@ class RequestHandler:
         call = self._admit(query, call)
         for node, here in zip(self.group.nodes, asked, strict=True):  # when no more refusal can come
             node.gate.pay(here, query, tensors)
-        self._received = Exchange(query, content, asked, tensors, differentiable, bits=bits, call=call)
+        self._received = Exchange(
+            query, content, asked, tensors, differentiable, query_history_hash=bits, sum_request=call
+        )
 
     def compute_answers(self, number: int) -> None:
         """Compute the answers to what was received, unless they are there already."""
@@ -150,9 +152,12 @@ class RequestHandler:
             else:
                 self._compute(now)
         except BaseException:  # it may have changed networks: no later answer passes for one without it
-            failed = f"{number} {now.content}{now.bits} failed"  # of which masks know more than its content
+            failed = f"{number} {now.content}{now.query_history_hash} failed"  # of which masks know more than its content
             for each in self.group.nodes:
-                each.answered, each.heard = chained(each.answered, failed), chained(each.heard, failed)
+                each.answered, each.heard = (
+                    chain_digest(each.answered, failed),
+                    chain_digest(each.heard, failed),
+                )
             raise
         finally:
             for each in self.group.nodes:
@@ -179,27 +184,29 @@ class RequestHandler:
     # server's own process there are none, and sums need nothing more.
 
     def _bits(
-        self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumCall | None
+        self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumRequest | None
     ) -> str:
         """A fingerprint of a query and of what was asked before."""
         return ""
 
-    def _admit(self, query: Query, call: SumCall | None, pulls: Iterable[Tensors] = ()) -> SumCall | None:
+    def _admit(
+        self, query: Query, call: SumRequest | None, pulls: Iterable[Tensors] = ()
+    ) -> SumRequest | None:
         """The sum that an answer, or gradients pulled back, may become a part of."""
         return call
 
     def _adding(
-        self, node: Node, call: SumCall | None, kept: Exchange, pull: Tensors | None = None
+        self, node: Node, call: SumRequest | None, kept: Exchange, pull: Tensors | None = None
     ) -> Adding | None:
         """How a node's answer or gradient becomes a part of a sum; None: it leaves by itself."""
         if not kept.query.sums or call is None:
             return None
         budgets = node.gate.budgets
         noised = budgets is not None and budgets.mechanism.protects
-        return Adding(node.told, least=1.0 if noised else 0.0)
+        return Adding(node.released_counts, least=1.0 if noised else 0.0)
 
     def pull_back(
-        self, number: int, pulls: Mapping[str, Tensors], call: SumCall | None = None
+        self, number: int, pulls: Mapping[str, Tensors], call: SumRequest | None = None
     ) -> Mapping[str, Tensors]:
         """Pull gradients that reached the answer, by node and name, back through each node's networks:
         :meth:`compute_gradients` and :meth:`release_gradients`.
@@ -215,7 +222,7 @@ class RequestHandler:
         self,
         number: int,
         pulls: Mapping[str, Tensors],
-        call: SumCall | None = None,
+        call: SumRequest | None = None,
         contents: Mapping[str, str] | None = None,
     ) -> None:
         """Compute the gradients of the inputs, unless they are there already.
@@ -239,7 +246,7 @@ class RequestHandler:
                 mine[node],
                 content=digest(name, pull) if contents is None else contents[node],
                 after=mine[node].past,
-                down=sizes(pull, dict.fromkeys(refine(pull), GRADIENTS)),
+                down=sizes(pull, dict.fromkeys(decompress(pull), GRADIENTS)),
             )
             for node, pull in pulls.items()
         }
@@ -279,7 +286,7 @@ class RequestHandler:
         if it comes out the same to the last bit. If it does not (other threads, another machine), no draw may
         serve twice: it is another attempt, on other records with other noise, and charged as such.
         """
-        (node,), (asked,) = self.group.nodes, now.asked  # who learns privately is computed alone
+        (node,), (asked,) = self.group.nodes, now.received  # who learns privately is computed alone
         attempt, known = budgets.attempt(asked, now.query, now.tensors)
         before = copy.deepcopy(node.state()) if known else {}
         self._spoilt = f"{asked.number} ({now.query.name})"
@@ -300,11 +307,11 @@ class RequestHandler:
         if failed is not None:
             raise failed
         self._spoilt = ""
-        now.asked = [asked]
+        now.received = [asked]
 
     def _compute(self, now: Exchange, attempt: int = 0) -> None:
         """A handler's inputs and outputs, ``(G, ...)`` each."""
-        query, number = now.query, now.asked[0].number
+        query, number = now.query, now.received[0].number
         arrived = query.take(now.tensors)
         inputs = {
             key: self._for_each(tensor, now.differentiable and key in query.differentiable)
@@ -315,9 +322,9 @@ class RequestHandler:
         values = {key: each.item() if isinstance(each, torch.Tensor) else each for key, each in plain.items()}
         first = self.group.nodes[0]
         # Of responses with few digits, such as bfloat16's, a sum reveals more than of those with many.
-        compute = self.compute.exact if query.differenced or query.sums_outputs else self.compute
+        compute = self.compute.exact if query.finite_differences or query.sums_outputs else self.compute
         for node in self.group.nodes:
-            node.asking = chained(node.answered, f"{number} {now.content} {attempt}")
+            node.asking = chain_digest(node.answered, f"{number} {now.content_hash} {attempt}")
             if node.private and node.gate.budgets is not None:
                 node.due = node.gate.budgets.mechanism.due(query, now.tensors)
         with (
@@ -336,16 +343,16 @@ class RequestHandler:
 
     def _remember(self, number: int, kept: Exchange) -> None:
         self._answered.keep(number, kept)
-        for node, asked in zip(self.group.nodes, kept.asked, strict=True):
+        for node, asked in zip(self.group.nodes, kept.received, strict=True):
             self._last[node.name] = number
             node.answered = replace(asked, after=node.answered).past
-            node.heard = kept.bits
+            node.heard = kept.query_history_hash
 
 
 def _asked(node: Node, query: Query, number: int, content: str, down: Mapping[str, int]) -> Asked:
     budgets = node.gate.budgets
-    if budgets is not None and "model" in node.private and not node.answered:
-        node.origin = budgets.fingerprint("origin", node.model.state_dict())
-        node.answered = node.origin  # all that it will answer follows from this
-    after = "" if query.constant else node.answered
-    return Asked(number, query.name, content, after, down, node.origin)
+    if budgets is not None and "model" in node.private_steps and not node.history_hash:
+        node.pretraining_hash = budgets.fingerprint("origin", node.model.state_dict())
+        node.history_hash = node.pretraining_hash  # all that it will answer follows from this
+    after = "" if query.constant else node.history_hash
+    return Asked(number, query.name, content, after, down, node.pretraining_hash)

@@ -15,7 +15,7 @@ from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import objections
 from fedstill.node.requests import Request
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import METHODS, side_of
+from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.queries import NodeSetting, stand_in
 
 
@@ -74,7 +74,7 @@ def refused_all_the_same(request: Request, file: NodeFile) -> dict[str, str]:
         stand_in(task, spec.shape),
         secure_aggregation=bool(table["secure_aggregation"]),
     )
-    return objections(file, True, side_of(config, setting).queries)
+    return objections(file, True, build_node_side(config, setting).queries)
 
 
 def line_about(line: Mapping[str, Any]) -> str:

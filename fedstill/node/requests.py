@@ -26,7 +26,7 @@ from fedstill.core.run_writer import read_object
 from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import EACH_RUN, POLICY
 from fedstill.node.security_log import SecurityLog, account
-from fedstill.protocol.run_plan import Description
+from fedstill.protocol.run_plan import RunDescription
 
 FOLDER = "requests"
 WAITS, APPROVED, USED, REJECTED = "waits", "approved", "used", "rejected"
@@ -62,9 +62,9 @@ class Request:
     runs: tuple[str, ...] = ()
 
     @property
-    def about(self) -> Description:
+    def about(self) -> RunDescription:
         """What is asked for."""
-        return Description(json.loads(self.description))
+        return RunDescription(json.loads(self.description))
 
     @property
     def sha256(self) -> str:
@@ -90,7 +90,7 @@ class Requests:
 
     # --- at the node -------------------------------------------------------------------------------------
 
-    def require(self, run: str, description: Description, server: str) -> None:
+    def require(self, run: str, description: RunDescription, server: str) -> None:
         """Refuse a run that the owner has not approved, and keep it for the owner to read.
 
         Raises:
@@ -132,7 +132,7 @@ class Requests:
             told = f"run {grouped(sha256)} waits until its owner approves it"
         raise QueryRefused(self._file.name, query, f"approve: {told}")
 
-    def _keep(self, description: Description, run: str, server: str, found: Request | None) -> None:
+    def _keep(self, description: RunDescription, run: str, server: str, found: Request | None) -> None:
         if found is not None and (found.run, found.state) == (run, WAITS):
             return
         sha256 = description.sha256

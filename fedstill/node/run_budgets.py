@@ -7,12 +7,12 @@ from collections import Counter
 from functools import cached_property
 
 from fedstill.core.errors import QueryRefused
-from fedstill.node.audit_entries import ANSWER, LEARNED, TRAINING, Asked, Entry
+from fedstill.node.audit_entries import RESPONSE, TRAINING, TRAINING_RESULT, Entry, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.run_mechanism import Mechanism, unpriced
-from fedstill.privacy.budget import Budget, BudgetSpent, OtherUnit, Unpriced
-from fedstill.privacy.events import Price, as_text, from_text, total
-from fedstill.protocol.digests import chained, digest
+from fedstill.privacy.budget import Budget, BudgetExceeded, ProtectedUnitChanged, UnprotectedReleases
+from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict, total_cost
+from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 
@@ -28,7 +28,7 @@ class Budgets:
         config = mechanism.config
         self.budget = Budget(config.epsilon, config.delta, config.accountant)
         self.total_budget = Budget(*config.over_all, config.accountant)
-        self.first = total(mechanism.first())
+        self.first = total_cost(mechanism.first())
         self._objections: dict[str, str | None] = {}
         self._paid: set[str] = set()  # what was learned before the first query, by fingerprint
 
@@ -54,14 +54,14 @@ class Budgets:
         for query in self.mechanism.side.queries.values():
             if (found := unpriced(self.mechanism, query)) is not None:
                 return f"{found}, in query {query.name}"
-        spent, price = self.audit.spent(self.payer, self.run), total(self.mechanism.schedule())
+        spent, price = self.audit.spending(self.payer, self.run), total_cost(self.mechanism.schedule())
         others = Counter(spent.total)
         others.subtract(spent.run)
         try:
             self._refuse_unlike(spent)
-            self.budget.check(Price(), price)
-            self.total_budget.check(from_text(+others), price)
-        except BudgetSpent as error:
+            self.budget.check(PrivacyCost(), price)
+            self.total_budget.check(cost_from_dict(+others), price)
+        except BudgetExceeded as error:
             return f"privacy budget: {error}"
         return None
 
@@ -72,20 +72,20 @@ class Budgets:
             QueryRefused: saying what is left, and what it would have cost.
         """
         shapes = self.mechanism.expected(query, sent)[ANSWER]
-        price = total(self.mechanism.bill(query, ANSWER, shapes, sent))
+        price = total_cost(self.mechanism.bill(query, ANSWER, shapes, sent))
         first_paid = asked.origin in self._paid or self._is_written(self._first(asked.origin))
-        if self.first != Price() and not first_paid:
+        if self.first != PrivacyCost() and not first_paid:
             price = None if price is None or self.first is None else price + self.first
-        learned = total(self.mechanism.learning(query, sent))
+        learned = total_cost(self.mechanism.learning(query, sent))
         if price is not None and learned and self.attempts(asked, query, sent):
             price = price - learned  # the answer was lost, and is asked for again
-        self.check(self.audit.spent(self.payer, self.run), price, query.name)
+        self.check(self.audit.spending(self.payer, self.run), price, query.name)
 
     # --- what networks learn for a release --------------------------------------------------------------
 
     def attempts(self, asked: Asked, query: Query, sent: Tensors) -> int:
         """How often learning for this query has been charged: once for each result that differs."""
-        if total(self.mechanism.learning(query, sent)) == Price():
+        if total_cost(self.mechanism.learning(query, sent)) == PrivacyCost():
             return 0
         return self._siblings(self._learning(asked, query, sent, 0))
 
@@ -111,13 +111,13 @@ class Budgets:
             QueryRefused: it cannot be paid for.
             AuditError: the log is not what it was, and its owner has not settled that.
         """
-        if total(self.mechanism.learning(query, sent)) != Price():
+        if total_cost(self.mechanism.learning(query, sent)) != PrivacyCost():
             self.pay_first(asked)
             self._charge(self._learning(asked, query, sent, attempt), query.name)
 
     def pay_first(self, asked: Asked) -> None:
         """Charge the training before the first query, from which all that leaves follows."""
-        if self.first != Price() and asked.origin not in self._paid:
+        if self.first != PrivacyCost() and asked.origin not in self._paid:
             self._charge(self._first(asked.origin), asked.query)
             self._paid.add(asked.origin)
 
@@ -128,13 +128,13 @@ class Budgets:
     def _learning(self, asked: Asked, query: Query, sent: Tensors, attempt: int) -> Entry:
         bill = self.mechanism.learning(query, sent)
         rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
-        after = chained(asked.after, asked.content)
-        return self._entry(asked.number, query.name, TRAINING, str(attempt), after, total(bill), rule)
+        after = chain_digest(asked.after, asked.content)
+        return self._entry(asked.number, query.name, TRAINING, str(attempt), after, total_cost(bill), rule)
 
     def _result(self, asked: Asked, query: Query, attempt: int) -> Entry:
-        what, after = f"{attempt} {asked.learned}", chained(asked.after, asked.content)
+        what, after = f"{attempt} {asked.learned}", chain_digest(asked.after, asked.content)
         rule = "what was learned, by its fingerprint"
-        return self._entry(asked.number, query.name, LEARNED, what, after, Price(), rule)
+        return self._entry(asked.number, query.name, LEARNED, what, after, PrivacyCost(), rule)
 
     def _first(self, origin: str) -> Entry:
         noise = self.mechanism.levels.get(self.mechanism.training, 0.0)
@@ -142,7 +142,7 @@ class Budgets:
         return self._entry(-1, TRAINING, TRAINING, origin, "", self.first, rule)
 
     def _entry(
-        self, number: int, query: str, part: str, what: str, after: str, price: Price | None, rule: str
+        self, number: int, query: str, part: str, what: str, after: str, price: PrivacyCost | None, rule: str
     ) -> Entry:
         return Entry(
             run=self.run,
@@ -151,34 +151,34 @@ class Budgets:
             number=number,
             query=query,
             part=part,
-            content=self.seal(what),
-            after=after,
+            content_hash=self.seal(what),
+            history_hash=after,
             mechanism=self.mechanism.name,
             rule=rule,
-            price=as_text(price or Price()),
-            bare=int(price is None),
+            cost=cost_to_dict(price or PrivacyCost()),
+            no_guarantee=int(price is None),
             unit=self.mechanism.unit if price else "",
         )
 
     def _siblings(self, entry: Entry) -> int:
-        return len(self.audit.sums.siblings(vars(entry)))
+        return len(self.audit.totals.siblings(vars(entry)))
 
     def _is_written(self, entry: Entry) -> bool:
-        return self.audit.sums.number(vars(entry)) > 0
+        return self.audit.totals.number(vars(entry)) > 0
 
     def _charge(self, entry: Entry, query: str) -> None:
-        price = None if entry.bare else from_text(entry.price)
+        price = None if entry.no_guarantee else cost_from_dict(entry.cost)
         self.audit.charge(entry, lambda spent: self.check(spent, price, query))
 
     # --- whether it can be paid -------------------------------------------------------------------------
 
-    def check(self, spent: Spent, price: Price | None, query: str) -> None:
+    def check(self, spent: Spent, price: PrivacyCost | None, query: str) -> None:
         """Refuse what would pass a budget, with :class:`QueryRefused`."""
         try:
             self._refuse_unlike(spent)
-            self.budget.check(from_text(spent.run), price)
-            self.total_budget.check(from_text(spent.total), price)
-        except BudgetSpent as error:
+            self.budget.check(cost_from_dict(spent.run), price)
+            self.total_budget.check(cost_from_dict(spent.total), price)
+        except BudgetExceeded as error:
             raise QueryRefused(self.mechanism.node, query, f"privacy budget: {error}") from error
 
     def _refuse_unlike(self, spent: Spent) -> None:
@@ -186,16 +186,16 @@ class Budgets:
         another unit, a record in the place of a patient, adds up with nothing."""
         if spent.bare_run and self.budget.epsilon < math.inf:
             way_out = "allowed is a new run, or privacy.epsilon = inf"
-            raise Unpriced(self.budget.epsilon, self.budget.delta, spent.bare_run, way_out)
-        units, mine = self.audit.sums.units, {self.mechanism.unit}
+            raise UnprotectedReleases(self.budget.epsilon, self.budget.delta, spent.bare_run, way_out)
+        units, mine = self.audit.totals.units, {self.mechanism.unit}
         if units(self.payer, self.run) - mine and self.budget.epsilon < math.inf:
-            raise OtherUnit(self.budget.epsilon, self.budget.delta, "a new run")
+            raise ProtectedUnitChanged(self.budget.epsilon, self.budget.delta, "a new run")
         total = self.total_budget
         if spent.bare_total and total.epsilon < math.inf:
             way_out = (
                 "its owner sees in which runs by fedstill audit show, and may set "
                 "privacy.total_epsilon = inf, so that each run has its own budget"
             )
-            raise Unpriced(total.epsilon, total.delta, None, way_out)
+            raise UnprotectedReleases(total.epsilon, total.delta, None, way_out)
         if units(self.payer) - mine and total.epsilon < math.inf:
-            raise OtherUnit(total.epsilon, total.delta)
+            raise ProtectedUnitChanged(total.epsilon, total.delta)

@@ -44,7 +44,7 @@ class RunFolder:
         self.path, self.saved = folder / RUNS / run, time.monotonic()
         self._salt = secrets.token_hex(16)  # of a run that has none yet
         self._folder, self._node, self._policy = folder, file.name, file.policy
-        self._audit = audit_file.audit_file(file, folder)
+        self._audit = audit_file.audit_path(file, folder)
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
         self._others = sum(_on_disk(path) for path in (*runs, folder / PUBLIC) if path != self.path)
         if not self.path.exists():
@@ -133,7 +133,7 @@ class RunFolder:
 
     def save(self, name: str, state: Any) -> None:
         """Keep a state; :class:`QueryRefused` where there is no room on the disk."""
-        self.require("remember", _bytes(state))
+        self.require("save_checkpoint", _bytes(state))
         save_state(self.path / name, state)
         self.saved = time.monotonic()
 

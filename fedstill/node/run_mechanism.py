@@ -15,18 +15,18 @@ from dataclasses import replace
 import torch
 
 from fedstill.core.errors import ArgumentError, OwnDataError, QueryRefused
-from fedstill.node.audit_entries import ANSWER, GRADIENT
+from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.noise_calibration import Levels, find, supposed
 from fedstill.privacy import dpsgd
-from fedstill.privacy.config import PrivacyConfig, Release, StepsConfig
-from fedstill.privacy.dpsgd import PrivateSteps
-from fedstill.privacy.events import Bill, Price, add, total
-from fedstill.privacy.noise import Draws, make_draws
+from fedstill.privacy.config import DPTrainingConfig, PrivacyConfig, Release
+from fedstill.privacy.dpsgd import DPParameters
+from fedstill.privacy.events import CostBreakdown, PrivacyCost, add_cost, total_cost
+from fedstill.privacy.noise import NoiseSampler, make_sampler
 from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisySums, Rule
-from fedstill.privacy.statement import NO_GUARANTEE, Statement, state
-from fedstill.protocol.digests import keyed
+from fedstill.privacy.statement import NO_GUARANTEE, Statement, make_statement
+from fedstill.protocol.digests import keyed_digest
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.payload_kinds import INPUTS, Kind
+from fedstill.protocol.payload_kinds import INPUTS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks import Task
@@ -75,7 +75,7 @@ class Mechanism:
         self.binding, self.salt = "", salt
         self.unit = config.unit(group)
         self.several = False
-        self._draws = make_draws(config.randomness)
+        self._draws = make_sampler(config.randomness)
         self.training = config.learns.get("model", "training")  # what local training is billed as
         self.name, self.protects = config.called, config.protects
         for query in side.queries.values():
@@ -150,7 +150,7 @@ class Mechanism:
         return f"{rule.text}: {NO_GUARANTEE}" if bare else rule.text
 
     @staticmethod
-    def _price(rule: Rule, shape: Sequence[int], noised: torch.Tensor | None) -> Price | None:
+    def _price(rule: Rule, shape: Sequence[int], noised: torch.Tensor | None) -> PrivacyCost | None:
         """What a rule asks for; something for nothing is no guarantee, but where it is paid for already."""
         price = rule.price(shape) if noised is None else rule.paid(shape, noised)
         free = price is not None and not price and math.prod(shape) > 0
@@ -161,13 +161,13 @@ class Mechanism:
         """Whether there are critics, which learn privately under every mechanism."""
         return any("critic" in query.trains for query in self.side.queries.values())
 
-    def _moves(self, kind: Kind) -> float:
+    def _moves(self, kind: PayloadKind) -> float:
         """By how much one record can move counts of a kind, in L1."""
         if not kind.by_class:
             return 1.0
-        return SHARED if self.task.kind == "map" else float(self.task.counted)
+        return SHARED if self.task.kind == "map" else float(self.task.count_sensitivity)
 
-    def draws(self, *names: str | int) -> Draws:
+    def draws(self, *names: str | int) -> NoiseSampler:
         """Noise for one purpose: the same purpose gives the same noise.
 
         Raises:
@@ -180,19 +180,19 @@ class Mechanism:
     def seal(self, text: str) -> str:
         """A fingerprint of a text in this run, under the secret: binding and salt lie in files beside the
         audit log, and whoever had these alone could try out what was not noised yet."""
-        return keyed(self._secret, f"seal {self.binding} {self.salt} {text}")
+        return keyed_digest(self._secret, f"seal {self.binding} {self.salt} {text}")
 
-    def networks(self) -> Mapping[str, PrivateSteps]:
+    def networks(self) -> Mapping[str, DPParameters]:
         """The networks that learn with DP-SGD, by role, and how."""
         return {role: self._steps(role) for role in self.config.learns}
 
-    def _steps(self, role: str) -> PrivateSteps:
-        def draws(*names: str | int) -> Draws:
+    def _steps(self, role: str) -> DPParameters:
+        def draws(*names: str | int) -> NoiseSampler:
             return self.draws("dp-sgd", role, *names)
 
         part = self.config.learns[role]
-        table: StepsConfig = getattr(self.config, part)
-        return PrivateSteps(self.levels[part], table.clip, draws, self.config.group_size)
+        table: DPTrainingConfig = getattr(self.config, part)
+        return DPParameters(self.levels[part], table.clip, draws, self.config.group_size)
 
     def statement(self) -> Statement:
         """What is said of all this."""
@@ -204,26 +204,28 @@ class Mechanism:
         }
         schedule = self.schedule()
         used = {part: level for part, level in self.levels.items() if schedule.get(part)}
-        return state(self.config, used, sorted(rules), several=self.several)
+        return make_statement(self.config, used, sorted(rules), several=self.several)
 
     # --- what it costs --------------------------------------------------------------------------------
 
-    def bill(self, query: Query, part: str, shapes: Mapping[str, Sequence[int]], sent: Tensors) -> Bill:
+    def bill(
+        self, query: Query, part: str, shapes: Mapping[str, Sequence[int]], sent: Tensors
+    ) -> CostBreakdown:
         """What one release of a part costs at most, with what is learned for it: shapes by name."""
         bill = self.release(query, shapes)
         for name, price in (self.learning(query, sent) if part == ANSWER else {}).items():
-            add(bill, name, price)
+            add_cost(bill, name, price)
         return bill
 
     def release(
         self, query: Query, shapes: Mapping[str, Sequence[int]], noised: Tensors | None = None
-    ) -> Bill:
+    ) -> CostBreakdown:
         """What one release costs by itself: at most; or as it turned out, if ``noised`` is what leaves, which
         may say nothing in places, and cost less."""
-        bill = Bill()
+        bill = CostBreakdown()
         for name, shape in shapes.items():
             rule = self.rule(query, name)
-            add(bill, rule.pays, self._price(rule, shape, None if noised is None else noised[name]))
+            add_cost(bill, rule.pays, self._price(rule, shape, None if noised is None else noised[name]))
         return bill
 
     def require_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
@@ -241,7 +243,7 @@ class Mechanism:
             allowed = f"{width} numbers a row, from which its price was told: width = ... declares others"
             raise OwnDataError(f"{found} (expected {allowed})")
 
-    def learning(self, query: Query, sent: Tensors) -> Bill:
+    def learning(self, query: Query, sent: Tensors) -> CostBreakdown:
         """What it costs that networks learn from the records before a query is answered."""
         due = self.due(query, sent).items()
         return {self.config.learns[role]: self._learning(role, *each) for role, each in due}
@@ -256,13 +258,13 @@ class Mechanism:
             found["model"] = self.local.batch, len(query.span(sent).steps(self._all))
         return found
 
-    def first(self) -> Bill:
+    def first(self) -> CostBreakdown:
         """What the local training before the first query costs, whatever is asked about it later."""
         span = self.side.first
         steps = 0 if span is None else len(span.steps(self._all))
         return {self.training: self._local(steps)}
 
-    def schedule(self) -> Bill:
+    def schedule(self) -> CostBreakdown:
         """What the whole run costs at most, as its method declares it."""
         queries = self.side.queries.values()
         rounds = sum(query.times for query in queries if query.span is not None)
@@ -276,10 +278,10 @@ class Mechanism:
             bill = {self.training: self._local(max(self._all, parts))}
         for query in queries:
             for _, name, price in self.once(query):
-                add(bill, name, None if price is None else _times(price, query.times))
+                add_cost(bill, name, None if price is None else _times(price, query.times))
         return bill
 
-    def once(self, query: Query) -> Iterator[tuple[str, str, Price | None]]:
+    def once(self, query: Query) -> Iterator[tuple[str, str, PrivacyCost | None]]:
         """What asking a query once costs, by the part that leaves and by what pays, without its share of
         local training."""
         unspanned = replace(query, span=None)
@@ -304,14 +306,14 @@ class Mechanism:
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in query.differentiable}
         return {ANSWER: response, GRADIENT: gradient} if gradient else {ANSWER: response}
 
-    def _local(self, steps: int) -> Price | None:
+    def _local(self, steps: int) -> PrivacyCost | None:
         """Steps of local training: where the model learns without noise, releases are paid for instead."""
         if "model" not in self.config.learns or not steps:
-            return Price()
+            return PrivacyCost()
         return self._learning("model", self.local.batch, steps)
 
-    def _learning(self, role: str, batch: int, steps: int) -> Price | None:
-        return dpsgd.price(self._steps(role), self.examples, batch, steps)
+    def _learning(self, role: str, batch: int, steps: int) -> PrivacyCost | None:
+        return dpsgd.training_cost(self._steps(role), self.examples, batch, steps)
 
 
 def unpriced(mechanism: Mechanism, query: Query) -> str | None:
@@ -324,7 +326,7 @@ def unpriced(mechanism: Mechanism, query: Query) -> str | None:
             query.kinds()[name]
             for part, shapes in mechanism.expected(query).items()
             for name in shapes
-            if total(supposing.bill(bare_query, part, {name: shapes[name]}, {})) is None
+            if total_cost(supposing.bill(bare_query, part, {name: shapes[name]}, {})) is None
         }
     )
     if bare:
@@ -336,5 +338,5 @@ def unpriced(mechanism: Mechanism, query: Query) -> str | None:
     return None
 
 
-def _times(price: Price, times: int) -> Price:
-    return Price({event: count * times for event, count in price.items()} if times else {})
+def _times(price: PrivacyCost, times: int) -> PrivacyCost:
+    return PrivacyCost({event: count * times for event, count in price.items()} if times else {})

@@ -30,35 +30,35 @@ from fedstill.core.registry import OWN, first_line
 from fedstill.core.run_writer import holding
 from fedstill.core.text_format import clip
 from fedstill.data import node_data
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.models.predictors import file_of, tell_no_failures
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
-from fedstill.node.audit_entries import DATA
-from fedstill.node.first_training import FirstTraining
+from fedstill.node.audit_entries import NODE_DATA
 from fedstill.node.gate import Gate
+from fedstill.node.initial_training import FirstTraining
 from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.message_limits import Sizes, limited
 from fedstill.node.network_limits import within_parameters
 from fedstill.node.network_setup import architecture, check_local_batch, fitted
 from fedstill.node.node import Node
 from fedstill.node.node_file import NodeFile
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import EACH_RUN
 from fedstill.node.protection import check_priced, prepare, protect
-from fedstill.node.replies import About, Progress
+from fedstill.node.replies import NodeStatus, TrainingProgress
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_folder import LEARNING, TOLD, RunFolder, of_mark
 from fedstill.node.sum_masks import SumMasks
 from fedstill.privacy.statement import Statement
-from fedstill.protocol.digests import digest, keyed
-from fedstill.protocol.method import side_of
+from fedstill.protocol.digests import digest, keyed_digest
+from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import NodeSetting
-from fedstill.protocol.run_plan import Description, Plan
-from fedstill.protocol.secure_aggregation import SumCall
+from fedstill.protocol.run_plan import RunDescription, RunPlan
+from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import SCALE, Tensors, size
 
 logger = logging.getLogger("fedstill.node")
@@ -83,9 +83,9 @@ class Session:
         folder: Path,
         file: NodeFile,
         compute: Compute,
-        plan: Plan,
-        public: Public | None,
-        approved: Description | None = None,
+        plan: RunPlan,
+        public: PublicData | None,
+        approved: RunDescription | None = None,
         server: str = "",
     ) -> None:
         self.approved, self.server = approved, server
@@ -99,7 +99,7 @@ class Session:
             self._prepare(folder, public, held)
             self._held = held.pop_all()
 
-    def _prepare(self, folder: Path, public: Public | None, held: ExitStack) -> None:
+    def _prepare(self, folder: Path, public: PublicData | None, held: ExitStack) -> None:
         """Load all that the owner's file names, and take up the run with it."""
         file, plan, spec, compute = self._file, self.plan, self.plan.spec, self.compute
         self.kept = RunFolder(folder, file, plan.run)
@@ -110,7 +110,7 @@ class Session:
         method = plan.config()
         self.task = spec.make_task()
         try:
-            data, _ = node_data.load(file.data, folder, spec, most=self._most)
+            data, _ = node_data.load_node_data(file.data, folder, spec, most=self._most)
             require_records(file.name, file.policy, len(data))
             model = owner_model.make_model(file, folder, spec, self._most)
             owner_folder.require_sound(file, data, model)
@@ -131,7 +131,7 @@ class Session:
         held.callback(self.audit.close)
         gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
         gate.approved = self.approved
-        gate.outputs = self.task.outputs(spec.shape)
+        gate.outputs = self.task.output_shape(spec.shape)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
         placed = None if public is None else public.to(compute.device)
         features = None if features is None else compute.place(features)
@@ -139,12 +139,12 @@ class Session:
             self.task, file.local, compute, placed, features, spec.schema, plan.secure_aggregation
         )
         self.setting = at
-        side = side_of(method, self.setting)
+        side = build_node_side(method, self.setting)
         for name, query in side.queries.items():
-            if (rule := query.objection_to(file.local.optimizer)) is not None:
+            if (rule := query.sum_fault(file.local.optimizer)) is not None:
                 raise QueryRefused(file.name, name, rule)
         self.side = within_parameters(side, file.policy.max_parameters, file.name)
-        examples = keyed(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
+        examples = keyed_digest(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
         told = {"plan": plan.to_dict(), "data": examples, "model": architecture(network) + file_of(network)}
         self.audit.require_sound()
         self._open(method, secret, told)
@@ -168,7 +168,7 @@ class Session:
         self.training = FirstTraining(self.node, self.side.first, self.task, file.local, self.compute)
         self._last = {file.name: -1}
         masked = (self._folder, file.name, file.policy, self.plan, self.setting.public)
-        self.masks = SumMasks.of_node(*masked) if self.plan.secure_aggregation else None
+        self.masks = SumMasks.from_folder(*masked) if self.plan.secure_aggregation else None
         budgets = self.node.gate.budgets
         if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
             tell_no_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
@@ -176,7 +176,7 @@ class Session:
         self.handler = self._new_handler()
         asked = any(query.differentiable for query in self.side.queries.values())
         self._through = not asked or carries_gradient(self.node.model, self.plan.spec.shape)
-        has_left = self.audit.sums.has_charged(run)
+        has_left = self.audit.totals.has_charged(run)
         if file.policy.approve == EACH_RUN and has_left and not self.kept.known:
             rule = f"approve: run {run!r} was approved once, has had answers, and is no longer in runs/"
             raise QueryRefused(file.name, "join", rule)
@@ -205,7 +205,7 @@ class Session:
             model=type(self.node.model).__name__,
             parameters=parameter_count(self.node.model),
             architecture=architecture(self.node.model),
-            frozen=self.node.only_answers,
+            frozen=self.node.is_frozen,
             privacy=Statement() if gate.budgets is None else gate.budgets.mechanism.statement(),
             notes=tuple(self.side.notes),
         )
@@ -235,7 +235,7 @@ class Session:
             self.kept.save(LEARNING, self._state(self.training.done))
 
     def answer(
-        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumCall | None = None
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumRequest | None = None
     ) -> Tensors:
         """What the gate lets out in answer to a query: named tensors.
 
@@ -260,13 +260,15 @@ class Session:
             self.sizes.require(query, tensors)
             arrived = self.compute.here(tensors)
             (release,) = self.handler.answer(name, number, arrived, differentiable, call)
-            if set(self.node.told) != self._told:  # on disk before it leaves: no process weighs by others
-                self.kept.save(TOLD, self.node.told)
-                self._told = set(self.node.told)
+            if (
+                set(self.node.released_counts) != self._told
+            ):  # on disk before it leaves: no process weighs by others
+                self.kept.save(TOLD, self.node.released_counts)
+                self._told = set(self.node.released_counts)
         self._log(name, number, release, start)
         return release
 
-    def pull_back(self, number: int, tensors: Tensors, call: SumCall | None = None) -> Tensors:
+    def pull_back(self, number: int, tensors: Tensors, call: SumRequest | None = None) -> Tensors:
         """The gradients that the gate lets out, by the names of the query's inputs.
 
         Raises:
@@ -289,9 +291,9 @@ class Session:
             NodeFault: the node is not there: still learning, or further already; or a query failed while
                 it learned for it.
         """
-        self.handler.require_whole("remember")
+        self.handler.require_whole("save_checkpoint")
         if not self.training.done or not self._last[self.node.name] + 1 <= mark:
-            raise NodeFault(self.node.name, "remember", f"it is not before query {mark}")
+            raise NodeFault(self.node.name, "save_checkpoint", f"it is not before query {mark}")
         self.kept.save_mark(mark, self._state(True))
 
     def recall(self, mark: int) -> None:
@@ -304,7 +306,7 @@ class Session:
         state = self.kept.load(name)
         if state is None:
             kept = f"has {', '.join(map(str, self.kept.marks())) or 'none'}"
-            raise NodeFault(self.node.name, "recall", f"mark {mark} is not kept here: {kept}")
+            raise NodeFault(self.node.name, "load_checkpoint", f"mark {mark} is not kept here: {kept}")
         self._load(state, name)
         self.kept.forget_after(mark)
         self._last[self.node.name] = mark - 1
@@ -327,7 +329,7 @@ class Session:
 
     def _elsewhere(self) -> int:
         """Queries about these data that other runs have answered."""
-        spent = self.audit.spent(DATA, self.plan.run)
+        spent = self.audit.spending(DATA, self.plan.run)
         return spent.queries - spent.queries_run
 
     def _new_handler(self) -> RequestHandler:
@@ -339,13 +341,13 @@ class Session:
         logger.info("number %d, %s: %d bytes left, %.3f s", number, name, left, seconds)
 
     def _state(self, done: bool) -> dict[str, Any]:
-        return {"steps": self.training.steps, "learned": done, "node": self.node.state()}
+        return {"steps": self.training.steps, "learned": done, "node": self.node.state_dict()}
 
     def _load(self, state: Any, name: str) -> None:
         """Go on from a state that was kept under a name; :class:`RunFolderError` where it is damaged."""
         try:
             self.training.take_up(state["steps"], state["learned"])
-            self.node.load(state["node"])
+            self.node.load_state_dict(state["node"])
         except OWN as error:
             told = f"{type(error).__name__}: {first_line(error)}"
             raise RunFolderError(f"{self.kept.path / name} is no state of this node: {told}") from error
@@ -353,8 +355,8 @@ class Session:
     def _take_up(self) -> None:
         """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
         self.kept.marks()  # a file that is none is told of before anything is answered
-        self.node.told = self.kept.load(TOLD) or {}
-        self._told = set(self.node.told)
+        self.node.released_counts = self.kept.load(TOLD) or {}
+        self._told = set(self.node.released_counts)
         budgets = self.node.gate.budgets
         if (state := self.kept.load(LEARNING)) is not None:
             self._load(state, LEARNING)

@@ -15,7 +15,7 @@ once a sum: so either it reveals its own mask, or others reveal what they share 
 Other than in the paper: keys are made anew by every process and proved by the node's certificate; nobody
 deals shares of keys, so that a sum is lost where a node fails between agreeing and revealing; and members may
 not be chosen so that one sum less another is one node's answer, nor forms of the same answers so that they
-are equations for it (:mod:`fedstill.node.cohort`).
+are equations for it (:mod:`fedstill.node.sum_history`).
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ import torch
 
 from fedstill.core.errors import QueryRefused
 from fedstill.core.startup_kit import KIT
-from fedstill.data.public import Public
-from fedstill.node.cohort import COHORT, UNLESS, Cohort
+from fedstill.data.public import PublicData
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.sum_history import SUM_HISTORY_FILE, UNLESS_ALLOWED, SumHistory
 from fedstill.protocol.digests import fingerprint
-from fedstill.protocol.run_plan import Plan, public_tensors
-from fedstill.protocol.secure_aggregation import LEAST, Spoil, SumCall
+from fedstill.protocol.run_plan import RunPlan, public_tensors
+from fedstill.protocol.secure_aggregation import LEAST, Corruption, SumRequest
 
 logger = logging.getLogger("fedstill.node")
 
-KEPT = 8  # sums that a server may still finish: answers and gradients of the last queries
-KEY = 32  # bytes
+MAX_OPEN_SUMS = 8  # sums that a server may still finish: answers and gradients of the last queries
+KEY_BYTES = 32  # bytes
 
 Mask = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 @dataclass
-class _Open:
+class _OpenSum:
     """One sum, from when the node is asked to add to it: what it is about, in bytes; and whom it is read of,
     once that is agreed on."""
 
-    call: SumCall
+    call: SumRequest
     forms: Mapping[str, str] = field(default_factory=dict)
     about: bytes = b""
     survivors: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class SumMasks:
     Args:
         plan: the run's, as JSON values, with a fingerprint of its public data.
         identity: proves who the node is, and who others are.
-        cohort: with whom it has added.
+        history: with whom it has added.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class SumMasks:
     ) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-        self.name, self.policy, self.cohort = name, policy, cohort
-        self._plan = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
-        self._identity, self._own = identity, secrets.token_bytes(KEY)
-        self._private = X25519PrivateKey.generate()
-        self._shared: dict[str, bytes] = {}  # what is agreed on with each other node
-        self._open: OrderedDict[int, _Open] = OrderedDict()
-        self._last = -1
+        self.name, self.policy, self.history = name, policy, cohort
+        self._plan_hash = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
+        self._identity, self._own = identity, secrets.token_bytes(KEY_BYTES)
+        self._private_key = X25519PrivateKey.generate()
+        self._shared_keys: dict[str, bytes] = {}  # what is agreed on with each other node
+        self._open_sums: OrderedDict[int, _OpenSum] = OrderedDict()
+        self._last_number = -1
 
     @classmethod
-    def of_node(
-        cls, folder: Path, name: str, policy: PolicyConfig, plan: Plan, public: Public | None
+    def from_folder(
+        cls, folder: Path, name: str, policy: PolicyConfig, plan: RunPlan, public: PublicData | None
     ) -> SumMasks:
         """The masks of the node whose folder that is, in a run with a plan; public data are None for none."""
         identity, cohort = KitIdentity(folder / KIT), Cohort(folder / COHORT)
@@ -97,24 +97,24 @@ class SumMasks:
         return cls(about, name, identity, policy, cohort)
 
     @property
-    def least(self) -> int:
+    def min_nodes(self) -> int:
         """Nodes in a sum at least."""
         return max(self.policy.min_nodes, LEAST)
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether this node has spoilt as many sums as it may, and spoils all from now on: neither what it
         answers nor that it is this node can be told any more."""
-        return 0 < self.policy.max_corrupted_sums <= self.cohort.spoilt
+        return 0 < self.policy.max_corrupted_sums <= self.history.spoilt
 
     # --- who is there -----------------------------------------------------------------------------------
 
     def card(self) -> bytes:
         """The node's public key for this run and process, with its certificate and signature."""
-        public = self._private.public_key().public_bytes_raw()
-        return self._identity.sign(self._claim(self.name, public), public)
+        public = self._private_key.public_key().public_bytes_raw()
+        return self._identity.sign(self._key_claim(self.name, public), public)
 
-    def meet(self, cards: Mapping[str, bytes]) -> None:
+    def exchange_keys(self, cards: Mapping[str, bytes]) -> None:
         """Agree on a key with each node that shows a card.
 
         Raises:
@@ -123,11 +123,11 @@ class SumMasks:
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-        shared, mine = {}, self._private.public_key().public_bytes_raw()
+        shared, mine = {}, self._private_key.public_key().public_bytes_raw()
         keys: set[bytes] = set()
         for name, card in cards.items():
             try:
-                public = self._identity.read(card, name, partial(self._claim, name))
+                public = self._identity.read(card, name, partial(self._key_claim, name))
                 if public in keys:  # who copies another's key has its masks cancel in a sum of fewer
                     raise ValueError("it shows another node's key")
                 keys.add(public)
@@ -135,22 +135,26 @@ class SumMasks:
                     if public != mine:
                         raise ValueError("it shows another key for this node")
                     continue
-                agreed = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+                agreed = self._private_key.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError as error:
-                raise QueryRefused(self.name, "meet", f"sums: the card of {name!r}: {error}") from error
+                raise QueryRefused(
+                    self.name, "receive_keys", f"sums: the card of {name!r}: {error}"
+                ) from error
             pair = sorted(((self.name, mine.hex()), (name, public.hex())))
-            shared[name] = _derive(agreed, b"pair" + _bytes(*pair[0], *pair[1]))
+            shared[name] = _derive_key(agreed, b"pair" + _encode_words(*pair[0], *pair[1]))
         if self.name not in cards:
-            raise QueryRefused(self.name, "meet", "sums: this node's own card is missing")
-        self._shared = shared
-        self._open.clear()  # of the keys before
+            raise QueryRefused(self.name, "receive_keys", "sums: this node's own card is missing")
+        self._shared_keys = shared
+        self._open_sums.clear()  # of the keys before
 
-    def _claim(self, name: str, public: bytes) -> bytes:
-        return _bytes("fedstill sums", self._plan, name, public.hex())
+    def _key_claim(self, name: str, public: bytes) -> bytes:
+        return _encode_words("fedstill sums", self._plan_hash, name, public.hex())
 
     # --- one sum ----------------------------------------------------------------------------------------
 
-    def admit(self, query: str, call: SumCall | None, forms: Mapping[str, str] | None = None) -> SumCall:
+    def admit(
+        self, query: str, call: SumRequest | None, forms: Mapping[str, str] | None = None
+    ) -> SumRequest:
         """Let a sum be asked for, or refuse it before anything is computed.
 
         Args:
@@ -165,30 +169,30 @@ class SumMasks:
         """
         if call is None:
             raise QueryRefused(self.name, query, "sums: this run's answers leave under masks only")
-        unknown = sorted(set(call.members) - {*self._shared, self.name})
+        unknown = sorted(set(call.members) - {*self._shared_keys, self.name})
         rule = None
-        if call.number <= self._last:  # who sends a message again does not come here
-            rule = f"number {call.number} is not above {self._last}"
+        if call.number <= self._last_number:  # who sends a message again does not come here
+            rule = f"number {call.number} is not above {self._last_number}"
         elif self.name not in call.members:
             rule = "this node is none of its members"
         elif unknown:
             rule = f"{', '.join(unknown)}: this node has not met them"
-        elif len(call.members) < self.least:
-            rule = f"{len(call.members)} members, allowed are {self.least} or more"
+        elif len(call.members) < self.min_nodes:
+            rule = f"{len(call.members)} members, allowed are {self.min_nodes} or more"
         elif call.recover and not self.policy.sums_may_differ:
             rule = f"none is read without nodes that fail, {UNLESS}"
         elif not self.policy.sums_may_differ:
-            rule = self.cohort.objection(call.members) or self.cohort.clash(forms or {})
+            rule = self.history.objection(call.members) or self.history.clash(forms or {})
             rule = None if rule is None else f"{rule}, {UNLESS}"
         if rule is not None:
             raise QueryRefused(self.name, query, f"sums: {rule}")
-        self._last = call.number
-        self._open[call.number] = _Open(call, forms or {})
-        while len(self._open) > KEPT:
-            self._open.popitem(last=False)
+        self._last_number = call.number
+        self._open_sums[call.number] = _OpenSum(call, forms or {})
+        while len(self._open_sums) > MAX_OPEN_SUMS:
+            self._open_sums.popitem(last=False)
         return call
 
-    def mask(self, call: SumCall, query: str, told: Sequence[str]) -> Mask:
+    def mask(self, call: SumRequest, query: str, told: Sequence[str]) -> Mask:
         """What is added to each part (its tensor, its place among the parts) of this node's answer.
 
         Args:
@@ -200,43 +204,49 @@ class SumMasks:
             QueryRefused: a sum that was not admitted, or was for another answer: no mask serves twice.
         """
         members = sorted(call.members)
-        about = _bytes(self._plan, query, str(call.number), str(call.recover), *members, "told", *told)
-        open_ = self._known(call.number, query)
+        about = _encode_words(
+            self._plan_hash, query, str(call.number), str(call.recover), *members, "told", *told
+        )
+        open_ = self._open_sum(call.number, query)
         if open_.about not in (b"", about):
             raise QueryRefused(self.name, query, f"sums: number {call.number} is another sum's")
         open_.about = about
-        self.cohort.add(call.members, open_.forms)
-        keys = {name: self._pairwise(name, about) for name in members if name != self.name}
+        self.history.add(call.members, open_.forms)
+        keys = {name: self._pairwise_key(name, about) for name in members if name != self.name}
 
         def add(tensor: torch.Tensor, place: int) -> torch.Tensor:
             covered = tensor.clone()
             for name, key in keys.items():
-                covered += sign(self.name, name) * stream(key, place, tensor.shape)
-            return covered + stream(self._seed(about), place, tensor.shape) if call.recover else covered
+                covered += mask_sign(self.name, name) * mask_stream(key, place, tensor.shape)
+            return (
+                covered + mask_stream(self._own_mask_key(about), place, tensor.shape)
+                if call.recover
+                else covered
+            )
 
         return add
 
-    def settle(self, way: str, counts: torch.Tensor) -> None:
+    def check_weights(self, way: str, counts: torch.Tensor) -> None:
         """Weigh by these counts in all runs, or refuse them.
 
         Raises:
             QueryRefused: earlier sums had others: of data that grew, of other labels, or in another order.
         """
-        rule = self.cohort.settle(way, fingerprint({way: counts}), self.policy.sums_may_differ)
+        rule = self.history.settle(way, fingerprint({way: counts}), self.policy.sums_may_differ)
         if rule is not None:
             raise QueryRefused(self.name, "counts", f"sums: {rule}, {UNLESS}")
 
-    def noise(self, call: SumCall) -> Spoil:
+    def replacement(self, call: SumRequest) -> Corruption:
         """Whole numbers that only this node knows, to stand for an answer that cannot be added."""
-        open_ = self._known(call.number, "answer")
+        open_ = self._open_sum(call.number, "answer_query")
 
         def drawn(shape: Sequence[int], place: int) -> torch.Tensor:
             if not open_.spoilt:
                 open_.spoilt = True
-                if not self.exhausted:
-                    self.cohort.spoil()
+                if not self.is_exhausted:
+                    self.history.spoil()
                 logger.warning("sum %d is spoilt here (policy.max_corrupted_sums)", call.number)
-            return stream(_derive(self._own, b"spoilt" + open_.about), place, shape)
+            return mask_stream(_derive_key(self._own, b"spoilt" + open_.about), place, shape)
 
         return drawn
 
@@ -246,7 +256,7 @@ class SumMasks:
         Raises:
             QueryRefused: it was given for others; they are too few, or no part of the members.
         """
-        open_, wanted = self._known(number, "agree"), tuple(sorted(survivors))
+        open_, wanted = self._open_sum(number, "confirm_survivors"), tuple(sorted(survivors))
         rule = None
         if not open_.about:
             rule = "this node has not added to it"
@@ -256,13 +266,13 @@ class SumMasks:
             rule = "this node has agreed on other survivors"
         elif not {self.name} <= set(wanted) <= set(open_.call.members) or len(set(wanted)) < len(wanted):
             rule = "survivors are some of its members, and this node among them"
-        elif len(wanted) < self.least:
-            rule = f"{len(wanted)} survivors, allowed are {self.least} or more"
+        elif len(wanted) < self.min_nodes:
+            rule = f"{len(wanted)} survivors, allowed are {self.min_nodes} or more"
         if rule is not None:
-            raise QueryRefused(self.name, "agree", f"sums: {rule}")
+            raise QueryRefused(self.name, "confirm_survivors", f"sums: {rule}")
         open_.survivors = wanted
         others = [name for name in wanted if name != self.name]
-        return {name: self._word(open_, self.name, name) for name in others}
+        return {name: self._agreement_code(open_, self.name, name) for name in others}
 
     def reveal(self, number: int, words: Mapping[str, str]) -> dict[str, str]:
         """Keys, as hexadecimal digits: of this node's own mask of a sum, by its own name, and of those that
@@ -274,43 +284,43 @@ class SumMasks:
         Raises:
             QueryRefused: not all survivors have agreed on the same.
         """
-        open_ = self._known(number, "reveal")
+        open_ = self._open_sum(number, "reveal_masks")
         others = set(open_.survivors) - {self.name}
         sound = bool(open_.survivors) and set(words) == others
         if not sound or not all(
-            hmac.compare_digest(words[name], self._word(open_, name, self.name)) for name in others
+            hmac.compare_digest(words[name], self._agreement_code(open_, name, self.name)) for name in others
         ):
             rule = "sums: not all survivors have agreed on who they are"
-            raise QueryRefused(self.name, "reveal", rule)
+            raise QueryRefused(self.name, "reveal_masks", rule)
         lost = set(open_.call.members) - set(open_.survivors)
-        shared = {name: self._pairwise(name, open_.about).hex() for name in sorted(lost)}
-        return {self.name: self._seed(open_.about).hex(), **shared}
+        shared = {name: self._pairwise_key(name, open_.about).hex() for name in sorted(lost)}
+        return {self.name: self._own_mask_key(open_.about).hex(), **shared}
 
     # --- keys -------------------------------------------------------------------------------------------
 
-    def _known(self, number: int, query: str) -> _Open:
-        if number not in self._open:
+    def _open_sum(self, number: int, query: str) -> _OpenSum:
+        if number not in self._open_sums:
             raise QueryRefused(self.name, query, f"sums: number {number} is none that it added to")
-        return self._open[number]
+        return self._open_sums[number]
 
-    def _pairwise(self, name: str, about: bytes) -> bytes:
-        return _derive(self._shared[name], b"mask" + about)
+    def _pairwise_key(self, name: str, about: bytes) -> bytes:
+        return _derive_key(self._shared_keys[name], b"mask" + about)
 
-    def _seed(self, about: bytes) -> bytes:
-        return _derive(self._own, b"own" + about)
+    def _own_mask_key(self, about: bytes) -> bytes:
+        return _derive_key(self._own, b"own" + about)
 
-    def _word(self, open_: _Open, speaker: str, hearer: str) -> str:
+    def _agreement_code(self, open_: _OpenSum, speaker: str, hearer: str) -> str:
         other = hearer if speaker == self.name else speaker
-        about = b"word" + open_.about + _bytes(speaker, hearer, *open_.survivors)
-        return _derive(self._shared[other], about).hex()
+        about = b"word" + open_.about + _encode_words(speaker, hearer, *open_.survivors)
+        return _derive_key(self._shared_keys[other], about).hex()
 
 
-def sign(name: str, other: str) -> int:
+def mask_sign(name: str, other: str) -> int:
     """Whether of two nodes the first adds what both know (1) or takes it away (-1)."""
     return 1 if name < other else -1
 
 
-def stream(key: bytes, place: int, shape: Sequence[int]) -> torch.Tensor:
+def mask_stream(key: bytes, place: int, shape: Sequence[int]) -> torch.Tensor:
     """Numbers of 64 bits that without the key look random, the same for the same place."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -323,13 +333,13 @@ def stream(key: bytes, place: int, shape: Sequence[int]) -> torch.Tensor:
     return torch.frombuffer(drawn, dtype=torch.int64).reshape(tuple(shape))
 
 
-def _derive(secret: bytes, about: bytes) -> bytes:
+def _derive_key(secret: bytes, about: bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    return HKDF(SHA256(), KEY, salt=None, info=b"fedstill 1 " + about).derive(secret)
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"fedstill 1 " + about).derive(secret)
 
 
-def _bytes(*words: str) -> bytes:
+def _encode_words(*words: str) -> bytes:
     """Words as bytes, of which no two lists give the same."""
     return json.dumps(words).encode()

@@ -10,9 +10,9 @@ May import protocol and what lies below. A newcomer writes a mechanism as docs/o
 """
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.config import COUNTED, PrivacyConfig, Release, StepsConfig
-from fedstill.privacy.events import Event, Price
-from fedstill.privacy.noise import Draws, add_noise
+from fedstill.privacy.config import COUNTED, DPTrainingConfig, PrivacyConfig, Release
+from fedstill.privacy.events import Event, PrivacyCost
+from fedstill.privacy.noise import NoiseSampler, add_noise
 from fedstill.privacy.release_rules import Exact, Rule
 from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
@@ -20,15 +20,15 @@ from fedstill.tasks import Task
 __all__ = [
     "COUNTED",
     "ArgumentError",
-    "Draws",
+    "NoiseSampler",
     "Event",
     "Exact",
-    "Price",
+    "PrivacyCost",
     "PrivacyConfig",
     "Query",
     "Release",
     "Rule",
-    "StepsConfig",
+    "DPTrainingConfig",
     "Task",
     "add_noise",
 ]

@@ -28,15 +28,19 @@ from numpy.typing import NDArray
 from fedstill.core import timing
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.config import Accountant
-from fedstill.privacy.events import Event, Price
+from fedstill.privacy.events import Event, PrivacyCost
 
-FINENESS = 24  # grid points per typical loss of one event: within 0.1 % of the limit in all that was tried
-STAGE = 8192  # self-compositions in one transform
-MOST_POINTS = 2**20  # of the grid of one event
-LONGEST = 2**18  # grid points per epsilon: what the fast Fourier transforms of a composition may take
+POINTS_PER_LOSS = (
+    24  # grid points per typical loss of one event: within 0.1 % of the limit in all that was tried
+)
+MAX_SELF_COMPOSITIONS = 8192  # self-compositions in one transform
+MAX_POINTS_PER_EVENT = 2**20  # of the grid of one event
+MAX_POINTS_PER_EPSILON = (
+    2**18
+)  # grid points per epsilon: what the fast Fourier transforms of a composition may take
 
 
-def interval(spent: Mapping[Event, int], epsilon: float) -> float:
+def discretization_interval(spent: Mapping[Event, int], epsilon: float) -> float:
     """How far apart the points of a grid lie, in units of epsilon: a power of 2, so that it changes rarely.
 
     The typical loss of one event is the root of its divergence of order 2, and events count by what they
@@ -47,16 +51,16 @@ def interval(spent: Mapping[Event, int], epsilon: float) -> float:
         epsilon: an upper bound on what it costs.
     """
     (second,) = np.flatnonzero(ORDERS == 2)
-    typical = {event: math.sqrt(curve(event)[second]) for event in spent}
+    typical = {event: math.sqrt(rdp_curve(event)[second]) for event in spent}
     squares = sum(times * typical[event] ** 2 for event, times in spent.items())
     plain = sum(times * typical[event] for event, times in spent.items())
-    wished = squares / plain / FINENESS if plain > 0 else 0.0
+    wished = squares / plain / POINTS_PER_LOSS if plain > 0 else 0.0
     # Of little noise one event alone could have more points than fit into memory.
-    least = max(epsilon / LONGEST, max(map(_range, spent)) / MOST_POINTS, 1e-12)
+    least = max(epsilon / MAX_POINTS_PER_EPSILON, max(map(_loss_range, spent)) / MAX_POINTS_PER_EVENT, 1e-12)
     return float(2.0 ** math.floor(math.log2(max(wished, least))))
 
 
-def _range(event: Event) -> float:
+def _loss_range(event: Event) -> float:
     """About how far apart the losses of an event lie that count: of Gaussian noise, 12 standard deviations
     to either side."""
     if event.kind != "gaussian":
@@ -69,23 +73,23 @@ def pld_epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
     total: Any = None
     for event, times in spent.items():
         timing.check()
-        losses = _repeated(_one(event, step), times)
+        losses = _self_compose(_event_pld(event, step), times)
         total = losses if total is None else total.compose(losses)
     return float(total.get_epsilon_for_delta(delta))
 
 
-def _repeated(losses: Any, times: int) -> Any:
+def _self_compose(losses: Any, times: int) -> Any:
     """Composed with itself, in stages: each cuts off tails that the next would otherwise carry along."""
     timing.check()
-    if times <= STAGE:
+    if times <= MAX_SELF_COMPOSITIONS:
         return losses if times == 1 else losses.self_compose(times)
-    stages, rest = divmod(times, STAGE)
-    whole = _repeated(losses.self_compose(STAGE), stages)
-    return whole.compose(_repeated(losses, rest)) if rest else whole
+    stages, rest = divmod(times, MAX_SELF_COMPOSITIONS)
+    whole = _self_compose(losses.self_compose(MAX_SELF_COMPOSITIONS), stages)
+    return whole.compose(_self_compose(losses, rest)) if rest else whole
 
 
 @lru_cache(maxsize=64)
-def _one(event: Event, step: float) -> Any:
+def _event_pld(event: Event, step: float) -> Any:
     """The losses of one event, for adding and for removing a record (or a group)."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -108,17 +112,17 @@ def _one(event: Event, step: float) -> Any:
     )
 
 
-Curve = NDArray[np.float64]
+RdpCurve = NDArray[np.float64]
 
-ORDERS: Curve = np.array(
+ORDERS: RdpCurve = np.array(
     [1.02, 1.05] + [1 + tenth / 10 for tenth in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
 )
 """Those of dp-accounting, and two near 1 for epsilons in the hundreds and above."""
 
-LONGEST_GRID = 100_000  # points of an integral over a mixture
+MAX_INTEGRATION_POINTS = 100_000  # points of an integral over a mixture
 
 
-def to_epsilon(curve: Curve, delta: float) -> float:
+def rdp_to_epsilon(curve: RdpCurve, delta: float) -> float:
     """The least epsilon that a curve over :data:`ORDERS` proves at delta (Canonne, Kamath and Steinke, "The
     Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12)."""
     from dp_accounting.rdp import rdp_privacy_accountant
@@ -126,30 +130,30 @@ def to_epsilon(curve: Curve, delta: float) -> float:
     return float(rdp_privacy_accountant.compute_epsilon(ORDERS, curve, delta)[0])
 
 
-def compose(spent: Mapping[Event, int]) -> Curve:
+def compose_rdp(spent: Mapping[Event, int]) -> RdpCurve:
     """The curve of all events together, (orders,)."""
     total = np.zeros_like(ORDERS)
     for event, times in spent.items():
-        total += times * curve(event)
+        total += times * rdp_curve(event)
     return total
 
 
 @lru_cache(maxsize=1024)
-def curve(event: Event) -> Curve:
+def rdp_curve(event: Event) -> RdpCurve:
     """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
 
     Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomized response, than which none is
-    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_mixture`;
+    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_sampled_gaussian_rdp`;
     dp-accounting has no groups, and between whole orders a looser bound. Where an order is out of reach
     (little noise), the bound is that of the next one up, since divergences do not fall as the order rises, or
     that of the statistic over all records, which sampling can only improve on (the divergence is
     quasi-convex).
     """
     if event.kind == "gaussian":
-        everybody: Curve = ORDERS * event.group**2 / (2 * event.noise**2)
+        everybody: RdpCurve = ORDERS * event.group**2 / (2 * event.noise**2)
         if event.rate == 1:
             return everybody
-        bound = np.minimum.accumulate(np.minimum(_mixture(event), everybody)[::-1])[::-1]
+        bound = np.minimum.accumulate(np.minimum(_sampled_gaussian_rdp(event), everybody)[::-1])[::-1]
         return np.asarray(np.maximum(bound, 0.0))
     if event.kind == "pure":
         told, more = -math.log1p(math.exp(-1 / event.noise)), ORDERS - 1
@@ -162,7 +166,7 @@ def curve(event: Event) -> Curve:
     return np.asarray(accountant.rdp, dtype=np.float64)
 
 
-def _mixture(event: Event) -> Curve:
+def _sampled_gaussian_rdp(event: Event) -> RdpCurve:
     """A group of k records, each drawn into the sum at the rate q, each moving it by up to 1.
 
     Whoever is drawn moves the sum by Binomial(k, q) at most, and so the worst pair is
@@ -181,7 +185,7 @@ def _mixture(event: Event) -> Curve:
     step = min(noise / 8, noise**2 / (2 * k))
     done = np.full_like(ORDERS, math.inf)
     ends = k * ORDERS + 24 * noise  # of what counts, from -12 noise on
-    usable = ends <= LONGEST_GRID * step
+    usable = ends <= MAX_INTEGRATION_POINTS * step
     if not usable.any():
         return done
     x = np.arange(-12 * noise, ends[usable].max() - 12 * noise, step)
@@ -199,23 +203,28 @@ def _mixture(event: Event) -> Curve:
     return done
 
 
-def _log_sum(logs: Curve) -> float:
+def _log_sum(logs: RdpCurve) -> float:
     """The logarithm of a sum of finite terms; scipy's takes infinite ones, too, and several times as long."""
     top: float = logs.max()
     return top + math.log(np.exp(logs - top).sum())
 
 
-LARGEST = 500.0  # epsilon up to which losses are composed; e to the power of more is near what floats hold
-MOST_TIMES = 10_000_000  # events whose losses are composed
-LEAST_DELTA = 1e-12  # above it rounding in the transforms does not matter
-LEAST_NOISE = 1e-100  # below it epsilon is said to be inf: squares leave what floats hold
-CLOSED_FORM = 1e9  # epsilon up to which its root is found
-MOST_KINDS = 32  # of different events that are composed one by one
-NOISE_FACTORS = (1e-3, 1e6)
-PRECISION, ENOUGH = 1e-3, 5  # of a noise factor: the grid it is sought on, and points that it may be too high
+MAX_COMPOSED_EPSILON = (
+    500.0  # epsilon up to which losses are composed; e to the power of more is near what floats hold
+)
+MAX_COMPOSED_EVENTS = 10_000_000  # events whose losses are composed
+MIN_COMPOSED_DELTA = 1e-12  # above it rounding in the transforms does not matter
+MIN_NOISE = 1e-100  # below it epsilon is said to be inf: squares leave what floats hold
+MAX_CLOSED_FORM_EPSILON = 1e9  # epsilon up to which its root is found
+MAX_DISTINCT_EVENTS = 32  # of different events that are composed one by one
+NOISE_FACTOR_RANGE = (1e-3, 1e6)
+NOISE_FACTOR_STEP, NOISE_FACTOR_SLACK = (
+    1e-3,
+    5,
+)  # of a noise factor: the grid it is sought on, and points that it may be too high
 
 
-def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "pld") -> float:
+def compute_epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "pld") -> float:
     """The least epsilon at delta that is known to hold for all events together; 0 for none.
 
     "pld": Gaussian noise on all records has a closed form (Balle and Wang, "Improving the Gaussian Mechanism
@@ -223,7 +232,7 @@ def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "
     Rényi bound is above 500, there are over 10 million events or delta is below 1e-12, that bound is the
     answer (some percent more, where it is above 500).
 
-    "rdp": groups in a sample are integrated numerically, see :func:`fedstill.privacy.accounting.curve`.
+    "rdp": groups in a sample are integrated numerically, see :func:`fedstill.privacy.accounting.rdp_curve`.
 
     More than 32 different events, but for Gaussian noise on all records: noise is rounded down and rates up,
     by as little as makes them 32, so that the figure stays a bound and comes fast.
@@ -237,44 +246,50 @@ def epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "
         ArgumentError: delta outside its range.
 
     >>> from fedstill.privacy.events import Event
-    >>> round(epsilon({Event("gaussian", 1.0, rate=0.01): 1000}, 1e-5), 2)
+    >>> round(compute_epsilon({Event("gaussian", 1.0, rate=0.01): 1000}, 1e-5), 2)
     1.83
-    >>> round(epsilon({Event("laplace", 50.0): 5000}, 1e-5, "rdp"), 2)
+    >>> round(compute_epsilon({Event("laplace", 50.0): 5000}, 1e-5, "rdp"), 2)
     7.05
     """
     if not 0 <= delta < 1:
         raise ArgumentError("delta", delta, "0 or more and below 1")
-    if any(event.noise < LEAST_NOISE for event in spent):
+    if any(event.noise < MIN_NOISE for event in spent):
         return math.inf
     if delta == 0:
-        return _pure(spent)
-    events = _merged(spent)
+        return _pure_epsilon(spent)
+    events = _reduce_events(spent)
     if not events:
         return 0.0
-    bound = _bound(events, delta)
+    bound = _rdp_or_pure_bound(events, delta)
     if accountant == "rdp":
         return bound
-    if len(events) == 1 and bound <= CLOSED_FORM:
+    if len(events) == 1 and bound <= MAX_CLOSED_FORM_EPSILON:
         (event,) = events
         if event.kind == "gaussian" and event.rate == 1:
             import dp_accounting
 
             return min(bound, float(dp_accounting.get_epsilon_gaussian(event.noise, delta)))
-    if bound > LARGEST or delta < LEAST_DELTA or sum(events.values()) > MOST_TIMES:
+    if (
+        bound > MAX_COMPOSED_EPSILON
+        or delta < MIN_COMPOSED_DELTA
+        or sum(events.values()) > MAX_COMPOSED_EVENTS
+    ):
         return bound
     timing.check()  # composing takes seconds where a server declares a million steps
-    return min(bound, pld_epsilon(events, delta, interval(events, bound)))
+    return min(bound, pld_epsilon(events, delta, discretization_interval(events, bound)))
 
 
-def within(spent: Mapping[Event, int], limit: float, delta: float, accountant: Accountant = "pld") -> bool:
+def is_within_epsilon(
+    spent: Mapping[Event, int], limit: float, delta: float, accountant: Accountant = "pld"
+) -> bool:
     """Whether ``epsilon(spent, delta, accountant) <= limit``, without composing where a cheap bound says
     so."""
-    if epsilon(spent, delta, "rdp") <= limit:
+    if compute_epsilon(spent, delta, "rdp") <= limit:
         return True
-    return accountant == "pld" and epsilon(spent, delta) <= limit
+    return accountant == "pld" and compute_epsilon(spent, delta) <= limit
 
 
-def most(
+def max_repetitions(
     spent: Mapping[Event, int],
     price: Mapping[Event, int],
     limit: float,
@@ -284,13 +299,13 @@ def most(
 ) -> int:
     """How many times more a price can be paid until all would cost more than ``limit`` at delta: 0 .. up_to.
 
-    >>> most({}, {Event("laplace", 10.0): 1}, limit=1.0, delta=1e-9, up_to=100)
+    >>> max_repetitions({}, {Event("laplace", 10.0): 1}, limit=1.0, delta=1e-9, up_to=100)
     10
     """
-    return longest(lambda times: _added(spent, price, times), limit, delta, accountant, up_to)
+    return max_steps(lambda times: _add_repetitions(spent, price, times), limit, delta, accountant, up_to)
 
 
-def longest(
+def max_steps(
     schedule: Callable[[int], Mapping[Event, int]],
     limit: float,
     delta: float,
@@ -300,13 +315,13 @@ def longest(
     """The most steps, 0 .. up_to, of a schedule within ``limit`` at delta: all events of so many; more
     cost no less.
 
-    >>> longest(lambda k: {Event("laplace", 5.0): k, Event("laplace", 2.0): 1}, limit=1.0, delta=0.0)
+    >>> max_steps(lambda k: {Event("laplace", 5.0): k, Event("laplace", 2.0): 1}, limit=1.0, delta=0.0)
     2
     """
-    return max(0, _last(schedule, limit, delta, accountant, up_to))
+    return max(0, _last_within(schedule, limit, delta, accountant, up_to))
 
 
-def calibrate(
+def calibrate_noise(
     schedule: Callable[[float], Mapping[Event, int]],
     limit: float,
     delta: float,
@@ -322,20 +337,20 @@ def calibrate(
         ArgumentError: no noise in that range is enough (other events may cost too much by themselves), or an
             argument outside its range.
 
-    >>> s = calibrate(lambda s: {Event("gaussian", s, rate=0.01): 1000}, 1.83, 1e-5)
+    >>> s = calibrate_noise(lambda s: {Event("gaussian", s, rate=0.01): 1000}, 1.83, 1e-5)
     >>> round(s, 2)
     1.0
     """
     if not 0 < limit < math.inf:
         raise ArgumentError("epsilon", limit, "above 0 and finite")
-    least, greatest = NOISE_FACTORS
-    ratio = 1 + PRECISION
+    least, greatest = NOISE_FACTOR_RANGE
+    ratio = 1 + NOISE_FACTOR_STEP
     steps = math.ceil(math.log(greatest / least) / math.log(ratio))
 
     def less_noise(k: int) -> Mapping[Event, int]:
         return schedule(greatest / ratio**k)
 
-    found = _last(less_noise, limit, delta, accountant, steps, ENOUGH)
+    found = _last_within(less_noise, limit, delta, accountant, steps, NOISE_FACTOR_SLACK)
     if found < 0:
         raise ArgumentError("epsilon", limit, f"more: noise times {greatest:,.0f} is not enough for it")
     return float(greatest / ratio**found)
@@ -344,44 +359,44 @@ def calibrate(
 # --- how ------------------------------------------------------------------------------------------
 
 
-def _pure(spent: Mapping[Event, int]) -> float:
+def _pure_epsilon(spent: Mapping[Event, int]) -> float:
     """Epsilon at delta 0: that of Laplace noise and of pure events adds up, and no less holds."""
     return sum(
         math.inf if event.kind == "gaussian" else times / event.noise for event, times in spent.items()
     )
 
 
-def _bound(events: Mapping[Event, int], delta: float) -> float:
-    return min(_pure(events), to_epsilon(compose(events), delta))
+def _rdp_or_pure_bound(events: Mapping[Event, int], delta: float) -> float:
+    return min(_pure_epsilon(events), rdp_to_epsilon(compose_rdp(events), delta))
 
 
-def _added(spent: Mapping[Event, int], price: Mapping[Event, int], times: int = 1) -> Price:
-    total = Price(spent)
+def _add_repetitions(spent: Mapping[Event, int], price: Mapping[Event, int], times: int = 1) -> PrivacyCost:
+    total = PrivacyCost(spent)
     for event, each in price.items():
         total[event] += times * each
     return total
 
 
-def _merged(spent: Mapping[Event, int]) -> Price:
+def _reduce_events(spent: Mapping[Event, int]) -> PrivacyCost:
     """The same cost, or a little more, in few events.
 
     Gaussian noise on all records composes exactly to one such event: precisions add up.
     """
-    events = Price({event: times for event, times in spent.items() if times > 0})
+    events = PrivacyCost({event: times for event, times in spent.items() if times > 0})
     everybody = [event for event in events if event.kind == "gaussian" and event.rate == 1]
     precision = math.fsum(events.pop(event) / event.noise**2 for event in everybody)
     exact, step = events, 2.0**-9
-    while len(events) > MOST_KINDS and step <= 1:
-        events = Price()
+    while len(events) > MAX_DISTINCT_EVENTS and step <= 1:
+        events = PrivacyCost()
         for event, times in exact.items():
-            events[_dearer(event, step)] += times
+            events[_costlier_event(event, step)] += times
         step *= 2  # each next grid is a part of the one before, so that more events never cost less
     if precision > 0:
         events[Event("gaussian", 1 / math.sqrt(precision))] += 1
     return events
 
 
-def _dearer(event: Event, step: float) -> Event:
+def _costlier_event(event: Event, step: float) -> Event:
     """An event with no more noise and no lower rate, from a grid of that logarithmic step."""
     noise = math.exp(math.floor(math.log(event.noise) / step) * step)
     if event.rate == 1:
@@ -390,7 +405,7 @@ def _dearer(event: Event, step: float) -> Event:
     return Event(event.kind, noise, rate, event.group)
 
 
-def _last(
+def _last_within(
     after: Callable[[int], Mapping[Event, int]],
     limit: float,
     delta: float,
@@ -407,12 +422,12 @@ def _last(
     """
 
     def bound(k: int) -> float:
-        return epsilon(after(k), delta, "rdp")
+        return compute_epsilon(after(k), delta, "rdp")
 
     def cost(k: int) -> float:
-        return epsilon(after(k), delta)
+        return compute_epsilon(after(k), delta)
 
-    cheap = _between(bound, limit, (-1, math.nan), (high + 1, math.nan))
+    cheap = _search_between(bound, limit, (-1, math.nan), (high + 1, math.nan))
     if accountant == "rdp" or cheap == high:
         return cheap
     low, above = (cheap, math.nan), (high + 1, math.nan)
@@ -420,7 +435,7 @@ def _last(
     if cheap >= 0:
         low = cheap, cost(cheap)
         if low[1] > 0:
-            guess = _between(bound, limit * limit / low[1], (cheap, math.nan), above)
+            guess = _search_between(bound, limit * limit / low[1], (cheap, math.nan), above)
     step = max(slack, (guess - cheap) // 16)
     at = max(guess, cheap + step)
     while low[0] < high and above[0] > high:
@@ -430,10 +445,10 @@ def _last(
             step *= 2
         else:
             above = here
-    return _between(cost, limit, low, above, slack) if low[0] < high else high
+    return _search_between(cost, limit, low, above, slack) if low[0] < high else high
 
 
-def _between(
+def _search_between(
     cost: Callable[[int], float],
     limit: float,
     low: tuple[int, float],

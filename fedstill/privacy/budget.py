@@ -13,19 +13,19 @@ from typing import ClassVar
 from fedstill.core.errors import FedstillError
 from fedstill.core.options import Checked, Fraction
 from fedstill.core.text_format import counted
-from fedstill.privacy.accounting import epsilon, most, within
+from fedstill.privacy.accounting import compute_epsilon, is_within_epsilon, max_repetitions
 from fedstill.privacy.config import Accountant, Epsilon, PrivacyConfig
-from fedstill.privacy.events import Event, from_text
+from fedstill.privacy.events import Event, cost_from_dict
 
 
-def up(value: float | None) -> str:
+def round_up(value: float | None) -> str:
     """An epsilon, rounded up; None is no guarantee."""
     if value is None:
         return "no guarantee"
-    return _thousandths(math.ceil(1000 * value)) if math.isfinite(value) else "inf"
+    return _format_thousandths(math.ceil(1000 * value)) if math.isfinite(value) else "inf"
 
 
-def budgets(privacy: PrivacyConfig) -> list[str]:
+def describe_budgets(privacy: PrivacyConfig) -> list[str]:
     """What a node's owner allows: a run, and all of them."""
     both = (
         ("a run", "has", privacy.epsilon, privacy.delta),
@@ -37,21 +37,23 @@ def budgets(privacy: PrivacyConfig) -> list[str]:
     ]
 
 
-def down(value: float) -> str:
+def round_down(value: float) -> str:
     """What is left of a budget, rounded down; infinity is no budget."""
-    return "no budget" if math.isinf(value) else _thousandths(math.floor(1000 * value + 1e-9))
+    return "no budget" if math.isinf(value) else _format_thousandths(math.floor(1000 * value + 1e-9))
 
 
-def _thousandths(count: int) -> str:
+def _format_thousandths(count: int) -> str:
     """So many thousandths, and no digit of them lost.
 
-    >>> _thousandths(1234567), _thousandths(3000), _thousandths(0)
+    >>> _format_thousandths(1234567), _format_thousandths(3000), _format_thousandths(0)
     ('1234.567', '3', '0')
     """
     return f"{count / 1000:.3f}".rstrip("0").rstrip(".")
 
 
-def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool) -> float:
+def remaining_epsilon(
+    privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool
+) -> float:
     """Epsilon that a budget has left, at its own delta; inf: there is none.
 
     Args:
@@ -66,10 +68,10 @@ def left(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_al
     most, delta = privacy.over_all if over_all else (privacy.epsilon, privacy.delta)
     if math.isinf(most):
         return math.inf
-    return 0.0 if bare else Budget(most, delta, privacy.accountant).left(from_text(spent))
+    return 0.0 if bare else Budget(most, delta, privacy.accountant).left(cost_from_dict(spent))
 
 
-def cost(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int) -> str:
+def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int) -> str:
     """What all runs on some data have cost so far, at the delta of their budget.
 
     Args:
@@ -77,9 +79,9 @@ def cost(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int) -> str:
         spent: events as text and how often each.
         bare: releases without a guarantee.
 
-    >>> cost(PrivacyConfig(), {}, 0), cost(PrivacyConfig(), {}, 2)
+    >>> describe_total_cost(PrivacyConfig(), {}, 0), describe_total_cost(PrivacyConfig(), {}, 2)
     ('nothing', 'no guarantee: in all 2 releases left without noise')
-    >>> cost(PrivacyConfig(delta=1e-6), {"gaussian(2.0)": 1}, 0)
+    >>> describe_total_cost(PrivacyConfig(delta=1e-6), {"gaussian(2.0)": 1}, 0)
     'epsilon 2.255 at delta 1e-06, in all runs on these data'
     """
     if bare:
@@ -87,18 +89,18 @@ def cost(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int) -> str:
     if not spent:
         return "nothing"
     _, delta = privacy.over_all
-    paid = epsilon(from_text(spent), delta, privacy.accountant)
-    return f"epsilon {up(paid)} at delta {delta:g}, in all runs on these data"
+    paid = compute_epsilon(cost_from_dict(spent), delta, privacy.accountant)
+    return f"epsilon {round_up(paid)} at delta {delta:g}, in all runs on these data"
 
 
-class BudgetSpent(FedstillError):
+class BudgetExceeded(FedstillError):
     """A release would cost more than what is ``left``: epsilon spent so far, and with it; inf without a
     guarantee.
 
-    >>> raise BudgetSpent(3.0, 1e-5, 2.9612, 3.0721)
+    >>> raise BudgetExceeded(3.0, 1e-5, 2.9612, 3.0721)
     Traceback (most recent call last):
     ...
-    fedstill.privacy.budget.BudgetSpent: the budget is epsilon 3 at delta 1e-05, of which 0.0388 is left: this
+    fedstill.privacy.budget.BudgetExceeded: the budget is epsilon 3 at delta 1e-05, of which 0.0388 is left: this
     would raise what is spent from 2.9612 to 3.0721
     """
 
@@ -116,7 +118,7 @@ class BudgetSpent(FedstillError):
         )
 
 
-class Unpriced(BudgetSpent):
+class UnprotectedReleases(BudgetExceeded):
     """Releases without any guarantee have left before: no budget can have paid for them.
 
     It does not say in which runs, and of other runs than a server's own not how many: a server that is told
@@ -125,10 +127,10 @@ class Unpriced(BudgetSpent):
     Args:
         count: how many; None: not said.
 
-    >>> raise Unpriced(3.0, 1e-5, 61, "inf does without a budget")
+    >>> raise UnprotectedReleases(3.0, 1e-5, 61, "inf does without a budget")
     Traceback (most recent call last):
     ...
-    fedstill.privacy.budget.Unpriced: the budget of epsilon 3 at delta 1e-05 cannot hold, as 61 releases left
+    fedstill.privacy.budget.UnprotectedReleases: the budget of epsilon 3 at delta 1e-05 cannot hold, as 61 releases left
     without any guarantee before it was set: inf does without a budget
     """
 
@@ -141,7 +143,7 @@ class Unpriced(BudgetSpent):
         )
 
 
-class OtherUnit(BudgetSpent):
+class ProtectedUnitChanged(BudgetExceeded):
     """What was paid before protects another unit (a record, and now a patient): it adds up with nothing."""
 
     def __init__(
@@ -191,7 +193,7 @@ class Budget(Checked):
         if self.epsilon == math.inf:
             return
         if price is None:
-            raise BudgetSpent(self.epsilon, self.delta, self._cost(spent), math.inf)
+            raise BudgetExceeded(self.epsilon, self.delta, self._cost(spent), math.inf)
         if not price:
             return
         after = dict(spent)
@@ -201,11 +203,11 @@ class Budget(Checked):
             return
         known = self._costs.get(frozenset(after.items()))  # who is refused may ask again and again
         if not (
-            within(after, self.epsilon, self.delta, self.accountant)
+            is_within_epsilon(after, self.epsilon, self.delta, self.accountant)
             if known is None
             else known <= self.epsilon
         ):
-            raise BudgetSpent(self.epsilon, self.delta, self._cost(spent), self._cost(after))
+            raise BudgetExceeded(self.epsilon, self.delta, self._cost(spent), self._cost(after))
         self._look_ahead(spent, price, after)
 
     def left(self, spent: Mapping[Event, int]) -> float:
@@ -218,7 +220,7 @@ class Budget(Checked):
     def _cost(self, spent: Mapping[Event, int]) -> float:
         key = frozenset(spent.items())
         if key not in self._costs:
-            cost = epsilon(spent, self.delta, self.accountant)
+            cost = compute_epsilon(spent, self.delta, self.accountant)
             self._costs = {**dict(list(self._costs.items())[-7:]), key: cost}  # the last few
         return self._costs[key]
 
@@ -245,7 +247,7 @@ class Budget(Checked):
         ways: list[tuple[Mapping[Event, int], int]] = [(portion, portions), (price, max(portions, 64))]
         self._safe = after
         for way, up_to in ways:
-            more = most(after, way, self.epsilon, self.delta, self.accountant, up_to)
+            more = max_repetitions(after, way, self.epsilon, self.delta, self.accountant, up_to)
             if more:
                 self._safe = after | {event: after[event] + more * n for event, n in way.items()}
                 return

@@ -7,41 +7,45 @@ from collections.abc import Sequence
 
 import torch
 
-SLACK = 1 - 2.0**-20  # bounds are kept to this part of them, so that rounding to float32 stays within
-LARGEST = torch.finfo(torch.float32).max
-FINEST = 1e-15  # a row that is shorter counts as so long: squares of its numbers are lost in float32
-PIECE = 128  # numbers whose squares may be added in float32: too few for their rounding to add up to SLACK
+CLIP_MARGIN = 1 - 2.0**-20  # bounds are kept to this part of them, so that rounding to float32 stays within
+MAX_FLOAT32 = torch.finfo(torch.float32).max
+MIN_NORM = 1e-15  # a row that is shorter counts as so long: squares of its numbers are lost in float32
+BLOCK_SIZE = (
+    128  # numbers whose squares may be added in float32: too few for their rounding to add up to SLACK
+)
 
 
-def shorten(rows: torch.Tensor, clip: float) -> torch.Tensor:
+def clip_rows(rows: torch.Tensor, clip: float) -> torch.Tensor:
     """Rows (B, ...) whose L2 norm is above ``clip`` shortened to it, others as they are; a single number
     is a row.
 
     float32, no row longer than ``clip``: those near it are a millionth shorter, so that rounding leaves
     them within.
 
-    >>> shorten(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """
-    flat = numbers(rows).reshape(rows_of(rows.shape))
-    factors = kept(torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64), clip)  # no square overflows
+    flat = to_finite(rows).reshape(count_rows(rows.shape))
+    factors = clip_factors(
+        torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64), clip
+    )  # no square overflows
     shortened: torch.Tensor = (flat.double() * factors.unsqueeze(1)).float()
     return shortened.view(rows.shape)
 
 
-def lengths(rows: torch.Tensor) -> torch.Tensor:
+def row_norms(rows: torch.Tensor) -> torch.Tensor:
     """L2 norms of long rows ``(B, n)`` float32, fast: ``(B,)`` float64, infinite or NaN where a row is.
 
     Right to a relative 5e-7, or to FINEST. A norm in float32 alone is not: over ten million numbers its
     rounding adds up to a hundredth, and large numbers' squares overflow.
 
-    >>> lengths(torch.tensor([[3e30, 4e30], [3.0, 4.0], [torch.inf, 0.0]]))
+    >>> row_norms(torch.tensor([[3e30, 4e30], [3.0, 4.0], [torch.inf, 0.0]]))
     tensor([5.0000e+30, 5.0000e+00,        inf], dtype=torch.float64)
     """
     rows = rows.contiguous()  # else PIECE numbers may be added one after another, which rounds more
-    whole = rows.shape[1] // PIECE * PIECE
-    pieces = rows[:, :whole].view(len(rows), whole // PIECE, PIECE)
+    whole = rows.shape[1] // BLOCK_SIZE * BLOCK_SIZE
+    pieces = rows[:, :whole].view(len(rows), whole // BLOCK_SIZE, BLOCK_SIZE)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
     norms: torch.Tensor = torch.cat([pieces.norm(dim=2), rest], 1).double().norm(dim=1)
     if not (fast := norms.isfinite()).all():  # of the others it changes no bit
@@ -49,27 +53,27 @@ def lengths(rows: torch.Tensor) -> torch.Tensor:
     return norms
 
 
-def kept(lengths: torch.Tensor, clip: float) -> torch.Tensor:
+def clip_factors(lengths: torch.Tensor, clip: float) -> torch.Tensor:
     """What rows of such lengths are multiplied by, not to be longer than ``clip``: from 0 to 1.
 
     0 where a length is not finite: such a row's own numbers must be made finite before they are multiplied.
 
-    >>> kept(torch.tensor([0.0, 1.0, 4.0, torch.inf, torch.nan]), 2.0)
+    >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf, torch.nan]), 2.0)
     tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
     """
-    factors = (clip * SLACK / lengths.clamp(min=FINEST)).clamp(max=1)
+    factors = (clip * CLIP_MARGIN / lengths.clamp(min=MIN_NORM)).clamp(max=1)
     return torch.where(lengths.isfinite(), factors, torch.zeros_like(factors))
 
 
-def numbers(tensor: torch.Tensor) -> torch.Tensor:
+def to_finite(tensor: torch.Tensor) -> torch.Tensor:
     """float32 without NaN (0) and infinities (the largest number): so that any row can be bounded."""
-    return torch.nan_to_num(tensor.detach().float(), nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+    return torch.nan_to_num(tensor.detach().float(), nan=0.0, posinf=MAX_FLOAT32, neginf=-MAX_FLOAT32)
 
 
-def rows_of(shape: Sequence[int]) -> tuple[int, int]:
+def count_rows(shape: Sequence[int]) -> tuple[int, int]:
     """How many rows, and values in each, a tensor (B, ...) has; a single number is a row.
 
-    >>> rows_of((5, 2, 3)), rows_of((5,)), rows_of(())
+    >>> count_rows((5, 2, 3)), count_rows((5,)), count_rows(())
     ((5, 6), (5, 1), (1, 1))
     """
     return (shape[0], math.prod(shape[1:])) if len(shape) else (1, 1)

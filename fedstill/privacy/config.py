@@ -21,7 +21,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.options import Checked, Fraction, PositiveFloat, PositiveInt
 from fedstill.core.registry import Registered, Registry
 from fedstill.privacy.release_rules import Exact, Rule
-from fedstill.protocol.payload_kinds import Kind
+from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
@@ -36,7 +36,7 @@ COUNTED = "how many records the node has is taken as known"
 NOT_CHOSEN = "first weights, architecture and options were not chosen by looking at the records"
 
 
-class Part(Protocol):
+class NoiseOptions(Protocol):
     """A table of a mechanism: noise that is given, or found from epsilon."""
 
     @property
@@ -61,13 +61,13 @@ class Release:
             its networks alone.
     """
 
-    kind: Kind
+    kind: PayloadKind
     pulled: bool
     reads: bool
 
 
 @dataclass(frozen=True)
-class StepsConfig(Checked):
+class DPTrainingConfig(Checked):
     """DP-SGD of one network: Poisson sampling, per-example clipping, Gaussian noise."""
 
     noise: Noise = None
@@ -99,7 +99,7 @@ class PrivacyConfig(Registered):
         about: what the mechanism does, in words, for reports.
         assumes: on what its guarantee rests.
         learns: the networks that learn with DP-SGD, by role ("model", "critic"), each with the field (a
-            :class:`StepsConfig`) that says how. All that follows from them alone is free; that they learn is
+            :class:`DPTrainingConfig`) that says how. All that follows from them alone is free; that they learn is
             paid for.
         protects: whether anything is done at all.
 
@@ -181,8 +181,10 @@ class PrivacyConfig(Registered):
         if kind.shards is not PrivacyConfig.shards and kind.ensemble is PrivacyConfig.ensemble:
             return "one with a method ensemble, as it has shards"
         for role, name in kind.learns.items():
-            if role not in ("model", "critic") or tables.get(name) is not StepsConfig:
-                return f"one whose model or critic learns as a StepsConfig says, and not {role} as {name}"
+            if role not in ("model", "critic") or tables.get(name) is not DPTrainingConfig:
+                return (
+                    f"one whose model or critic learns as a DPTrainingConfig says, and not {role} as {name}"
+                )
         return None
 
     # --- what a mechanism does ------------------------------------------------------------------------
@@ -231,7 +233,7 @@ class PrivacyConfig(Registered):
     # --- of every mechanism ---------------------------------------------------------------------------
 
     @property
-    def parts(self) -> Mapping[str, Part]:
+    def parts(self) -> Mapping[str, NoiseOptions]:
         """Its tables by name: what noise is given for. The first is what it lives by.
 
         >>> list(NoPrivacy().parts)
@@ -262,12 +264,12 @@ class NoPrivacy(PrivacyConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswersConfig(PrivacyConfig):
+class ResponsesConfig(PrivacyConfig):
     """What mechanisms share that protect the answers of networks, and not how these learned."""
 
     learns: ClassVar[Mapping[str, str]] = {"critic": "critic"}
 
-    critic: StepsConfig = field(default_factory=StepsConfig)
+    critic: DPTrainingConfig = field(default_factory=DPTrainingConfig)
     """How the node's critic learns, where a method has one."""
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
     """What is pulled back to a query's inputs."""

@@ -4,7 +4,7 @@ Pure functions; :mod:`fedstill.node.dp_training` takes the steps.
 
 Each step draws each record by itself (Poisson sampling), shortens each record's gradient to an L2 norm of at
 most ``clip``, and adds Gaussian noise of standard deviation ``noise * clip`` to their sum. One record moves
-that sum by ``clip`` at most, so a step is the sampled Gaussian event that :func:`price` names.
+that sum by ``clip`` at most, so a step is the sampled Gaussian event that :func:`training_cost` names.
 
 An example's gradient follows from that record and the step's name alone, never from which others were drawn
 or in what order: networks that draw at random while they learn (dropout) are refused, and how an image is
@@ -29,19 +29,23 @@ from torch.func import functional_call, grad_and_value
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.options import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
-from fedstill.privacy.clipping import FINEST, kept, lengths
-from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, PrivacyConfig, StepsConfig
-from fedstill.privacy.events import Event, Price
-from fedstill.privacy.noise import Draws
-from fedstill.privacy.per_example import Alone
+from fedstill.privacy.clipping import MIN_NORM, clip_factors, row_norms
+from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, DPTrainingConfig, PrivacyConfig
+from fedstill.privacy.events import Event, PrivacyCost
+from fedstill.privacy.noise import NoiseSampler
+from fedstill.privacy.per_example import PerExample
 
 # Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of its own example alone.
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of the node enters
-ROWS = 64  # examples computed at once, where nothing else is said
-FEW = 1024  # numbers of a tensor that a loss may be told apart by
-ROOM = 2**25  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
-CACHED = 2**18  # numbers that are made float64 at once (2 MiB), so that a processor keeps them near
+EXAMPLES_AT_ONCE = 64  # examples computed at once, where nothing else is said
+MAX_KEY_NUMBERS = 1024  # numbers of a tensor that a loss may be told apart by
+MAX_GRADIENT_NUMBERS = (
+    2**25
+)  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
+MAX_FLOAT64_NUMBERS = (
+    2**18
+)  # numbers that are made float64 at once (2 MiB), so that a processor keeps them near
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +56,14 @@ class DPSGD(PrivacyConfig):
     assumes: ClassVar[tuple[str, ...]] = (POISSON, COUNTED, NOT_CHOSEN)
     learns: ClassVar[Mapping[str, str]] = {"model": "training", "critic": "critic"}
 
-    training: StepsConfig = field(default_factory=StepsConfig)
+    training: DPTrainingConfig = field(default_factory=DPTrainingConfig)
     """How the node's model learns."""
-    critic: StepsConfig = field(default_factory=StepsConfig)
+    critic: DPTrainingConfig = field(default_factory=DPTrainingConfig)
     """How its critic learns, where a method has one."""
 
 
 @dataclass(frozen=True)
-class PrivateSteps(Checked):
+class DPParameters(Checked):
     """How a network learns privately.
 
     Args:
@@ -72,49 +76,49 @@ class PrivateSteps(Checked):
 
     noise: NonNegativeFloat
     clip: PositiveFloat
-    draws: Callable[..., Draws]
+    draws: Callable[..., NoiseSampler]
     group: PositiveInt = 1
 
 
-def rate(n: int, batch: int) -> float:
+def sampling_rate(n: int, batch: int) -> float:
     """The probability at which each of ``n`` records is drawn, for ``batch`` of them on average.
 
-    >>> rate(200, 50), rate(20, 50)
+    >>> sampling_rate(200, 50), sampling_rate(20, 50)
     (0.25, 1.0)
     """
     return min(1.0, batch / n)
 
 
-def price(dp: PrivateSteps, n: int, batch: int, steps: int) -> Price | None:
+def training_cost(dp: DPParameters, n: int, batch: int, steps: int) -> PrivacyCost | None:
     """What so many steps cost; None without noise.
 
     The Gaussian mechanism on a Poisson sample; at rate 1 a group moves the sum by as many clips as it has
     records, and the noise counts so much less.
 
-    >>> dp = PrivateSteps(2.0, 1.0, draws=None, group=4)
-    >>> [str(event) for n in (100, 10) for event in price(dp, n, 10, 7)]
+    >>> dp = DPParameters(2.0, 1.0, draws=None, group=4)
+    >>> [str(event) for n in (100, 10) for event in training_cost(dp, n, 10, 7)]
     ['gaussian(2.0, rate=0.1, group=4)', 'gaussian(0.5)']
     """
     if dp.noise == 0:
         return None
-    q = rate(n, batch)
+    q = sampling_rate(n, batch)
     event = Event("gaussian", dp.noise / dp.group) if q == 1 else Event("gaussian", dp.noise, q, dp.group)
-    return Price({event: steps} if steps else {})
+    return PrivacyCost({event: steps} if steps else {})
 
 
-def rows_at_once(n: int, batch: float) -> int:
+def examples_at_once(n: int, batch: float) -> int:
     """Examples computed at once, where ``batch`` of ``n`` are drawn on average: mostly all that were drawn.
 
     It follows from how many there are, which counts as known, and never from how many were drawn, as how an
     example's numbers round could follow from it.
 
-    >>> rows_at_once(200, 64), rows_at_once(50, 50)
+    >>> examples_at_once(200, 64), examples_at_once(50, 50)
     (80, 50)
     """
     return min(round(batch + 2 * math.sqrt(batch)), n)
 
 
-def sample(data: TensorData, rate: float, draws: Draws) -> TensorData:
+def poisson_sample(data: TensorData, rate: float, draws: NoiseSampler) -> TensorData:
     """Records drawn each by itself (Poisson sampling): none, some or all of them, which are not copied."""
     if rate == 1:
         return data
@@ -129,7 +133,7 @@ def clipped_sum(
     inputs: torch.Tensor,
     targets: torch.Tensor,
     clip: float,
-    rows: int = ROWS,
+    rows: int = EXAMPLES_AT_ONCE,
 ) -> tuple[torch.Tensor, float]:
     """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``, all trained
     parameters in one vector ``(P,)`` float64; and the examples' mean loss.
@@ -151,10 +155,10 @@ def clipped_sum(
         width = sum(own.numel() for own in trained.values())
         return torch.zeros(width, dtype=torch.float64, device=inputs.device), 0.0
     if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
-        return _of_linear(module, private_loss, inputs, targets, clip, rows)
+        return _linear_clipped_sum(module, private_loss, inputs, targets, clip, rows)
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
     leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
-    bound = _Bound(module, lambda *args: private_loss(*args)[0])
+    bound = _ModuleFunction(module, lambda *args: private_loss(*args)[0])
 
     def loss(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = functional_call(bound, leaves, (x.unsqueeze(0), y.unsqueeze(0)))
@@ -166,24 +170,24 @@ def clipped_sum(
 
     def finish(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         values, *gradients = found
-        return [torch.stack([lengths(g) for g in gradients]).norm(dim=0), values, *gradients]
+        return [torch.stack([row_norms(g) for g in gradients]).norm(dim=0), values, *gradients]
 
     sums = [torch.zeros(own.numel(), dtype=torch.float64, device=inputs.device) for own in trained.values()]
     losses = 0.0
-    rows = max(min(rows, ROOM // sum(map(len, sums))), 1)
+    rows = max(min(rows, MAX_GRADIENT_NUMBERS // sum(map(len, sums))), 1)
     about = (inputs, targets)
-    alone = Alone(one, rows, module, leaves, *about, finish=finish, about=_named(private_loss))
+    alone = PerExample(one, rows, module, leaves, *about, finish=finish, about=_loss_key(private_loss))
     for norms, values, *gradients in alone(leaves, *about):  # (b,) float64, (b,), (b, P_i) each
         losses += values.sum().item()
-        factors, sound = kept(norms, clip), norms.isfinite()
+        factors, sound = clip_factors(norms, clip), norms.isfinite()
         if not sound.all():
             gradients = [torch.where(sound.unsqueeze(1), g, 0.0) for g in gradients]
         for own, g in zip(sums, gradients, strict=True):
-            own += _added(factors.unsqueeze(1), g)[0]
+            own += _weighted_row_sums(factors.unsqueeze(1), g)[0]
     return torch.cat(sums), losses / len(inputs)
 
 
-def _of_linear(
+def _linear_clipped_sum(
     layer: nn.Linear,
     private_loss: PrivateLoss,
     f: torch.Tensor,
@@ -209,45 +213,45 @@ def _of_linear(
     biased = len(leaves) == 2
     with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
         f = f.float()
-        alone = Alone(one, rows, layer, leaves, f, targets, about=_named(private_loss))
+        alone = PerExample(one, rows, layer, leaves, f, targets, about=_loss_key(private_loss))
         r, losses = (torch.cat(parts) for parts in zip(*alone(leaves, f, targets), strict=True))
         r = r.double()
         # Either may be shorter than squares in float32 tell, and the other as long as makes up for it.
-        size = (lengths(f).clamp(min=FINEST).square() + biased).sqrt()
+        size = (row_norms(f).clamp(min=MIN_NORM).square() + biased).sqrt()
         norms = torch.linalg.vector_norm(r, dim=1) * size  # (B,) float64
         if not (sound := norms.isfinite()).all():
             r, f = (torch.where(sound.unsqueeze(1), each, 0.0) for each in (r, f))
-        r = r * kept(norms, clip).unsqueeze(1)
-        sums = [_added(r, f).flatten(), *([r.sum(0)] if biased else [])]
+        r = r * clip_factors(norms, clip).unsqueeze(1)
+        sums = [_weighted_row_sums(r, f).flatten(), *([r.sum(0)] if biased else [])]
     return torch.cat(sums), losses.sum().item() / len(f)
 
 
-def _added(times: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _weighted_row_sums(times: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Rows ``(B, n)``, each so many ``times`` (B, k), added: ``(k, n)``, in float64."""
     total = times.new_zeros(times.shape[1], rows.shape[1])
-    room = max(CACHED // max(rows.shape[1], 1), 1)
+    room = max(MAX_FLOAT64_NUMBERS // max(rows.shape[1], 1), 1)
     for some, mine in zip(torch.split(times, room), torch.split(rows, room), strict=True):
         total += some.T @ mine.double()
     return total
 
 
-def _named(private_loss: PrivateLoss) -> Hashable:
+def _loss_key(private_loss: PrivateLoss) -> Hashable:
     """What tells losses apart that are made anew at each step: where they are written, and about what."""
     cells = [cell.cell_contents for cell in getattr(private_loss, "__closure__", None) or ()]
-    about = [(type(each), *_plain(each)) for each in (*cells, getattr(private_loss, "__self__", None))]
+    about = [(type(each), *_plain_values(each)) for each in (*cells, getattr(private_loss, "__self__", None))]
     return (private_loss.__module__, private_loss.__qualname__, *about)
 
 
-def _plain(of: object) -> Iterator[Hashable]:
+def _plain_values(of: object) -> Iterator[Hashable]:
     """Plain values, or those that an object has: the options of a task, or of local training."""
     for name, value in (("", of), *getattr(of, "__dict__", {}).items()):
-        if isinstance(value, torch.Tensor) and value.numel() <= FEW:
+        if isinstance(value, torch.Tensor) and value.numel() <= MAX_KEY_NUMBERS:
             yield name, value.shape, value.cpu().numpy().tobytes()
         elif isinstance(value, str | int | float | tuple | None):
             yield name, str(value)
 
 
-class _Bound(nn.Module):
+class _ModuleFunction(nn.Module):
     """A function of a network as a network, so that its parameters can be given in the call."""
 
     def __init__(self, module: nn.Module, function: Callable[..., torch.Tensor]) -> None:
@@ -264,14 +268,14 @@ def public_gradient(
     """``(P,)``, as :func:`clipped_sum` orders it."""
     leaves = {f"module.{name}": own.detach().requires_grad_() for name, own in trained.items()}
     with torch.enable_grad():
-        loss = functional_call(_Bound(module, public_loss), leaves, ())
+        loss = functional_call(_ModuleFunction(module, public_loss), leaves, ())
         wanted = list(leaves.values())
         found: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
     pairs = zip(found, wanted, strict=True)
     return torch.cat([(torch.zeros_like(leaf) if g is None else g).flatten() for g, leaf in pairs])
 
 
-def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:
+def augmentation_numbers(inputs: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
     """Four random numbers of each input, ``(4, B)`` int64 from 0: a keyed hash of what it holds.
 
     Drawn by its place in the batch, one record less would change the numbers of those after it.
@@ -287,5 +291,5 @@ def moves(inputs: torch.Tensor, draws: Draws) -> torch.Tensor:
     return torch.from_numpy(numbers.astype(np.int64)).view(-1, 4).T
 
 
-def digest(tensor: torch.Tensor) -> str:
+def tensor_digest(tensor: torch.Tensor) -> str:
     return hashlib.blake2b(tensor.cpu().numpy().tobytes(), digest_size=16).hexdigest()

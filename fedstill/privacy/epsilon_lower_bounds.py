@@ -6,8 +6,8 @@ there (Wasserman, Zhou, "A Statistical Framework for Differential Privacy", JASA
 negatives fn holds fp + e^epsilon fn >= 1 - delta, and the same with fp and fn changed over. So whoever does
 tell better has shown that the mechanism is not that private, however the test came about.
 
-Two ways to count: :func:`repeated` runs a mechanism many times with the record and many times without;
-:func:`one_run` runs it once, with many records that are in or out by chance.
+Two ways to count: :func:`evidence_from_runs` runs a mechanism many times with the record and many times without;
+:func:`one_run_lower_bound` runs it once, with many records that are in or out by chance.
 
 A lower bound that stays below the claim proves nothing: the attack may be weak. One above it proves a fault,
 up to the confidence that was asked for.
@@ -23,16 +23,16 @@ import numpy as np
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
 
 CONFIDENCE = 0.95
 DELTAS = (0.1, 0.3, 0.5, 1e-2, 1e-3, 1e-5)  # at which a claim is held against a test
-FIRST = 1 / 3  # of the trials: to choose the thresholds
-FACTORS = (0.05, 50.0)  # of a claim's noise
+THRESHOLD_SHARE = 1 / 3  # of the trials: to choose the thresholds
+NOISE_FACTOR_RANGE = (0.05, 50.0)  # of a claim's noise
 
 
-def most(k: int, n: int, error: float) -> float:
+def clopper_pearson_upper(k: int, n: int, error: float) -> float:
     """The largest probability of an event that came k times in n: Clopper and Pearson, Biometrika 1934.
 
     Args:
@@ -40,7 +40,7 @@ def most(k: int, n: int, error: float) -> float:
         n: trials, 0 or more; none tell nothing.
         error: how often, at most, the bound is wrong, within (0, 1).
 
-    >>> round(most(0, 100, 0.05), 4), round(most(3, 10, 0.025), 4)  # the first is 1 - 0.05 ** (1 / 100)
+    >>> round(clopper_pearson_upper(0, 100, 0.05), 4), round(clopper_pearson_upper(3, 10, 0.025), 4)  # the first is 1 - 0.05 ** (1 / 100)
     (0.0295, 0.6525)
     """
     if k == n:
@@ -91,7 +91,7 @@ class Evidence:
         It claims an epsilon at every delta, and one of them that is too small is enough.
         """
         shown = {delta: self.epsilon(delta) for delta in DELTAS}
-        return any(least > 0 and epsilon(spent, delta) < least for delta, least in shown.items())
+        return any(least > 0 and compute_epsilon(spent, delta) < least for delta, least in shown.items())
 
     def as_claimed(self, spent: Mapping[Event, int], delta: float) -> float:
         """The lower bound at delta if the noise is of the kind that is claimed, only less or more of it.
@@ -102,19 +102,19 @@ class Evidence:
         Differentially Private Machine Learning", USENIX Security 2023. Above the claim it refutes the claim,
         whatever the mechanism is; it bounds an epsilon of the mechanism only if the noise is of that kind.
         """
-        low, high = (math.log(factor) for factor in FACTORS)  # low would pass, high is refuted
-        if not self.refutes(_scaled(spent, FACTORS[1])):
+        low, high = (math.log(factor) for factor in NOISE_FACTOR_RANGE)  # low would pass, high is refuted
+        if not self.refutes(_scale_noise(spent, NOISE_FACTOR_RANGE[1])):
             return 0.0
         while high - low > 0.02:
             middle = (low + high) / 2
-            if self.refutes(_scaled(spent, math.exp(middle))):
+            if self.refutes(_scale_noise(spent, math.exp(middle))):
                 high = middle
             else:
                 low = middle
-        return epsilon(_scaled(spent, math.exp(high)), delta)
+        return compute_epsilon(_scale_noise(spent, math.exp(high)), delta)
 
 
-def repeated(
+def evidence_from_runs(
     without: torch.Tensor, with_: torch.Tensor, delta: float, confidence: float = CONFIDENCE
 ) -> Evidence:
     """Tests of a mechanism by the scores of many runs, of which each has randomness of its own.
@@ -131,27 +131,27 @@ def repeated(
     Raises:
         ArgumentError: fewer than 6 scores of either, or a confidence outside (0, 1).
     """
-    _check(confidence)
+    _check_confidence(confidence)
     if min(len(without), len(with_)) < 6:
         raise ArgumentError("runs of an audit", min(len(without), len(with_)), "6 or more of either kind")
-    thresholds = _thresholds(_first(without), _first(with_), delta)
+    thresholds = _choose_thresholds(_threshold_part(without), _threshold_part(with_), delta)
     error = (1 - confidence) / (2 * len(thresholds))
-    rest = without[len(_first(without)) :], with_[len(_first(with_)) :]
-    return Evidence(tuple(_rates(*rest, threshold, error) for threshold in thresholds))
+    rest = without[len(_threshold_part(without)) :], with_[len(_threshold_part(with_)) :]
+    return Evidence(tuple(_error_rates(*rest, threshold, error) for threshold in thresholds))
 
 
-def _check(confidence: float) -> None:
+def _check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise ArgumentError("confidence", confidence, "above 0 and below 1")
 
 
-def discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def fisher_discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One score a run ``(n,)``, ``(n',)`` from many numbers ``(n, d)``, ``(n', d)`` seen of it.
 
     Fisher's linear discriminant, learned from the first third of the runs without the record and with it.
     Noise that comes twice is thereby found, and subtracted.
     """
-    a, b = _first(without.double()), _first(with_.double())
+    a, b = _threshold_part(without.double()), _threshold_part(with_.double())
     scatter = torch.cat([a - a.mean(0), b - b.mean(0)])
     apart, own = b.mean(0) - a.mean(0), scatter.std(0)
     scale = own.clamp(min=1e-6 * float(own.max()) + 1e-30)  # no noise at all is no trouble
@@ -161,7 +161,9 @@ def discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tens
     return without.double() @ direction, with_.double() @ direction
 
 
-def one_run(m: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE) -> float:
+def one_run_lower_bound(
+    m: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE
+) -> float:
     """The lower bound of epsilon at delta, 0 or more, that guesses about one run prove.
 
     Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2: each of
@@ -171,25 +173,25 @@ def one_run(m: int, guesses: int, correct: int, delta: float, confidence: float 
     Raises:
         ArgumentError: a confidence outside (0, 1).
 
-    >>> round(one_run(1000, 100, 100, 0.0), 2)  # log(q / (1 - q)) where q ** 100 is 0.05
+    >>> round(one_run_lower_bound(1000, 100, 100, 0.0), 2)  # log(q / (1 - q)) where q ** 100 is 0.05
     3.49
     """
-    _check(confidence)
+    _check_confidence(confidence)
     low, high = 0.0, 1.0
-    if guesses == 0 or _chance(m, guesses, correct, 0.0, delta) > 1 - confidence:
+    if guesses == 0 or _guess_probability(m, guesses, correct, 0.0, delta) > 1 - confidence:
         return 0.0
-    while _chance(m, guesses, correct, high, delta) <= 1 - confidence:
+    while _guess_probability(m, guesses, correct, high, delta) <= 1 - confidence:
         low, high = high, 2 * high
     while high - low > 1e-6:
         middle = (low + high) / 2
-        if _chance(m, guesses, correct, middle, delta) <= 1 - confidence:
+        if _guess_probability(m, guesses, correct, middle, delta) <= 1 - confidence:
             low = middle
         else:
             high = middle
     return low
 
 
-def _chance(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
+def _guess_probability(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """The largest probability of so many right guesses under (epsilon, delta): Theorem 5.2."""
     from scipy.stats import binom
 
@@ -201,26 +203,29 @@ def _chance(m: int, guesses: int, correct: int, epsilon: float, delta: float) ->
     return min(1.0, tail + 2 * m * delta * alpha)
 
 
-def _first(scores: torch.Tensor) -> torch.Tensor:
-    return scores[: int(len(scores) * FIRST)]
+def _threshold_part(scores: torch.Tensor) -> torch.Tensor:
+    return scores[: int(len(scores) * THRESHOLD_SHARE)]
 
 
-def _rates(without: torch.Tensor, with_: torch.Tensor, threshold: float, error: float) -> ErrorRates:
+def _error_rates(without: torch.Tensor, with_: torch.Tensor, threshold: float, error: float) -> ErrorRates:
     positives = int((without > threshold).sum())
     negatives = int((with_ <= threshold).sum())
-    return ErrorRates(most(positives, len(without), error), most(negatives, len(with_), error))
+    return ErrorRates(
+        clopper_pearson_upper(positives, len(without), error),
+        clopper_pearson_upper(negatives, len(with_), error),
+    )
 
 
-def _thresholds(without: torch.Tensor, with_: torch.Tensor, delta: float) -> tuple[float, ...]:
+def _choose_thresholds(without: torch.Tensor, with_: torch.Tensor, delta: float) -> tuple[float, ...]:
     """The thresholds of the best bound at delta and of the best advantage, among 200 of the scores."""
     scores = torch.from_numpy(np.unique(torch.cat([without, with_]).double().numpy()))
     between = torch.cat([scores[:1] - 1, (scores[1:] + scores[:-1]) / 2, scores[-1:] + 1])
     chosen = between[torch.linspace(0, len(between) - 1, min(200, len(between))).round().long()].tolist()
-    rates = [(_rates(without, with_, threshold, 0.05), threshold) for threshold in chosen]
+    rates = [(_error_rates(without, with_, threshold, 0.05), threshold) for threshold in chosen]
     far = max(rates, key=lambda pair: pair[0].epsilon(delta))[1]
     wide = max(rates, key=lambda pair: -pair[0].false_positives - pair[0].false_negatives)[1]
     return (far, wide)
 
 
-def _scaled(spent: Mapping[Event, int], factor: float) -> dict[Event, int]:
+def _scale_noise(spent: Mapping[Event, int], factor: float) -> dict[Event, int]:
     return {replace(event, noise=factor * event.noise): times for event, times in spent.items()}

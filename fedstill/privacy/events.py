@@ -14,11 +14,11 @@ from typing import Literal
 
 from fedstill.core.errors import ArgumentError
 
-LARGEST = 1e12  # noise; with more, accountants meet their own rounding
-MOST = 2**31  # times of an event in one price
-LARGEST_GROUP = 1000  # of more, losses take minutes to work out, and others name what is worked out here
+MAX_NOISE = 1e12  # noise; with more, accountants meet their own rounding
+MAX_COUNT = 2**31  # times of an event in one price
+MAX_GROUP = 1000  # of more, losses take minutes to work out, and others name what is worked out here
 
-_FORM = re.compile(r"(gaussian|laplace|pure)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
+_EVENT_PATTERN = re.compile(r"(gaussian|laplace|pure)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Event:
     group: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.noise <= LARGEST:
-            raise ArgumentError("noise of an event", self.noise, f"above 0, up to {LARGEST:g}")
+        if not 0 < self.noise <= MAX_NOISE:
+            raise ArgumentError("noise of an event", self.noise, f"above 0, up to {MAX_NOISE:g}")
         if not 0 < self.rate <= 1:
             raise ArgumentError("rate of an event", self.rate, "above 0, up to 1")
         if self.kind != "gaussian" and self.rate < 1:
             raise ArgumentError("rate of an event", self.rate, f"1 for {self.kind}")
-        if not 1 <= self.group <= (1 if self.rate == 1 else LARGEST_GROUP):
-            allowed = f"1, or up to {LARGEST_GROUP} for a sampled statistic"
+        if not 1 <= self.group <= (1 if self.rate == 1 else MAX_GROUP):
+            allowed = f"1, or up to {MAX_GROUP} for a sampled statistic"
             raise ArgumentError("group of an event", self.group, allowed)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Event:
         Raises:
             ArgumentError: the text is none.
         """
-        found = _FORM.fullmatch(text)
+        found = _EVENT_PATTERN.fullmatch(text)
         if found is None:
             raise ArgumentError("event", text, "as gaussian(1.1, rate=0.01), laplace(50.0) or pure(2.0)")
         kind, noise, rate, group = found.groups()
@@ -84,29 +84,29 @@ class Event:
         return cls(kinds[kind], *numbers)
 
 
-Price = Counter[Event]
+PrivacyCost = Counter[Event]
 """Events and how often each. Empty: nothing beyond what is paid for already (post-processing)."""
 
 
-Bill = dict[str, Price | None]
+CostBreakdown = dict[str, PrivacyCost | None]
 """Prices by what they are for; None where something has no guarantee."""
 
 
-def add(bill: Bill, name: str, price: Price | None) -> None:
+def add_cost(bill: CostBreakdown, name: str, price: PrivacyCost | None) -> None:
     """Put a price on a bill; what has no guarantee stays without.
 
-    >>> bill = Bill(counts=Price({Event("laplace", 10.0): 1}))
-    >>> add(bill, "counts", Price({Event("laplace", 10.0): 2}))
+    >>> bill = CostBreakdown(counts=PrivacyCost({Event("laplace", 10.0): 1}))
+    >>> add_cost(bill, "counts", PrivacyCost({Event("laplace", 10.0): 2}))
     >>> bill["counts"].total()
     3
     """
-    before = bill.get(name, Price())
+    before = bill.get(name, PrivacyCost())
     bill[name] = None if price is None or before is None else before + price
 
 
-def total(bill: Bill) -> Price | None:
+def total_cost(bill: CostBreakdown) -> PrivacyCost | None:
     """All of a bill; None if a part of it has no guarantee."""
-    whole = Price()
+    whole = PrivacyCost()
     for price in bill.values():
         if price is None:
             return None
@@ -114,17 +114,17 @@ def total(bill: Bill) -> Price | None:
     return whole
 
 
-def as_text(price: Mapping[Event, int]) -> dict[str, int]:
+def cost_to_dict(price: Mapping[Event, int]) -> dict[str, int]:
     """A price as JSON can hold it.
 
-    >>> as_text(Price({Event("laplace", 10.0): 2}))
+    >>> cost_to_dict(PrivacyCost({Event("laplace", 10.0): 2}))
     {'laplace(10.0)': 2}
     """
     return {str(event): times for event, times in sorted(price.items(), key=lambda item: str(item[0]))}
 
 
-def from_text(table: Mapping[str, int], most: int = MOST) -> Price:
-    """The price that :func:`as_text` wrote.
+def cost_from_dict(table: Mapping[str, int], most: int = MAX_COUNT) -> PrivacyCost:
+    """The price that :func:`cost_to_dict` wrote.
 
     Args:
         most: times of one event; a sum of prices may have more.
@@ -132,7 +132,7 @@ def from_text(table: Mapping[str, int], most: int = MOST) -> Price:
     Raises:
         ArgumentError: it is none.
     """
-    price = Price()
+    price = PrivacyCost()
     for text, times in table.items():
         if type(times) is not int or not 1 <= times <= most:
             raise ArgumentError(f"times of {text}", times, f"1 to {most}")

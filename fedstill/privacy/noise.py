@@ -27,11 +27,11 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
 
-BITS = 52  # of a uniform number: a float64 tells all of them apart, halves included
-FINEST = 2.0**-149  # the smallest step of float32
+UNIFORM_BITS = 52  # of a uniform number: a float64 tells all of them apart, halves included
+MIN_GRID_STEP = 2.0**-149  # the smallest step of float32
 
 
-class Draws(Protocol):
+class NoiseSampler(Protocol):
     """Independent numbers, all float64 on the CPU; each call gives new ones."""
 
     def uniform(self, shape: Sequence[int]) -> torch.Tensor:
@@ -47,7 +47,7 @@ class Draws(Protocol):
         ...
 
 
-class _FromBits:
+class _BitSampler:
     """Draws by the inverse of a distribution function, from random whole numbers.
 
     Args:
@@ -60,7 +60,7 @@ class _FromBits:
     def uniform(self, shape: Sequence[int]) -> torch.Tensor:
         """Of 52 bits, in the middle of each of 2^52 intervals."""
         whole = self._bits(math.prod(shape)) >> 1
-        return ((whole.double() + 0.5) / 2.0**BITS).view(tuple(shape))
+        return ((whole.double() + 0.5) / 2.0**UNIFORM_BITS).view(tuple(shape))
 
     def normal(self, shape: Sequence[int]) -> torch.Tensor:
         """The lower half, of either sign."""
@@ -77,11 +77,11 @@ class _FromBits:
         """Signs, and uniform numbers in (0, 1] that are as fine near 0 as float64 is."""
         high, low = self._bits(2 * math.prod(shape)).view(2, *shape)
         sign = 1 - 2 * (low & 1).double()
-        v = (high.double() + ((low >> 1).double() + 0.5) / 2.0**BITS) / 2.0**53
+        v = (high.double() + ((low >> 1).double() + 0.5) / 2.0**UNIFORM_BITS) / 2.0**53
         return sign, v
 
 
-def seeded(secret: int, *names: str | int) -> Draws:
+def seeded(secret: int, *names: str | int) -> NoiseSampler:
     """Draws of torch's generator, which is seeded by secret and names.
 
     For simulations, and to try things: **who sees some noise of this generator can find the rest**. torch
@@ -91,10 +91,10 @@ def seeded(secret: int, *names: str | int) -> Draws:
     True
     """
     generator = torch_generator(secret, *names)
-    return _FromBits(lambda count: torch.randint(2**53, (count,), generator=generator))
+    return _BitSampler(lambda count: torch.randint(2**53, (count,), generator=generator))
 
 
-def secure(secret: int, *names: str | int) -> Draws:
+def secure(secret: int, *names: str | int) -> NoiseSampler:
     """Draws of SHAKE-256 (FIPS 202), keyed with the secret.
 
     Whoever does not know the secret cannot tell them from chance, nor one purpose's from another's. Sound
@@ -114,10 +114,10 @@ def secure(secret: int, *names: str | int) -> Draws:
         calls += 1
         return torch.from_numpy((np.frombuffer(stream, "<u8") >> 11).astype(np.int64))
 
-    return _FromBits(bits)
+    return _BitSampler(bits)
 
 
-def make_draws(randomness: Literal["seeded", "secure"]) -> Callable[..., Draws]:
+def make_sampler(randomness: Literal["seeded", "secure"]) -> Callable[..., NoiseSampler]:
     """:func:`seeded` or :func:`secure`, by the word in an owner's file."""
     return seeded if randomness == "seeded" else secure
 
@@ -126,7 +126,7 @@ def add_noise(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.
     """``values + scale noise`` float32, rounded to a grid of about a millionth of the scale (see above).
 
     Args:
-        noise: of the shape of the values, from :class:`Draws`.
+        noise: of the shape of the values, from :class:`NoiseSampler`.
         scale: 0 or more and finite; 0 adds nothing and rounds nothing.
 
     >>> add_noise(torch.tensor([1.0, 2.0]), torch.tensor([0.25, -1.0]), 2.0)
@@ -136,15 +136,15 @@ def add_noise(values: torch.Tensor, noise: torch.Tensor, scale: float) -> torch.
         raise ArgumentError("scale", scale, "0 or more")
     if scale == 0:
         return values.detach().float()
-    step = max(grid(scale), FINEST)
+    step = max(grid_step(scale), MIN_GRID_STEP)
     noisy = values.detach().double() + scale * noise.double().to(values.device)
     return ((noisy / step).round() * step).float()
 
 
-def grid(scale: float) -> float:
+def grid_step(scale: float) -> float:
     """The power of two between 2^-21 and 2^-20 of a scale above 0.
 
-    >>> grid(1.0) == 2.0**-20, grid(0.75) == 2.0**-21
+    >>> grid_step(1.0) == 2.0**-20, grid_step(0.75) == 2.0**-21
     (True, True)
     """
     return math.ldexp(1.0, max(math.frexp(scale)[1] - 21, -1022))

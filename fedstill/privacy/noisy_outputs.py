@@ -14,11 +14,11 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.options import Checked, PositiveFloat
 from fedstill.privacy.config import (
     COUNTED,
-    AnswersConfig,
     Noise,
     Release,
+    ResponsesConfig,
 )
-from fedstill.privacy.release_rules import NoisyRows, Rule, Sanitized
+from fedstill.privacy.release_rules import NoisyRows, Rule, SanitizedGradients
 from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
@@ -42,7 +42,7 @@ class OutputsConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyOutputs(AnswersConfig):
+class NoisyOutputs(ResponsesConfig):
     """Noise on each answer."""
 
     about: ClassVar[str] = "its network learned without protection, and each answer has noise"
@@ -64,7 +64,7 @@ class NoisyOutputs(AnswersConfig):
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
         """Scores, and other rows whatever they are computed from: a bound holds for either."""
         if release.pulled:
-            return Sanitized(self.gradients.clip, levels["gradients"])
+            return SanitizedGradients(self.gradients.clip, levels["gradients"])
         if release.kind.of == "rows" or (release.kind.of == "scores" and not release.reads):
             return NoisyRows(self.outputs.how, levels["outputs"], self.outputs.bound)
         return super().rule(release, levels)

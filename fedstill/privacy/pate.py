@@ -1,7 +1,7 @@
 """PATE's teachers (Papernot et al. 2017; 2018): m networks that each know their own part of a node's records.
 
 One record is in one part, so it can change one teacher: one vote of m on each input, and one of the m
-gradients that are averaged. What that costs once noise is added, :class:`fedstill.privacy.pate.Votes` says.
+gradients that are averaged. What that costs once noise is added, :class:`fedstill.privacy.pate.NoisyVotes` says.
 
 PATE: noisy votes of teachers on disjoint parts of the records.
 """
@@ -21,16 +21,16 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.options import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
-from fedstill.privacy.clipping import numbers, rows_of, shorten
-from fedstill.privacy.config import COUNTED, NOT_CHOSEN, AnswersConfig, Noise, Release
-from fedstill.privacy.events import Event, Price
-from fedstill.privacy.noise import Draws, add_noise
-from fedstill.privacy.release_rules import Rule, Sanitized
+from fedstill.privacy.clipping import clip_rows, count_rows, to_finite
+from fedstill.privacy.config import COUNTED, NOT_CHOSEN, Noise, Release, ResponsesConfig
+from fedstill.privacy.events import Event, PrivacyCost
+from fedstill.privacy.noise import NoiseSampler, add_noise
+from fedstill.privacy.release_rules import Rule, SanitizedGradients
 from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
 
-class Teachers(nn.Module):
+class TeacherEnsemble(nn.Module):
     """Networks ``(B, C, H, W)`` to ``(B, classes)`` as one, which gives the share of their votes.
 
     Forward: ``sharpness`` times the share of teachers whose largest logit is that class. Backward: the
@@ -67,9 +67,9 @@ class Teachers(nn.Module):
         # The mean over teachers comes after: the gradient that is clipped is one m-th of the teacher's own.
         clip = self.clip / len(self)
         z = torch.stack(
-            [teacher(_Clipped.apply(x, clip)).float() for teacher in self.teachers]  # type: ignore[no-untyped-call]
+            [teacher(_ClippedGradient.apply(x, clip)).float() for teacher in self.teachers]  # type: ignore[no-untyped-call]
         )  # (m, B, classes)
-        share: torch.Tensor = _Votes.apply(z, self.voting)  # type: ignore[no-untyped-call]
+        share: torch.Tensor = _VoteShares.apply(z, self.voting)  # type: ignore[no-untyped-call]
         return self.sharpness * share
 
     def abstain(self, parts: Sequence[torch.Tensor]) -> None:
@@ -81,7 +81,7 @@ class Teachers(nn.Module):
         return f"sharpness={self.sharpness}, clip={self.clip}"
 
 
-class _Votes(torch.autograd.Function):
+class _VoteShares(torch.autograd.Function):
     """The share of votes for each class, ``(B, classes)``; backward, as if it were the mean softmax.
 
     Takes logits ``(m, B, classes)`` and who votes at all ``(m,)``. No gradient is computed in forward, so
@@ -92,7 +92,7 @@ class _Votes(torch.autograd.Function):
 
     @staticmethod
     def forward(z: torch.Tensor, voting: torch.Tensor) -> torch.Tensor:
-        votes = nn.functional.one_hot(z.argmax(2), z.shape[2]) * _voices(z, voting)
+        votes = nn.functional.one_hot(z.argmax(2), z.shape[2]) * _valid_votes(z, voting)
         return votes.sum(0) / len(z)
 
     @staticmethod
@@ -104,15 +104,15 @@ class _Votes(torch.autograd.Function):
         z, voting = ctx.saved_tensors
         p = z.softmax(2)
         back = p * (grads[0] - (p * grads[0]).sum(2, keepdim=True)) / len(z)
-        return torch.where(_voices(z, voting) > 0, back, 0.0), None
+        return torch.where(_valid_votes(z, voting) > 0, back, 0.0), None
 
 
-def _voices(z: torch.Tensor, voting: torch.Tensor) -> torch.Tensor:
+def _valid_votes(z: torch.Tensor, voting: torch.Tensor) -> torch.Tensor:
     """1 where a teacher votes on an input, 0 where it abstains: ``(m, B, 1)``."""
     return z.isfinite().all(2, keepdim=True) * voting.view(-1, 1, 1)
 
 
-class _Clipped(torch.autograd.Function):
+class _ClippedGradient(torch.autograd.Function):
     """The input itself; each row of the gradient that comes back is shortened to an L2 norm of ``clip``.
 
     No number in it (NaN, as a teacher that is broken gives) becomes zero.
@@ -130,10 +130,10 @@ class _Clipped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return shorten(grads[0], ctx.clip).to(grads[0].dtype), None
+        return clip_rows(grads[0], ctx.clip).to(grads[0].dtype), None
 
 
-def shards(data: TensorData, m: int) -> list[torch.Tensor]:
+def partition_records(data: TensorData, m: int) -> list[torch.Tensor]:
     """The records of each of ``m`` teachers: indices (int64, rising), one tensor a teacher.
 
     Whose a record is, follows from a hash of its content (of its group's number, where records have groups)
@@ -150,7 +150,7 @@ def shards(data: TensorData, m: int) -> list[torch.Tensor]:
     return [(whose == teacher).nonzero().flatten() for teacher in range(m)]
 
 
-DROWNED = (
+MOSTLY_NOISE = (
     "the votes are almost all noise: more records and teachers, fewer queries, a larger epsilon, or dp-sgd"
 )
 
@@ -180,7 +180,7 @@ class PateConfig(Checked):
 
 
 @dataclass(frozen=True)
-class Votes(Checked, Rule):
+class NoisyVotes(Checked, Rule):
     """Noisy votes of teachers that learned from disjoint parts of the records: PATE.
 
     Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson, "Scalable Private Learning with PATE", ICLR
@@ -219,7 +219,7 @@ class Votes(Checked, Rule):
         """Whole votes from 0 to m, as logits: ``(B, C)``."""
         return self._logits(self.votes(tensor))
 
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
         """Noisy votes or the class of the most, as logits; rows below the threshold are zeros."""
         votes = self.votes(tensor)
         if self.sigma == 0 or votes.numel() == 0:
@@ -237,20 +237,20 @@ class Votes(Checked, Rule):
             logits = logits * (most >= self.pate.threshold).unsqueeze(1)
         return logits
 
-    def price(self, shape: Sequence[int]) -> Price | None:
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
         """As if each row were answered."""
-        return self._price(rows_of(shape)[0], rows_of(shape)[0])
+        return self._price(count_rows(shape)[0], count_rows(shape)[0])
 
-    def paid(self, shape: Sequence[int], noised: torch.Tensor) -> Price | None:
+    def paid(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
         """The threshold for each row, and votes for those that were answered."""
-        rows = rows_of(shape)[0]
+        rows = count_rows(shape)[0]
         answered = int((noised != 0).any(1).sum()) if self.pate.threshold and rows else rows
         return self._price(rows, answered)
 
-    def _price(self, rows: int, answered: int) -> Price | None:
+    def _price(self, rows: int, answered: int) -> PrivacyCost | None:
         if self.sigma == 0:
             return None
-        price = Price()
+        price = PrivacyCost()
         if self.pate.threshold and rows:
             price[Event("gaussian", self.pate.threshold_noise / math.sqrt(rows))] += 1
         if answered:
@@ -259,7 +259,7 @@ class Votes(Checked, Rule):
 
     def votes(self, logits: torch.Tensor) -> torch.Tensor:
         """Whole votes from 0 to m, without noise: ``(B, C)``."""
-        votes = numbers(logits) * (self.pate.teachers / self.pate.sharpness)
+        votes = to_finite(logits) * (self.pate.teachers / self.pate.sharpness)
         return votes.round().clamp(0, self.pate.teachers)
 
     def _logits(self, votes: torch.Tensor) -> torch.Tensor:
@@ -267,7 +267,7 @@ class Votes(Checked, Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PATE(AnswersConfig):
+class PATE(ResponsesConfig):
     """Noisy votes of teachers on disjoint parts of the data."""
 
     about: ClassVar[str] = "noisy votes of teachers, each of whom learned from its own part of the records"
@@ -305,21 +305,21 @@ class PATE(AnswersConfig):
         if release.pulled:
             # One that carries records carries all of them, whoever's they are.
             teachers = 1 if release.reads or strange else pate.teachers
-            return Sanitized(self.gradients.clip, levels["gradients"], teachers)
+            return SanitizedGradients(self.gradients.clip, levels["gradients"], teachers)
         if release.kind.of == "scores" and not (release.reads or strange):
-            return Votes(pate, levels["pate"])
+            return NoisyVotes(pate, levels["pate"])
         return super().rule(release, levels)
 
     def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
         """By a hash of what a record is."""
-        return shards(data, self.pate.teachers)
+        return partition_records(data, self.pate.teachers)
 
     def ensemble(self, networks: Sequence[nn.Module]) -> nn.Module:
         """Teachers, who vote."""
-        return Teachers(networks, self.pate.sharpness, self.gradients.clip)
+        return TeacherEnsemble(networks, self.pate.sharpness, self.gradients.clip)
 
     def facts(self, levels: Mapping[str, float]) -> Mapping[str, str]:
         """Whether anything is left of the votes."""
         noise, teachers = levels["pate"], self.pate.teachers
         told = f"noise {noise:.4g} on the votes of {teachers} teachers"
-        return {"votes": f"{told}: {DROWNED}" if noise >= teachers / 2 else told} if noise else {}
+        return {"votes": f"{told}: {MOSTLY_NOISE}" if noise >= teachers / 2 else told} if noise else {}

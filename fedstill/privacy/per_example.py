@@ -17,16 +17,16 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-Found = Sequence[torch.Tensor]
-Leaves = dict[str, torch.Tensor]  # parameters by name
+Outputs = Sequence[torch.Tensor]
+Parameters = dict[str, torch.Tensor]  # parameters by name
 
-SEEN = 2**18  # numbers that are compared, at least, before a way to compute is taken for even
-DRAWS = 32  # examples that are tried, at most
+MIN_COMPARED_NUMBERS = 2**18  # numbers that are compared, at least, before a way to compute is taken for even
+MAX_TRIALS = 32  # examples that are tried, at most
 
-_ways: dict[Hashable, tuple[bool, int]] = {}  # what was found, for the life of the process
+_layouts: dict[Hashable, tuple[bool, int]] = {}  # what was found, for the life of the process
 
 
-class Alone:
+class PerExample:
     """A function of one example, for many.
 
     Computed are ``rows`` at once, with the parameters that all share or, where places differ so, with a copy
@@ -45,12 +45,12 @@ class Alone:
 
     def __init__(
         self,
-        one: Callable[..., Found],
+        one: Callable[..., Outputs],
         rows: int,
         module: nn.Module,
-        leaves: Leaves,
+        leaves: Parameters,
         *tensors: torch.Tensor,
-        finish: Callable[[Found], Found] = tuple,
+        finish: Callable[[Outputs], Outputs] = tuple,
         about: Hashable = None,
     ) -> None:
         self._one, self._finish = one, finish
@@ -58,24 +58,24 @@ class Alone:
         given = leaves.keys() | {name.removeprefix("module.") for name in leaves}
         fixed = {name: each for name, each in own if name not in given}
         self._fixed = [each for each in fixed.values() if each.is_floating_point()]
-        laid_out = [(name, *_told(each)) for name, each in fixed.items()]
-        key = _key(rows, module, leaves, tensors, (about, *laid_out))
-        if key not in _ways:
-            _ways[key] = self._even(rows, leaves, tensors)
-        self.shared, self.rows = _ways[key]
+        laid_out = [(name, *_tensor_key(each)) for name, each in fixed.items()]
+        key = _layout_key(rows, module, leaves, tensors, (about, *laid_out))
+        if key not in _layouts:
+            _layouts[key] = self._even(rows, leaves, tensors)
+        self.shared, self.rows = _layouts[key]
 
-    def __call__(self, leaves: Leaves, *tensors: torch.Tensor) -> Iterator[Found]:
+    def __call__(self, leaves: Parameters, *tensors: torch.Tensor) -> Iterator[Outputs]:
         """What follows from each example, batch by batch, of those that are there alone."""
-        for real, batch in batches(self.rows, *tensors):
+        for real, batch in fixed_size_batches(self.rows, *tensors):
             yield [found[:real] for found in self._of(self.shared, leaves, batch)]
 
-    def _of(self, shared: bool, leaves: Leaves, batch: Found) -> Found:
+    def _of(self, shared: bool, leaves: Parameters, batch: Outputs) -> Outputs:
         each = vmap(self._one, in_dims=(None if shared else 0, *[0] * len(batch)), randomness="error")
         if not shared:
             leaves = {name: leaf.expand(len(batch[0]), *leaf.shape) for name, leaf in leaves.items()}
         return self._finish(each(leaves, *batch))
 
-    def _even(self, rows: int, leaves: Leaves, tensors: Found) -> tuple[bool, int]:
+    def _even(self, rows: int, leaves: Parameters, tensors: Outputs) -> tuple[bool, int]:
         """The first way in which all places of a batch of equal examples give the same bits.
 
         Examples are random, and so are all parameters, and buffers of real numbers: those that the network
@@ -85,29 +85,32 @@ class Alone:
         many = sum(leaf.numel() for leaf in leaves.values())
         for shared in (True, False) if rows > 1 else ():
             generator = torch.Generator().manual_seed(0)
-            draws = range(min(max(SEEN // max(rows * many, 1), 2), DRAWS))
+            draws = range(min(max(MIN_COMPARED_NUMBERS // max(rows * many, 1), 2), MAX_TRIALS))
             if all(self._is_even(shared, rows, leaves, tensors, generator) for _ in draws):
                 return shared, rows
         return True, 1
 
     def _is_even(
-        self, shared: bool, rows: int, leaves: Leaves, tensors: Found, generator: torch.Generator
+        self, shared: bool, rows: int, leaves: Parameters, tensors: Outputs, generator: torch.Generator
     ) -> bool:
         inputs, *others = tensors
-        drawn = {name: _weights(leaf, generator) for name, leaf in leaves.items()}
-        example = [_numbers(inputs[:1], generator), *(_bits(other[:1], generator) for other in others)]
+        drawn = {name: _random_weights_like(leaf, generator) for name, leaf in leaves.items()}
+        example = [
+            _random_like(inputs[:1], generator),
+            *(_random_bits_like(other[:1], generator) for other in others),
+        ]
         batch = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in example]
-        with _redrawn(self._fixed, generator):
+        with _randomized(self._fixed, generator):
             found = self._of(shared, drawn, batch)
         return all(torch.equal(each, each[:1].expand_as(each)) for each in found)
 
 
-def batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
+def fixed_size_batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
     """Batches of exactly so many rows, the last filled up with zeros, and how many rows of each are real.
 
     Each is a copy: where rows begin in memory does not depend on what stood before them either.
 
-    >>> [(real, x.tolist()) for real, [x] in batches(2, torch.tensor([1, 2, 3]))]
+    >>> [(real, x.tolist()) for real, [x] in fixed_size_batches(2, torch.tensor([1, 2, 3]))]
     [(2, [1, 2]), (1, [3, 0])]
     """
     for first in range(0, len(tensors[0]), rows):
@@ -116,7 +119,9 @@ def batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch
         yield real, [torch.cat([part, part.new_zeros(rows - real, *part.shape[1:])]) for part in parts]
 
 
-def _key(rows: int, module: nn.Module, leaves: Leaves, tensors: Found, about: Hashable) -> Hashable:
+def _layout_key(
+    rows: int, module: nn.Module, leaves: Parameters, tensors: Outputs, about: Hashable
+) -> Hashable:
     """A network, the shapes of what it computes, and how."""
     device = tensors[0].device
     autocast = torch.is_autocast_enabled(device.type)
@@ -126,25 +131,25 @@ def _key(rows: int, module: nn.Module, leaves: Leaves, tensors: Found, about: Ha
     return (*how, torch.get_num_threads(), type(module), repr(module), about, *shapes, *wide)
 
 
-def _numbers(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random numbers of a tensor's shape and type."""
     if tensor.is_floating_point():
         return torch.randn(tensor.shape, generator=generator).to(tensor)
-    return _bits(tensor, generator)
+    return _random_bits_like(tensor, generator)
 
 
-def _bits(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _random_bits_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random 0 and 1, which are targets of any task."""
     return torch.randint(0, 2, tensor.shape, generator=generator).to(tensor)
 
 
-def _weights(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _random_weights_like(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random numbers of about the size that first weights have."""
-    drawn = _numbers(leaf, generator)
+    drawn = _random_like(leaf, generator)
     return drawn / math.prod(leaf.shape[1:]) ** 0.5 if leaf.is_floating_point() else drawn
 
 
-def _told(tensor: torch.Tensor) -> Sequence[Hashable]:
+def _tensor_key(tensor: torch.Tensor) -> Sequence[Hashable]:
     """What is told of a parameter that does not learn, or of a buffer: the form of real numbers, and of
     others, which may be places or masks, what they are."""
     form = (tensor.shape, tensor.dtype, tensor.stride())
@@ -152,13 +157,13 @@ def _told(tensor: torch.Tensor) -> Sequence[Hashable]:
 
 
 @contextmanager
-def _redrawn(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> Iterator[None]:
+def _randomized(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> Iterator[None]:
     """Random numbers in their places for so long; in buffers not negative, as variances are."""
     kept = [each.detach().clone() for each in tensors]
     try:
         with torch.no_grad():
             for each in tensors:
-                drawn = _weights(each, generator)
+                drawn = _random_weights_like(each, generator)
                 each.copy_(drawn if isinstance(each, nn.Parameter) else drawn.abs())
         yield
     finally:

@@ -23,9 +23,9 @@ from typing import ClassVar, Literal, Protocol
 import torch
 
 from fedstill.core.options import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
-from fedstill.privacy.clipping import LARGEST, SLACK, numbers, rows_of, shorten
-from fedstill.privacy.events import Event, Price
-from fedstill.privacy.noise import Draws, add_noise
+from fedstill.privacy.clipping import CLIP_MARGIN, MAX_FLOAT32, clip_rows, count_rows, to_finite
+from fedstill.privacy.events import Event, PrivacyCost
+from fedstill.privacy.noise import NoiseSampler, add_noise
 
 
 class Rule(Protocol):
@@ -46,44 +46,44 @@ class Rule(Protocol):
         """The tensor such that one record can move it no further than is charged: float32, its shape."""
         ...
 
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
         """A bounded tensor as it leaves: float32 on its device, its shape."""
         ...
 
-    def price(self, shape: Sequence[int]) -> Price | None:
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
         """The most that a tensor of this shape can cost, before it is known; None: no guarantee."""
         ...
 
-    def paid(self, shape: Sequence[int], noised: torch.Tensor) -> Price | None:
+    def paid(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
         """What it has cost, by its shape and what leaves: no more than :meth:`price`, and mostly that."""
         return self.price(shape)
 
 
-class _AsItIs(Rule, Protocol):
+class _Unchanged(Rule, Protocol):
     """Nothing is done to the tensor."""
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
         return tensor
 
 
 @dataclass(frozen=True)
-class Exact(_AsItIs):
+class Exact(_Unchanged):
     """What leaves as it is, without any guarantee."""
 
     @property
     def text(self) -> str:
         return "exact: no guarantee"
 
-    def price(self, shape: Sequence[int]) -> Price | None:
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
         """None: no guarantee, which is not the same as nothing."""
         return None
 
 
 @dataclass(frozen=True)
-class Derived(_AsItIs):
+class Derived(_Unchanged):
     """What follows from something that is paid for already, and from nothing else of the records.
 
     Post-processing (Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Prop. 2.1).
@@ -98,9 +98,9 @@ class Derived(_AsItIs):
     def text(self) -> str:
         return f"follows from {self.of}, paid for there"
 
-    def price(self, shape: Sequence[int]) -> Price | None:
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
         """Nothing more."""
-        return Price()
+        return PrivacyCost()
 
 
 @dataclass(frozen=True)
@@ -132,19 +132,19 @@ class NoisyCounts(Checked, Rule):
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Numbers from 0 up, in float64: rounded to float32, sums of parts move further than is charged."""
-        return tensor.detach().double().nan_to_num(nan=0.0, posinf=LARGEST, neginf=0.0).clamp(min=0)
+        return tensor.detach().double().nan_to_num(nan=0.0, posinf=MAX_FLOAT32, neginf=0.0).clamp(min=0)
 
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
         """Whole numbers: servers refuse a number of examples that is none."""
         if self.scale == 0:
             return tensor.float()
         return add_noise(tensor, draws.laplace(tensor.shape), self.scale).round().clamp(min=self.least)
 
-    def price(self, shape: Sequence[int]) -> Price | None:
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
         """One event, however many classes."""
         if self.scale == 0:
             return None
-        return Price({Event("laplace", self.scale / (self.group * self.moves)): 1})
+        return PrivacyCost({Event("laplace", self.scale / (self.group * self.moves)): 1})
 
 
 @dataclass(frozen=True)
@@ -172,13 +172,13 @@ class NoisySums(Checked, Rule):
         """Float64: rounded to float32 before the noise, long sums would move by more than a record does."""
         return tensor.detach().double().nan_to_num()
 
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
         """With noise on each number."""
         return add_noise(tensor, draws.normal(tensor.shape), self.relative * math.sqrt(tensor.numel()))
 
-    def price(self, shape: Sequence[int]) -> Price | None:
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
         """One event, however many sums."""
-        return None if self.relative == 0 else Price({Event("gaussian", self.relative / self.group): 1})
+        return None if self.relative == 0 else PrivacyCost({Event("gaussian", self.relative / self.group): 1})
 
 
 @dataclass(frozen=True)
@@ -225,29 +225,29 @@ class NoisyRows(Checked, Rule):
         if self.bound_to == 0:
             return tensor.detach().float()
         if self.how == "laplace":
-            most = self.bound_to * SLACK
-            return numbers(tensor).clamp(-most, most)
-        return shorten(tensor, self.bound_to)
+            most = self.bound_to * CLIP_MARGIN
+            return to_finite(tensor).clamp(-most, most)
+        return clip_rows(tensor, self.bound_to)
 
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
         """With noise on each value."""
         unit = draws.laplace if self.how == "laplace" else draws.normal
         return add_noise(tensor, unit(tensor.shape), self.scale)
 
-    def price(self, shape: Sequence[int]) -> Price | None:
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
         """An event for each row (laplace), or one for all of them (gaussian)."""
-        rows, values = rows_of(shape)
+        rows, values = count_rows(shape)
         if not self._guarantees:
             return None
         if rows * values == 0:
-            return Price()
+            return PrivacyCost()
         if self.how == "laplace":
-            return Price({Event("laplace", self.scale / (2 * self.bound_to * values)): rows})
-        return Price({Event("gaussian", self.scale / (2 * self.bound_to * math.sqrt(rows))): 1})
+            return PrivacyCost({Event("laplace", self.scale / (2 * self.bound_to * values)): rows})
+        return PrivacyCost({Event("gaussian", self.scale / (2 * self.bound_to * math.sqrt(rows))): 1})
 
 
 @dataclass(frozen=True)
-class Sanitized(Checked, Rule):
+class SanitizedGradients(Checked, Rule):
     """Gradients with respect to each input of a query, clipped and with Gaussian noise.
 
     Chen, Orekondy, Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
@@ -281,17 +281,17 @@ class Sanitized(Checked, Rule):
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each input's gradient within the clip: ``(B, ...)``."""
-        return shorten(tensor, self.clip)
+        return clip_rows(tensor, self.clip)
 
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
         """With Gaussian noise on each number."""
         return add_noise(tensor, draws.normal(tensor.shape), self.sigma * self.clip)
 
-    def price(self, shape: Sequence[int]) -> Price | None:
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
         """One event for all inputs."""
-        rows, values = rows_of(shape)
+        rows, values = count_rows(shape)
         if self.sigma == 0:
             return None
         if rows * values == 0:
-            return Price()
-        return Price({Event("gaussian", self.sigma * self.teachers / (2 * math.sqrt(rows))): 1})
+            return PrivacyCost()
+        return PrivacyCost({Event("gaussian", self.sigma * self.teachers / (2 * math.sqrt(rows))): 1})

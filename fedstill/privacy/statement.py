@@ -10,9 +10,9 @@ from typing import Any
 from fedstill.core import timing
 from fedstill.core.options import Checked, Fraction
 from fedstill.core.registry import OURS
-from fedstill.privacy.accounting import epsilon
+from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, Accountant, PrivacyConfig
-from fedstill.privacy.events import from_text
+from fedstill.privacy.events import cost_from_dict
 
 NO_GUARANTEE = "no guarantee"
 
@@ -41,7 +41,7 @@ class Statement(Checked):
     assumes: tuple[str, ...] = ()
 
 
-def state(
+def make_statement(
     config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, several: bool = False
 ) -> Statement:
     """What an owner's config, with the levels of noise that it came to, is told as.
@@ -59,45 +59,47 @@ def state(
         delta=config.delta,
         budget=None if math.isinf(config.epsilon) else config.epsilon,
         accountant=config.accountant,
-        randomness=RANDOMNESS[config.randomness],
+        randomness=RANDOMNESS_TEXTS[config.randomness],
         noise={name: level for name, level in levels.items() if level},
         rules=tuple(rules),
         assumes=(
             *config.assumes,
-            *(() if origin == OURS else (FOREIGN.format(origin=origin),)),
-            *((CHOSEN_BEFORE,) if config.accountant == "pld" else ()),
-            STOPPED.format(
+            *(() if origin == OURS else (THIRD_PARTY_TEXT.format(origin=origin),)),
+            *((NON_ADAPTIVE,) if config.accountant == "pld" else ()),
+            STOPPING_TEXT.format(
                 budget=f"epsilon {config.epsilon:g}" if math.isfinite(config.epsilon) else "none is set"
             ),
-            *((SEVERAL,) if several and size == 1 else ()),
+            *((PER_RECORD_ONLY,) if several and size == 1 else ()),
         ),
     )
 
 
-RANDOMNESS = {
+RANDOMNESS_TEXTS = {
     "seeded": "a fast generator with 32 bits of seed, for simulations: its noise can be found and taken away",
     "secure": "a cryptographic generator (SHAKE-256), keyed with the node's secret",
 }
-CHOSEN_BEFORE = (
+NON_ADAPTIVE = (
     "what is charged is chosen beforehand, or is all Gaussian noise without sampling (accountant pld); where "
     "a server chooses what to ask next by what it was told, budgets hold by accountant rdp"
 )
 # Theorems of filters cover a budget, not what was spent when a server that watched it fall chose to stop.
-STOPPED = (
+STOPPING_TEXT = (
     "what was spent holds where how much was asked does not follow from the answers; whenever a server chose "
     "to stop, the budget holds: {budget}"
 )
-SEVERAL = (
+PER_RECORD_ONLY = (
     "it is of one record alone: who has several here, as a patient may, is protected less, since "
     "privacy.group_size is 1"
 )
-LARGEST_SUM = 2**63  # times of an event over a run
-COMPOSED_WITHIN = 120.0  # seconds for the prices of one node, which are its own word
-LATE = f"no epsilon was worked out: the prices that it told take more than {COMPOSED_WITHIN:g} s to compose"
-FOREIGN = "what {origin} says of its own mechanism: nothing here proves that it keeps to its prices"
+MAX_COUNT_PER_RUN = 2**63  # times of an event over a run
+COMPOSE_SECONDS = 120.0  # seconds for the prices of one node, which are its own word
+COMPOSE_TIMEOUT_TEXT = (
+    f"no epsilon was worked out: the prices that it told take more than {COMPOSE_SECONDS:g} s to compose"
+)
+THIRD_PARTY_TEXT = "what {origin} says of its own mechanism: nothing here proves that it keeps to its prices"
 
 
-def summary(
+def summarize_privacy(
     statements: Mapping[str, Statement], spent: Mapping[str, tuple[Mapping[str, int], int]]
 ) -> dict[str, Any]:
     """What a result says of privacy: for each node and for all of them.
@@ -114,40 +116,40 @@ def summary(
     for name, (events, bare) in spent.items():
         said = statements.get(name, Statement())
         kept = said.mechanism != "none" and not bare and bool(events)
-        reached = _epsilon(said, events) if kept else None
+        reached = _node_epsilon(said, events) if kept else None
         late, kept = kept and reached is None, reached is not None
         left = None if said.budget is None or reached is None else max(said.budget - reached, 0.0)
         row = {"name": name, "guarantee": kept, "epsilon": reached, "left": left, "events": dict(events)}
-        row["assumes"] = _rests_on(said, events)
+        row["assumes"] = _assumptions(said, events)
         if late:
-            row["rules"] = [*said.rules, LATE]
+            row["rules"] = [*said.rules, COMPOSE_TIMEOUT_TEXT]
         nodes.append({**asdict(said), **row, "releases_without_guarantee": bare})
     every = bool(nodes) and all(node["guarantee"] for node in nodes)
     text = NO_GUARANTEE
     if every:
-        text = _headline(nodes)
+        text = _summary_text(nodes)
     elif any(node["guarantee"] for node in nodes):
         names = ", ".join(node["name"] for node in nodes if not node["guarantee"])
         text = f"no guarantee for {names}"
     return {"guarantee": every or None, "text": text, "nodes": nodes}
 
 
-def _epsilon(said: Statement, events: Mapping[str, int]) -> float | None:
+def _node_epsilon(said: Statement, events: Mapping[str, int]) -> float | None:
     """What a node's releases cost; None where it tells prices that take too long to compose."""
     try:
-        with timing.within(COMPOSED_WITHIN, lambda: TimeoutError(LATE)):
-            return epsilon(from_text(events, LARGEST_SUM), said.delta, said.accountant)
+        with timing.within(COMPOSE_SECONDS, lambda: TimeoutError(COMPOSE_TIMEOUT_TEXT)):
+            return compute_epsilon(cost_from_dict(events, MAX_COUNT_PER_RUN), said.delta, said.accountant)
     except TimeoutError:
         return None
 
 
-def _rests_on(said: Statement, events: Mapping[str, int]) -> list[str]:
+def _assumptions(said: Statement, events: Mapping[str, int]) -> list[str]:
     """What a guarantee rests on, by what was paid: where each step takes all records, nothing is drawn."""
-    drawn = not events or any(event.rate < 1 for event in from_text(events, LARGEST_SUM))
+    drawn = not events or any(event.rate < 1 for event in cost_from_dict(events, MAX_COUNT_PER_RUN))
     return [line for line in said.assumes if drawn or line != POISSON]
 
 
-def _headline(nodes: Sequence[Mapping[str, Any]]) -> str:
+def _summary_text(nodes: Sequence[Mapping[str, Any]]) -> str:
     """The largest epsilon of each kind of guarantee: of one kind it says nothing about another."""
     alike: dict[tuple[float, str, str], dict[str, float]] = {}
     for node in nodes:
@@ -156,15 +158,15 @@ def _headline(nodes: Sequence[Mapping[str, Any]]) -> str:
     told = []
     for (delta, unit, mechanism), costs in alike.items():
         whose = f"{', '.join(costs)}: " if len(alike) > 1 else ""
-        most = epsilon_text(max(costs.values()))
+        most = format_epsilon_bound(max(costs.values()))
         told.append(f"{whose}epsilon {most} at delta {delta:g}, for {unit} (mechanism {mechanism})")
     return "; ".join(told)
 
 
-def epsilon_text(value: float) -> str:
+def format_epsilon_bound(value: float) -> str:
     """An epsilon to three digits, rounded up, so that it stays a bound.
 
-    >>> epsilon_text(3.2101), epsilon_text(20.0), epsilon_text(0.04), epsilon_text(1234.5)
+    >>> format_epsilon_bound(3.2101), format_epsilon_bound(20.0), format_epsilon_bound(0.04), format_epsilon_bound(1234.5)
     ('3.22', '20', '0.04', '1240')
     """
     if value <= 0 or not math.isfinite(value):

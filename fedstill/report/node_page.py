@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedstill.core.hashing import digits, grouped
 from fedstill.core.text_format import clip, counted, human_bytes
-from fedstill.node.audit_cost import Cost
-from fedstill.node.audit_entries import ALL
+from fedstill.node.audit_cost import AuditCost
+from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.overview import Overview
 from fedstill.node.request_text import facts, line_about
 from fedstill.node.requests import APPROVES, UNPROVEN, WAITS, Request, requires_approval

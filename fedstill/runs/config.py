@@ -41,7 +41,7 @@ Name = Annotated[str, MinLen(1), "the name of a model"]
 
 
 # Options that decide nothing of what a run comes to, or only who is believed on the way there.
-MOVABLE = (
+RESUMABLE_OPTIONS = (
     r"name|plugins|track\b.*|(data|public)\.(root|path)|link\.(wait|quorum|outlier)"
     r"|engine\.(name|device|threads|graphs|channels_last|startup_kit)"
 )
@@ -104,7 +104,7 @@ class EvaluationConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperFigure(Checked):
+class PaperMetric(Checked):
     """A published figure, to print beside ours."""
 
     under: ClassVar[str] = "paper"
@@ -129,7 +129,7 @@ class PaperFigure(Checked):
     """The setting of a comparison that it belongs to; none is every setting."""
 
 
-def check_paper(results: Iterable[PaperFigure], tasks: Iterable[TaskConfig]) -> None:
+def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConfig]) -> None:
     """Refuse published figures that no task has, or whose values none could have.
 
     Args:
@@ -198,7 +198,7 @@ class RunConfig(Checked):
     """Who else hears the run's metrics: tensorboard, mlflow, wandb, or `module:Name`. What they write lies in
     the run's folder; nodes elsewhere are told nothing of it."""
 
-    paper: tuple[PaperFigure, ...] = ()
+    paper: tuple[PaperMetric, ...] = ()
     """Published figures of this setting, which `fedstill compare` prints beside ours."""
 
     plugins: tuple[str, ...] = ()
@@ -210,7 +210,7 @@ class RunConfig(Checked):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
         check_named(self.method, "method")
-        check_paper(self.paper, [self.task])
+        check_paper_metrics(self.paper, [self.task])
 
 
 def load(target: str) -> RunConfig:
@@ -260,11 +260,11 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
     return read_table(RunConfig, {"method": {}, **table})
 
 
-def lasting(config: RunConfig) -> dict[str, str]:
+def fingerprint_options(config: RunConfig) -> dict[str, str]:
     """The options that a run keeps from its beginning to its end, as texts by dotted name: all but where data
     lie, what computes, who listens, and how long nodes are waited for and which are believed."""
     options = flat(to_dict(config))
-    return {name: str(value) for name, value in options.items() if not re.fullmatch(MOVABLE, name)}
+    return {name: str(value) for name, value in options.items() if not re.fullmatch(RESUMABLE_OPTIONS, name)}
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from fedstill.data.public import load_public
 from fedstill.data.splits import Dirichlet
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare_job import write_job
-from fedstill.federation.node_order import natural
+from fedstill.federation.node_order import natural_sort_key
 from fedstill.federation.run_status import STOPPED, stop
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
@@ -75,7 +75,7 @@ def submit(config: RunConfig, out: Path, bars: Bars, listeners: Listeners) -> di
         try:
             listeners.start(out, config.method.title)
             job, taking_part = _begin(admin, config, run, out)
-            heard = ServerMetrics(out / "metrics.jsonl", listeners)
+            heard = MetricsFollower(out / "metrics.jsonl", listeners)
             try:
                 with bars:
                     status = _waited(admin, job, taking_part, bars, heard)
@@ -90,7 +90,7 @@ def submit(config: RunConfig, out: Path, bars: Bars, listeners: Listeners) -> di
         return result
 
 
-class ServerMetrics:
+class MetricsFollower:
     """What the server has measured so far: in the run's folder, for its page, and told to its listeners.
 
     Args:
@@ -120,7 +120,7 @@ def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> tuple[str, l
     names: list[str] = json.loads((out / RUN).read_text(encoding="utf-8")).get("nodes", there)
     absent = [name for name in names if name not in there]
     taking_part = [name for name in names if name in there]
-    if len(taking_part) < config.link.least(len(names)):
+    if len(taking_part) < config.link.min_nodes(len(names)):
         raise DeployError(
             f"not connected to the server at {admin.server}: {', '.join(absent)}. The run began with "
             f"{'this node' if len(absent) == 1 else 'these nodes'}: once enough are there again, "
@@ -128,7 +128,7 @@ def _begin(admin: Admin, config: RunConfig, run: str, out: Path) -> tuple[str, l
         )
     write_text(out / RUN, json.dumps({"run": run, "nodes": names}) + "\n")
     _say_what(config, run, len(names))
-    job = admin.submit(job_of(config, run, taking_part, names, out / "job"))
+    job = admin.submit(write_run_job(config, run, taking_part, names, out / "job"))
     print(f"Job {job} with {', '.join(taking_part)}.", file=sys.stderr)
     return job, taking_part
 
@@ -137,19 +137,19 @@ def _say_what(config: RunConfig, run: str, nodes: int) -> None:
     """Print by which SHA-256 nodes' owners know what they are asked to approve, if the data are here."""
     from fedstill.runs.remote_run import plan_of
 
-    config = read_toml(servers_part(config))  # as the server reads it
+    config = read_toml(server_config_toml(config))  # as the server reads it
     try:
         data = load(config.data, config.task, train_needed=False)
         _, public = load_public(config.public, data, config.task)
     except DataError:  # the server's log has it
         return
-    if told := untested(config, data):
+    if told := unused_data_note(config, data):
         print(told, file=sys.stderr)
     sha256 = describe(plan_of(config, data, public, run, nodes), public).sha256
     print(f"The run is {grouped(sha256)}: owners who approve runs see the same.", file=sys.stderr)
 
 
-def untested(config: RunConfig, data: DataSet) -> str:
+def unused_data_note(config: RunConfig, data: DataSet) -> str:
     """What of the server's own file it does not test on, which whoever wrote it may not expect; empty:
     nothing."""
     rest = len(data.train)
@@ -161,7 +161,7 @@ def untested(config: RunConfig, data: DataSet) -> str:
 
 
 def _connected(admin: Admin) -> list[str]:
-    names = sorted(admin.nodes(), key=natural)
+    names = sorted(admin.nodes(), key=natural_sort_key)
     if not names:
         raise DeployError(f"no node is connected to the server at {admin.server}")
     return names
@@ -188,7 +188,7 @@ def _waits_for(admin: Admin, nodes: Sequence[str]) -> str:
     return "waiting: FLARE begins once all these nodes are free"
 
 
-def _waited(admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, heard: ServerMetrics) -> str:
+def _waited(admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, heard: MetricsFollower) -> str:
     """Wait for a job and report its progress; the job ends where waiting is interrupted."""
     since, said, asked, waits = time.monotonic(), "", 0.0, ""
     try:
@@ -233,7 +233,9 @@ def _taken_home(fetched: Path, out: Path, otherwise: str) -> dict[str, Any]:
 # --- what a job is told, and why it stopped ---
 
 
-def job_of(config: RunConfig, run: str, there: Sequence[str], nodes: Sequence[str], folder: Path) -> Path:
+def write_run_job(
+    config: RunConfig, run: str, there: Sequence[str], nodes: Sequence[str], folder: Path
+) -> Path:
     """Write a run's job into a folder, anew.
 
     All that are there are mandatory, and only at the start: how many may be lost is the quorum's to say.
@@ -243,11 +245,11 @@ def job_of(config: RunConfig, run: str, there: Sequence[str], nodes: Sequence[st
         nodes: all with which the run began.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    told = {"config": servers_part(config), "run": run, "nodes": list(nodes)}
+    told = {"config": server_config_toml(config), "run": run, "nodes": list(nodes)}
     return write_job(folder, there, told, name=run)
 
 
-def servers_part(config: RunConfig) -> str:
+def server_config_toml(config: RunConfig) -> str:
     """What of a run its server has to know, as TOML: nothing of nodes, trackers or folders with code, and
     whole paths."""
     table = to_dict(config)

@@ -19,7 +19,7 @@ from fedstill.core.run_writer import Records
 from fedstill.core.seeds import torch_generator
 from fedstill.core.text_format import finite
 from fedstill.node import local_training
-from fedstill.runs import resampling
+from fedstill.runs import bootstrap_weights
 from fedstill.runs.example_predictions import portray
 from fedstill.tasks import Task
 
@@ -51,7 +51,7 @@ class Evaluation:
         compute: where models are asked; always in float32 (:func:`float32_outputs`).
         seed: of the nodes' shares of the test part.
         learned: what nodes' own models learn from, by the nodes' names. These models are measured on nothing
-            that their data never ask (:meth:`Task.measurable`), all others on the whole of the test part.
+            that their data never ask (:meth:`Task.measurable_targets`), all others on the whole of the test part.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Evaluation:
     ) -> None:
         self.task, self.test, self.compute, self._seed = task, test, compute, seed
         self._asked = {
-            name: replace(test, targets=task.measurable(test.targets, data))
+            name: replace(test, targets=task.measurable_targets(test.targets, data))
             for name, data in (learned or {}).items()
         }
         cases = test.cases
@@ -94,11 +94,11 @@ class Evaluation:
         """What models are judged by, alone."""
         test = self.asked_of(node)
         data = test if rows is None else test.subset(rows)
-        return self.task.leading(outputs, data.targets, data.cases)
+        return self.task.compute_primary_metric(outputs, data.targets, data.cases)
 
     def guess(self) -> dict[str, float | None] | None:
         """Figures of who knows nothing of the inputs; None for tasks without such a mark."""
-        outputs = self.task.guess(self.test.targets)
+        outputs = self.task.prior_outputs(self.test.targets)
         return None if outputs is None else finite(self.compute_metrics(outputs))
 
     def by_site(
@@ -127,7 +127,7 @@ class Evaluation:
         """What a result says of cases, sites and labels, and what a task says of the central model's answers;
         None where the task or its test data have none.
         """
-        own = {} if told.central is None else self.task.details(told.central, self.test.targets)
+        own = {} if told.central is None else self.task.extra_results(told.central, self.test.targets)
         found = {
             "cases": self._cases(told),
             "sites": self._sites(told),
@@ -139,15 +139,15 @@ class Evaluation:
         """Between which values the leading figure lies by the choice of test cases, of each model; None where
         there are no draws. Those of what the run is judged by are kept, to be compared with other runs'.
         """
-        of = resampling.units(self.test)
+        of = bootstrap_weights.units(self.test)
         if of.max() == 0:
             return None
-        weights = resampling.weights(of)
+        weights = bootstrap_weights.weights(of)
 
         def drawn(outputs: torch.Tensor | None, node: str | None = None) -> bootstrap.Floats | None:
             if outputs is None:
                 return None
-            return self.task.resampled(outputs, self.asked_of(node).targets, self.test.cases, weights)
+            return self.task.bootstrap_metric(outputs, self.asked_of(node).targets, self.test.cases, weights)
 
         each = [draws for name, own in told.own.items() if (draws := drawn(own, name)) is not None]
         # A draw that one node's model has no figure of has no mean over the nodes.
@@ -159,7 +159,7 @@ class Evaluation:
             return None
         records.keep_draws(torch.from_numpy(judged))
         ends = {who: None if draws is None else bootstrap.interval(draws) for who, draws in found.items()}
-        about = {"level": bootstrap.LEVEL, "draws": resampling.DRAWS, "cases": int(of.max()) + 1}
+        about = {"level": bootstrap.LEVEL, "draws": bootstrap_weights.DRAWS, "cases": int(of.max()) + 1}
         return {**about, **{who: None if pair is None else list(pair) for who, pair in ends.items()}}
 
     def portray(
@@ -177,7 +177,7 @@ class Evaluation:
         """What models reach of each patient or picture; None for a task that judges no case by itself."""
 
         def each(outputs: torch.Tensor | None) -> list[float | None] | None:
-            scores = None if outputs is None else self.task.scores(outputs, self.test.targets, cases)
+            scores = None if outputs is None else self.task.case_scores(outputs, self.test.targets, cases)
             return None if scores is None else [finite(score) for score in scores.tolist()]
 
         cases = self.test.cases

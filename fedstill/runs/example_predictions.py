@@ -53,7 +53,7 @@ def portray(
     """
     if task.kind not in ("map", "image") or not outputs:
         return None
-    scores = task.scores(next(iter(outputs.values())), test.targets, test.cases)
+    scores = task.case_scores(next(iter(outputs.values())), test.targets, test.cases)
     if scores is None:
         return None
     tensors: dict[str, torch.Tensor] = {}
@@ -115,7 +115,7 @@ def _picture(
     else:
         drawn = {"image": _pixels(x, mean, std), "truth": _truth(task, here, part).int()}
         for place, given in enumerate(responses.values()):
-            drawn[f"output/{place}"] = task.drawing(given).int()
+            drawn[f"output/{place}"] = task.display_map(given).int()
     size = tuple(drawn["truth"].shape[-2:])
     top, left, height, width = _window(drawn["truth"])
     drawn = {key: tensor[..., top : top + height, left : left + width] for key, tensor in drawn.items()}
@@ -131,7 +131,7 @@ def _picture(
 
 def _score(task: Task, outputs: torch.Tensor, here: TensorData) -> float | None:
     """What models are judged by, of one case; None where it cannot be said."""
-    value = task.leading(outputs, here.targets, here.cases)
+    value = task.compute_primary_metric(outputs, here.targets, here.cases)
     return value if math.isfinite(value) else None
 
 
@@ -154,7 +154,7 @@ def _truth(task: Task, here: TensorData, part: int | None) -> torch.Tensor:
     if here.cases is not None and here.cases.instances:
         return torch.from_numpy(here.cases.instances[int(here.cases.of[0])])
     classes = F.one_hot(here.targets, task.classes).movedim(-1, 1).float()  # (n, C, h, w)
-    return task.drawing(_whole(here, classes, part))
+    return task.display_map(_whole(here, classes, part))
 
 
 def _shown(x: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:

@@ -22,10 +22,10 @@ from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import clip
 from fedstill.federation import server_rules
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, environment
-from fedstill.federation.flare_losses import listen
+from fedstill.federation.flare_lost_nodes import listen
 from fedstill.federation.run_status import JOB, METRICS, PROGRESS_TOPIC, STOPPED
 from fedstill.runs.config import RunConfig, read_toml
-from fedstill.runs.remote_run import Served
+from fedstill.runs.remote_run import RemoteRun
 
 logger = logging.getLogger("fedstill.server")
 DESCRIPTION = "description.json"  # in a run's folder: what nodes' owners were asked to approve
@@ -50,7 +50,7 @@ class ServerProgram:
     def __init__(self, config: str, run: str, nodes: Sequence[str] = ()) -> None:
         check_run_name(run)  # it names a folder
         self.config, self.run_name, self.nodes = config, run, list(nodes)
-        self._at_work: Served | None = None
+        self._at_work: RemoteRun | None = None
         self._link: FlareLink | None = None
 
     @collab.main  # type: ignore[untyped-decorator,unused-ignore]
@@ -118,7 +118,7 @@ class ServerProgram:
             logger.info("run %s: %s", self.run_name, noted.words())
 
         bars = Noted(folder / PROGRESS, then=tell, pace=60.0)
-        run = self._at_work = Served(config, link, self.run_name)
+        run = self._at_work = RemoteRun(config, link, self.run_name)
         write_text(folder / DESCRIPTION, run.description.text)
         logger.info("run %s begins; it is %s", self.run_name, grouped(run.description.sha256))
         results = run.run(folder, bars=bars)

@@ -30,8 +30,8 @@ from fedstill.core.errors import DeployError
 from fedstill.core.progress import PROGRESS, Bars, following
 from fedstill.core.run_writer import holding, write_text
 from fedstill.core.startup_kit import KIT
-from fedstill.data.node_data import PrivateConfig
-from fedstill.data.user_data import usual_folders
+from fedstill.data.node_data import NodeDataConfig
+from fedstill.data.user_data import default_folders
 from fedstill.federation import flare_kit, flare_site, server_rules
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, SERVER_FOLDER
@@ -45,9 +45,9 @@ from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.run_folder import LEARNING, SALT, marks_in, of_mark
 from fedstill.protocol.method import METHODS, method_name
-from fedstill.runs.assemble import node_models
+from fedstill.runs.build import node_models
 from fedstill.runs.config import RunConfig
-from fedstill.runs.deployed import job_of, raise_if_stopped, run_name, servers_part
+from fedstill.runs.deployed import raise_if_stopped, run_name, server_config_toml, write_run_job
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS
 
@@ -101,7 +101,7 @@ def _let_in(config: RunConfig, folder: Path) -> None:
     Args:
         folder: the server's.
     """
-    table = toml.parse(servers_part(config)) | {"plugins": config.plugins}
+    table = toml.parse(server_config_toml(config)) | {"plugins": config.plugins}
     rules = server_rules.for_run(table)
     write_text(folder / server_rules.FILE, tomli_w.dumps(as_table(rules)))
 
@@ -145,7 +145,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
         file = NodeFile(
             name=node.name,
             seed=config.seed,
-            data=PrivateConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
+            data=NodeDataConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
             model=OwnModelConfig(
                 **(vars(node_models(names[index % len(names)])) | drawn),
                 perceptual=str(Path(features).expanduser().resolve()) if features else "",
@@ -189,7 +189,7 @@ def _looked_into(
     (out / METRICS).unlink(missing_ok=True)  # which is the server's until now
     for name in (FILE, METRICS):
         shutil.copy2(served / name, out / name)
-    results = simulation.adopt(out, saved, states, bars)
+    results = simulation.load_remote_results(out, saved, states, bars)
     results["seconds"] |= {name: live["seconds"][name] for name in ("local_training", "distillation")}
     results["seconds"]["total"] = seconds + results["seconds"]["centralized"]
     starting = max(seconds - live["seconds"]["total"], 0.0)
@@ -215,7 +215,7 @@ def _simulate(config: RunConfig, run: str, names: Sequence[str], home: Path) -> 
     """FLARE's simulator: a process for the server and one for each node, without certificates."""
     work = home / "simulator"
     shutil.rmtree(work, ignore_errors=True)
-    job = job_of(config, run, names, names, work / "job")
+    job = write_run_job(config, run, names, names, work / "job")
     _let_in(config, home)
     environment = {
         **_surroundings(),
@@ -265,7 +265,7 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
         admin = stack.enter_context(Admin(deployed / "admin", patience=UP))
         admin.wait_for(names, UP)
         (served / STOPPED).unlink(missing_ok=True)  # of an earlier time
-        job = admin.submit(job_of(config, run, names, names, home / "job"))
+        job = admin.submit(write_run_job(config, run, names, names, home / "job"))
         status = ""
         # FLARE ends a job's processes at leisure: seconds after the run, and later still without a node.
         while not over(served) and not status.startswith("FINISHED"):
@@ -289,7 +289,7 @@ def _crowding(nodes: int, log: Path) -> Iterator[None]:
 def _surroundings() -> dict[str, str]:
     """The environment of FLARE's processes: threads that wait leave the processor to other processes, and
     data are looked for where this process looks, whatever folder they work in."""
-    data = os.pathsep.join(str(folder.resolve()) for folder in usual_folders())
+    data = os.pathsep.join(str(folder.resolve()) for folder in default_folders())
     return {
         "OMP_WAIT_POLICY": "PASSIVE",
         "KMP_BLOCKTIME": "0",

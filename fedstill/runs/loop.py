@@ -2,7 +2,7 @@
 
 What is done is remembered every few seconds, so a run that was stopped at any moment goes on to the figures
 it would have reached. With nodes in this process it is a :class:`~fedstill.runs.simulation.Simulation`, with
-nodes elsewhere a :class:`~fedstill.runs.remote_run.Served`.
+nodes elsewhere a :class:`~fedstill.runs.remote_run.RemoteRun`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
 from fedstill.models.module_check import needs_two
 from fedstill.models.module_utils import parameter_count
-from fedstill.node.audit_entries import ALL
+from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.network_setup import fitted
-from fedstill.privacy.statement import Statement, summary
+from fedstill.privacy.statement import Statement, summarize_privacy
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.queries import NodeSide
-from fedstill.runs.cautions import best, cautions
 from fedstill.runs.evaluation import Evaluation, Outputs, mean, student_outputs
 from fedstill.runs.predictions import FILE as PREDICTIONS
 from fedstill.runs.predictions import TestNames, predictions
+from fedstill.runs.run_warnings import best, collect_warnings
 from fedstill.runs.setting import Setting, check_method, check_server, normalization, shape_of
 from fedstill.runs.student_file import header
 from fedstill.track.listeners import Listeners
@@ -282,9 +282,9 @@ class Run(ABC):
         student = {"model": model, "parameters": parameter_count(self.student), **reached}
         scale = [tuple(values.flatten().tolist()) for values in (self.mean, self.std)]
         names = tuple(self.setting.classes) or tuple(map(str, range(self.task.classes)))
-        advice = self.task.advice(self.test.targets, names)
-        privacy = summary(self._statements(), self._spent())
-        told_of = cautions(self.setting, list(self.server.federation.nodes), privacy, told, names)
+        advice = self.task.metric_advice(self.test.targets, names)
+        privacy = summarize_privacy(self._statements(), self._spent())
+        told_of = collect_warnings(self.setting, list(self.server.federation.nodes), privacy, told, names)
         notes = [*self.notes, *self.listeners.notes, *told_of, *([advice] if advice else ())]
         notes += best(self.records.metrics, self.task, self.server.unit) if self.setting.best else ()
         return {
@@ -347,7 +347,7 @@ class Run(ABC):
 
     def _spent(self) -> dict[str, tuple[Counter[str], int]]:
         """What each node's releases cost, and how many of them have no guarantee."""
-        paid = {name: self.audit.spent(name, ALL) for name in self.server.federation.nodes}
+        paid = {name: self.audit.spending(name, ALL) for name in self.server.federation.nodes}
         return {name: (Counter(spent.total), spent.bare_total) for name, spent in paid.items()}
 
     def _take_turns(self, server: Server) -> None:
@@ -359,7 +359,7 @@ class Run(ABC):
         while server.done < total:
             losses = server.step()
             done = server.done
-            self.bars.go_without(list(server.federation.out))
+            self.bars.go_without(list(server.federation.excluded))
             line = {"phase": "distillation", "step": done, "losses": losses}
             line["seconds"] = round(self.clock.now("distillation"), 3)
             note = ""
@@ -376,12 +376,12 @@ class Run(ABC):
     def _keep_samples(self, server: Server) -> None:
         """Some inputs that the server has made, with the label maps that they were made from."""
         count = self.setting.samples
-        images = server.imagine(count) if count else None
+        images = server.preview_samples(count) if count else None
         if images is None:
             return
         turn = f"{server.done:06d}"
         self.records.samples[turn] = self.pixels(images.cpu())
-        maps = server.imagined_from(count)
+        maps = server.preview_maps(count)
         if maps is not None:
             # A copy: a file takes no two names for one memory.
             self.records.samples[f"{turn}.maps"] = maps.cpu().contiguous().clone()

@@ -18,18 +18,18 @@ from fedstill.core.config_tables import options
 from fedstill.core.errors import ArgumentError, BundleError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import write_text
-from fedstill.data.config import check_measured_on_test
+from fedstill.data.config import check_no_validation
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loading import load
-from fedstill.data.public import Public, load_public
-from fedstill.federation.offline_files import QUERIES, NodeAnswers, Queries, read_answers, read_queries
-from fedstill.federation.offline_link import AnswerFiles
+from fedstill.data.public import PublicData, load_public
+from fedstill.federation.offline_files import QUERIES, NodeResponses, Queries, read_queries, read_responses
+from fedstill.federation.offline_link import ResponseFiles
 from fedstill.federation.replies import read
-from fedstill.node.replies import Hello
+from fedstill.node.replies import NodeVersions
 from fedstill.protocol.method import METHODS, method_name
-from fedstill.protocol.run_plan import Plan, fingerprint
+from fedstill.protocol.run_plan import RunPlan, fingerprint
 from fedstill.runs.config import RunConfig, to_dict, to_toml
-from fedstill.runs.remote_run import Served
+from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.run import COMMAND, check_folder, machine_and_date, note_failures
 from fedstill.runs.setting import check_method
 from fedstill.track.listeners import Listeners
@@ -62,14 +62,14 @@ def make(config: RunConfig) -> Queries:
         raise ArgumentError(
             "link.secure_aggregation", True, "false for files: nodes that are asked by files cannot meet"
         )
-    check_measured_on_test(config.data)
+    check_no_validation(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)
     spec = InputSpec.of(config.task, data)
     check_method(method, spec.make_task(), public)
     if public is not None and not method.needs().public_labels:  # labels go nowhere without need
-        public = Public(public.name, public.inputs, None, public.note)
-    plan = Plan(
+        public = PublicData(public.name, public.inputs, None, public.note)
+    plan = RunPlan(
         QUERIES,
         to_dict(config)["method"],
         spec,
@@ -107,8 +107,8 @@ def distil(
     """
     given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.called])
     _same_queries(config, given, queries)
-    read = [read_answers(path, given, keys) for path in responses]
-    files = AnswerFiles(given, read)
+    read = [read_responses(path, given, keys) for path in responses]
+    files = ResponseFiles(given, read)
     told = {
         "queries": {
             "sha256": given.sha256,
@@ -122,7 +122,7 @@ def distil(
     listeners = Listeners(config.track, to_dict(config))
     _take_up(out, {**told, "config": to_toml(config)})
     whole = replace(config, link=replace(config.link, inputs="float32", gradients="float32"))  # as in files
-    run = Served(whole, files, given.plan.run)
+    run = RemoteRun(whole, files, given.plan.run)
     run.listeners = listeners
     results = run.run(out, bars=Bars(progress))
     results["engine"]["name"] = "files"
@@ -167,7 +167,7 @@ def _same_queries(config: RunConfig, given: Queries, path: Path) -> None:
         )
 
 
-def _about(node: NodeAnswers) -> dict[str, Any]:
+def _about(node: NodeResponses) -> dict[str, Any]:
     """What a result says of one file of answers."""
     return {
         "node": node.header.node,

@@ -76,7 +76,7 @@ def _cases(task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames
     """Return a line for each case of label maps, with the metric of all its examples together."""
     if task.kind != "map" or test.cases is None:
         return None
-    scores = task.scores(outputs, test.targets, test.cases)
+    scores = task.case_scores(outputs, test.targets, test.cases)
     if scores is None:
         return None
     cases = test.cases
@@ -128,7 +128,7 @@ def _told(task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames,
         head = ["intervals", "event", *(f"p_{beyond(name)}" for name in names)]
         followed = [[_number(time), str(int(event))] for time, event in targets.tolist()]
         return head, ([*row, *map(_number, p)] for row, p in zip(followed, survived, strict=True))
-    scores = task.scores(outputs, targets, None)
+    scores = task.case_scores(outputs, targets, None)
     return None if scores is None else ([task.metric], ([_number(score)] for score in scores.tolist()))
 
 

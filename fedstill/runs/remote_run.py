@@ -14,22 +14,22 @@ from typing import Any
 from fedstill.core.dataset import DataSet
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loading import load
-from fedstill.data.public import Public, load_public
-from fedstill.federation.meter import Meter
+from fedstill.data.public import PublicData, load_public
+from fedstill.federation.link_costs import LinkCosts
 from fedstill.federation.remote import Remote
 from fedstill.federation.transport import Link
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.methods._server import Server
 from fedstill.node.network_setup import architecture
-from fedstill.node.replies import NOTHING
+from fedstill.node.replies import NOT_JOINED
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import side_of
+from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting
-from fedstill.protocol.run_plan import Plan, describe, fingerprint
+from fedstill.protocol.run_plan import RunPlan, describe, fingerprint
 from fedstill.protocol.wire_format import WireConfig
-from fedstill.runs.assemble import about, servers
+from fedstill.runs.build import about, servers
 from fedstill.runs.config import RunConfig, to_dict
 from fedstill.runs.loop import Run
 from fedstill.runs.setting import check_networks
@@ -37,9 +37,9 @@ from fedstill.runs.setting import check_networks
 LINK = ("messages", "seconds_each", "nodes", "waiting", "absent", "link")  # what is told on a run's way
 
 
-def plan_of(config: RunConfig, data: DataSet, public: Public | None, name: str, nodes: int) -> Plan:
+def plan_of(config: RunConfig, data: DataSet, public: PublicData | None, name: str, nodes: int) -> RunPlan:
     """What so many nodes get to know of a run by this name, with the server's own data and public data."""
-    return Plan(
+    return RunPlan(
         name,
         to_dict(config)["method"],
         InputSpec.of(config.task, data),
@@ -47,12 +47,12 @@ def plan_of(config: RunConfig, data: DataSet, public: Public | None, name: str, 
         fingerprint(public),
         ("", "") if public is None else (public.name, public.note),
         re.sub(r"[^ -~]", "?", config.student.model)[:200],
-        config.link.least(nodes),
+        config.link.min_nodes(nodes),
         config.link.secure_aggregation,
     )
 
 
-class Served(Run):
+class RemoteRun(Run):
     """A run at the server, ready to begin.
 
     Args:
@@ -81,9 +81,9 @@ class Served(Run):
             self.public,
             secure_aggregation=config.link.secure_aggregation,
         )
-        self.side = side_of(self.method, at)
+        self.side = build_node_side(self.method, at)
         self.federation = Remote(link, plan, self.side.queries, config.link, self.audit, self.compute, public)
-        self.federation.waits = lambda nodes: self.bars.wait_for(nodes)
+        self.federation.on_waiting = lambda nodes: self.bars.wait_for(nodes)
 
     def about(self) -> dict[str, Any]:
         """What the result says beside the figures."""
@@ -94,12 +94,12 @@ class Served(Run):
 
     def _open(self, saved: Mapping[str, Any]) -> None:
         if saved:
-            self.federation.meter = Meter(**saved["meter"])
+            self.federation.link_costs = LinkCosts(**saved["meter"])
         self.federation.join()
-        kind, joined = architecture(self.student), self.federation.about
+        kind, joined = architecture(self.student), self.federation.node_infos
         alike = {name: told.architecture == kind for name, told in joined.items()}
         # Of several architectures a server knows no other network than its student.
-        same = self.needs.same_architecture or self.needs.student_kind
+        same = self.needs.same_architecture or self.needs.student_architecture
         needs, frozen = replace(self.needs, same_architecture=same), {n: joined[n].frozen for n in joined}
         check_networks(self.method.title, needs, frozen, alike)
         # Made before anything is trained: it refuses what a node would refuse later.
@@ -107,12 +107,12 @@ class Served(Run):
 
     def _learn(self) -> None:
         with self.clock.phase("local_training"):
-            self.federation.learn(lambda percent: self.bars.show("local training", percent, 100))
+            self.federation.train_nodes(lambda percent: self.bars.show("local training", percent, 100))
 
     def _serve(self, saved: Mapping[str, Any]) -> Server:
         server = self._begun
         # Also without a saved state: nodes may have answered before the server was stopped.
-        self.federation.recall(saved["mark"] if saved else 0)
+        self.federation.restore_checkpoint(saved["mark"] if saved else 0)
         if saved:
             server.take_up(saved["server"])
         return server
@@ -124,18 +124,18 @@ class Served(Run):
     def _nodes(self) -> Mapping[str, Any]:
         """First the nodes remember: the server's mark is always one of theirs."""
         mark = self.federation.number
-        self.federation.remember(mark)
-        return {"mark": mark, "meter": asdict(self.federation.meter)}
+        self.federation.save_checkpoint(mark)
+        return {"mark": mark, "meter": asdict(self.federation.link_costs)}
 
     def _train_centrally(self, saved: Mapping[str, Any]) -> None:
         """No data of any node are here."""
 
     def _close(self) -> None:
-        self.federation.leave()
+        self.federation.end_run()
 
     def look(self) -> Mapping[str, float]:
         """What the server can measure by itself: its student on its own test data, and what the link cost."""
-        cost = self.federation.meter.costs(0.0, 0.0)
+        cost = self.federation.link_costs.costs(0.0, 0.0)
         told = {f"link_{name}": cost[name] for name in LINK}
         outputs = self.responses(self.test.inputs)
         if outputs is not None:
@@ -149,17 +149,17 @@ class Served(Run):
         self.notes = self._said()
         results = super().results()
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
-        return {**results, "link": self.federation.meter.costs(total, training)}
+        return {**results, "link": self.federation.link_costs.costs(total, training)}
 
     def _statements(self) -> Mapping[str, Statement]:
-        return {name: told.privacy for name, told in self.federation.about.items()}
+        return {name: told.privacy for name, told in self.federation.node_infos.items()}
 
     def _about_nodes(self) -> list[dict[str, Any]]:
         return [self._about(name) for name in self.federation.nodes]
 
     def _about(self, name: str) -> dict[str, Any]:
         """What a node said of itself, and the label counts that it answered."""
-        node = self.federation.about.get(name, NOTHING)
+        node = self.federation.node_infos.get(name, NOTHING)
         told = LabelHistogram.among(self.server.state) if LABEL_COUNTS in self.side.leaves() else None
         row = None if told is None or name not in told.names else told.of([name])
         return {
@@ -174,8 +174,8 @@ class Served(Run):
     def _said(self) -> list[str]:
         """What nodes said is switched off there, each once; by whom, unless all said it."""
         said: dict[str, list[str]] = {}
-        for node, told in self.federation.about.items():
+        for node, told in self.federation.node_infos.items():
             for note in told.notes:
                 said.setdefault(note, []).append(node)
-        everyone = len(self.federation.about)
+        everyone = len(self.federation.node_infos)
         return [n if len(who) == everyone else f"{', '.join(who)}: {n}" for n, who in said.items()]

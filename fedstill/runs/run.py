@@ -20,11 +20,11 @@ from fedstill.core.progress import PROGRESS, Noted
 from fedstill.core.run_writer import make_folder, require_no_objects, require_same, write_text
 from fedstill.core.text_format import counted, json_text
 from fedstill.core.version import __version__
-from fedstill.data.config import check_measured_on_test
-from fedstill.runs.assemble import prepare
-from fedstill.runs.config import RunConfig, lasting, load_toml, to_dict, to_toml
+from fedstill.data.config import check_no_validation
+from fedstill.runs.build import prepare
+from fedstill.runs.config import RunConfig, fingerprint_options, load_toml, to_dict, to_toml
 from fedstill.runs.simulation import Simulation
-from fedstill.runs.trained_models import TrainedModels
+from fedstill.runs.trained_model_cache import TrainedModels
 from fedstill.track.listeners import Listeners
 
 REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their own
@@ -110,7 +110,7 @@ def _with_kit(config: RunConfig, kit: Path) -> RunConfig:
     """A run at the federation that an admin's kit lets in to, wherever it will be resumed from."""
     from fedstill.runs.deployed import reach
 
-    check_measured_on_test(config.data)
+    check_no_validation(config.data)
 
     reach(kit)
     return replace(config, engine=replace(config.engine, startup_kit=str(kit.resolve())))
@@ -140,7 +140,7 @@ def resume(
     if (out / "result.json").exists():
         result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
         if "options" in result:
-            require_same(out, result["options"], lasting(load_toml(out / "config.toml")))
+            require_same(out, result["options"], fingerprint_options(load_toml(out / "config.toml")))
         return result
     config = load_toml(out / "config.toml")
     _require_engine(config)
@@ -171,7 +171,7 @@ def _go(
         from fedstill.runs.deployed import submit
 
         results = submit(config, out, bars, listeners)
-        result = {**results, "command": command, "options": lasting(config), **machine_and_date()}
+        result = {**results, "command": command, "options": fingerprint_options(config), **machine_and_date()}
         write_text(out / "result.json", json_text(result) + "\n")
         listeners.close(result)
         note_failures(listeners, result, out)

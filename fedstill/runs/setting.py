@@ -15,8 +15,8 @@ from fedstill.core.dataset import TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller, option_name
 from fedstill.core.names import plain
 from fedstill.core.table_schema import NO_SCHEMA, Schema
-from fedstill.data.public import Public
-from fedstill.data.tables import check_rows
+from fedstill.data.public import PublicData
+from fedstill.data.tables import check_features
 from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
@@ -73,7 +73,7 @@ class Setting:
     samples: int = 12
     test_names: Sequence[str] = ()
     best: bool = False
-    public: Public | None = None
+    public: PublicData | None = None
     link: LinkConfig = field(default_factory=LinkConfig)
     privacies: Sequence[PrivacyConfig] = ()
     classes: Sequence[str] = ()
@@ -88,7 +88,7 @@ class Setting:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_method(method: Method, task: Task, public: Public | None) -> None:
+def check_method(method: Method, task: Task, public: PublicData | None) -> None:
     """Refuse a method that cannot learn the task, or lacks public data.
 
     Raises:
@@ -114,12 +114,12 @@ def check_server(setting: Setting) -> None:
     """
     setting.task.check(setting.test, "test data")
     shape, public = shape_of(setting), setting.public
-    models.check(setting.student, shape, setting.task.outputs(shape), "student", setting.task.form)
+    models.check(setting.student, shape, setting.task.output_shape(shape), "student", setting.task.form)
     if not any(parameter.requires_grad for parameter in setting.student.parameters()):
         raise ArgumentError("student", "all frozen", "a network with something to train")
     if public is not None:
         theirs = tuple(public.inputs.shape[1:])
-        labels = setting.task.blank(len(public), theirs) if public.labels is None else public.labels
+        labels = setting.task.empty_targets(len(public), theirs) if public.labels is None else public.labels
         data = TensorData(public.inputs, labels.to(public.inputs.device))
         setting.task.check(data, "public data")
         check_range(setting, data, "public data")
@@ -146,7 +146,7 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
     if len(set(map(plain, names))) < count:
         raise ArgumentError("names", names, "each name once")
     shape = shape_of(setting)
-    outputs = setting.task.outputs(shape)
+    outputs = setting.task.output_shape(shape)
     for name, part, model in zip(names, setting.parts, setting.models, strict=True):
         setting.task.check(part, f"data of {name}")
         if tuple(part.inputs.shape[1:]) != shape:
@@ -187,7 +187,7 @@ def check_networks(title: str, needs: Needs, frozen: Mapping[str, bool], alike: 
         (reason, nodes), *others = reasons.items()
         also = "".join(f"; {', '.join(who)}: {why}" for why, who in others)
         raise MethodRefused(title, ", ".join(nodes), f"{reason}{also}")
-    if needs.student_kind and not any(alike.values()):
+    if needs.student_architecture and not any(alike.values()):
         raise MethodRefused(title, "the student", "its architecture is none of the nodes'")
 
 
@@ -199,11 +199,11 @@ def shape_of(setting: Setting) -> Shape:
 def check_range(setting: Setting, data: TensorData, what: str) -> None:
     """Refuse what a generator could never make: pixels outside 0..1, and rows that their schema forbids."""
     if setting.schema and setting.task.form == "rows":
-        check_rows(data.inputs, setting.schema, what)
+        check_features(data.inputs, setting.schema, what)
     if setting.task.form != "images":
         return
     mean, std = (each.flatten().tolist() for each in normalization(setting))
-    images = setting.task.pictured(data)  # what is measured of an image may be brighter than white
+    images = setting.task.real_images(data)  # what is measured of an image may be brighter than white
     try:
         check_pixels(images, mean, std, what)
     except DataError as error:

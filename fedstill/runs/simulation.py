@@ -24,13 +24,13 @@ from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.network_setup import architecture
 from fedstill.node.node import Node
-from fedstill.node.node_group import signature
+from fedstill.node.node_group import stacking_key
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.digests import chained, digest
+from fedstill.protocol.digests import chain_digest, digest
 from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.protocol.run_plan import fingerprint
-from fedstill.runs.simulation_metrics import Measured
-from fedstill.runs.trained_models import TrainedModels
+from fedstill.runs.simulation_metrics import MeasuredSimulation
+from fedstill.runs.trained_model_cache import TrainedModels
 
 CHUNK = 50  # local steps between two looks at the clock
 UPPER_BOUND = (
@@ -48,10 +48,10 @@ def digest_of(parts: Sequence[TensorData]) -> str:
     return digest("data", named)
 
 
-class Simulation(Measured):
-    """A setting's run in this process; of its nodes' data and networks see :class:`Prepared`."""
+class Simulation(MeasuredSimulation):
+    """A setting's run in this process; of its nodes' data and networks see :class:`PreparedSimulation`."""
 
-    def adopt(
+    def load_remote_results(
         self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], bars: Bars
     ) -> dict[str, Any]:
         """Take up what processes elsewhere have trained for this setting, and measure it.
@@ -77,7 +77,7 @@ class Simulation(Measured):
         for node in self.known:
             for learner in node.learners:
                 learner.optimizers.pop("model", None)
-            node.load(nodes[node.name])
+            node.load_state_dict(nodes[node.name])
         self._made = self.make_server([[node] for node in self.nodes])
         self._made.take_up(server["server"])
         self.audit.open(out / FILE)
@@ -102,7 +102,7 @@ class Simulation(Measured):
         self.compute.precision = saved["precision"]  # as the run began, whatever machine this is
         self.local_steps, self.groups = saved["local_steps"], saved["groups"]
         for node in self.nodes:
-            node.load(saved["nodes"][node.name])
+            node.load_state_dict(saved["nodes"][node.name])
 
     def _learn(self) -> None:
         span = self.side.first
@@ -130,7 +130,7 @@ class Simulation(Measured):
         self.mark = Node("centralized", together, model, gate, self.setting.seed)
         local_training.prepare([self.mark], self.setting.local)
         if saved.get("mark"):
-            self.mark.load(saved["mark"])
+            self.mark.load_state_dict(saved["mark"])
         with self.clock.phase("centralized"):
             self._train_once("centralized", [[self.mark]], "centralized", WHOLE)
         self.mark.optimizers.clear()
@@ -146,16 +146,16 @@ class Simulation(Measured):
             "precision": self.compute.precision,
             "local_steps": self.local_steps,
             "groups": self.groups,
-            "nodes": {node.name: node.state() for node in self.nodes},
+            "nodes": {node.name: node.state_dict() for node in self.nodes},
             "data": self._data,
             "models": self._models(),
-            "mark": None if self.mark is None else self.mark.state(),
+            "mark": None if self.mark is None else self.mark.state_dict(),
         }
 
     @cached_property
     def _data(self) -> str:
         """A fingerprint of what is learned from and tested on: a file may be another as a run goes on."""
-        return chained(digest_of([*self.setting.parts, self.setting.test]), fingerprint(self.public))
+        return chain_digest(digest_of([*self.setting.parts, self.setting.test]), fingerprint(self.public))
 
     def _models(self) -> dict[str, str]:
         """What the networks are beside their weights, and the files of those that only predict."""
@@ -232,7 +232,7 @@ class Simulation(Measured):
         while left := to_do():
             # Who has most to do comes first, so that no core has nothing to do before the end.
             places = sorted(left, key=lambda place: -left[place])[: workers.count]
-            if any(groups[place][0].private for place in places):  # which is charged while they learn
+            if any(groups[place][0].private_steps for place in places):  # which is charged while they learn
                 places = places[:1]
             now = [groups[place] for place in places]
             work = (

@@ -22,13 +22,13 @@ from fedstill.node.local_training import at_once
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import WHOLE
-from fedstill.protocol.secure_aggregation import SUM, read_sums, summands, total
+from fedstill.protocol.secure_aggregation import SUM, decode_sums, sum_contributions, total
 from fedstill.runs.evaluation import Metrics, Outputs, deviation, float32_outputs, mean
-from fedstill.runs.simulation_nodes import Prepared
-from fedstill.runs.trained_models import TrainedModels
+from fedstill.runs.simulation_nodes import PreparedSimulation
+from fedstill.runs.trained_model_cache import TrainedModels
 
 
-class Measured(Prepared, ABC):
+class MeasuredSimulation(PreparedSimulation, ABC):
     """Measures a simulation's models as they stand, once its server has been made.
 
     Attributes:
@@ -190,8 +190,8 @@ class Measured(Prepared, ABC):
         added = []
         for row, node in enumerate(teachers):
             mine = {name: each[row] for name, each in told.items()}
-            added.append(summands(mine, asked.kinds(), asked.sums, node.told))
-        values, _ = read_sums(total(added), asked.kinds())
+            added.append(sum_contributions(mine, asked.kinds(), asked.sums, node.released_counts))
+        values, _ = decode_sums(total(added), asked.kinds())
         placed = self.compute.here({name: value.unsqueeze(0) for name, value in values.items()})
         return Responses(-1, (SUM,), placed)
 

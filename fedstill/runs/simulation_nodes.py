@@ -21,17 +21,17 @@ from fedstill.node import local_training
 from fedstill.node.gate import Gate
 from fedstill.node.network_setup import check_local_batch
 from fedstill.node.node import Node
-from fedstill.node.node_group import kind as kind_of
+from fedstill.node.node_group import architecture_key as kind_of
 from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
 from fedstill.privacy.config import NoPrivacy
-from fedstill.protocol.method import side_of
+from fedstill.protocol.method import build_node_side
 from fedstill.protocol.queries import NodeSetting
 from fedstill.runs.evaluation import Evaluation
 from fedstill.runs.loop import Run
 from fedstill.runs.setting import Setting, check_networks, check_nodes
 
 
-class Prepared(Run, ABC):
+class PreparedSimulation(Run, ABC):
     """Nodes, student and method of a setting, ready to begin.
 
     Args:
@@ -66,12 +66,12 @@ class Prepared(Run, ABC):
             )
         ]
         for node in self.nodes:
-            node.gate.outputs = self.task.outputs(self.shape)
+            node.gate.outputs = self.task.output_shape(self.shape)
         student = kind_of(self.student)
         check_networks(
             self.method.title,
             self.needs,
-            {node.name: node.only_answers for node in self.nodes},
+            {node.name: node.is_frozen for node in self.nodes},
             {node.name: kind_of(node.model) == student for node in self.nodes},
         )
         networks = {f"model of {node.name}": node.model for node in self.nodes}
@@ -90,8 +90,8 @@ class Prepared(Run, ABC):
             setting.schema,
             setting.link.secure_aggregation,
         )
-        self.side = side_of(self.method, self.at_nodes)
-        if any(query.objection_to(setting.local.optimizer) for query in self.side.queries.values()):
+        self.side = build_node_side(self.method, self.at_nodes)
+        if any(query.sum_fault(setting.local.optimizer) for query in self.side.queries.values()):
             expected = (
                 "sgd with link.secure_aggregation: a first step of Adam shows the sign of each gradient"
             )

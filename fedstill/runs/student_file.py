@@ -120,7 +120,7 @@ def name_of(setting: Setting) -> str:
     known = {key: each.shape for key, each in student.state_dict().items()}
     if name in MODELS.own:
         width = len(next(student.parameters()))  # of the first layer, which is what ``:width`` says
-        given = (shape_of(setting), setting.task.outputs(shape_of(setting))[0], 0, "student")
+        given = (shape_of(setting), setting.task.output_shape(shape_of(setting))[0], 0, "student")
         for spec in (name, f"{name}:{width}"):
             with suppress(FedstillError):
                 made = build(spec, *given, vocabulary=setting.vocabulary).state_dict()

@@ -11,9 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.attacks.membership_scores import Seen
-from fedstill.attacks.model_updates import Observed, Part, Schedule, gradients, shared
-from fedstill.attacks.transcript import RepeatedRun
+from fedstill.attacks.membership_scores import RecordLogits
+from fedstill.attacks.model_updates import (
+    ModelPart,
+    ObservedUpdate,
+    Schedule,
+    loss_gradients,
+    shared_parameters,
+)
+from fedstill.attacks.transcript import ReplayedRun
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.node.local_training import predict
@@ -59,24 +65,28 @@ def look(
     records: TensorData,
     inside: torch.Tensor | None = None,
     compute: Compute | None = None,
-) -> Seen:
+) -> RecordLogits:
     """What target and shadows say about records, of which no shadow learned where nothing is said of that."""
     told = [predict(model, records.inputs, compute or Compute()) for model in (target, *shadows)]
     nobody = torch.zeros(len(shadows), len(records), dtype=torch.bool)
-    return Seen(told[0], torch.stack(told[1:]), nobody if inside is None else inside, records.targets)
+    return RecordLogits(told[0], torch.stack(told[1:]), nobody if inside is None else inside, records.targets)
 
 
 def released(
-    model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, part: Part = "all", smoothing: float = 0.0
-) -> Observed:
+    model: nn.Module,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    part: ModelPart = "all",
+    smoothing: float = 0.0,
+) -> ObservedUpdate:
     """One gradient of a batch."""
     own = {name: value.detach() for name, value in model.named_parameters()}
-    how, found = Schedule(smoothing=smoothing), gradients(model, own, inputs, targets, smoothing)
-    return Observed(model, {name: found[name].detach() for name in shared(model, part)}, how)
+    how, found = Schedule(smoothing=smoothing), loss_gradients(model, own, inputs, targets, smoothing)
+    return ObservedUpdate(model, {name: found[name].detach() for name in shared_parameters(model, part)}, how)
 
 
-def replay(method: dict[str, Any], **changes: Any) -> RepeatedRun:
-    return RepeatedRun.of(config(method, **changes))
+def replay(method: dict[str, Any], **changes: Any) -> ReplayedRun:
+    return ReplayedRun.of(config(method, **changes))
 
 
 def made(folder: Path, method: dict[str, Any], **changes: Any) -> Path:

@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedstill.attacks.attack import Attack, AttackResult, LeakageFigure, Pictures, Strip, Target
-from fedstill.attacks.attack_runner import attack
+from fedstill.attacks.attack import Attack, AttackResult, ImageStrip, ImageTable, LeakageMetric, Target
+from fedstill.attacks.attack_runner import run_attacks
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
-from fedstill.attacks.transcript import HeardRelease
+from fedstill.attacks.transcript import ObservedRelease
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.report import write_report
 from tests.attacks.runs import FEDAVG, FEDIOD, made
@@ -35,14 +35,14 @@ CONFIG = LeakageConfig.from_table(QUICK)
 @pytest.fixture(scope="module")
 def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
-    attack(folder, CONFIG, command="fedstill attack here")
+    run_attacks(folder, CONFIG, command="fedstill attack here")
     return folder
 
 
 @pytest.fixture(scope="module")
 def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = made(tmp_path_factory.mktemp("runs") / "fedavg", FEDAVG)
-    attack(folder, CONFIG)
+    run_attacks(folder, CONFIG)
     return folder
 
 
@@ -90,17 +90,17 @@ def test_without_a_terminal_each_attack_is_a_line(
     fedavg: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(fedavg, tmp_path / "run")
-    attack(folder, LeakageConfig((LabelCounts(),)), progress=True)
+    run_attacks(folder, LeakageConfig((LabelCounts(),)), progress=True)
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("the run once more, to hear what leaves  after ")
     assert second.startswith("attack: counts  after ")
-    attack(folder, LeakageConfig((LabelCounts(),)))
+    run_attacks(folder, LeakageConfig((LabelCounts(),)))
     assert capsys.readouterr().err == ""
 
 
 def test_the_same_seed_gets_the_same(fedavg: Path) -> None:
     first = parts(told(fedavg))
-    again = parts(json.loads(json.dumps(attack(fedavg, CONFIG))))
+    again = parts(json.loads(json.dumps(run_attacks(fedavg, CONFIG))))
     assert _without_seconds(again) == _without_seconds(first)
 
 
@@ -147,7 +147,7 @@ class Keeper(Attack):
     title: ClassVar[str] = "How often nodes were heard"
     odd: bool = False
 
-    def keeps(self, release: HeardRelease) -> bool:
+    def keeps(self, release: ObservedRelease) -> bool:
         return release.query == "examine" and release.part == "answer"
 
     def run(self, target: Target) -> AttackResult:
@@ -159,19 +159,19 @@ class Keeper(Attack):
             {"heard": count, "same": same}, {"first": torch.zeros(1, 1, 2, 2, dtype=torch.uint8)}
         )
 
-    def rows(self, part: Any) -> Iterator[LeakageFigure]:
+    def rows(self, part: Any) -> Iterator[LeakageMetric]:
         for node, count in part["heard"].items():
-            yield LeakageFigure(who=node, metric="releases", value=count, without="none")
+            yield LeakageMetric(who=node, metric="releases", value=count, without="none")
 
-    def pictures(self, part: Any) -> tuple[Pictures]:
-        return (Pictures(title="one", heads=("a",), strips=(Strip(head="first", stack="first"),)),)
+    def pictures(self, part: Any) -> tuple[ImageTable]:
+        return (ImageTable(title="one", heads=("a",), strips=(ImageStrip(head="first", stack="first"),)),)
 
 
 def test_an_attack_hears_the_releases_that_it_keeps(fediod: Path, tmp_path: Path) -> None:
     for file in fediod.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     name = "tests.attacks.test_attack_runner:Keeper"
-    found = attack(tmp_path, LeakageConfig.from_table({"attacks": [name]}))
+    found = run_attacks(tmp_path, LeakageConfig.from_table({"attacks": [name]}))
     (only,) = found["attacks"]
     assert only["found"] == {"heard": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
     assert only["sentence"] == (
@@ -182,13 +182,13 @@ def test_an_attack_hears_the_releases_that_it_keeps(fediod: Path, tmp_path: Path
     assert list(load_file(str(tmp_path / "leakage.safetensors"))) == [f"{name}.first"]
     assert 'alt="first"' in write_report(tmp_path).read_text()
     with pytest.raises(ArgumentError, match=r"Keeper invalid found = .* \(expected what JSON can hold"):
-        attack(tmp_path, LeakageConfig((Keeper(odd=True),)))
+        run_attacks(tmp_path, LeakageConfig((Keeper(odd=True),)))
     assert told(tmp_path)["attacks"] == [only]  # what was there is still there
-    assert list(parts(attack(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]
+    assert list(parts(run_attacks(tmp_path, LeakageConfig((LabelCounts(),))))) == ["counts"]
     assert not (tmp_path / "leakage.safetensors").exists()  # those of the attack before are gone
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no finished run"):
-        attack(tmp_path)
+        run_attacks(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from fedstill.attacks import mechanism_audits
-from fedstill.attacks.mechanism_audits import Finding
+from fedstill.attacks.mechanism_audits import AuditFinding
 from fedstill.cli import privacy
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 
-SOUND = Finding("pate", "noisy votes", 4.377, 1.25, 3.5, False, 2000, 3.2)
-BROKEN = Finding("counts", "noisy label counts", 2.0, 2.5, None, True, 1, 0.4)
+SOUND = AuditFinding("pate", "noisy votes", 4.377, 1.25, 3.5, False, 2000, 3.2)
+BROKEN = AuditFinding("counts", "noisy label counts", 2.0, 2.5, None, True, 1, 0.4)
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of the audits that were run."""
     run: list[int] = []
 
-    def finds(finding: Finding) -> mechanism_audits.Audit:
-        def one(seed: int) -> Finding:
+    def finds(finding: AuditFinding) -> mechanism_audits.Audit:
+        def one(seed: int) -> AuditFinding:
             run.append(seed)
             return finding
 

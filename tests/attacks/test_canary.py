@@ -12,8 +12,14 @@ import pytest
 import torch
 
 from fedstill.attacks import mechanism_audits, neighboring_datasets
-from fedstill.attacks.mechanism_audits import DELTA, Finding, audit, audit_one_run, one_run_linear
-from fedstill.attacks.neighboring_datasets import Distinguisher, contradicted
+from fedstill.attacks.mechanism_audits import (
+    DELTA,
+    AuditFinding,
+    audit_one_run,
+    audit_one_run_linear,
+    run_audit,
+)
+from fedstill.attacks.neighboring_datasets import Distinguisher, contradictory_records
 from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.node import dp_training
@@ -33,13 +39,13 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 # Each with the part of what is claimed that so many runs show at least.
 RELEASES: dict[str, tuple[Make, float, int]] = {
-    "counts": (neighboring_datasets.counts, 0.25, 300),
-    "votes": (neighboring_datasets.votes, 0.2, 500),
-    "label": (partial(neighboring_datasets.votes, release="label"), 0.2, 500),
-    "laplace": (neighboring_datasets.outputs, 0.2, 600),
-    "gaussian": (partial(neighboring_datasets.outputs, "gaussian", noise=0.2), 0.2, 300),
-    "gradients": (neighboring_datasets.gradients, 0.2, 300),
-    "teachers' gradients": (partial(neighboring_datasets.gradients, mechanism="pate"), 0.2, 200),
+    "counts": (neighboring_datasets.distinguish_counts, 0.25, 300),
+    "votes": (neighboring_datasets.distinguish_votes, 0.2, 500),
+    "label": (partial(neighboring_datasets.distinguish_votes, release="label"), 0.2, 500),
+    "laplace": (neighboring_datasets.distinguish_outputs, 0.2, 600),
+    "gaussian": (partial(neighboring_datasets.distinguish_outputs, "gaussian", noise=0.2), 0.2, 300),
+    "gradients": (neighboring_datasets.distinguish_gradients, 0.2, 300),
+    "teachers' gradients": (partial(neighboring_datasets.distinguish_gradients, mechanism="pate"), 0.2, 200),
 }
 
 
@@ -52,7 +58,7 @@ SURE = 0.99  # that no other version of torch or of a config finds a fault by ch
 @pytest.mark.parametrize("name", RELEASES)
 def test_sound_releases_show_something_and_less_than_is_claimed(name: str) -> None:
     make, least, runs = RELEASES[name]
-    found = audit(make(), runs, confidence=SURE)
+    found = run_audit(make(), runs, confidence=SURE)
     assert not found.refuted
     assert 0 < found.shown < found.claimed
     assert found.as_claimed is not None
@@ -60,13 +66,15 @@ def test_sound_releases_show_something_and_less_than_is_claimed(name: str) -> No
 
 
 def test_sound_private_steps_show_something_and_less_than_is_claimed() -> None:
-    found = audit(mechanism_audits.steps(noise=0.6, taken=2, records=4), 200, confidence=SURE)
+    found = run_audit(
+        mechanism_audits.audit_training_steps(noise=0.6, taken=2, records=4), 200, confidence=SURE
+    )
     assert not found.refuted
     assert 0 < found.shown < found.claimed
 
 
 def test_sound_steps_of_a_critic_show_less_than_is_claimed() -> None:
-    found = audit(mechanism_audits.critic(), 60, confidence=SURE)
+    found = run_audit(mechanism_audits.audit_critic_steps(), 60, confidence=SURE)
     assert not found.refuted
     assert found.shown < found.claimed
 
@@ -82,7 +90,7 @@ def test_one_training_shows_less_than_is_claimed() -> None:
 def test_one_training_of_a_linear_model_by_large_steps_shows_less_than_is_claimed(
     many: bool, precision: Precision
 ) -> None:
-    found = one_run_linear(confidence=SURE, many=many, precision=precision)
+    found = audit_one_run_linear(confidence=SURE, many=many, precision=precision)
     assert 0 < found.shown < found.claimed
     assert found.claimed == compute_epsilon({Event("gaussian", 4.0): 20}, DELTA)
 
@@ -95,12 +103,12 @@ def test_what_is_audited_is_what_the_private_presets_train(
 ) -> None:
     audited: dict[str, Any] = {}
 
-    def caught(*_: float, **options: Any) -> Finding:
+    def caught(*_: float, **options: Any) -> AuditFinding:
         audited.update(options)
-        return Finding("dp-sgd", "", 1.0, 0.0, None, False, 1, 0.0)
+        return AuditFinding("dp-sgd", "", 1.0, 0.0, None, False, 1, 0.0)
 
     monkeypatch.setattr(mechanism_audits, "audit_one_run", caught)
-    one_run_linear(many=many)
+    audit_one_run_linear(many=many)
     run = config.load(preset)
     assert isinstance(run.nodes.privacy, DPSGD)
     assert (audited["model"], audited["clip"]) == (run.nodes.models[0], run.nodes.privacy.training.clip)
@@ -112,24 +120,30 @@ def test_what_is_audited_is_what_the_private_presets_train(
 
 
 def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
-    assert neighboring_datasets.counts(scale=2.0).claimed == {Event("laplace", 2.0): 2}
-    assert neighboring_datasets.votes(noise=2.0).claimed == {Event("gaussian", 2 / math.sqrt(2)): 2}
-    assert neighboring_datasets.outputs("laplace", noise=0.4, bound=0.1).claimed == {Event("laplace", 1.0): 2}
-    assert neighboring_datasets.outputs("gaussian", noise=0.4, bound=0.1).claimed == {
+    assert neighboring_datasets.distinguish_counts(scale=2.0).claimed == {Event("laplace", 2.0): 2}
+    assert neighboring_datasets.distinguish_votes(noise=2.0).claimed == {
+        Event("gaussian", 2 / math.sqrt(2)): 2
+    }
+    assert neighboring_datasets.distinguish_outputs("laplace", noise=0.4, bound=0.1).claimed == {
+        Event("laplace", 1.0): 2
+    }
+    assert neighboring_datasets.distinguish_outputs("gaussian", noise=0.4, bound=0.1).claimed == {
         Event("gaussian", 2.0): 2
     }
     for mechanism in ("pate", "noisy-outputs"):
-        claimed = neighboring_datasets.gradients(2.0, mechanism).claimed
+        claimed = neighboring_datasets.distinguish_gradients(2.0, mechanism).claimed
         assert claimed[Event("gaussian", 1.0)] == 2
-        assert compute_epsilon(claimed, 1e-5) == pytest.approx(compute_epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6)
-    assert mechanism_audits.steps(0.8, taken=4, records=8, batch=2).claimed == {
+        assert compute_epsilon(claimed, 1e-5) == pytest.approx(
+            compute_epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6
+        )
+    assert mechanism_audits.audit_training_steps(0.8, taken=4, records=8, batch=2).claimed == {
         Event("gaussian", 0.8, rate=0.25): 4
     }
 
 
 @pytest.mark.parametrize("m", [1, 4])
 def test_worlds_differ_in_one_record_that_one_teacher_sees(m: int) -> None:
-    data, record = contradicted(0, m)
+    data, record = contradictory_records(0, m)
     both = TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
     parts = partition_records(both, m)
     (home,) = [part.tolist() for part in parts if 0 in part]
@@ -218,12 +232,12 @@ def test_broken_releases_are_caught(
     broken(monkeypatch)
     of_broken = attack()
     assert of_broken.claimed == claimed, "it is charged as if it were sound"
-    assert caught(audit(of_broken, runs))
+    assert caught(run_audit(of_broken, runs))
 
 
 def fixed_order(patch: pytest.MonkeyPatch) -> None:
     """Batches one after another from the first record on, charged as if each were drawn by itself."""
-    batches: Callable[..., Any] = mechanism_audits._moves
+    batches: Callable[..., Any] = mechanism_audits._step_projections
     turn = 0
 
     def sample(data: TensorData, rate: float, draws: NoiseSampler) -> TensorData:
@@ -263,17 +277,17 @@ def test_broken_private_steps_are_caught(
     noise: float, records: int, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
-    attack = mechanism_audits.steps(noise, taken=2, records=records, batch=2)
+    attack = mechanism_audits.audit_training_steps(noise, taken=2, records=records, batch=2)
     assert attack.claimed == {Event("gaussian", noise, rate=2 / records): 2}
-    assert caught(audit(attack, runs))
+    assert caught(run_audit(attack, runs))
 
 
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
 def test_a_broken_critic_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
-    attack = mechanism_audits.critic(noise=2.0)
+    attack = mechanism_audits.audit_critic_steps(noise=2.0)
     assert attack.claimed[Event("gaussian", 2.0, rate=0.5)] == 2
-    assert caught(audit(attack, 120))
+    assert caught(run_audit(attack, 120))
 
 
 def test_one_training_without_the_noise_that_was_charged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,10 +302,10 @@ def test_large_steps_without_the_noise_that_was_charged_are_caught(
     many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise_times(0.0)(monkeypatch)
-    found = one_run_linear(many=many, noise=16.0)
+    found = audit_one_run_linear(many=many, noise=16.0)
     assert found.claimed < 1.5
     assert found.refuted
 
 
-def caught(found: Finding) -> bool:
+def caught(found: AuditFinding) -> bool:
     return found.refuted and found.as_claimed is not None and found.as_claimed > found.claimed

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstill.attacks import memorization as module
-from fedstill.attacks.generative_metrics import Extractor, penultimate, pixels
-from fedstill.attacks.memorization import Neighbors, copying, data_copying, nearest, wilson
+from fedstill.attacks.generative_metrics import Extractor, penultimate_extractor, pixel_extractor
+from fedstill.attacks.memorization import (
+    Neighbors,
+    data_copying_test,
+    memorization_test,
+    nearest_neighbors,
+    wilson_interval,
+)
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 from fedstill.data import Digits, load
 from fedstill.models.image_classifiers import LeNet5
@@ -49,7 +55,7 @@ def test_nearest_is_what_a_slow_search_finds(seed: int, n: int, m: int, d: int, 
     x, y = gauss(n, seed, d), gauss(m, seed + 1, d)
     if whole:  # so that many are equally near
         x, y = x.round(), y.round()
-    distances, places = nearest(x, y)
+    distances, places = nearest_neighbors(x, y)
     every = (x.unsqueeze(1) - y).square().sum(2).sqrt()
     torch.testing.assert_close(distances, every.min(1).values, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(distances, (x - y[places]).norm(dim=1), rtol=1e-12, atol=1e-12)
@@ -58,19 +64,19 @@ def test_nearest_is_what_a_slow_search_finds(seed: int, n: int, m: int, d: int, 
 def test_small_distances_far_from_zero_keep_their_digits() -> None:
     y = gauss(50, 0) + 1e5
     x = y[:10] + 1e-6 * gauss(10, 1)
-    distances, places = nearest(x, y)
+    distances, places = nearest_neighbors(x, y)
     assert places.tolist() == list(range(10))
     torch.testing.assert_close(distances, (x - y[:10]).norm(dim=1), rtol=1e-12, atol=0)
 
 
 def test_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = gauss(37, 0), gauss(91, 1)
-    at_once = nearest(x, y)
+    at_once = nearest_neighbors(x, y)
     sizes: list[int] = []
     split = torch.split
     monkeypatch.setattr(module, "NUMBERS", 300)
     monkeypatch.setattr(torch, "split", lambda a, n: sizes.append(n) or split(a, n))
-    in_pieces = nearest(x, y)
+    in_pieces = nearest_neighbors(x, y)
     # 3 rows of 91 products of vectors; of the nearest 4, of 8 numbers each, 9 rows.
     assert set(sizes) == {300 // 91, 300 // 32}
     assert all(torch.equal(*pair) for pair in zip(at_once, in_pieces, strict=True))
@@ -95,13 +101,13 @@ def test_first_of_a_part_however_rare(few: int) -> None:
 
 def test_by_hand() -> None:
     """p = 1, h = 3; of two private images one is nearer than 3 and one as near."""
-    found = copying(
+    found = memorization_test(
         torch.tensor([[0.0]]), torch.tensor([[-3.0], [1.0]]), torch.tensor([[3.0]]), PLAIN, seed=0
     )
     assert found["statistic"] == pytest.approx(0.5)
     # One private image is kept of two: nearer with 1/2, not farther for sure.
     assert found["share"] == pytest.approx(0.75)
-    assert (found["low"], found["high"]) == wilson(0.75, 1)
+    assert (found["low"], found["high"]) == wilson_interval(0.75, 1)
     assert found["fresh"] is None
     (pair,) = found["pairs"]
     assert (pair["generated"], pair["private"], pair["held_out"]) == (0, 1, 0)
@@ -113,7 +119,7 @@ def test_by_hand() -> None:
 
 def test_fewer_private_than_held_out_by_hand() -> None:
     """The nearest private image is at 2; of three held-out ones one is nearer, and one of them is kept."""
-    found = copying(
+    found = memorization_test(
         torch.tensor([[0.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0], [4.0], [5.0]]), PLAIN, seed=0
     )
     assert found["share"] == pytest.approx(2 / 3)
@@ -123,7 +129,7 @@ def test_fewer_private_than_held_out_by_hand() -> None:
 
 def test_p_value_counts_drawings_as_a_slow_loop_does() -> None:
     generated, private, held_out = three(0, 12, 9, 5)
-    found = copying(generated, private, held_out, PLAIN, seed=3, drawings=60)
+    found = memorization_test(generated, private, held_out, PLAIN, seed=3, drawings=60)
     everyone = torch.cat([private, held_out])
 
     def statistic(mine: torch.Tensor) -> float:
@@ -131,7 +137,7 @@ def test_p_value_counts_drawings_as_a_slow_loop_does() -> None:
         return float(((h - p) / (h + p)).mean())
 
     truth = torch.arange(14) < 9
-    drawn = [statistic(mine) for mine in module._drawings(truth, None, 3, 60)]
+    drawn = [statistic(mine) for mine in module._permutations(truth, None, 3, 60)]
     assert found["statistic"] == pytest.approx(statistic(truth))
     assert found["expected"] == pytest.approx(sum(drawn) / 60)
     assert found["p_value"] == (1 + sum(value >= found["statistic"] for value in drawn)) / 61
@@ -142,10 +148,10 @@ def test_share_is_that_of_subsets_of_equal_size() -> None:
     slow = []
     for seed in range(1500):
         kept = torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:15]
-        p, _ = nearest(generated, private[kept])
-        h, _ = nearest(generated, held_out)
+        p, _ = nearest_neighbors(generated, private[kept])
+        h, _ = nearest_neighbors(generated, held_out)
         slow.append(float((p < h).double().mean()))
-    found = copying(generated, private, held_out, PLAIN, seed=0, drawings=1)
+    found = memorization_test(generated, private, held_out, PLAIN, seed=0, drawings=1)
     assert found["share"] == pytest.approx(sum(slow) / len(slow), abs=0.01)
 
 
@@ -159,8 +165,8 @@ def test_data_copying_as_scipy_has_it() -> None:
         expected = mannwhitneyu(
             x.numpy(), y.numpy(), alternative="less", method="asymptotic", use_continuity=False
         )
-        assert data_copying(x, y)[1] == pytest.approx(expected.pvalue, rel=1e-9)
-    assert data_copying(torch.zeros(3), torch.zeros(4)) == (0.0, 0.5)
+        assert data_copying_test(x, y)[1] == pytest.approx(expected.pvalue, rel=1e-9)
+    assert data_copying_test(torch.zeros(3), torch.zeros(4)) == (0.0, 0.5)
 
 
 # --- what is a copy, and what is not ----------------------------------------------------------------
@@ -179,13 +185,13 @@ def noisy(images: torch.Tensor, noise: float, seed: int = 0) -> torch.Tensor:
     return images + noise * torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))
 
 
-SPACE = pixels((0.5,), (0.5,))
+SPACE = pixel_extractor((0.5,), (0.5,))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.4])
 def test_a_generator_that_memorizes_is_caught(noise: float) -> None:
     private, held_out, _ = digits(0)
-    found = copying(noisy(private[:200], noise), private, held_out, SPACE, seed=0, drawings=199)
+    found = memorization_test(noisy(private[:200], noise), private, held_out, SPACE, seed=0, drawings=199)
     assert found["p_value"] < 0.01
     if noise < 0.4:  # more noise, and the other test sees images that are poorer than held-out ones
         assert found["z_p_value"] < 0.01
@@ -202,7 +208,7 @@ def test_fresh_images_are_no_copies() -> None:
     values = []
     for seed in range(150):
         generated, private, held_out = three(seed, 60, 80, 40)
-        found = copying(generated, private, held_out, PLAIN, seed=seed, drawings=79)
+        found = memorization_test(generated, private, held_out, PLAIN, seed=seed, drawings=79)
         values.append(found["p_value"])
     small = sum(value <= 0.05 for value in values)
     assert 2 <= small <= 15, "7.5 of 150 are expected; chance alone is outside once in a hundred times"
@@ -222,8 +228,8 @@ def test_patients_are_drawn_and_not_their_slices() -> None:
         parts = (generated, private, held_out, PLAIN)
         groups = (of[:80], of[80:120])
         return (
-            copying(*parts, seed=seed, drawings=99),
-            copying(*parts, seed=seed, drawings=99, groups=groups),
+            memorization_test(*parts, seed=seed, drawings=99),
+            memorization_test(*parts, seed=seed, drawings=99, groups=groups),
         )
 
     found = [measure(seed) for seed in range(40)]
@@ -234,17 +240,21 @@ def test_patients_are_drawn_and_not_their_slices() -> None:
 
 def test_a_patient_on_both_sides_is_refused() -> None:
     x, of = torch.zeros(2, 1), torch.tensor([3, 4])
-    with pytest.raises(ArgumentError, match=r"invalid groups = 3 \(expected of private images or of held-out ones"):
-        copying(x, x, x, PLAIN, seed=0, groups=(of, torch.tensor([3, 5])))
+    with pytest.raises(
+        ArgumentError, match=r"invalid groups = 3 \(expected of private images or of held-out ones"
+    ):
+        memorization_test(x, x, x, PLAIN, seed=0, groups=(of, torch.tensor([3, 5])))
 
 
 def test_copies_and_equal_images_need_no_division_by_zero() -> None:
     x = torch.tensor([[0.0], [1.0]])
-    found = copying(x, x, x, PLAIN, seed=0, drawings=9)
+    found = memorization_test(x, x, x, PLAIN, seed=0, drawings=9)
     assert (found["statistic"], found["share"], found["z"]) == (0.0, 0.5, 0.0)
     assert [pair["ratio"] for pair in found["pairs"]] == [1.0, 1.0]
-    assert len(copying(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, drawings=9)["pairs"]) == 1  # once each
-    of_held_out = copying(x[:1], x[1:], x[:1], PLAIN, seed=0, drawings=9)
+    assert (
+        len(memorization_test(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, drawings=9)["pairs"]) == 1
+    )  # once each
+    of_held_out = memorization_test(x[:1], x[1:], x[:1], PLAIN, seed=0, drawings=9)
     assert of_held_out["statistic"] == -1
     assert of_held_out["pairs"][0]["ratio"] == math.inf
 
@@ -254,16 +264,16 @@ def test_copies_and_equal_images_need_no_division_by_zero() -> None:
 
 def test_pixels_are_those_of_the_picture() -> None:
     x = torch.tensor([[[[-1.0, 0.0, 3.0]]]])
-    assert pixels((0.5,), (0.5,))(x).tolist() == [[0.0, 0.5, 1.0]]
+    assert pixel_extractor((0.5,), (0.5,))(x).tolist() == [[0.0, 0.5, 1.0]]
     colors = torch.stack([torch.zeros(2, 2), torch.ones(2, 2)]).unsqueeze(0)
-    assert pixels((0.25, 0.0), (1.0, 0.5))(colors).tolist() == [[0.25] * 4 + [0.5] * 4]
+    assert pixel_extractor((0.25, 0.0), (1.0, 0.5))(colors).tolist() == [[0.25] * 4 + [0.5] * 4]
 
 
 def test_penultimate_is_what_goes_into_the_last_layer() -> None:
     torch.manual_seed(0)
     net, x = LeNet5((1, 28, 28), 10), torch.randn(5, 1, 28, 28)
     net.train()
-    space = penultimate(net, x[:1], "student")
+    space = penultimate_extractor(net, x[:1], "student")
     assert space.name == "features before the last layer of student"
     with torch.no_grad():
         expected = nn.Sequential(*list(net)[:-1])(x)
@@ -296,20 +306,20 @@ def test_any_architecture_has_a_last_layer() -> None:
     net.norm.running_mean.fill_(0.5)  # type: ignore[union-attr]
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     with torch.no_grad():
-        found = penultimate(net, x[:2], "student")(x)
+        found = penultimate_extractor(net, x[:2], "student")(x)
         net.eval()
         expected = net.norm(net.first(x)).relu().mean((2, 3))
     assert found.shape == (6, 4)
     torch.testing.assert_close(found, expected.double())
     assert all(torch.equal(tensor, state[name]) for name, tensor in net.state_dict().items())
     with pytest.raises(ModelError, match="no tensor for 2 inputs"):
-        penultimate(nn.Flatten(), x[:2], "student")
+        penultimate_extractor(nn.Flatten(), x[:2], "student")
     with pytest.raises(ModelError, match=r"takes \(2, 1, 8, 8\)|takes \(2, 1, 64\)"):
-        penultimate(nn.Sequential(nn.Flatten(2), nn.Linear(64, 3)), x[:2], "student")
+        penultimate_extractor(nn.Sequential(nn.Flatten(2), nn.Linear(64, 3)), x[:2], "student")
 
 
 def test_vectors_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(DataError, match="pixels: NaN"):
-        pixels()(torch.full((2, 1, 4, 4), math.nan))
+        pixel_extractor()(torch.full((2, 1, 4, 4), math.nan))
     with pytest.raises(ArgumentError, match="images"):
-        pixels()(torch.zeros(0, 1, 4, 4))
+        pixel_extractor()(torch.zeros(0, 1, 4, 4))

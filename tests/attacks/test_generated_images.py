@@ -11,16 +11,16 @@ import torch
 
 from fedstill.attacks import memorization as module
 from fedstill.attacks.attack import AttackResult
-from fedstill.attacks.attack_runner import described
+from fedstill.attacks.attack_runner import attack_record
 from fedstill.attacks.generative_metrics import (
-    frechet,
+    frechet_distance,
     inception_scores,
     kernel_distance,
-    penultimate,
-    pixels,
+    penultimate_extractor,
+    pixel_extractor,
 )
-from fedstill.attacks.memorization import DataCopying, copying, looked_at
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.attacks.memorization import Memorization, examine_images, memorization_test
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load
 from fedstill.methods.fedavg import FedAvg
@@ -34,8 +34,8 @@ from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 
 SHAPE, SIZES = (1, 8, 8), (200, 300, 100)
-FEW = DataCopying(images=150, drawings=199, pairs=5)
-PIXELS = pixels((0.5,), (0.5,))
+FEW = Memorization(images=150, drawings=199, pairs=5)
+PIXELS = pixel_extractor((0.5,), (0.5,))
 
 
 def digits() -> tuple[list[TensorData], TensorData, torch.Tensor]:
@@ -87,7 +87,7 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
 
 
 def test_a_server_that_memorizes_is_caught_and_whose_images_it_has(run: Simulation) -> None:
-    found = looked_at(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
+    found = examine_images(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
     for space in spaces(found):
         assert space["p_value"] < 0.01
         assert space["pairs"][-1]["ratio"] < min(0.1, space["fresh"] / 2)
@@ -107,15 +107,15 @@ def test_a_server_that_memorizes_is_caught_and_whose_images_it_has(run: Simulati
 
 
 def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
-    found = looked_at(FRESH, run, replace(FEW, images=60), 3)
+    found = examine_images(FRESH, run, replace(FEW, images=60), 3)
     last = FRESH[-60:]
-    features = penultimate(run.student, last, "the student")
+    features = penultimate_extractor(run.student, last, "the student")
     everyone = torch.cat([part.inputs for part in PARTS])
     assert (found.part["images"], found.part["of"]) == (60, "inputs that the server sent to nodes")
     for extractor, copies, apart in zip(
         (PIXELS, features), spaces(found), found.part["distances"], strict=True
     ):
-        same = copying(last, everyone, TEST.inputs, extractor, seed=3, drawings=199, closest=5)
+        same = memorization_test(last, everyone, TEST.inputs, extractor, seed=3, drawings=199, closest=5)
         assert copies["extractor"] == apart["extractor"] == extractor.name
         for name in ("generated", "private", "held_out", "statistic", "expected", "p_value", "drawings"):
             assert copies[name] == same[name]
@@ -129,9 +129,9 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
             assert torch.equal(own[told["private"]], everyone[pair["private"]])
         nodes = {node.name: node.data.inputs for node in run.nodes}
         real = {name: extractor(own) for name, own in nodes.items()}
-        far = {name: frechet(extractor(last), each) for name, each in real.items()}
+        far = {name: frechet_distance(extractor(last), each) for name, each in real.items()}
         spread = TEST.inputs[torch.linspace(0, 299, 60).long()]
-        beside = {name: frechet(extractor(spread), each) for name, each in real.items()}
+        beside = {name: frechet_distance(extractor(spread), each) for name, each in real.items()}
         for key, found_ in (("average", far), ("average_held_out", beside)):
             assert apart[key] == pytest.approx(sum(found_.values()) / 3)
         assert (apart["generated"], apart["full_rank"]) == (60, apart["dimensions"] == 16)
@@ -148,16 +148,16 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
 
 def test_an_image_that_is_asked_about_again_counts_once(run: Simulation) -> None:
     moved = FRESH[:20] + 1e-3 * torch.randn(3, 20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    again = looked_at(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
-    assert again.part == looked_at(FRESH[:20], run, FEW, 3).part
+    again = examine_images(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
+    assert again.part == examine_images(FRESH[:20], run, FEW, 3).part
     assert again.part["images"] == 20
     with pytest.raises(ArgumentError, match="generated inputs is 'all one image'"):
-        looked_at(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
+        examine_images(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
 
 
 def test_held_out_and_generated_images_are_as_many_in_fid(run: Simulation) -> None:
     images = torch.cat([PARTS[0].inputs, PARTS[1].inputs, PARTS[2].inputs, FRESH[:60]])
-    found = looked_at(images, run, replace(FEW, images=len(images)), 3)
+    found = examine_images(images, run, replace(FEW, images=len(images)), 3)
     count = min(len(TEST), found.part["images"])
     assert count < found.part["images"]
     assert {apart["generated"] for apart in found.part["distances"]} == {count}
@@ -166,7 +166,7 @@ def test_held_out_and_generated_images_are_as_many_in_fid(run: Simulation) -> No
 def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 90)
     monkeypatch.setattr(module, "MOST_OF_A_NODE", 40)
-    found = looked_at(noisy(FRESH), run, FEW, 0)
+    found = examine_images(noisy(FRESH), run, FEW, 0)
     drawn = "90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     for space in spaces(found):
         assert (space["private"], space["held_out"]) == (90, 90)
@@ -183,12 +183,12 @@ def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.Monk
         assert torch.equal(shown["held_out"][row], ((other + 1) * 127.5).round().to(torch.uint8))
     assert len({pair["node"] for pair in spaces(found)[0]["pairs"]}) > 1
     assert {of["real"] for of in found.part["distances"][0]["nodes"].values()} == {40}
-    assert json.dumps(spaces(found)) == json.dumps(spaces(looked_at(noisy(FRESH), run, FEW, 0)))
+    assert json.dumps(spaces(found)) == json.dumps(spaces(examine_images(noisy(FRESH), run, FEW, 0)))
 
 
 def test_spaces_too_large_for_fid_are_told(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_DIMENSIONS", 63)
-    found = looked_at(FRESH, run, FEW, 0)
+    found = examine_images(FRESH, run, FEW, 0)
     assert [space["dimensions"] for space in found.part["distances"]] == [16]
     assert len(spaces(found)) == 2
     (skipped,) = found.skipped
@@ -204,21 +204,23 @@ def test_patients_are_drawn_whole() -> None:
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
     experiment = Simulation(setting(Standalone(), parts=parts, test=test))
-    (space,) = spaces(looked_at(FRESH, experiment, FEW, 0))
+    (space,) = spaces(examine_images(FRESH, experiment, FEW, 0))
     everyone = torch.cat([part.inputs for part in PARTS])
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
-    same = copying(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5, groups=whose)
-    alone = copying(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5)
+    same = memorization_test(
+        FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5, groups=whose
+    )
+    alone = memorization_test(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5)
     assert (space["expected"], space["p_value"]) == (same["expected"], same["p_value"])
     assert space["expected"] != alone["expected"]
 
-    by_cases = replace(TEST, cases=Cases(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
+    by_cases = replace(TEST, cases=CaseIndex(torch.arange(300) // 10, ("",) * 30, ("",) * 30))
     experiment = Simulation(setting(Standalone(), parts=parts, test=by_cases))
-    assert spaces(looked_at(FRESH, experiment, FEW, 0)) == [space]
+    assert spaces(examine_images(FRESH, experiment, FEW, 0)) == [space]
 
     # Of held-out images nothing is known: drawn one by one, and said so.
     experiment = Simulation(setting(Standalone(), parts=parts))
-    (space,) = spaces(looked_at(FRESH, experiment, FEW, 0))
+    (space,) = spaces(examine_images(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone["expected"]
     assert "p is too small" in space["mind"][0]
 
@@ -229,7 +231,7 @@ def test_patients_are_drawn_whole() -> None:
 def test_scores_are_of_one_label_an_image() -> None:
     parts = [replace(part, targets=torch.nn.functional.one_hot(part.targets, 10)) for part in PARTS]
     test = replace(TEST, targets=torch.nn.functional.one_hot(TEST.targets, 10))
-    found = looked_at(FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
+    found = examine_images(FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
     assert found.part["scores"] is None
     assert [name for name, _ in found.skipped] == ["scores"]
     assert "multi-label" in found.skipped[0][1]
@@ -240,7 +242,7 @@ def test_a_student_that_diverged_leaves_pixels() -> None:
     experiment = Simulation(setting())
     for parameter in experiment.student.parameters():
         parameter.data.fill_(torch.nan)
-    found = looked_at(FRESH, experiment, FEW, 0)
+    found = examine_images(FRESH, experiment, FEW, 0)
     assert [space["extractor"] for space in spaces(found)] == ["pixels"]
     assert found.part["scores"] is None
     assert [name for name, _ in found.skipped] == ["copying", "distances", "scores"]
@@ -248,16 +250,16 @@ def test_a_student_that_diverged_leaves_pixels() -> None:
 
 
 def test_inputs_that_are_no_numbers_give_nothing(run: Simulation) -> None:
-    found = looked_at(FRESH * torch.nan, run, FEW, 0)
+    found = examine_images(FRESH * torch.nan, run, FEW, 0)
     assert (found.part["spaces"], found.part["distances"], found.part["scores"]) == ([], [], None)
     assert found.pictures == {}
-    assert DataCopying().sentence(found.part) == ""
+    assert Memorization().sentence(found.part) == ""
     assert {name for name, _ in found.skipped} == {"copying", "distances", "scores"}
 
 
 def test_a_node_of_one_image_has_no_distance() -> None:
     parts = [PARTS[0].subset(torch.tensor([0])), *PARTS[1:]]
-    found = looked_at(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
+    found = examine_images(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
     assert list(found.part["distances"][0]["nodes"]) == ["node-1", "node-2"]
     assert [name for name, _ in found.skipped] == ["distances"]
     assert "node-0 holds one image" in found.skipped[0][1]
@@ -265,8 +267,8 @@ def test_a_node_of_one_image_has_no_distance() -> None:
 
 def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
-    found = looked_at(TEST.inputs[:150], run, FEW, 0)
-    told = described(FEW, found.part)["found"]
+    found = examine_images(TEST.inputs[:150], run, FEW, 0)
+    told = attack_record(FEW, found.part)["found"]
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert [pair["ratio"] for pair in told["spaces"][0]["pairs"]] == [None] * 5
     assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
@@ -275,10 +277,10 @@ def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
 @pytest.mark.parametrize("wrong", [{"images": 1}, {"drawings": 0}, {"pairs": 0}])
 def test_bad_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"copying.{next(iter(wrong))}"):
-        DataCopying(**wrong)
+        Memorization(**wrong)
 
 
 def test_bad_inputs_are_refused(run: Simulation) -> None:
     for wrong in (FRESH[:1], FRESH.expand(-1, 3, -1, -1), FRESH[0]):
         with pytest.raises(ArgumentError, match="generated inputs"):
-            looked_at(wrong, run, FEW, 0)
+            examine_images(wrong, run, FEW, 0)

@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstill.attacks.generative_metrics import frechet, inception_score, inception_scores, kernel_distance
+from fedstill.attacks.generative_metrics import (
+    frechet_distance,
+    inception_score,
+    inception_scores,
+    kernel_distance,
+)
 from fedstill.core.errors import DataError
 
 
@@ -31,24 +36,24 @@ def test_fid_by_hand() -> None:
     corners = torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]])  # variances 4/3
     other = corners * torch.tensor([3.0, 0.5]) + torch.tensor([1.0, -2.0])
     expected = 1 + 4 + 4 / 3 * ((1 - 3) ** 2 + (1 - 0.5) ** 2)
-    assert frechet(corners, other) == pytest.approx(expected, rel=1e-12)
+    assert frechet_distance(corners, other) == pytest.approx(expected, rel=1e-12)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 999), st.integers(3, 30), st.integers(3, 30), st.integers(1, 6))
 def test_fid_does_not_care_for_order_or_rotation(seed: int, n: int, m: int, size: int) -> None:
     x, y = mixed(n, seed, size), mixed(m, seed + 1, size)
-    found = frechet(x, y)
+    found = frechet_distance(x, y)
     assert found >= 0
-    assert frechet(y, x) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    assert frechet_distance(y, x) == pytest.approx(found, rel=1e-6, abs=1e-6)
     rotation = torch.linalg.qr(gauss(size, seed, size))[0]
-    assert frechet(x @ rotation, y @ rotation) == pytest.approx(found, rel=1e-6, abs=1e-6)
-    assert frechet(x, x) == pytest.approx(0, abs=1e-5)
+    assert frechet_distance(x @ rotation, y @ rotation) == pytest.approx(found, rel=1e-6, abs=1e-6)
+    assert frechet_distance(x, x) == pytest.approx(0, abs=1e-5)
 
 
 def test_fid_far_from_zero_keeps_its_digits() -> None:
     x, y = mixed(40, 0), mixed(60, 1)
-    assert frechet(x + 1e7, y + 1e7) == pytest.approx(frechet(x, y), rel=1e-6)
+    assert frechet_distance(x + 1e7, y + 1e7) == pytest.approx(frechet_distance(x, y), rel=1e-6)
 
 
 def test_kid_as_torchmetrics_has_it() -> None:

@@ -8,9 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.attacks.gradient_inversion import GradientInversion, Victim, attacked, inverted, victims
-from fedstill.attacks.gradient_matching import Pixels
-from fedstill.attacks.transcript import RepeatedRun
+from fedstill.attacks.gradient_inversion import (
+    GradientInversion,
+    Victim,
+    invert_victim,
+    inverted,
+    make_victims,
+)
+from fedstill.attacks.gradient_matching import PixelRange
+from fedstill.attacks.transcript import ReplayedRun
 from fedstill.core.errors import ArgumentError
 from tests.attacks.runs import FEDAVG, FEDKD, SGD, replay
 
@@ -18,8 +24,8 @@ ONE = GradientInversion(victims=2, attacks=("idlg",))
 LG, PER = {"name": "lg-fedavg", "rounds": 2}, {"name": "fedper", "rounds": 2}
 
 
-def held(again: RepeatedRun, count: int) -> list[Victim]:
-    return victims(again, 0, count=count, images=1, round=0)
+def held(again: ReplayedRun, count: int) -> list[Victim]:
+    return make_victims(again, 0, count=count, images=1, round=0)
 
 
 def adam(**changes: Any) -> dict[str, Any]:
@@ -100,8 +106,8 @@ def test_adams_first_step_is_attacked_by_direction_alone() -> None:
     assert torch.isclose(signs.abs(), torch.ones(()), atol=0.02).float().mean() > 0.5
     for attack in ("dlg", "layers"):
         with pytest.raises(ArgumentError, match="tells signs alone"):
-            attacked(victim, attack, Pixels(), 0)
-    assert attacked(victim, "inverting", Pixels(), 0).labels.tolist() == victim.data.targets.tolist()
+            invert_victim(victim, attack, PixelRange(), 0)
+    assert invert_victim(victim, "inverting", PixelRange(), 0).labels.tolist() == victim.data.targets.tolist()
 
 
 def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
@@ -115,7 +121,9 @@ def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
     assert ONE.refusal(replay(PER).experiment().side) is None
     with pytest.raises(ArgumentError, match=r"invalid inversion\.round = 2 \(expected 0 \.\. 1"):
         inverted(replay(FEDAVG), GradientInversion(round=2), 0)
-    with pytest.raises(ArgumentError, match=r"invalid inversion.victims = 300 \(expected at most \d+ of 1 images"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid inversion.victims = 300 \(expected at most \d+ of 1 images"
+    ):
         inverted(replay(FEDAVG), GradientInversion(victims=300), 0)
     for bad in ({"victims": 0}, {"images": 0}, {"round": -1}, {"attacks": ("guess",)}, {"attacks": ()}):
         with pytest.raises(ArgumentError, match="inversion"):

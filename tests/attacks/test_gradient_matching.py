@@ -16,16 +16,16 @@ from fedstill.attacks.gradient_matching import (
     IDLG,
     INVERTING,
     InversionConfig,
-    Pixels,
-    Recovered,
-    distance,
+    PixelRange,
+    RecoveredImages,
+    gradient_distance,
     invert,
     psnr,
     read_labels,
 )
-from fedstill.attacks.model_updates import Observed, Part, Schedule, trained
+from fedstill.attacks.model_updates import ModelPart, ObservedUpdate, Schedule, simulate_training
 from fedstill.core.errors import ArgumentError
-from fedstill.data import Digits, load, named
+from fedstill.data import Digits, load, make_data_config
 from fedstill.models import build
 from tests.attacks.runs import PACKS, needs_fashion, released
 
@@ -48,7 +48,7 @@ def over_30(config: InversionConfig, first: int, last: int, believed: float = 0.
 
     ``believed`` is the smoothing of labels that the attack reckons with; in truth there is none.
     """
-    data = load(named("fashion-mnist", root=str(PACKS))).train
+    data = load(make_data_config("fashion-mnist", root=str(PACKS))).train
     model, good, right = build("sigmoid-lenet", (1, 28, 28), 10, 0), 0, 0
     for at in range(first, last):
         image, label = data.inputs[at : at + 1], data.targets[at : at + 1]
@@ -108,11 +108,11 @@ def test_simulating_all_steps_gets_more_than_taking_them_for_one(count: int, mom
     model = build("sigmoid-lenet", DIGIT, 10, 0)
     before = {name: value.detach() for name, value in model.named_parameters()}
     schedule = Schedule((0.05,) * 2, count // 2, momentum=momentum)  # one epoch
-    after = trained(model, before, inputs, targets, schedule)
-    update = Observed(model, {name: (before[name] - after[name]).detach() for name in after}, schedule)
+    after = simulate_training(model, before, inputs, targets, schedule)
+    update = ObservedUpdate(model, {name: (before[name] - after[name]).detach() for name in after}, schedule)
     config = replace(IDLG, restarts=1, steps=15)
     simulated = invert(update, DIGIT, count, config, labels=targets).against(inputs)
-    as_one = Observed(model, update.mean_gradient())
+    as_one = ObservedUpdate(model, update.mean_gradient())
     mistaken = invert(as_one, DIGIT, count, config, labels=targets).against(inputs)
     assert sum(simulated.psnr) / count > 25, simulated.psnr
     assert sum(mistaken.psnr) / count < 20, mistaken.psnr
@@ -142,7 +142,7 @@ def test_batch_norm_gives_much(count: int) -> None:
 @pytest.mark.parametrize("name", ["lenet5", "sigmoid-lenet", "mlp"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("part", ["all", "head"])
-def test_the_label_of_one_image_is_read_off(name: str, smoothing: float, part: Part) -> None:
+def test_the_label_of_one_image_is_read_off(name: str, smoothing: float, part: ModelPart) -> None:
     model, (inputs, targets) = build(name, DIGIT, 10, 0), digits(10)
     for at in range(10):
         release = released(model, inputs[at : at + 1], targets[at : at + 1], part, smoothing)
@@ -180,7 +180,7 @@ def test_psnr_is_over_all_pixels_of_all_channels() -> None:
 
 
 def test_pixels_may_have_a_range_a_channel() -> None:
-    pixels = Pixels(torch.tensor([0.0, -2.0]).view(2, 1, 1), torch.tensor([1.0, 2.0]).view(2, 1, 1))
+    pixels = PixelRange(torch.tensor([0.0, -2.0]).view(2, 1, 1), torch.tensor([1.0, 2.0]).view(2, 1, 1))
     true = torch.zeros(1, 2, 1, 1)
     # Errors of 0.1 and 0.4 are a tenth of the range each.
     assert psnr(torch.tensor([0.1, 0.4]).view(1, 2, 1, 1), true, pixels).item() == pytest.approx(
@@ -191,7 +191,7 @@ def test_pixels_may_have_a_range_a_channel() -> None:
 
 def test_labels_go_with_their_images() -> None:
     true = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1)
-    found = Recovered(true[[2, 0, 1]] * 0.9, torch.tensor([7, 3, 5]), 0.0).against(true)
+    found = RecoveredImages(true[[2, 0, 1]] * 0.9, torch.tensor([7, 3, 5]), 0.0).against(true)
     assert found.labels.tolist() == [3, 5, 7]
     assert found.psnr == pytest.approx((-20 * math.log10(0.05), 100.0, -20 * math.log10(0.05)), abs=1e-4)
 
@@ -202,6 +202,8 @@ def test_the_cosine_does_not_see_lengths_and_l2_is_relative(a: float, b: float) 
     other = {"v": torch.tensor([2.0, -1.0]), "w": torch.tensor([[4.0]])}
     scaled = [{name: value * by for name, value in of.items()} for of, by in ((one, a), (other, b))]
     cosine = 1 - 12 / math.sqrt(14 * 21)
-    assert distance(scaled[0], scaled[1], cosine=True).item() == pytest.approx(cosine, abs=1e-5)
+    assert gradient_distance(scaled[0], scaled[1], cosine=True).item() == pytest.approx(cosine, abs=1e-5)
     both = [{name: value * a for name, value in of.items()} for of in (one, other)]
-    assert distance(both[0], both[1], cosine=False).item() == pytest.approx((1 + 9 + 1) / 21, rel=1e-4)
+    assert gradient_distance(both[0], both[1], cosine=False).item() == pytest.approx(
+        (1 + 9 + 1) / 21, rel=1e-4
+    )

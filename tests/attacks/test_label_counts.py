@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedstill.attacks.label_counts import LabelCounts, counts, histogram
+from fedstill.attacks.label_counts import LabelCounts, compare_counts, compare_histograms
 from fedstill.core.dataset import TensorData
 from fedstill.methods.standalone import Standalone
 from fedstill.runs.simulation import Simulation
@@ -29,7 +29,7 @@ def test_counts_by_hand() -> None:
     """Of node-1's 10 told, shares are 0.4, 0.4 and 0.2 against 0.25, 0.5 and 0.25."""
     experiment = Simulation(setting(Standalone(), parts=PARTS, classes=("cyst", "naevus", "wart")))
     told = {"node-1": torch.tensor([4.0, 4.0, 2.0]), "node-0": torch.tensor([5.0, 0.0, 5.0])}
-    exact, noised = found = counts(told, experiment)
+    exact, noised = found = compare_counts(told, experiment)
     assert exact == {
         "node": "node-0",
         "exact": True,
@@ -52,7 +52,7 @@ def test_a_node_without_findings_has_no_entry() -> None:
     one[1] = TensorData(one[1].inputs, torch.zeros_like(one[1].targets))
     experiment = Simulation(replace(setting(Standalone(), parts=one, task=MultiLabel(3)), test=one[0]))
     told = {node.name: experiment.task.counts(node.data) for node in experiment.nodes}
-    assert [each["node"] for each in counts(told, experiment)] == ["node-0", "node-2"]
+    assert [each["node"] for each in compare_counts(told, experiment)] == ["node-0", "node-2"]
 
 
 # --- how near a histogram is ------------------------------------------------------------------------
@@ -62,7 +62,7 @@ TRUE = torch.tensor([50.0, 30.0, 20.0, 0.0])
 
 def test_noised_counts_by_hand() -> None:
     """Of 80 told: 40, 40, 0 and 0 are shares 0.5, 0.5, 0, 0 against 0.5, 0.3, 0.2, 0."""
-    found = histogram(torch.tensor([40.0, 40.0, 0.0, 0.0]), TRUE, ["a", "b", "c", "d"])
+    found = compare_histograms(torch.tensor([40.0, 40.0, 0.0, 0.0]), TRUE, ["a", "b", "c", "d"])
     assert not found["exact"]
     assert found["total_variation"] == pytest.approx(0.2)
     assert found["largest_error"] == pytest.approx(0.2)
@@ -78,8 +78,8 @@ def test_noised_counts_by_hand() -> None:
 
 
 def test_counts_below_zero_and_none_at_all() -> None:
-    found = histogram(torch.tensor([-4.0, 30.0, 10.0, 0.4]), TRUE)
+    found = compare_histograms(torch.tensor([-4.0, 30.0, 10.0, 0.4]), TRUE)
     assert (found["told_absent"], found["largest_class"]) == (["0", "3"], "0")
     assert found["total_variation"] == pytest.approx(0.5), "shares 0, 30, 10 and 0.4 of 40.4"
-    nothing = histogram(torch.zeros(4), TRUE)
+    nothing = compare_histograms(torch.zeros(4), TRUE)
     assert nothing["total_variation"] == pytest.approx((0.25 + 0.05 + 0.05 + 0.25) / 2)

@@ -11,21 +11,21 @@ from torch import nn
 
 from fedstill.attacks import layerwise_inversion
 from fedstill.attacks.gradient_matching import IDLG, invert
-from fedstill.attacks.layerwise_inversion import factors, invert_layers
-from fedstill.attacks.model_updates import Observed, Part, shared
+from fedstill.attacks.layerwise_inversion import factor_gradient, invert_layers
+from fedstill.attacks.model_updates import ModelPart, ObservedUpdate, shared_parameters
 from fedstill.core.errors import ArgumentError
-from fedstill.data import load, named
+from fedstill.data import load, make_data_config
 from fedstill.models import build
 from fedstill.models.extractor_head import split
 from tests.attacks.runs import PACKS, needs_fashion, released
 
 
 def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    data = load(named("fashion-mnist", root=str(PACKS))).train
+    data = load(make_data_config("fashion-mnist", root=str(PACKS))).train
     return data.inputs[first : first + count], data.targets[first : first + count]
 
 
-def believing(release: Observed, extractor: nn.Module) -> Observed:
+def believing(release: ObservedUpdate, extractor: nn.Module) -> ObservedUpdate:
     """The same release, to an adversary who takes the node's extractor for that of another network."""
     model = copy.deepcopy(release.model)
     split(model, "model").extractor.load_state_dict(split(extractor, "other").extractor.state_dict())
@@ -51,7 +51,7 @@ def test_features_and_slopes_of_each_image_follow_exactly(count: int, precision:
     inputs, targets = pictures(count)
     model = build("lenet5", (1, 28, 28), 10, 0).to(precision)
     release = released(model, inputs.to(precision), targets)
-    found, deltas = factors(release.target["7.weight"], release.target["7.bias"], count)
+    found, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], count)
     true = split(model, "model").extractor(inputs.to(precision)).detach().double()
     assert furthest(found, true) < 1e-4
     assert int((found > 0).sum()) == int((true > 0).sum()), "rounding must not make units fire"
@@ -61,31 +61,31 @@ def test_features_and_slopes_of_each_image_follow_exactly(count: int, precision:
 def test_factors_by_hand() -> None:
     inputs = torch.tensor([[1.0, 0.0, 2.0], [0.0, 3.0, 1.0]])
     slopes = torch.tensor([[1.0, 2.0, 0.0, 0.0, -1.0], [0.0, 0.0, 4.0, -2.0, 1.0]])
-    found, deltas = factors(slopes.T @ inputs, slopes.sum(0), 2)
+    found, deltas = factor_gradient(slopes.T @ inputs, slopes.sum(0), 2)
     assert furthest(found, inputs.double()) < 1e-6
     assert furthest(deltas, slopes.double()) < 1e-6
 
 
 def test_more_images_than_the_gradient_has_directions_are_refused() -> None:
     with pytest.raises(ArgumentError, match="count is 2"):
-        factors(torch.ones(4, 3), torch.ones(4), 2)
+        factor_gradient(torch.ones(4, 3), torch.ones(4), 2)
 
 
 def test_slopes_without_zeros_do_not_tell_images_apart() -> None:
     draw = torch.Generator().manual_seed(0)
     slopes, inputs = torch.randn(2, 30, generator=draw), torch.rand(2, 40, generator=draw)
     with pytest.raises(ArgumentError, match=r"count is 2.*zeros"):
-        factors(slopes.T @ inputs, slopes.sum(0), 2)
+        factor_gradient(slopes.T @ inputs, slopes.sum(0), 2)
 
 
 @pytest.mark.parametrize("part", ["all", "head"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_each_image_of_a_batch_has_its_own_label(part: Part, smoothing: float) -> None:
+def test_each_image_of_a_batch_has_its_own_label(part: ModelPart, smoothing: float) -> None:
     inputs, _ = pictures(5)
     targets = torch.tensor([3, 0, 9, 3, 1])
     model = build("lenet5", (1, 28, 28), 10, 0)
     release = released(model, inputs, targets, part, smoothing)
-    found, deltas = factors(release.target["7.weight"], release.target["7.bias"], 5)
+    found, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], 5)
     true = split(model, "model").extractor(inputs).detach().double()
     order = (found[:, None] - true).norm(dim=2).argmin(0)
     assert layerwise_inversion._labels(release, found, deltas)[order].equal(targets)
@@ -99,18 +99,18 @@ def test_sharpened_it_is_the_network_and_its_gradient() -> None:
     model = build("lenet5", (1, 28, 28), 10, 0).double()
     x = inputs.double()
     release = released(model, x, targets)
-    blocks, linear = layerwise_inversion._parts(model, x)
+    blocks, linear = layerwise_inversion._find_blocks(model, x)
     assert linear == "7"
     outputs = layerwise_inversion._outputs(blocks, x)
     torch.testing.assert_close(outputs.flatten(1), split(model, "model").extractor(x).detach())
     features = outputs.flatten(1).requires_grad_()
     loss = nn.functional.cross_entropy(split(model, "model").head(features), targets)
     (pulls,) = torch.autograd.grad(loss, features)
-    slopes = tuple(release.target[name] for name in shared(model, "extractor"))
-    known = layerwise_inversion._Known(outputs, pulls.view_as(outputs), slopes)
-    assert float(layerwise_inversion._misfit(blocks, x, known, 1e7)) < 1e-8
-    assert float(layerwise_inversion._misfit(blocks, x, known, 1.0)) > 0.1
-    assert float(layerwise_inversion._misfit(blocks, x.flip(0), known, 1e7)) > 0.1
+    slopes = tuple(release.target[name] for name in shared_parameters(model, "extractor"))
+    known = layerwise_inversion._KnownValues(outputs, pulls.view_as(outputs), slopes)
+    assert float(layerwise_inversion._mismatch(blocks, x, known, 1e7)) < 1e-8
+    assert float(layerwise_inversion._mismatch(blocks, x, known, 1.0)) > 0.1
+    assert float(layerwise_inversion._mismatch(blocks, x.flip(0), known, 1e7)) > 0.1
 
 
 # --- strength -------------------------------------------------------------------------------------

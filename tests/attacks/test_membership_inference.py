@@ -16,13 +16,13 @@ from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.membership_inference import (
     MembershipInference,
-    best_of,
-    candidates,
-    federation,
-    merged,
-    outsider,
+    choose_candidates,
+    concatenate,
+    shadow_federation,
+    strongest_attack,
+    target_logits,
 )
-from fedstill.attacks.transcript import Heard, Overheard, RepeatedRun
+from fedstill.attacks.transcript import ObservedSimulation, ReplayedRun, ServerTranscript
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.node.local_training import predict
 from fedstill.protocol.secure_aggregation import SUM
@@ -36,14 +36,14 @@ LOCAL = {"models": ["mlp:64"], "local": HARD, "policy": {"outputs_only": False}}
 HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split": {"nodes": 2, "alpha": 5.0}}
 
 
-def done(again: RepeatedRun, most: int = 0) -> tuple[Overheard, Heard]:
-    experiment, heard = again.experiment(), Heard(most)
+def done(again: ReplayedRun, most: int = 0) -> tuple[ObservedSimulation, ServerTranscript]:
+    experiment, heard = again.experiment(), ServerTranscript(most)
     experiment.listen(lambda release: heard.take(release, experiment.public))
     return experiment, heard
 
 
 def section(
-    again: RepeatedRun, experiment: Overheard, heard: Heard, how: MembershipInference
+    again: ReplayedRun, experiment: ObservedSimulation, heard: ServerTranscript, how: MembershipInference
 ) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = how.run(Target(again, experiment, heard)).part["targets"]
     return told
@@ -96,7 +96,7 @@ def test_shadows_may_be_whole_runs_of_the_method() -> None:
 
 def test_a_shadow_federation_learns_from_its_own_half(monkeypatch: pytest.MonkeyPatch) -> None:
     again = replay(FEDAVG)
-    asked = candidates(merged(again.parts), again.data.test, FEW.records, 0)
+    asked = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
     row = torch.zeros(len(asked.records), dtype=torch.bool)
     row[::2] = True
     parts: list[torch.Tensor] = []
@@ -104,7 +104,7 @@ def test_a_shadow_federation_learns_from_its_own_half(monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         Simulation, "run", lambda self: parts.extend(node.data.inputs for node in self.nodes) or run(self)
     )
-    told, learned_from = federation(again, asked, row, 7)
+    told, learned_from = shadow_federation(again, asked, row, 7)
     assert torch.equal(learned_from, row)
     assert told.shape == (len(asked.all), 10)
     learned = torch.cat(parts).flatten(1)
@@ -152,9 +152,9 @@ def test_members_are_those_whose_nodes_took_part() -> None:
     (found,) = section(again, experiment, heard, FEW)
     size = next(len(node.data) for node in experiment.nodes if node.name == drawn)
     assert found["learned"] == found["members"] == size < 200
-    asked = candidates(merged(again.parts), again.data.test, FEW.records, 0)
+    asked = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
     row = torch.ones(len(asked.records), dtype=torch.bool)
-    learned = federation(again, asked, row, 7)[1]
+    learned = shadow_federation(again, asked, row, 7)[1]
     assert 0 < int(learned.sum()) < len(row) / 2
 
 
@@ -183,7 +183,7 @@ def test_the_ensemble_answers_through_its_gates() -> None:
     for more in ({}, {"privacy": privacy}):
         again = replay({"name": "ensemble"}, nodes={**nodes, **more})
         experiment, _ = done(again)
-        spread.append(float(outsider(experiment, again.data.test.subset(torch.arange(50))).std()))
+        spread.append(float(target_logits(experiment, again.data.test.subset(torch.arange(50))).std()))
     assert spread[1] > 10 * spread[0]
 
 
@@ -191,7 +191,7 @@ def test_the_surest_of_the_nodes_models_speaks_for_all() -> None:
     again = replay({"name": "standalone"})
     experiment, _ = done(again)
     records = again.data.test.subset(torch.arange(20))
-    told = outsider(experiment, records)
+    told = target_logits(experiment, records)
     each = torch.stack([node.model(records.inputs) for node in experiment.nodes]).detach()
     sure = each.softmax(2)[:, torch.arange(20), records.targets]  # (K, 20)
     assert torch.allclose(told.softmax(1)[torch.arange(20), records.targets], sure.max(0).values, atol=1e-6)
@@ -201,7 +201,7 @@ def test_the_surest_of_the_nodes_models_speaks_for_all() -> None:
 def test_others_of_one_node_have_its_classes_in_its_shares(records: int) -> None:
     again = replay(FEDAVG, split={"nodes": 3, "alpha": 0.3})
     own = again.parts[0]
-    asked = candidates(own, again.data.test, records, 0, alike=True)
+    asked = choose_candidates(own, again.data.test, records, 0, alike=True)
     assert int((~asked.inside).sum()) < records + 10
     parts = (asked.records.targets[asked.inside], asked.records.targets[~asked.inside])
     shares = [torch.bincount(labels, minlength=10).double() for labels in parts]
@@ -267,7 +267,7 @@ def test_scores_that_are_wrong_for_sure_are_as_good_as_right_ones(
         name: {"name": name, "auc": dict(zip(("value", "low", "high"), each, strict=True))}
         for name, each in intervals.items()
     }
-    best = best_of(found)
+    best = strongest_attack(found)
     assert best == "loss"
     part = {"targets": [{"of": "student", "best": best, "attacks": list(found.values())}]}
     assert said in MembershipInference().sentence(part)

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fedstill.attacks.membership_scores import (
-    Seen,
-    confidence,
-    halves,
-    lira,
-    lira_offline,
-    loss,
-    rates,
-    rmia,
-    together,
+    RecordLogits,
+    attack_metrics,
+    lira_attack,
+    lira_offline_attack,
+    logit_confidence,
+    loss_attack,
+    rmia_attack,
+    shadow_halves,
+    train_shadows,
 )
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
@@ -37,13 +37,13 @@ from tests.attacks.runs import look
 SEEDS = st.integers(0, 2**32)
 
 
-def of_two(target: list[float], shadows: list[list[float]], inside: list[list[int]]) -> Seen:
+def of_two(target: list[float], shadows: list[list[float]], inside: list[list[int]]) -> RecordLogits:
     """Of two classes, all records of the first: the logit is the confidence."""
 
     def logits(values: torch.Tensor) -> torch.Tensor:
         return torch.stack([values, torch.zeros_like(values)], -1)
 
-    return Seen(
+    return RecordLogits(
         logits(torch.tensor(target)),
         logits(torch.tensor(shadows)),
         torch.tensor(inside).bool(),
@@ -51,23 +51,23 @@ def of_two(target: list[float], shadows: list[list[float]], inside: list[list[in
     )
 
 
-def drawn(seed: int, models: int = 6, records: int = 5, classes: int = 3) -> Seen:
+def drawn(seed: int, models: int = 6, records: int = 5, classes: int = 3) -> RecordLogits:
     generator = torch_generator(seed, "seen")
-    return Seen(
+    return RecordLogits(
         3 * torch.randn(records, classes, generator=generator),
         3 * torch.randn(models, records, classes, generator=generator),
-        halves(records, models, seed),
+        shadow_halves(records, models, seed),
         torch.randint(classes, (records,), generator=generator),
     )
 
 
-def outsiders(seed: int, models: int = 6, records: int = 8) -> Seen:
+def outsiders(seed: int, models: int = 6, records: int = 8) -> RecordLogits:
     seen = drawn(seed, models, records)
-    return Seen(seen.target, seen.shadows, torch.zeros_like(seen.inside), seen.labels)
+    return RecordLogits(seen.target, seen.shadows, torch.zeros_like(seen.inside), seen.labels)
 
 
-def fewer(seen: Seen, models: int) -> Seen:
-    return Seen(seen.target, seen.shadows[:models], seen.inside[:models], seen.labels)
+def fewer(seen: RecordLogits, models: int) -> RecordLogits:
+    return RecordLogits(seen.target, seen.shadows[:models], seen.inside[:models], seen.labels)
 
 
 # --- scores -----------------------------------------------------------------------------------------
@@ -77,40 +77,40 @@ def fewer(seen: Seen, models: int) -> Seen:
 def test_confidence_is_the_scaled_probability(seed: int) -> None:
     seen = drawn(seed)
     p = seen.shadows.double().softmax(-1).gather(-1, seen.labels.expand(6, 5).unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(confidence(seen.shadows, seen.labels), (p / (1 - p)).log())
-    shifted = confidence(seen.target.double() + 7.0, seen.labels)
-    torch.testing.assert_close(shifted, confidence(seen.target, seen.labels))
+    torch.testing.assert_close(logit_confidence(seen.shadows, seen.labels), (p / (1 - p)).log())
+    shifted = logit_confidence(seen.target.double() + 7.0, seen.labels)
+    torch.testing.assert_close(shifted, logit_confidence(seen.target, seen.labels))
 
 
 def test_confidence_where_the_probability_is_1_to_all_digits() -> None:
     logits = torch.tensor([[100.0, 0.0, 0.0], [300.0, 0.0, 0.0]])
     labels = torch.tensor([0, 0])
     assert float(logits.double().softmax(1)[0, 0]) == 1.0
-    assert confidence(logits, labels).tolist() == pytest.approx([100 - math.log(2), 300 - math.log(2)])
+    assert logit_confidence(logits, labels).tolist() == pytest.approx([100 - math.log(2), 300 - math.log(2)])
 
 
 def test_lira_by_hand() -> None:
     seen = of_two([3.0], [[2.0], [4.0], [0.0], [-2.0]], [[1], [1], [0], [0]])
     # inside mean 3, variance 2; outside mean -1, variance 2: 16 / (2 * 2)
     for own in (True, False):
-        assert lira(seen, own).item() == pytest.approx(4.0)
-    assert lira_offline(seen).item() == pytest.approx(4 / math.sqrt(2))
+        assert lira_attack(seen, own).item() == pytest.approx(4.0)
+    assert lira_offline_attack(seen).item() == pytest.approx(4 / math.sqrt(2))
 
 
 def test_shared_variance_is_around_each_records_own_mean() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
     seen = of_two([1.0, 11.0], [[0.0, 10.0], [2.0, 14.0], [0.0, 10.0], [2.0, 14.0]], inside)
     # Deviations 1, 1 and 2, 2 of 1 degree of freedom each: variance (2 + 8) / 2
-    assert lira_offline(seen, False).tolist() == pytest.approx([0.0, -1 / math.sqrt(5)])
-    assert lira_offline(seen, True).tolist() == pytest.approx([0.0, -1 / math.sqrt(8)])
+    assert lira_offline_attack(seen, False).tolist() == pytest.approx([0.0, -1 / math.sqrt(5)])
+    assert lira_offline_attack(seen, True).tolist() == pytest.approx([0.0, -1 / math.sqrt(8)])
 
 
 @given(SEEDS)
 def test_lira_is_that_of_loops(seed: int) -> None:
     seen = drawn(seed)
-    phi = confidence(seen.shadows, seen.labels).numpy()
-    here, own = confidence(seen.target, seen.labels).numpy(), lira(seen, True)
-    offline = lira_offline(seen, True)
+    phi = logit_confidence(seen.shadows, seen.labels).numpy()
+    here, own = logit_confidence(seen.target, seen.labels).numpy(), lira_attack(seen, True)
+    offline = lira_offline_attack(seen, True)
     for record in range(5):
         inside = seen.inside[:, record].numpy()
         one, other = phi[inside, record], phi[~inside, record]
@@ -126,15 +126,15 @@ def test_means_are_shrunk_by_hand() -> None:
     seen = of_two([0.0, 0.0], [[0.0, 4.0], [2.0, 6.0], [-2.0, -2.0], [0.0, 0.0]], inside)
     # Variance 2 everywhere. Means 1 and -1, 5 and -1, apart by 2 and 6 with an error of 2 / 2 + 2 / 2, while
     # they vary by 4: so half of their deviation from 4 is kept, and means are 1.5, -1.5 and 4.5, -0.5.
-    assert lira(seen, True).tolist() == pytest.approx([0.0, (1 - 25) / 4])
-    assert lira(seen, False).tolist() == pytest.approx([0.0, (0.25 - 20.25) / 4])
+    assert lira_attack(seen, True).tolist() == pytest.approx([0.0, (1 - 25) / 4])
+    assert lira_attack(seen, False).tolist() == pytest.approx([0.0, (0.25 - 20.25) / 4])
 
 
 def test_few_shadows_are_below_64() -> None:
     few, many = drawn(0, 62), drawn(0, 64)
-    assert torch.equal(lira(few), lira(few, False))
-    assert not torch.equal(lira(few), lira(few, True))
-    assert torch.equal(lira(many), lira(many, True))
+    assert torch.equal(lira_attack(few), lira_attack(few, False))
+    assert not torch.equal(lira_attack(few), lira_attack(few, True))
+    assert torch.equal(lira_attack(many), lira_attack(many, True))
 
 
 def test_rmia_by_hand() -> None:
@@ -142,7 +142,7 @@ def test_rmia_by_hand() -> None:
     seen = of_two([odds], [[odds], [0.0]], [[1], [0]])
     others = of_two([0.0, odds, -odds], [[0.0, 0.0, 0.0]] * 2, [[0, 0, 0]] * 2)
     # r(x) = (3/4) / (5/8) = 6/5; with alpha 0.6, Pr(z) = (1.6 / 2 + 0.4) / 2 = 3/5: r(z) = 5/6, 5/4, 5/12
-    told = partial(rmia, seen, others, alpha=0.6, temperature=1.0)
+    told = partial(rmia_attack, seen, others, alpha=0.6, temperature=1.0)
     tie = (6 / 5) / (1 + 6 / 5)
     assert told(gamma=1.0).item() == pytest.approx((2 + tie) / 4)  # above 5/6 and 5/12
     assert told(gamma=2.0).item() == pytest.approx((1 + tie) / 4)  # 6/5 / (5/6) is 1.44
@@ -151,12 +151,12 @@ def test_rmia_by_hand() -> None:
 @given(SEEDS, st.sampled_from([0.5, 1.0, 2.0]))
 def test_rmia_is_that_of_loops_but_for_ties(seed: int, gamma: float) -> None:
     seen, others, alpha, temperature = drawn(seed), outsiders(seed), 0.3, 2.0
-    found = rmia(seen, others, gamma=gamma, alpha=alpha, temperature=temperature)
+    found = rmia_attack(seen, others, gamma=gamma, alpha=alpha, temperature=temperature)
 
     def probability(logits: torch.Tensor, label: torch.Tensor) -> float:
         return float((logits.double() / temperature).softmax(0)[label])
 
-    def ratio(of: Seen, record: int, online: bool) -> float:
+    def ratio(of: RecordLogits, record: int, online: bool) -> float:
         label, column = of.labels[record], of.inside[:, record]
         told = [probability(of.shadows[model, record], label) for model in range(6)]
         out = np.mean([p for p, there in zip(told, column, strict=True) if not there])
@@ -179,25 +179,29 @@ def test_rmia_is_that_of_loops_but_for_ties(seed: int, gamma: float) -> None:
 def test_logits_that_are_no_numbers_are_refused() -> None:
     seen = drawn(0)
     with pytest.raises(ArgumentError, match="target is 'NaN"):
-        Seen(seen.target / 0, seen.shadows, seen.inside, seen.labels)
+        RecordLogits(seen.target / 0, seen.shadows, seen.inside, seen.labels)
 
 
 def test_too_few_shadows_are_refused() -> None:
     seen, others = drawn(0), outsiders(0)
     with pytest.raises(ArgumentError, match="shadows inside is 0"):
-        rmia(others, others)
+        rmia_attack(others, others)
     with pytest.raises(ArgumentError, match="shadows inside is 0"):
-        lira(others)
+        lira_attack(others)
     with pytest.raises(ArgumentError, match=r"shadows outside is 1: .* variance"):
-        lira_offline(fewer(seen, 2))
+        lira_offline_attack(fewer(seen, 2))
     with pytest.raises(ArgumentError, match=r"shadows invalid outside = 1 \(expected 2 or more"):
-        lira_offline(fewer(seen, 2), True)
-    assert rmia(fewer(seen, 2), fewer(others, 2)).shape == (5,), "one inside and one outside are enough"
+        lira_offline_attack(fewer(seen, 2), True)
+    assert rmia_attack(fewer(seen, 2), fewer(others, 2)).shape == (5,), (
+        "one inside and one outside are enough"
+    )
 
 
 # --- strength ---------------------------------------------------------------------------------------
 
-Leak = list[tuple[Seen, Seen, torch.Tensor]]  # of each target: the pool, a population, and who is inside
+Leak = list[
+    tuple[RecordLogits, RecordLogits, torch.Tensor]
+]  # of each target: the pool, a population, and who is inside
 N, TARGETS, SHADOWS = 100, 3, 12
 
 
@@ -211,10 +215,10 @@ def leak() -> tuple[Leak, Leak]:
     order = torch.randperm(len(data.train), generator=torch_generator(0, "pool"))
     pool, elsewhere = data.train.subset(order[: 2 * N]), data.train.subset(order[2 * N : 4 * N])
     others = data.train.subset(order[4 * N : 4 * N + 500])
-    inside, theirs = halves(2 * N, TARGETS + 1, 1)[:TARGETS], halves(2 * N, SHADOWS, 2)
+    inside, theirs = shadow_halves(2 * N, TARGETS + 1, 1)[:TARGETS], shadow_halves(2 * N, SHADOWS, 2)
     pools: list[TensorData] = [pool] * TARGETS + [elsewhere] + [pool] * SHADOWS
     compute = Compute(EngineConfig(name="stacked"))
-    models = together(
+    models = train_shadows(
         lambda seed: build("mlp:64", (1, 8, 8), 10, seed),
         pools,
         torch.cat([inside, inside[:1], theirs]),
@@ -230,38 +234,40 @@ def leak() -> tuple[Leak, Leak]:
     return list(zip(seen[:-1], public[:-1], inside, strict=True)), blind
 
 
-Attack = Callable[[Seen, Seen], torch.Tensor]
+Attack = Callable[[RecordLogits, RecordLogits], torch.Tensor]
 
 
-def by_loss(seen: Seen, others: Seen) -> torch.Tensor:
-    return loss(seen)
+def by_loss(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
+    return loss_attack(seen)
 
 
-def by_lira(seen: Seen, others: Seen) -> torch.Tensor:
-    return lira(seen)
+def by_lira(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
+    return lira_attack(seen)
 
 
-def by_lira_offline(seen: Seen, others: Seen) -> torch.Tensor:
-    return lira_offline(seen)
+def by_lira_offline(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
+    return lira_offline_attack(seen)
 
 
-def with_strange_masks(seen: Seen, others: Seen) -> torch.Tensor:
+def with_strange_masks(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
     """Shadows that did learn from records, but not from those that are said."""
-    return lira(Seen(seen.target, seen.shadows, halves(2 * N, SHADOWS, 3), seen.labels))
+    return lira_attack(RecordLogits(seen.target, seen.shadows, shadow_halves(2 * N, SHADOWS, 3), seen.labels))
 
 
-def with_few_shadows(seen: Seen, others: Seen) -> torch.Tensor:
+def with_few_shadows(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
     """Two inside and two outside, and each record's Gaussians from those."""
-    return lira(fewer(seen, 4), True)
+    return lira_attack(fewer(seen, 4), True)
 
 
-def against_one_population(seen: Seen, others: Seen) -> torch.Tensor:
+def against_one_population(seen: RecordLogits, others: RecordLogits) -> torch.Tensor:
     """RMIA as if every record were equally hard: what models at large say of another one."""
-    return rmia(Seen(seen.target, seen.shadows.roll(1, 1), seen.inside.roll(1, 1), seen.labels), others)
+    return rmia_attack(
+        RecordLogits(seen.target, seen.shadows.roll(1, 1), seen.inside.roll(1, 1), seen.labels), others
+    )
 
 
 def mean_auc(attack: Attack, leaks: Leak) -> float:
-    found = [rates(attack(seen, others), inside)["auc"]["value"] for seen, others, inside in leaks]
+    found = [attack_metrics(attack(seen, others), inside)["auc"]["value"] for seen, others, inside in leaks]
     return sum(found) / len(found)
 
 
@@ -269,11 +275,11 @@ def mean_auc(attack: Attack, leaks: Leak) -> float:
     ("attack", "least", "weakened", "most"),
     [
         (by_lira, 0.79, by_loss, 0.76),
-        (rmia, 0.77, by_loss, 0.76),
+        (rmia_attack, 0.77, by_loss, 0.76),
         (by_lira, 0.79, with_strange_masks, 0.70),
         (by_lira, 0.79, with_few_shadows, 0.75),
         (by_lira_offline, 0.75, by_loss, 0.74),
-        (rmia, 0.77, against_one_population, 0.70),
+        (rmia_attack, 0.77, against_one_population, 0.70),
     ],
 )
 def test_strong_where_a_model_leaks_and_not_when_weakened(
@@ -285,12 +291,12 @@ def test_strong_where_a_model_leaks_and_not_when_weakened(
     assert weak < most < least
 
 
-@pytest.mark.parametrize("attack", [by_loss, by_lira, by_lira_offline, rmia])
+@pytest.mark.parametrize("attack", [by_loss, by_lira, by_lira_offline, rmia_attack])
 def test_at_chance_on_a_model_that_saw_no_record_and_not_on_one_that_did(
     attack: Attack, leak: tuple[Leak, Leak]
 ) -> None:
     for leaks, chance in zip(leak, (False, True), strict=True):
         for seen, others, inside in leaks:
-            found = rates(attack(seen, others), inside, 0.99)
+            found = attack_metrics(attack(seen, others), inside, 0.99)
             assert (found["auc"]["low"] <= 0.5 <= found["auc"]["high"]) == chance
             assert found["auc"]["high"] - found["auc"]["low"] < 0.25, "records enough to tell"

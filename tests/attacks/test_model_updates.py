@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedstill.attacks.model_updates import Observed, Part, Schedule, gradients, shared, trained
+from fedstill.attacks.model_updates import (
+    ModelPart,
+    ObservedUpdate,
+    Schedule,
+    loss_gradients,
+    shared_parameters,
+    simulate_training,
+)
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
@@ -43,7 +50,7 @@ def really_trained(
     local_training.train([node], Classification(CLASSES), local, Compute())
     steps, total = local.steps(len(data)), len(data)
     turns = range(steps * local.batch // total + 1)
-    passes = torch.cat([torch.randperm(total, generator=node.draw("pass", turn)) for turn in turns])
+    passes = torch.cat([torch.randperm(total, generator=node.generator("pass", turn)) for turn in turns])
     return parameters(node.model), list(passes[: steps * local.batch].split(local.batch))
 
 
@@ -65,7 +72,7 @@ def test_a_simulated_update_is_that_of_local_training(model: str, local: LocalCo
     network, data = build(model, SHAPE, CLASSES, 0), examples(5)
     after, order = really_trained(network, data, local)
     before = parameters(network)
-    found = trained(network, before, data.inputs, data.targets, Schedule.of(local, 5), order)
+    found = simulate_training(network, before, data.inputs, data.targets, Schedule.of(local, 5), order)
     for name, value in after.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5)
     moved = max(float((after[name] - before[name]).abs().max()) for name in after)
@@ -75,7 +82,7 @@ def test_a_simulated_update_is_that_of_local_training(model: str, local: LocalCo
 def test_a_model_with_batch_norm_is_left_alone() -> None:
     network, data = build("resnet8:4", SHAPE, CLASSES, 0).eval(), examples(4)
     state = copy.deepcopy(network.state_dict())
-    gradients(network, parameters(network), data.inputs, data.targets)
+    loss_gradients(network, parameters(network), data.inputs, data.targets)
     assert not network.training
     assert all(torch.equal(state[name], value) for name, value in network.state_dict().items())
 
@@ -88,7 +95,7 @@ def test_the_slope_of_an_update_is_that_of_small_differences(optimizer: str) -> 
     schedule = Schedule((0.3, 0.2), 1, optimizer, momentum=0.5, smoothing=0.1)  # type: ignore[arg-type]
     x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.tensor([0, 1])
-    release = Observed(network, {"1.weight": torch.zeros(3, 4), "3.bias": torch.zeros(2)}, schedule)
+    release = ObservedUpdate(network, {"1.weight": torch.zeros(3, 4), "3.bias": torch.zeros(2)}, schedule)
     assert torch.autograd.gradcheck(
         lambda x: tuple(release.of(x, y).values()), x.requires_grad_(), eps=1e-6, atol=1e-5
     )
@@ -99,13 +106,13 @@ def test_the_slope_of_an_update_is_that_of_small_differences(optimizer: str) -> 
 
 @pytest.mark.parametrize("part", ["all", "head"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])  # which the first step does not feel
-def test_an_update_of_one_sgd_step_is_a_gradient(part: Part, momentum: float) -> None:
+def test_an_update_of_one_sgd_step_is_a_gradient(part: ModelPart, momentum: float) -> None:
     network, data = build("lenet5", SHAPE, CLASSES, 0), examples(2)
     schedule = Schedule((0.1,), 2, momentum=momentum, weight_decay=0.5, smoothing=0.1)
     own = parameters(network)
-    after = trained(network, own, data.inputs, data.targets, schedule)
-    moved = {name: own[name] - after[name] for name in shared(network, part)}
-    found = Observed(network, moved, schedule).as_gradient()
+    after = simulate_training(network, own, data.inputs, data.targets, schedule)
+    moved = {name: own[name] - after[name] for name in shared_parameters(network, part)}
+    found = ObservedUpdate(network, moved, schedule).as_gradient()
     assert found.is_gradient
     assert (found.model, found.schedule.smoothing) == (network, 0.1)
     again = found.of(data.inputs, data.targets)
@@ -116,7 +123,9 @@ def test_an_update_of_one_sgd_step_is_a_gradient(part: Part, momentum: float) ->
 
 def test_the_mean_gradient_counts_a_step_as_often_as_momentum_repeats_it() -> None:
     # Two steps of gradient 1 at rates 0.5 and 0.25, momentum 0.5: 0.5 * 1, then 0.25 * 1.5.
-    release = Observed(nn.Linear(1, 1), {"w": torch.tensor(0.875)}, Schedule((0.5, 0.25), 1, momentum=0.5))
+    release = ObservedUpdate(
+        nn.Linear(1, 1), {"w": torch.tensor(0.875)}, Schedule((0.5, 0.25), 1, momentum=0.5)
+    )
     assert release.mean_gradient()["w"].item() == pytest.approx(1.0)
 
 

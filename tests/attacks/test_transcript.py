@@ -10,7 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedstill.attacks.transcript import Enough, Heard, HeardRelease, Overheard, hear, replay
+from fedstill.attacks.transcript import (
+    ObservedRelease,
+    ObservedSimulation,
+    ServerTranscript,
+    StopListening,
+    load_run,
+    replay_run,
+)
 from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, RunFolderError
 from fedstill.federation.link_config import LinkConfig
@@ -26,8 +33,8 @@ from tests.runs.test_simulation import setting
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
 
 
-def heard(folder: Path, most: int = 50) -> tuple[Overheard, Heard, str | None]:
-    return hear(folder, replay(folder), most)
+def heard(folder: Path, most: int = 50) -> tuple[ObservedSimulation, ServerTranscript, str | None]:
+    return replay_run(folder, load_run(folder), most)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def test_it_is_done_in_the_precision_of_the_run_whatever_this_machine_would_choo
     monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
     folder = made(tmp_path / "run", {"name": "fedavg", "rounds": 2})
     monkeypatch.setattr(compute, "computes_bfloat16", lambda device: False)
-    again = replay(folder).experiment()
+    again = load_run(folder).experiment()
     again.listen(lambda release: None)
     state = load_file(str(folder / "student.safetensors"))
     assert again.compute.precision == "bfloat16"
@@ -66,8 +73,8 @@ def test_an_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Pat
 
 
 def test_the_last_queries_and_answers_are_kept(fediod: Path) -> None:
-    releases: list[HeardRelease] = []
-    replay(fediod).experiment().listen(releases.append)
+    releases: list[ObservedRelease] = []
+    load_run(fediod).experiment().listen(releases.append)
     experiment, seen, _ = heard(fediod, most=40)
     asked = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
     responses = seen.responses("node-1")
@@ -96,7 +103,7 @@ def test_answers_about_public_inputs_come_with_them(tmp_path: Path) -> None:
 
 def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"holds no finished run: there is no result\.json"):
-        replay(tmp_path)
+        load_run(tmp_path)
     (tmp_path / "result.json").write_text("{}")
     text = (fediod / "config.toml").read_text()
     for old, new in (('name = "one-by-one"', 'name = "flare"'), ('startup_kit = ""', 'startup_kit = "kit"')):
@@ -104,7 +111,7 @@ def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_pa
         text = text.replace(old, new)
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(ArgumentError, match="nodes' data are on this machine"):
-        replay(tmp_path)
+        load_run(tmp_path)
 
 
 def test_another_run_with_the_same_bytes_is_told_of(fediod: Path, tmp_path: Path) -> None:
@@ -125,9 +132,9 @@ THREE_STEPS = FedIOD(
 OUTPUTS = {"policies": [PolicyConfig()] * 3}
 
 
-def listened(method: Any, **changes: Any) -> tuple[Overheard, list[HeardRelease]]:
-    releases: list[HeardRelease] = []
-    experiment = Overheard(setting(method, **changes))
+def listened(method: Any, **changes: Any) -> tuple[ObservedSimulation, list[ObservedRelease]]:
+    releases: list[ObservedRelease] = []
+    experiment = ObservedSimulation(setting(method, **changes))
     assert experiment.listen(releases.append)
     return experiment, releases
 
@@ -146,7 +153,7 @@ def test_what_is_heard_is_what_the_audit_log_counts(method: Any, changes: dict[s
     for release in releases:
         for name, tensor in release.tensors.items():
             heard_[release.node, release.kinds[name]] += tensor.nbytes
-    counted = experiment.audit.sums.bytes.items()
+    counted = experiment.audit.totals.bytes.items()
     left = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
     assert heard_.keys() == left.keys()
     if "link" not in changes:  # else in fewer bytes than they are heard in
@@ -188,13 +195,13 @@ def test_what_is_heard_does_not_change_later() -> None:
 
 
 def test_a_listener_ends_the_run_when_it_has_heard_enough() -> None:
-    releases: list[HeardRelease] = []
-    experiment = Overheard(setting(FEDAVG))
+    releases: list[ObservedRelease] = []
+    experiment = ObservedSimulation(setting(FEDAVG))
 
-    def hear(release: HeardRelease) -> None:
+    def hear(release: ObservedRelease) -> None:
         releases.append(release)
         if release.query == "train":
-            raise Enough
+            raise StopListening
 
     assert not experiment.listen(hear)
     assert [release.query for release in releases] == ["tell_size"] * 3 + ["train"]

@@ -14,7 +14,7 @@ from scipy import integrate, optimize, stats
 from fedstill.core import timing
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import accounting
-from fedstill.privacy.accounting import calibrate_noise, compute_epsilon, max_repetitions, is_within_epsilon
+from fedstill.privacy.accounting import calibrate_noise, compute_epsilon, is_within_epsilon, max_repetitions
 from fedstill.privacy.events import Event, cost_from_dict
 
 DPSGD = {Event("gaussian", 1.0, rate=0.01): 1000}
@@ -129,7 +129,9 @@ def test_the_curve_of_a_group_is_the_integral_of_its_mixture(noise: float, rate:
 
 def test_however_small_a_divergence_rounding_makes_none_negative() -> None:
     """Sums that should be 1 come out a little below."""
-    assert all((accounting.rdp_curve(gaussian(noise, 1e-8)) >= 0).all() for noise in np.geomspace(1.1, 1e4, 12))
+    assert all(
+        (accounting.rdp_curve(gaussian(noise, 1e-8)) >= 0).all() for noise in np.geomspace(1.1, 1e4, 12)
+    )
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -159,7 +161,9 @@ def test_more_events_less_delta_or_less_noise_never_cost_less(
     for accountant in ("pld", "rdp"):
         cost = compute_epsilon(spent, delta, accountant)
         slack = 1e-3 * cost + 1e-9  # of the grids, which are not the same
-        assert compute_epsilon({**spent, further: spent.get(further, 0) + 1}, delta, accountant) >= cost - slack
+        assert (
+            compute_epsilon({**spent, further: spent.get(further, 0) + 1}, delta, accountant) >= cost - slack
+        )
         assert compute_epsilon(spent, delta / 10, accountant) >= cost - slack
         louder = {Event(e.kind, e.noise * 1.2, e.rate): n for e, n in spent.items()}
         assert compute_epsilon(louder, delta, accountant) <= cost + slack
@@ -190,7 +194,9 @@ def test_thousands_of_different_events_cost_a_little_more_than_as_many_equal_one
 
 def test_few_different_events_are_not_rounded() -> None:
     spent = {gaussian(2.0 + i, 0.01): 7 for i in range(accounting.MAX_DISTINCT_EVENTS)}
-    assert compute_epsilon(spent, 1e-5, "rdp") == accounting.rdp_to_epsilon(accounting.compose_rdp(spent), 1e-5)
+    assert compute_epsilon(spent, 1e-5, "rdp") == accounting.rdp_to_epsilon(
+        accounting.compose_rdp(spent), 1e-5
+    )
     spent[gaussian(1.5, 0.01)] = 7
     exact = accounting.rdp_to_epsilon(accounting.compose_rdp(spent), 1e-5)
     assert exact < compute_epsilon(spent, 1e-5, "rdp") < 1.1 * exact
@@ -218,7 +224,9 @@ def test_the_most_is_affordable_and_one_more_is_not(
         return {e: spent.get(e, 0) + times * price.get(e, 0) for e in {*spent, *price}}
 
     assert is_within_epsilon(after(k), limit, 1e-5, accountant)
-    assert compute_epsilon(after(k), 1e-5, accountant) <= limit < compute_epsilon(after(k + 1), 1e-5, accountant)
+    assert (
+        compute_epsilon(after(k), 1e-5, accountant) <= limit < compute_epsilon(after(k + 1), 1e-5, accountant)
+    )
     assert not is_within_epsilon(after(k + 1), limit, 1e-5, accountant)
     assert max_repetitions(spent, price, limit, 1e-5, accountant, up_to=k // 2) == k // 2
     assert max_repetitions(after(k), price, limit, 1e-5, accountant) == 0
@@ -233,7 +241,11 @@ def test_calibrated_noise_is_enough_and_a_little_less_is_not(
         return {gaussian(s, 0.02): 500, gaussian(20 * s): 10, Event("laplace", 10.0): 1}
 
     s = calibrate_noise(schedule, limit, 1e-5, accountant)
-    assert compute_epsilon(schedule(s), 1e-5, accountant) <= limit < compute_epsilon(schedule(s / 1.0051), 1e-5, accountant)
+    assert (
+        compute_epsilon(schedule(s), 1e-5, accountant)
+        <= limit
+        < compute_epsilon(schedule(s / 1.0051), 1e-5, accountant)
+    )
 
 
 @pytest.mark.parametrize(("limit", "rate"), [(0.5, 0.49), (3.0, 0.01), (20.0, 0.23)])

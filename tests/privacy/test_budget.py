@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.privacy import accounting, budget
 from fedstill.privacy.accounting import Accountant, compute_epsilon
-from fedstill.privacy.budget import Budget, BudgetExceeded, describe_budgets, describe_total_cost, round_down, remaining_epsilon, round_up
+from fedstill.privacy.budget import (
+    Budget,
+    BudgetExceeded,
+    describe_budgets,
+    describe_total_cost,
+    remaining_epsilon,
+    round_down,
+    round_up,
+)
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.events import Event, PrivacyCost
 
@@ -83,7 +91,9 @@ def spend(one: Budget, prices: Sequence[PrivacyCost], at_most: int = 100_000) ->
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("prices", [[GAUSSIAN], [SAMPLED], [LAPLACE, GAUSSIAN, SAMPLED]])
-def test_it_stops_at_exactly_the_price_that_does_not_fit(prices: list[PrivacyCost], accountant: Accountant) -> None:
+def test_it_stops_at_exactly_the_price_that_does_not_fit(
+    prices: list[PrivacyCost], accountant: Accountant
+) -> None:
     limit = 4.0
     spent, number = spend(Budget(limit, 1e-5, accountant), prices)
     assert number > 30
@@ -102,7 +112,9 @@ steps = st.lists(st.sampled_from([LAPLACE, GAUSSIAN, SAMPLED, PrivacyCost(LAPLAC
 
 @settings(max_examples=12, deadline=None)
 @given(steps, st.sampled_from([0.7, 1.5]), st.lists(st.integers(0, 24), max_size=3))
-def test_it_says_what_the_accountant_would_say(asked: list[PrivacyCost], limit: float, others: list[int]) -> None:
+def test_it_says_what_the_accountant_would_say(
+    asked: list[PrivacyCost], limit: float, others: list[int]
+) -> None:
     """Whatever is asked in whatever order, and what another process spends in between."""
     one = Budget(limit, 1e-5)
     spent = PrivacyCost()

@@ -12,7 +12,14 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy.accounting import compute_epsilon
-from fedstill.privacy.epsilon_lower_bounds import ErrorRates, Evidence, fisher_discriminant, clopper_pearson_upper, one_run_lower_bound, evidence_from_runs
+from fedstill.privacy.epsilon_lower_bounds import (
+    ErrorRates,
+    Evidence,
+    clopper_pearson_upper,
+    evidence_from_runs,
+    fisher_discriminant,
+    one_run_lower_bound,
+)
 from fedstill.privacy.events import Event
 
 
@@ -65,7 +72,9 @@ def test_exact_rates_of_laplace_noise_come_to_its_epsilon() -> None:
 def test_the_bound_holds_for_gaussian_noise_in_nearly_all_repetitions_and_comes_near(mu: float) -> None:
     spent = {Event("gaussian", 1 / mu): 1}
     claimed, count = compute_epsilon(spent, 1e-5), 100
-    found = [evidence_from_runs(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)]
+    found = [
+        evidence_from_runs(normals(3000, 2 * k), normals(3000, 2 * k + 1) + mu, 1e-5) for k in range(count)
+    ]
     wrong = sum(evidence.refutes(spent) for evidence in found)
     assert wrong <= 10, "5 % of 100, or what chance makes of that"
     assert sum(evidence.epsilon(1e-5) > claimed for evidence in found) <= wrong
@@ -79,7 +88,9 @@ def test_half_the_noise_is_found() -> None:
     evidence = evidence_from_runs(normals(600, 0), normals(600, 1) + 2, 1e-5)
     assert evidence.refutes(spent)
     assert (
-        compute_epsilon(spent, 1e-5) < evidence.as_claimed(spent, 1e-5) < compute_epsilon({Event("gaussian", 0.5): 1}, 1e-5)
+        compute_epsilon(spent, 1e-5)
+        < evidence.as_claimed(spent, 1e-5)
+        < compute_epsilon({Event("gaussian", 0.5): 1}, 1e-5)
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.events import MAX_GROUP, MAX_COUNT, Event, cost_from_dict
+from fedstill.privacy.events import MAX_COUNT, MAX_GROUP, Event, cost_from_dict
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fedstill.federation.inprocess import partition
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.protection import teachers_of
 from fedstill.privacy.pate import TeacherEnsemble, _ClippedGradient, partition_records
 from fedstill.protocol.local_config import LocalConfig
@@ -216,7 +216,9 @@ def test_a_group_stays_together_and_follows_its_own_number_alone() -> None:
     assert sum(map(bool, owners)) > 1
     rest = data(60, groups=groups).subset((groups != 3).nonzero().flatten())
     assert rest.groups is not None
-    assert [set(rest.groups[part].tolist()) for part in partition_records(rest, 4)] == [own - {3} for own in owners]
+    assert [set(rest.groups[part].tolist()) for part in partition_records(rest, 4)] == [
+        own - {3} for own in owners
+    ]
 
 
 # --- teachers as nodes ----------------------------------------------------------------------------

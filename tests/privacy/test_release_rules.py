@@ -14,10 +14,10 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from fedstill.core.errors import ArgumentError
-from fedstill.privacy.clipping import CLIP_MARGIN, clip_factors, row_norms, clip_rows
+from fedstill.privacy.clipping import CLIP_MARGIN, clip_factors, clip_rows, row_norms
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import secure, seeded
-from fedstill.privacy.pate import PateConfig, NoisyVotes
+from fedstill.privacy.pate import NoisyVotes, PateConfig
 from fedstill.privacy.release_rules import Derived, Exact, NoisyCounts, NoisyRows, Rule, SanitizedGradients
 
 PROTECTING: list[Rule] = [

@@ -34,7 +34,9 @@ def told(config: PrivacyConfig) -> Statement:
 
 def text(nodes: dict[str, tuple[PrivacyConfig, dict[str, int]]]) -> str:
     statements = {name: told(config) for name, (config, _) in nodes.items()}
-    return str(summarize_privacy(statements, {name: (spent, 0) for name, (_, spent) in nodes.items()})["text"])
+    return str(
+        summarize_privacy(statements, {name: (spent, 0) for name, (_, spent) in nodes.items()})["text"]
+    )
 
 
 def cost(noise: float, delta: float = 1e-5) -> str:
@@ -78,7 +80,9 @@ def test_what_pld_rests_on_is_said_where_it_is_used() -> None:
 
 def test_no_line_is_longer_than_servers_keep() -> None:
     said = [line for name in MECHANISMS.own for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)]
-    assert all(len(line) <= LONGEST for line in (*said, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20))
+    assert all(
+        len(line) <= LONGEST for line in (*said, NON_ADAPTIVE, PER_RECORD_ONLY, STOPPING_TEXT + "1" * 20)
+    )
 
 
 @pytest.mark.parametrize(

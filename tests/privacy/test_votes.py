@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import seeded
-from fedstill.privacy.pate import PateConfig, NoisyVotes
+from fedstill.privacy.pate import NoisyVotes, PateConfig
 from tests.privacy.test_release_rules import only
 
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 
 from fedstill.methods import (
     Group,
-    Kind,
     Method,
     Needs,
+    PayloadKind,
     Server,
     Span,
     payload_kinds,
@@ -27,7 +27,7 @@ from fedstill.methods import (
     train_round,
 )
 
-CLASS_LOGITS = Kind(
+CLASS_LOGITS = PayloadKind(
     "class logits", "a mean score vector for each class, over a node's own records", of="rows"
 )
 
@@ -54,7 +54,7 @@ class FedDistill(Method):
     """Weight of the distance to what all nodes together say of an example's class."""
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, one_label=True)
+        return Needs(trainable=True, single_label=True)
 
     # --- at the nodes -----------------------------------------------------------------------------------
 

@@ -14,7 +14,17 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from fedstill.privacy import COUNTED, Draws, Event, Price, PrivacyConfig, Query, Release, Rule, Task
+from fedstill.privacy import (
+    COUNTED,
+    Event,
+    NoiseSampler,
+    PrivacyConfig,
+    PrivacyCost,
+    Query,
+    Release,
+    Rule,
+    Task,
+)
 
 
 @dataclass(frozen=True)
@@ -36,14 +46,14 @@ class Flipped(Rule):
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:  # (B, C) scores: 10 for the best class, else 0
         return 10.0 * F.one_hot(tensor.nan_to_num().argmax(1), tensor.shape[1])
 
-    def noise(self, tensor: torch.Tensor, draws: Draws) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
         best, C = tensor.argmax(1).cpu(), tensor.shape[1]
         kept, other = draws.uniform((2, len(tensor)))
         flipped = kept * (1 + (C - 1) * math.exp(-1 / self.level) if self.level else 0) > 1
         return 10.0 * F.one_hot((best + flipped * (1 + (other * (C - 1)).long())) % C, C).to(tensor.device)
 
-    def price(self, shape: Sequence[int]) -> Price | None:
-        return Price({Event("pure", self.level): shape[0]}) if self.level else None
+    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+        return PrivacyCost({Event("pure", self.level): shape[0]}) if self.level else None
 
 
 @dataclass(frozen=True, kw_only=True)

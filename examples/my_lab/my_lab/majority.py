@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.attacks.attack import Attack, AttackResult, LeakageColumn, LeakageFigure, Target
+from fedstill.attacks.attack import Attack, AttackResult, LeakageColumn, LeakageMetric, Target
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.queries import NodeSide
 
@@ -49,12 +49,12 @@ class MajorityClass(Attack):
                 nodes.append({"node": node.name, "guess": classes[guess], "true": classes[true]})
         return AttackResult({"nodes": nodes, "classes": len(classes)})
 
-    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageFigure]:
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         nodes = part["nodes"]
         right = sum(node["guess"] == node["true"] for node in nodes)
         share, column = 100 * right / max(len(nodes), 1), "majority_right"
         text, who, chance = f"{share:.0f}%", f"{len(nodes)} nodes", f"{100 / part['classes']:.0f}%"
-        yield LeakageFigure(who=who, metric="right", value=share, text=text, without=chance, column=column)
+        yield LeakageMetric(who=who, metric="right", value=share, text=text, without=chance, column=column)
         for node in nodes:
-            yield LeakageFigure(who=node["node"], metric="guess", text=node["guess"], detail=True)
-            yield LeakageFigure(who=node["node"], metric="most", text=node["true"], detail=True)
+            yield LeakageMetric(who=node["node"], metric="guess", text=node["guess"], detail=True)
+            yield LeakageMetric(who=node["node"], metric="most", text=node["true"], detail=True)

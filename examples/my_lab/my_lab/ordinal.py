@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.dataset import Cases
+from fedstill.core.dataset import CaseIndex
 from fedstill.tasks import Metric, TaskConfig
 from fedstill.tasks.classification import Classification
 
@@ -31,12 +31,12 @@ class Ordinal(Classification):
         far = emd(outputs.softmax(-1), wanted).mean(1)  # (G,)
         return super().loss(outputs, targets, smoothing) + self.emd * far
 
-    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+    def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         far = emd(student.softmax(1), target.softmax(1))  # (B,)
-        return super().distance(student, target, tau) + self.emd * far
+        return super().distillation_loss(student, target, tau) + self.emd * far
 
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         off = (outputs.argmax(1) - targets).abs().double()  # (N,) grades
         return {"accuracy": 100 * off.eq(0).double().mean().item(), "mae": off.mean().item()}

@@ -16,12 +16,12 @@ def median(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.
 
     All nodes count alike: ``weights`` have no part in it.
     """
-    nodes, ordered = len(responses), task.normalized(responses).sort(0).values
+    nodes, ordered = len(responses), task.normalize_outputs(responses).sort(0).values
     return ordered[(nodes - 1) // 2 : nodes // 2 + 1].mean(0)
 
 
 def trimmed_mean(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
     """The mean of log-probabilities without the lowest and the highest fifth of the nodes, rounded up."""
-    nodes, ordered = len(responses), task.normalized(responses).sort(0).values
+    nodes, ordered = len(responses), task.normalize_outputs(responses).sort(0).values
     cut = min(-(-nodes // 5), (nodes - 1) // 2)
     return ordered[cut : nodes - cut].mean(0)

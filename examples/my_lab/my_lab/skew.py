@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Interval
 
-from fedstill.data import Items, SplitConfig
+from fedstill.data import SplitConfig, SplitItems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class QuantitySkew(SplitConfig):
     power: Annotated[float, Interval(ge=0, le=10)] = 1.0
     """0: equal shares. 1: the second node has half as many examples as the first, the third a third."""
 
-    def divide(self, items: Items, generator: np.random.Generator) -> np.ndarray:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> np.ndarray:
         shares = np.arange(1.0, self.nodes + 1) ** -self.power  # (K,)
         ends = np.cumsum(shares) / shares.sum() * items.sizes.sum()
         order = generator.permutation(len(items))

@@ -9,12 +9,12 @@ import torch
 
 from fedstill.core.errors import DataError, QueryRefused
 from fedstill.protocol.queries import Query
-from fedstill.protocol.secure_aggregation import Added, Spoil, summands
+from fedstill.protocol.secure_aggregation import Corruption, SumWeighting, sum_contributions
 from fedstill.protocol.wire_format import Tensors
 
 
 @dataclass(frozen=True)
-class Adding:
+class SumContribution:
     """How a release becomes a part of a sum.
 
     Args:
@@ -23,14 +23,14 @@ class Adding:
         least: that a count is taken for in weighing: noise may leave one node alone with any of a class that
             nobody has, and the sum would be that node's answer.
         mask: what is added to each part, by its place; None: nothing, which changes no sum.
-        spoil, always: as :func:`~fedstill.protocol.secure_aggregation.summands` has them.
+        spoil, always: as :func:`~fedstill.protocol.secure_aggregation.sum_contributions` has them.
         settle: refuses counts or sizes, by the way of weighing, that differ from those of earlier runs.
     """
 
     told: dict[str, torch.Tensor]
     least: float = 0.0
     mask: Callable[[torch.Tensor, int], torch.Tensor] | None = None
-    spoil: Spoil | None = None
+    spoil: Corruption | None = None
     always: bool = False
     settle: Callable[[str, torch.Tensor], None] | None = None
 
@@ -43,7 +43,7 @@ class Adding:
         """
         kinds = query.kinds()
         try:
-            added = summands(released, kinds, query.sums, self.told, self.spoil, self.always)
+            added = sum_contributions(released, kinds, query.sums, self.told, self.spoil, self.always)
         except DataError as error:
             raise QueryRefused(node, query.name, f"sums: {error}") from error
         except KeyError as missing:
@@ -62,7 +62,7 @@ class Adding:
             self.told.setdefault(way, counts.clamp_min(self.least))
 
     @staticmethod
-    def _counts(query: Query, released: Tensors) -> Iterator[tuple[Added, torch.Tensor]]:
+    def _counts(query: Query, released: Tensors) -> Iterator[tuple[SumWeighting, torch.Tensor]]:
         """The counts and sizes in a release, by the way of weighing."""
         kinds = query.kinds()
         for name, tensor in released.items():

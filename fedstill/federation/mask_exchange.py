@@ -13,24 +13,24 @@ import torch
 
 from fedstill.core.errors import DataError, NodeFault
 from fedstill.federation.replies import read
-from fedstill.federation.transport import Delivery
-from fedstill.node.replies import Words
-from fedstill.node.sum_masks import KEY, sign, stream
-from fedstill.protocol.messages import Agree, Introduce, Meet, Message, Reveal
-from fedstill.protocol.secure_aggregation import SumCall
+from fedstill.federation.transport import MessageSender
+from fedstill.node.replies import AgreementCodes
+from fedstill.node.sum_masks import KEY_BYTES, mask_sign, mask_stream
+from fedstill.protocol.messages import ConfirmSurvivors, Message, ReceiveKeys, RevealMasks, SendKeys
+from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors
 
 Each = Callable[[Sequence[str], str, Callable[[str], Any]], dict[str, Any]]  # a call to each of some nodes
 
 
-class SumExchange:
+class MaskExchange:
     """The messages beside queries that sums need.
 
     Args:
         each: calls some nodes at once; those that fail are left out.
     """
 
-    def __init__(self, send: Delivery, each: Each) -> None:
+    def __init__(self, send: MessageSender, each: Each) -> None:
         self._send, self._each = send, each
         self._cards: dict[str, tuple[object, torch.Tensor]] = {}  # with what the node said when it joined
         self._met: dict[str, torch.Tensor] = {}  # the cards that all of its nodes have been shown
@@ -43,41 +43,43 @@ class SumExchange:
             joined: what each said as it joined: another object where it has joined anew.
         """
         new = [node for node in members if self._cards.get(node, (None,))[0] is not joined[node]]
-        for node, card in self._each(new, "introduce", self._card).items():
+        for node, card in self._each(new, "send_keys", self._card).items():
             self._cards[node] = joined[node], card
         shown = {node: self._cards[node][1] for node in members if node in self._cards}
         same = shown.keys() <= self._met.keys() and all(self._met[node] is shown[node] for node in shown)
         if not same:
-            self._each(list(shown), "meet", lambda node: self._send.tell(node, Meet(), shown))
+            self._each(list(shown), "receive_keys", lambda node: self._send.tell(node, ReceiveKeys(), shown))
             self._met = shown
 
     def _card(self, node: str) -> torch.Tensor:
-        told = self._send.deliver(node, "introduce", self._send.pack(Introduce())).tensors
+        told = self._send.deliver(node, "send_keys", self._send.pack(SendKeys())).tensors
         if set(told) != {"card"} or told["card"].dtype != torch.uint8:
             raise DataError("its reply is no card")
         return told["card"]
 
-    def uncovered(self, call: SumCall, ring: Tensors, added: Sequence[str]) -> dict[str, torch.Tensor]:
+    def uncovered(self, call: SumRequest, ring: Tensors, added: Sequence[str]) -> dict[str, torch.Tensor]:
         """A sum of those that added to it, without the masks that do not cancel.
 
         Raises:
             NodeFault: one of them fails before it has revealed its mask, so that the sum cannot be read.
         """
-        words = self._told(added, "agree", dict.fromkeys(added, Agree(call.number, tuple(added))))
+        words = self._told(
+            added, "confirm_survivors", dict.fromkeys(added, ConfirmSurvivors(call.number, tuple(added)))
+        )
         revealing = {}
         for node in added:
             others = [other for other in added if other != node]
             if words[node].keys() != set(others):
-                raise NodeFault(node, "agree", "it does not agree with each of the others")
+                raise NodeFault(node, "confirm_survivors", "it does not agree with each of the others")
             heard = {other: words[other].get(node, "") for other in others}
-            revealing[node] = Reveal(call.number, heard)
-        keys = self._told(added, "reveal", revealing)
+            revealing[node] = RevealMasks(call.number, heard)
+        keys = self._told(added, "reveal_masks", revealing)
         lost = set(call.members) - set(added)
         found = {name: tensor.clone() for name, tensor in ring.items()}
         for place, name in enumerate(sorted(found)):
             for node in added:
                 if keys[node].keys() != {node, *lost}:
-                    raise NodeFault(node, "reveal", "it does not reveal what the sum needs")
+                    raise NodeFault(node, "reveal_masks", "it does not reveal what the sum needs")
                 found[name] -= stream(_key(node, keys[node][node]), place, found[name].shape)
                 for other in lost:
                     shared = stream(_key(node, keys[node][other]), place, found[name].shape)
@@ -99,7 +101,7 @@ def _key(node: str, digits: str) -> bytes:
     try:
         key = bytes.fromhex(digits)
     except ValueError as error:
-        raise NodeFault(node, "reveal", "it reveals what is no key") from error
+        raise NodeFault(node, "reveal_masks", "it reveals what is no key") from error
     if len(key) != KEY:
-        raise NodeFault(node, "reveal", "it reveals what is no key")
+        raise NodeFault(node, "reveal_masks", "it reveals what is no key")
     return key

@@ -27,7 +27,7 @@ class ServerRun:
 
 
 @dataclass(frozen=True)
-class ServerView:
+class ServerStatus:
     """What is known of a server.
 
     Args:
@@ -46,7 +46,7 @@ class ServerView:
     trouble: str = ""
 
 
-class ServerWatch:
+class ServerMonitor:
     """Looks at the server of a federation's folder, with one session for all looks, which keeps a process
     alive until it is closed.
 
@@ -58,7 +58,7 @@ class ServerWatch:
         self._folder, self._about = folder, provision.read_federation(folder)
         self._admin: Admin | None = None
 
-    def look(self) -> ServerView:
+    def look(self) -> ServerStatus:
         """The server as it is now."""
         process, trouble = flare_site.running(flare_kit.server(self._folder)), ""
         nodes: Mapping[str, float] = {}
@@ -71,7 +71,7 @@ class ServerWatch:
                 trouble, self._admin = str(error), None
         address = f"{self._about['host']}:{self._about['port']}"
         runs = _runs(self._folder / "runs", jobs)
-        return ServerView(str(self._about["name"]), address, process, nodes, runs, trouble)
+        return ServerStatus(str(self._about["name"]), address, process, nodes, runs, trouble)
 
     def close(self) -> None:
         """End the session, if one has begun."""

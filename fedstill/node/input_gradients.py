@@ -9,10 +9,10 @@ import torch
 from fedstill.core.errors import QueryRefused
 from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
-from fedstill.node.node_group import stack
+from fedstill.node.node_group import stack_tensors
 from fedstill.protocol.queries import Query
-from fedstill.protocol.secure_aggregation import spread, weight_of
-from fedstill.protocol.wire_format import Tensors, refine
+from fedstill.protocol.secure_aggregation import node_weight, spread
+from fedstill.protocol.wire_format import Tensors, decompress
 
 
 def require_sound(kept: Exchange, node: str, pull: Tensors) -> None:
@@ -29,7 +29,7 @@ def require_sound(kept: Exchange, node: str, pull: Tensors) -> None:
         QueryRefused: they are of none or of other parts than were answered, not in float32, or of another
             shape than the part; or the query has no input to pull them back to.
     """
-    own, rule = refine(pull), None
+    own, rule = decompress(pull), None
     parts = {name: part for name, part in kept.outputs.items() if isinstance(part, torch.Tensor)}
     if not kept.query.differentiable:
         rule = "gradients: none are pulled back through its answer"
@@ -76,9 +76,9 @@ def pulled_back(kept: Exchange, nodes: Sequence[Node], pulls: Mapping[str, Tenso
 
 def _weighed(node: Node, query: Query, pull: Tensors) -> dict[str, torch.Tensor]:
     """What is pulled back through a node: its answer's share of it, where that was weighed in a sum."""
-    own = refine(pull)
+    own = decompress(pull)
     for name, how in query.sums.items():
-        weight = weight_of(how, node.told)
+        weight = node_weight(how, node.released_counts)
         if weight is not None:
             own[name] = own[name] * spread(weight, own[name]).to(own[name])
     return own

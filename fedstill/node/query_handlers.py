@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstill.core.compute import Compute
 from fedstill.core.cuda_graphs import Memory, Recorded, recordable
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 

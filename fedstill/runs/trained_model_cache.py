@@ -43,7 +43,7 @@ class TrainedModels:
             about: what else their training follows from, beside the configuration.
         """
         nodes = [node for group in groups for node in group]
-        if any(node.private or node.teachers for node in nodes):
+        if any(node.private_steps or node.teachers for node in nodes):
             return None
         return self._file(nodes, [[node.name for node in group] for group in groups], *about)
 

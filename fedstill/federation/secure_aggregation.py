@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedstill.core.errors import ArgumentError, NodeFault, QueryMismatch
-from fedstill.federation.answer_checks import require_finite, unlike_inputs
 from fedstill.federation.link_config import LinkConfig
+from fedstill.federation.response_checks import mismatched_gradients, require_finite
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import (
     LEAST,
     SUM,
-    SumCall,
-    ill_formed,
-    read_sums,
-    scale_of,
+    SumRequest,
+    decode_sums,
+    gradient_scale,
+    invalid_contributions,
     spoilt,
     total,
 )
@@ -27,7 +27,7 @@ from fedstill.protocol.wire_format import Tensors
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentQuery:
     """A query on its way to nodes.
 
     Args:
@@ -38,10 +38,10 @@ class Sent:
     number: int
     tensors: Tensors
     differentiable: bool
-    call: SumCall | None = None
+    call: SumRequest | None = None
 
 
-class Summed(ABC):
+class SumAggregation(ABC):
     """What a federation does with answers that are added, whatever its engine."""
 
     link: LinkConfig
@@ -50,28 +50,28 @@ class Summed(ABC):
     _last_sum: tuple[int, tuple[str, ...], Tensors] = (-1, (), {})
     _sums = 0  # the last one's number
 
-    def _summed_answers(self, members: tuple[str, ...], sent: Sent) -> dict[str, torch.Tensor]:
+    def _summed_answers(self, members: tuple[str, ...], sent: SentQuery) -> dict[str, torch.Tensor]:
         """The sum, or weighed mean, of all answers to one query."""
         kinds, call = self.queries[sent.query].kinds(), self._next_sum(members)
         given = self._answer(call.members, replace(sent, call=call))
         parts = [name for name in kinds if not name.startswith("d/d")]
         ring, added = self._sum(call, sent.query, given, parts)
-        sums, weights = read_sums(ring, kinds)
+        sums, weights = decode_sums(ring, kinds)
         self._last_sum = sent.number, added, self._placed(weights)
         return self._placed(sums)
 
-    def _next_sum(self, members: tuple[str, ...]) -> SumCall:
+    def _next_sum(self, members: tuple[str, ...]) -> SumRequest:
         """One more sum, with a number above all of earlier processes of this server, too."""
         self._sums = max(self._sums + 1, time.time_ns() // 1_000_000)
-        return SumCall(self._sums, members, self.link.quorum < 1)
+        return SumRequest(self._sums, members, self.link.quorum < 1)
 
     def _sum(
-        self, call: SumCall, query: str, given: Mapping[str, Tensors], parts: Sequence[str]
+        self, call: SumRequest, query: str, given: Mapping[str, Tensors], parts: Sequence[str]
     ) -> tuple[Tensors, tuple[str, ...]]:
         """What its members added, in the ring, and who did."""
         added = dict(given)
-        for node, fault in ill_formed(added, parts).items():
-            self.leave_out(node, query, fault, back=False)
+        for node, fault in invalid_contributions(added, parts).items():
+            self.exclude(node, query, fault, may_rejoin=False)
             del added[node]
         if not added or (len(added) < len(call.members) and not call.recover):
             missing = ", ".join(name for name in call.members if name not in added)
@@ -95,19 +95,19 @@ class Summed(ABC):
             name: grad / weights[name].to(grad) if name in weights else grad for name, grad in pull.items()
         }
         require_finite({SUM: each}, query)
-        scale = scale_of(each)  # nodes refuse any but 1
+        scale = gradient_scale(each)  # nodes refuse any but 1
         scaled = {name: grad / scale for name, grad in each.items()}
         members = tuple(name for name in added if name in self.present)
         call = self._next_sum(members)
         given = self._pull_back(number, query, dict.fromkeys(call.members, scaled), call)
         declared = self.queries[query]
         parts = [f"d/d{name}" for name in declared.differentiable]
-        sums, _ = read_sums(self._sum(call, query, given, parts)[0], declared.kinds())
-        if wrong := unlike_inputs({SUM: sums}, inputs):
+        sums, _ = decode_sums(self._sum(call, query, given, parts)[0], declared.kinds())
+        if wrong := mismatched_gradients({SUM: sums}, inputs):
             raise NodeFault(SUM, query, wrong[SUM])
         return self._placed({name: grad * scale for name, grad in sums.items()})
 
-    def _uncovered(self, call: SumCall, ring: Tensors, added: tuple[str, ...]) -> Tensors:
+    def _uncovered(self, call: SumRequest, ring: Tensors, added: tuple[str, ...]) -> Tensors:
         """A sum of those that added to it, without the masks that do not cancel in it."""
         return ring
 
@@ -121,24 +121,24 @@ class Summed(ABC):
         """See :class:`~fedstill.federation.federation.Federation`, as all that follows."""
 
     @abstractmethod
-    def leave_out(
+    def exclude(
         self, node: str, query: str, reason: str, *, back: bool, since: int | None = None
     ) -> None: ...
 
     @abstractmethod
-    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
+    def _answer(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         """Each asked node's answer, or what it adds to a sum, by its name, in order; those left out on the
         way have none."""
 
     @abstractmethod
     def _pull_back(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumCall | None
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
         """Each node's gradients with respect to the query's inputs, by its name, in order, from those that
         reached its answer."""
 
 
-def check_summed(nodes: Sequence[str], queries: Mapping[str, Query]) -> None:
+def check_secure_aggregation(nodes: Sequence[str], queries: Mapping[str, Query]) -> None:
     """Refuse sums of too few nodes, or queries whose answers cannot be added.
 
     Raises:

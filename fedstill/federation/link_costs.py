@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Meter:
+class LinkCosts:
     """What a link costs: seconds of the run by whose they were, and bytes.
 
     Of a query's time the slowest node's own work is ``nodes``, of which ``waiting`` is what the others

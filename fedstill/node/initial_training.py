@@ -83,7 +83,9 @@ class FirstTraining:
     def _some(self, span: Span) -> None:
         """A few steps of the learner whose turn it is."""
         if self._half_way:
-            raise NodeFault(self._node.name, "learn", "its training failed half-way: start the node again")
+            raise NodeFault(
+                self._node.name, "train_locally", "its training failed half-way: start the node again"
+            )
         before = 0
         for learner in self._node.learners:
             mine = len(self._steps_of(learner))

@@ -10,7 +10,7 @@ from math import inf, isfinite, sqrt
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.protocol.queries import Query, misshapen_scores
+from fedstill.protocol.queries import Query, score_shape_fault
 from fedstill.protocol.wire_format import SCALE, Tensors, from_text
 
 LARGEST = 1e12  # number of examples, or of labels
@@ -62,10 +62,10 @@ def faults(
     return found
 
 
-def strange(tensors: Tensors) -> str | None:
+def invalid_dtype_fault(tensors: Tensors) -> str | None:
     """What is wrong with tensors as they arrived, before anything is computed with them.
 
-    >>> strange({"x": torch.ones(2, dtype=torch.complex64)})
+    >>> invalid_dtype_fault({"x": torch.ones(2, dtype=torch.complex64)})
     'x are torch.complex64'
     """
     for name, tensor in tensors.items():
@@ -77,7 +77,7 @@ def strange(tensors: Tensors) -> str | None:
     return None
 
 
-def require_finite_sent(tensors: Tensors, query: str) -> None:
+def require_finite_inputs(tensors: Tensors, query: str) -> None:
     """Refuse (DataError) to ask about what is no number: which is no node's fault."""
     for fault in not_finite({"the server": tensors}).values():
         told = f"what the method sends, {fault}: its networks at the server, or what they made, is not finite"
@@ -116,7 +116,7 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
     return [next(found) if tensor.numel() else 0.0 for tensor in tensors]
 
 
-def unlike_inputs(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
+def mismatched_gradients(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
     """Nodes whose gradients are not those of the query's inputs, one number for each of theirs; ``inputs``
     are those that gradients are pulled back to."""
     wanted = {f"d/d{name}": tuple(tensor.shape) for name, tensor in inputs.items()}
@@ -163,7 +163,7 @@ def _unlike(
         shape = tuple(response[name].shape)
         if kind.common is not None and response[name].dtype == torch.bool:
             return {node: f"{name} are {response[name].dtype}"}
-        if kind.of == "scores" and (fault := misshapen_scores(name, shape, rows, outputs)):
+        if kind.of == "scores" and (fault := score_shape_fault(name, shape, rows, outputs)):
             return {node: fault}
     return {}
 

@@ -18,7 +18,7 @@ from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 CHANNEL, TOPIC = "fedstill", "lost"  # of what a job is told
 
 
-class Losses:
+class LostNodeMonitor:
     """Which jobs have lost which nodes, by what the server's process hears.
 
     Args:

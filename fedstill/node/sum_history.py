@@ -14,11 +14,11 @@ from fedstill.core import private_files
 from fedstill.core.errors import RunFolderError
 from fedstill.protocol.queries import NodeSide
 
-COHORT = "summed.json"
-UNLESS = "unless its owner sets sums_may_differ = true"
+SUM_HISTORY_FILE = "summed.json"
+UNLESS_ALLOWED = "unless its owner sets sums_may_differ = true"
 
 
-class Cohort:
+class SumHistory:
     """The nodes that this one adds with, the same in all runs, kept in a file.
 
     Two sums of other members would tell more than either: one less the other is what those answered who are
@@ -41,7 +41,7 @@ class Cohort:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        sets, self.spoilt, forms, self.weights = _read(path) if path.exists() else ([], 0, {}, {})
+        sets, self.spoilt, forms, self.weights = _read_history(path) if path.exists() else ([], 0, {}, {})
         self.sets = [frozenset(each) for each in sets]
         self.forms = {subject: frozenset(each) for subject, each in forms.items()}
 
@@ -77,7 +77,7 @@ class Cohort:
     def clashes(self, side: NodeSide, run: str = "") -> dict[str, str]:
         """Queries of a method that :meth:`clash`, by name, and why; ``run`` as for :meth:`NodeSide.forms`."""
         rules = {name: self.clash(side.forms(name, run)) for name in side.queries}
-        return {name: f"sums: {rule}, {UNLESS}" for name, rule in rules.items() if rule is not None}
+        return {name: f"sums: {rule}, {UNLESS_ALLOWED}" for name, rule in rules.items() if rule is not None}
 
     def add(self, members: Sequence[str], forms: Mapping[str, str] | None = None) -> None:
         """Record a sum of these members and forms: on disk before anything leaves."""
@@ -124,7 +124,7 @@ class Cohort:
         private_files.replace(self._path, json.dumps(found).encode(), sync=True)
 
 
-def _read(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]], dict[str, str]]:
+def _read_history(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]], dict[str, str]]:
     """Read the file.
 
     Raises:

@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.text_format import listed
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.protocol.method import Method
 from fedstill.runs.evaluation import Outputs
 from fedstill.runs.setting import Setting
@@ -20,7 +20,7 @@ from fedstill.tasks import Task
 MOST_EPSILON = 20.0  # beyond it a guarantee is one in name
 
 
-def cautions(
+def collect_warnings(
     setting: Setting, nodes: Sequence[str], privacy: Mapping[str, Any], told: Outputs, classes: Sequence[str]
 ) -> list[str]:
     """All that hold of a run that has come to its end, in words.
@@ -81,7 +81,7 @@ def unheld(task: Task, parts: Sequence[TensorData], classes: Sequence[str]) -> s
     return f"no node holds an example of {listed(missing)}: nothing teaches it" if missing else None
 
 
-def shared(test: TensorData, public: Public | None, parts: Sequence[TensorData]) -> list[str]:
+def shared(test: TensorData, public: PublicData | None, parts: Sequence[TensorData]) -> list[str]:
     """Inputs that are the same, to the last bit, in two of test, public and private data."""
     tested, known = digests(test.inputs), set(digests(public.inputs)) if public is not None else set()
     private = {each for part in parts for each in digests(part.inputs)}
@@ -104,7 +104,7 @@ def digests(inputs: torch.Tensor) -> list[bytes]:
     return [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows]
 
 
-def reshaped(public: Public | None) -> str | None:
+def reshaped(public: PublicData | None) -> str | None:
     """Public images that were brought into the private ones' form."""
     return (
         f"public data {public.name} are {public.reshaped}" if public is not None and public.reshaped else None

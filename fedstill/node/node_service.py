@@ -29,36 +29,43 @@ from fedstill.core.registry import looking_in
 from fedstill.core.text_format import clip
 from fedstill.core.version import __version__
 from fedstill.data import node_data
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder
-from fedstill.node.audit_entries import ANSWER, GRADIENT
-from fedstill.node.kept_public import KeptPublic
+from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.memory_limits import allowed, limit_process
 from fedstill.node.message_limits import limited
+from fedstill.node.public_cache import KeptPublic
 from fedstill.node.refusal_text import telling
 from fedstill.node.refusals import Refusals
-from fedstill.node.replies import NOTHING, About, Hello, Released, Told, Words
+from fedstill.node.replies import (
+    NOT_JOINED,
+    AgreementCodes,
+    NodeStatus,
+    NodeVersions,
+    ReleaseReply,
+    ReplyPayload,
+)
 from fedstill.node.requests import Requests, requires_approval
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
-    Agree,
     AnswerQuery,
+    ComputeGradients,
+    ConfirmSurvivors,
     Envelope,
-    Introduce,
+    IdentifyNode,
     JoinRun,
-    Learn,
     LeaveRun,
-    Meet,
-    PullBack,
-    Recall,
-    Remember,
-    Reveal,
-    SayHello,
+    LoadCheckpoint,
+    ReceiveKeys,
+    RevealMasks,
+    SaveCheckpoint,
+    SendKeys,
+    TrainLocally,
     read_message,
 )
-from fedstill.protocol.run_plan import PROTOCOL, Description, Plan, describe
+from fedstill.protocol.run_plan import PROTOCOL, RunDescription, RunPlan, describe
 from fedstill.protocol.wire_format import Tensors, header_size, pack, unpack
 
 logger = logging.getLogger("fedstill.node")
@@ -88,7 +95,7 @@ class Host:
         self.refusals = Refusals(self.security)
         if (fault := self.security.verify()) is not None:
             raise SecurityLogError(f"the security log in {folder}: {fault}")
-        self.schema = node_data.own_schema(self.file.data, folder)
+        self.schema = node_data.read_node_schema(self.file.data, folder)
         own = {"policy": as_table(self.file.policy), "privacy": as_table(self.file.privacy)}
         own["data"] = {"schema": fingerprint(schema_text(self.schema).encode()) if self.schema else ""}
         own["data"]["classes"] = list(self.file.data.classes)
@@ -128,7 +135,7 @@ class Host:
             try:
                 with limited(self.name, "message"):
                     header, tensors = unpack(message, 0)
-                with limited(self.name, clip(header.get("do"))):
+                with limited(self.name, clip(header.get("operation"))):
                     told, released = self._serve(header, tensors)
                     return self._reply(told, released, start)
             except Exception as error:  # the node goes on serving, and says no more than it may
@@ -138,7 +145,7 @@ class Host:
         """What a node tells and lets out, with the seconds that it took itself."""
         seconds = time.perf_counter() - start
         session = self.session  # records are drawn in secret, or their number is not to be told
-        if session is not None and (session.node.private or session.plan.secure_aggregation):
+        if session is not None and (session.node.private_steps or session.plan.secure_aggregation):
             seconds = math.ceil(10 * seconds) / 10
         return pack({"told": {} if told is None else asdict(told), "seconds": seconds}, released)
 
@@ -154,7 +161,7 @@ class Host:
         """What the node tells in reply to a message, and what leaves."""
         message, envelope = read_message(header)
         match message:
-            case SayHello():
+            case IdentifyNode():
                 return self.hello(), {}
             case JoinRun():
                 return self._let_in(message, envelope.server, tensors), {}
@@ -163,30 +170,32 @@ class Host:
             if isinstance(message, LeaveRun):  # of a run that was not let in
                 return None, {}
             raise ArgumentError("run", envelope.run, "a run that this node has joined")
-        if isinstance(message, Remember | Recall | LeaveRun) and self._late(envelope):
+        if isinstance(message, SaveCheckpoint | LoadCheckpoint | LeaveRun) and self._late(envelope):
             return None, {}
-        if isinstance(message, Learn | AnswerQuery | PullBack | Agree | Reveal):
-            self.require_still(session, message.do)
+        if isinstance(
+            message, TrainLocally | AnswerQuery | ComputeGradients | ConfirmSurvivors | RevealMasks
+        ):
+            self.require_still(session, message.operation)
         gate, sums = session.node.gate, session.plan.secure_aggregation
         match message:
-            case Learn():
+            case TrainLocally():
                 return session.learn(message.seconds), {}
             case AnswerQuery(number=number):
                 released = session.answer(message.query, number, tensors, message.differentiable, message.sum)
                 return Released(gate.told(number, ANSWER, sums)), released
-            case PullBack(number=number):
+            case ComputeGradients(number=number):
                 released = session.pull_back(number, tensors, message.sum)
                 return Released(gate.told(number, GRADIENT, sums)), released
-            case Remember():
-                session.remember(message.mark)
-            case Recall():
-                session.recall(message.mark)
+            case SaveCheckpoint():
+                session.remember(message.checkpoint)
+            case LoadCheckpoint():
+                session.recall(message.checkpoint)
             case LeaveRun():
                 self.leave()
-            case Introduce() | Meet() | Agree() | Reveal():
+            case SendKeys() | ReceiveKeys() | ConfirmSurvivors() | RevealMasks():
                 return self._add_up(session, message, tensors)
             case _:
-                raise ArgumentError("do", message.do, "a message that a node serves")
+                raise ArgumentError("operation", message.operation, "a message that a node serves")
         return None, {}
 
     def _let_in(self, message: JoinRun, server: str, public: Tensors) -> About:
@@ -196,7 +205,7 @@ class Host:
         policy = self.file.policy
         admission.require_server(self.name, policy, self.asker)  # before a plan of any size is read
         admission.require_hour(self.name, policy, "join")
-        told = self.join(Plan.from_dict(message.plan, policy.methods, policy.tasks), public)
+        told = self.join(RunPlan.from_dict(message.plan, policy.methods, policy.tasks), public)
         if server != self._server:  # the one before it is over, and messages are counted anew
             self._over.append(self._server)
             self._server, self._heard = server, -1
@@ -204,25 +213,25 @@ class Host:
 
     @staticmethod
     def _add_up(
-        session: Session, message: Introduce | Meet | Agree | Reveal, tensors: Tensors
+        session: Session, message: SendKeys | ReceiveKeys | ConfirmSurvivors | RevealMasks, tensors: Tensors
     ) -> tuple[Told, Tensors]:
         """What nodes whose answers are summed say to each other by way of the server."""
         masks = session.masks
         if masks is None:
-            raise ArgumentError("do", message.do, "no sums: the plan of this run has none")
+            raise ArgumentError("operation", message.operation, "no sums: the plan of this run has none")
         match message:
-            case Introduce():
+            case SendKeys():
                 return None, {"card": torch.tensor(list(masks.card()), dtype=torch.uint8)}
-            case Meet():
+            case ReceiveKeys():
                 for name, card in tensors.items():
                     if card.dtype != torch.uint8 or card.ndim != 1:
                         found = f"{card.dtype} {tuple(card.shape)}"
                         raise ArgumentError(f"card of {name}", found, "bytes: uint8, (N,)")
                 masks.meet({name: card.numpy().tobytes() for name, card in tensors.items()})
                 return None, {}
-            case Agree():
+            case ConfirmSurvivors():
                 return Words(masks.agree(message.sum, message.survivors)), {}
-            case Reveal():
+            case RevealMasks():
                 return Words(masks.reveal(message.sum, message.words)), {}
 
     def _late(self, envelope: Envelope) -> bool:
@@ -241,7 +250,7 @@ class Host:
         versions = {"fedstill": __version__, "torch": torch.__version__, "python": python}
         return Hello(versions, PROTOCOL)
 
-    def join(self, plan: Plan, public: Tensors | None = None) -> About:
+    def join(self, plan: RunPlan, public: Tensors | None = None) -> About:
         """Make ready for a run, or for its going on; nothing is trained, asked or released.
 
         Args:
@@ -299,7 +308,7 @@ class Host:
         if session.approved is not None:
             self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, query)
 
-    def require_admission(self, plan: Plan) -> None:
+    def require_admission(self, plan: RunPlan) -> None:
         """Refuse servers, hours, schemas, classes, too few nodes, before anything of a run is kept."""
         admission.require_server(self.name, self.file.policy, self.asker)
         admission.require_hour(self.name, self.file.policy, "join")
@@ -307,7 +316,7 @@ class Host:
         admission.require_classes(self.name, self.file.data.classes, plan.spec.classes)
         admission.require_nodes(self.name, self.file.policy, plan.min_nodes)
 
-    def admit(self, plan: Plan, public: Public | None) -> Description | None:
+    def admit(self, plan: RunPlan, public: PublicData | None) -> RunDescription | None:
         """Refuse a run that the owner's policy does not let in, or that waits for the owner's approval.
 
         Returns:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedstill.federation.transport import Reply
-from fedstill.node.audit_entries import ANSWER, Entry
+from fedstill.node.audit_entries import RESPONSE, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import SCALE, sizes
 
 
-class Arrivals:
+class ServerAuditLog:
     """What arrives in one run.
 
     Args:
@@ -43,15 +43,15 @@ class Arrivals:
         known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
         entry = Entry(
             *(self._run, node, node, number, query, part, content),
-            after=reply.privacy.after,
+            history_hash=reply.privacy.after,
             # Other bits, as after a start with other threads, are another release, which is paid anew; under
             # masks they are others each time.
-            left=reply.privacy.left if self._masked else digest(part, reply.tensors),
+            release_hash=reply.privacy.left if self._masked else digest(part, reply.tensors),
             down=down,
             up=sizes(known, kinds),
             mechanism=reply.privacy.mechanism,
-            price=reply.privacy.price or {},
-            bare=int(reply.privacy.price is None),
+            cost=reply.privacy.price or {},
+            no_guarantee=int(reply.privacy.price is None),
             queries=int(part == ANSWER),
         )
         self._audit.charge(entry)

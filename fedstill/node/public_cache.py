@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fedstill.core import private_files
 from fedstill.core.checkpoint import load_state, save_state
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.node.node_file import NodeFile
 from fedstill.node.run_folder import RunFolder
-from fedstill.protocol.run_plan import Plan, read_public
+from fedstill.protocol.run_plan import RunPlan, read_public
 from fedstill.protocol.wire_format import Tensors, size
 
 
@@ -19,7 +19,7 @@ class KeptPublic:
     def __init__(self, folder: Path, file: NodeFile) -> None:
         self._folder, self._file = folder, file
 
-    def read(self, plan: Plan, given: Tensors) -> Public | None:
+    def read(self, plan: RunPlan, given: Tensors) -> PublicData | None:
         """A plan's public data: given, or kept from an earlier time; None where it has none, or none is here.
 
         Raises:
@@ -34,7 +34,7 @@ class KeptPublic:
             given = load_state(path)
         return read_public(plan, given, self._file.policy.max_rows)
 
-    def keep(self, plan: Plan, given: Tensors) -> None:
+    def keep(self, plan: RunPlan, given: Tensors) -> None:
         """Keep a plan's public data for a later time, in place of another's.
 
         Raises:
@@ -48,5 +48,5 @@ class KeptPublic:
             other.unlink()
         save_state(path, kept)
 
-    def _path(self, plan: Plan) -> Path:
+    def _path(self, plan: RunPlan) -> Path:
         return self._folder / "public" / f"{plan.public}.safetensors"

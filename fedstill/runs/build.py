@@ -11,21 +11,21 @@ import torch
 
 from fedstill import models
 from fedstill.core.config_tables import as_table
-from fedstill.core.dataset import Cases, Column, DataSet, TensorData
+from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.core.seeds import numpy_generator
 from fedstill.core.version import __version__
 from fedstill.data.loading import SITE, load
-from fedstill.data.public import HELD_OUT, Public, held_out, load_public
-from fedstill.data.splits import ByColumn, conceal, split
-from fedstill.data.stratified_sampling import numbered, require_told
+from fedstill.data.public import HELD_OUT, PublicData, hold_out, load_public
+from fedstill.data.splits import ByColumn, hide_labels, split
+from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
 from fedstill.data.text import TextData
 from fedstill.models import custom_model
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read
 from fedstill.models.predictors import SCHEMES, Endpoint
 from fedstill.protocol.method import refusal
-from fedstill.runs.config import RunConfig, lasting
+from fedstill.runs.config import RunConfig, fingerprint_options
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 
@@ -37,8 +37,8 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         The run, and what the result says about it beside the figures.
     """
     data = load(config.data, config.task)
-    if len(data.classes) < config.task.makes.least:
-        told = f"{', '.join(data.classes)}: allowed are {config.task.makes.least} or more"
+    if len(data.classes) < config.task.makes.min_classes:
+        told = f"{', '.join(data.classes)}: allowed are {config.task.makes.min_classes} or more"
         raise DataError(f"{data.name}: the only class is {told}")
     task, method = config.task.make(data.classes), config.method
     reason = refusal(method.needs(), task)
@@ -69,13 +69,13 @@ def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, 
         "fedstill": __version__,
         "name": config.name,
         "command": "",
-        "options": lasting(config),
+        "options": fingerprint_options(config),
         "data": {
             "name": data.name,
             "classes": list(data.classes),
             "train": train,
             "test": len(data.test),
-            **told_cases(data.test),
+            **case_counts(data.test),
             "shape": list(data.test.inputs.shape[1:]),
             **({"schema": as_table(data.schema)} if data.schema else {}),
             "note": data.note,
@@ -84,7 +84,7 @@ def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, 
     }
 
 
-def told_cases(test: TensorData) -> dict[str, Any]:
+def case_counts(test: TensorData) -> dict[str, Any]:
     """Of how many cases test examples are parts, as figures are means over those; empty: of none.
 
     ``test_cases`` says how many, ``case`` what one is: a patient of several slices, a picture of several
@@ -96,7 +96,9 @@ def told_cases(test: TensorData) -> dict[str, Any]:
     return {"test_cases": count, "case": "patient" if test.cases.places is None else "picture"}
 
 
-def assemble(config: RunConfig, data: DataSet, parts: Sequence[TensorData], public: Public | None) -> Setting:
+def assemble(
+    config: RunConfig, data: DataSet, parts: Sequence[TensorData], public: PublicData | None
+) -> Setting:
     """What a simulation is made of, from data that have been divided.
 
     Args:
@@ -124,7 +126,7 @@ def assemble(config: RunConfig, data: DataSet, parts: Sequence[TensorData], publ
     )
 
 
-def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
+def servers(config: RunConfig, data: DataSet, public: PublicData | None) -> Setting:
     """What of a run is its server's: all but nodes. By ``local`` it trains what it trains by itself."""
     return Setting(
         task=config.task.make(data.classes),
@@ -150,7 +152,7 @@ def servers(config: RunConfig, data: DataSet, public: Public | None) -> Setting:
         student_name=config.student.model,
         learns=config.task,
         words=config.data.vocabulary if isinstance(config.data, TextData) else "",
-        options=lasting(config),
+        options=fingerprint_options(config),
     )
 
 
@@ -162,14 +164,14 @@ def _tested(config: RunConfig, data: DataSet) -> TensorData:
     """
     test, columns = data.test, data.test_columns
     if data.unit in columns:
-        test = replace(test, groups=numbered(columns[data.unit].tolist()))
+        test = replace(test, groups=hash_groups(columns[data.unit].tolist()))
     column = config.split.column if isinstance(config.split, ByColumn) else SITE
     if test.cases is not None or column not in columns or column == data.unit:
         return test
     sites = tuple(map(str, columns[column].tolist()))
     each = torch.arange(len(test))
     names = data.test_names or tuple(map(str, each.tolist()))
-    return replace(test, cases=Cases(each, names, sites))
+    return replace(test, cases=CaseIndex(each, names, sites))
 
 
 def _network(config: RunConfig, data: DataSet, spec: str, *purpose: str | int) -> torch.nn.Module:
@@ -200,20 +202,20 @@ def node_models(spec: str) -> ModelConfig:
     return said
 
 
-def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], Public | None]:
+def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], PublicData | None]:
     """Each node's own part of the training data, as a run divides them, and what is public."""
     train, public = load_public(config.public, data, config.task)
     columns = _columns(config, data)
     by = config.split.column if isinstance(config.split, ByColumn) else ""
     if by in data.test_columns:  # as of training data: else figures by site would leave some out
-        require_told(by, data.test_columns[by], "test data")
+        require_no_gaps(by, data.test_columns[by], "test data")
     generator = numpy_generator(config.seed, "split")
     units = columns[data.unit] if data.unit else None
     indices = split(train.targets, len(data.classes), config.split, generator, columns, units)
-    return conceal([train.subset(part) for part in indices], config.split.findings, generator), public
+    return hide_labels([train.subset(part) for part in indices], config.split.findings, generator), public
 
 
 def _columns(config: RunConfig, data: DataSet) -> dict[str, Column]:
     """What is known of the examples that are divided over the nodes."""
-    kept = held_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
+    kept = hold_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
     return {name: column[kept] for name, column in data.columns.items()}
