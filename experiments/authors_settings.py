@@ -26,7 +26,7 @@ from torch import nn
 
 import fedstill
 from fedstill.core.seeds import numpy_generator
-from fedstill.data import named
+from fedstill.data import make_data_config
 from fedstill.data.loading import load
 from fedstill.methods._class_means import means
 from fedstill.protocol.method import METHODS
@@ -116,7 +116,7 @@ def own(work: Work, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
 
 def run(setting: str, method: str, root: str, seed: int) -> dict[str, np.ndarray]:
     """Of each node its accuracy, by name of the way in which it is measured."""
-    data = load(named("mnist", root=root), TASKS["classification"]())
+    data = load(make_data_config("mnist", root=root), TASKS["classification"]())
     x, x_test = ((part.inputs / 2 + 0.5 - MEAN) / STD for part in (data.train, data.test))
     y, y_test = data.train.targets, data.test.targets
     torch.manual_seed(seed)

@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.datasets import make_classification
 
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data import named
+from fedstill.data import make_data_config
 from fedstill.data.tables import TableData, schema_text
 from fedstill.runs.config import from_dict
 from fedstill.runs.run import run
@@ -33,7 +33,7 @@ EPOCHS = {"wine": 100, "breast-cancer": 100, "clinics": 10}
 def table(name: str) -> tuple[Schema, dict[str, Sequence[object]]]:
     """A schema and its columns of cells."""
     if name != "clinics":
-        known = named(name)
+        known = make_data_config(name)
         assert isinstance(known, TableData)
         return known.schema(), dict(known.cells())
     x, y = make_classification(20_000, 10, n_informative=6, n_clusters_per_class=1, flip_y=0, random_state=0)

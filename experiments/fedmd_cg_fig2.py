@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.seeds import torch_generator
-from fedstill.data import load, named
+from fedstill.data import load, make_data_config
 from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
 from fedstill.models.extractor_head import split
@@ -59,7 +59,7 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
         examples: training images.
         epochs: of the teacher, and of each generator.
     """
-    data = load(named("mnist", root=root, train_limit=examples))
+    data = load(make_data_config("mnist", root=root, train_limit=examples))
     compute = Compute(EngineConfig(threads=1))
     task = Classification(len(data.classes))
     channels, height, width = data.test.inputs.shape[1:]

@@ -30,7 +30,7 @@ from sklearn.linear_model import LogisticRegression
 import fedstill
 from fedstill import models
 from fedstill.core.seeds import numpy_generator
-from fedstill.data import named
+from fedstill.data import make_data_config
 from fedstill.data.loading import load
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.data.splits import Dirichlet, split
@@ -91,7 +91,7 @@ def serve(model: Any, classes: tuple[str, ...]) -> ThreadingHTTPServer:
 def run(name: str, seed: int, validation: float, folder: Path) -> dict[str, float]:
     """Accuracy of each node's own model, of what all rows together teach one forest, and of the students."""
     task = TASKS["tabular"]()
-    data = load(named(name, validation=validation), task)
+    data = load(make_data_config(name, validation=validation), task)
     train, held = load_public(PublicConfig(name="held-out"), data, task)
     x, y, shape = train.inputs, train.targets, tuple(train.inputs.shape[1:])
     draw = numpy_generator(seed, "split")

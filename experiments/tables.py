@@ -13,7 +13,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fedstill.data import named
+from fedstill.data import make_data_config
 from fedstill.data.loading import load
 from fedstill.tasks import TASKS
 
@@ -22,7 +22,7 @@ SETS = {"breast-cancer": "tabular", "wine": "tabular", "diabetes": "regression"}
 
 if __name__ == "__main__":
     for name, task in SETS.items():
-        data = load(named(name), TASKS[task]())
+        data = load(make_data_config(name), TASKS[task]())
         x, y, u, v = (
             part.numpy()
             for part in (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets)

@@ -22,9 +22,9 @@ from fedstill.core.progress import Bars
 from fedstill.core.run_writer import OBJECTS, folder_of, make_folder, write_text
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import python_data
-from fedstill.data.public import Public
-from fedstill.data.python_data import input_tensor, inputs_and_targets, target_tensor
-from fedstill.data.tables import is_frame, of_frame, read_schema
+from fedstill.data.public import PublicData
+from fedstill.data.python_data import extract_inputs_and_targets, to_input_tensor, to_target_tensor
+from fedstill.data.tables import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model
@@ -182,7 +182,7 @@ def distil(
     config = TASKS[task]() if isinstance(task, str) else task
     if not isinstance(classes, Sequence):
         given = {f"data[{index}]": examples for index, examples in enumerate(data)}
-        python_data.require_one_order({**given, "test": test})
+        python_data.require_same_class_order({**given, "test": test})
     columns = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
     known = _class_names(classes, columns)
     learned = config.make(known if isinstance(classes, Sequence) else int(classes))
@@ -303,14 +303,14 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
     }
 
 
-def _public(examples: Any, form: Callable[[Any, str], TensorData], task: Task) -> Public | None:
+def _public(examples: Any, form: Callable[[Any, str], TensorData], task: Task) -> PublicData | None:
     if examples is None:
         return None
     if isinstance(examples, torch.Tensor | np.ndarray):
         inputs = as_tensor(examples, "public")
-        return Public("given", _inputs(inputs, "public", task))
+        return PublicData("given", _inputs(inputs, "public", task))
     data = form(examples, "public")
-    return Public("given", data.inputs, data.targets)
+    return PublicData("given", data.inputs, data.targets)
 
 
 def _tensors(
@@ -325,14 +325,14 @@ def _tensors(
     """Whatever form a user's examples have, as tensors."""
     if isinstance(examples, TensorData):
         return examples
-    if is_frame(examples):
+    if is_data_frame(examples):
         if not schema or task.form != "rows":
             raise DataError(f"{what} is a DataFrame (expected one with schema=, for a task of tables)")
-        return of_frame(examples, schema, what)
-    if python_data.is_data_set(examples):
-        examples = python_data.tensors(examples, what, task, mean, std, classes)
-    given, targets = inputs_and_targets(examples, what)
-    inputs, labels = input_tensor(given, what, mean, std), _labels(targets, what, task, classes)
+        return encode_frame(examples, schema, what)
+    if python_data.is_hugging_face(examples):
+        examples = python_data.hugging_face_tensors(examples, what, task, mean, std, classes)
+    given, targets = extract_inputs_and_targets(examples, what)
+    inputs, labels = to_input_tensor(given, what, mean, std), _labels(targets, what, task, classes)
     return TensorData(_inputs(inputs, what, task), _targets(labels, what, task))
 
 
@@ -349,13 +349,13 @@ def _labels(labels: Any, what: str, task: Task, classes: Sequence[str]) -> torch
     """Labels as a tensor, texts as the numbers of classes that have their names."""
     first = labels[0] if isinstance(labels, list | tuple) and labels else None
     if not isinstance(labels, np.ndarray) and not isinstance(first, str | np.str_):
-        return target_tensor(labels, what)
+        return to_target_tensor(labels, what)
     found = np.asarray(labels)
     if found.dtype.kind not in TEXTS:
-        return target_tensor(labels, what)
+        return to_target_tensor(labels, what)
     if task.kind != "class":
         raise DataError(f"{what}: labels are texts: allowed for task {task.name} are numbers")
-    return torch.from_numpy(python_data.label_numbers(found, what, classes))
+    return torch.from_numpy(python_data.renumber_labels(found, what, classes))
 
 
 def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:

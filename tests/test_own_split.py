@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.data import Items, SplitConfig, split
+from fedstill.data import SplitConfig, SplitItems, split
 from fedstill.data.splits import SPLITS
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fedkd import FedKD
@@ -172,7 +172,7 @@ def test_whole_patients_and_the_minimum_are_kept_around_a_split_of_ones_own(node
 @pytest.mark.parametrize("wrong", [np.zeros(3, dtype=np.int64), np.zeros(20), np.arange(20), [0] * 20])
 def test_what_a_split_of_ones_own_must_not_give(wrong: Sequence[int]) -> None:
     class Odd(SplitConfig):
-        def divide(self, items: Items, generator: np.random.Generator) -> Any:
+        def divide(self, items: SplitItems, generator: np.random.Generator) -> Any:
             return wrong
 
     with pytest.raises(

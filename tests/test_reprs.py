@@ -12,7 +12,7 @@ import torch
 
 import fedstill
 from fedstill.data import DataSet
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models import MLP
@@ -76,7 +76,7 @@ COLUMNS = tuple(fedstill.SchemaColumn(name=f"c{number}", range=(0.0, 1.0)) for n
 HOLDERS = [
     SOME,
     DataSet("mine", SOME, SOME, tuple(map(str, range(200))), (0.5,), (0.5,)),
-    Public("given", SOME.inputs, SOME.targets),
+    PublicData("given", SOME.inputs, SOME.targets),
     LabelHistogram(tuple(map(str, range(90))), torch.zeros(90, 10), torch.zeros(90)),
     QueryCall("examine", {"x": SOME.inputs}),
     Responses(0, tuple(map(str, range(90))), {"logits": torch.zeros(90, 64, 10)}),

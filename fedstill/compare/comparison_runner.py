@@ -30,9 +30,9 @@ from fedstill.core.hashing import fingerprint
 from fedstill.core.run_writer import holding, make_folder, read_object, write_text
 from fedstill.core.text_format import human_seconds
 from fedstill.core.toml import Table
-from fedstill.data.loading import load, read_once
+from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig
 from fedstill.runs.simulation import digest_of
 
@@ -78,7 +78,7 @@ def compare(
         comparison = dataclasses.replace(comparison, leakage=before.leakage)
     console, start = SafeConsole(stderr=True, quiet=quiet, highlight=False), time.monotonic()
     places = comparison.places(only)
-    with read_once(), ExitStack() as at_last:
+    with cache_loads(), ExitStack() as at_last:
         refused, data = _refusals(comparison, places, out, console)
         make_folder(out)
         at_last.enter_context(holding(out, "comparison"))
@@ -173,13 +173,13 @@ def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run
 
 
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
-    from fedstill.attacks.attack_runner import attack
+    from fedstill.attacks.attack_runner import run_attacks
     from fedstill.attacks.config import LeakageConfig
     from fedstill.core.config_tables import changed
 
     options = changed(leakage, LeakageConfig().to_table())
     again = shlex.join(["fedstill", "attack", str(folder), *options])
-    attack(folder, LeakageConfig.from_table(leakage), command=again, progress=bars)
+    run_attacks(folder, LeakageConfig.from_table(leakage), command=again, progress=bars)
 
 
 def _refusals(

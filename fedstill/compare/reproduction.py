@@ -36,9 +36,9 @@ from fedstill.core.registry import look_in
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import json_text
 from fedstill.core.toml import Table
-from fedstill.data.public import NONE, OWN
+from fedstill.data.public import BUILTIN_SOURCES, NONE
 from fedstill.runs import presets
-from fedstill.runs.config import PaperFigure, RunConfig
+from fedstill.runs.config import PaperMetric, RunConfig
 from fedstill.runs.run import machine
 
 PACKAGE = Path(__file__).parents[1]
@@ -198,7 +198,7 @@ class Reproduction:
         base = presets.filled(whole.get("base", {}), RunConfig, source.file.parent)
         parts = [base, *whole.get("settings", [])]
         names = [part.get(key, {}).get("name", NONE) for part in parts for key in ("data", "public")]
-        return tuple(name for name in dict.fromkeys(names) if name not in OWN)
+        return tuple(name for name in dict.fromkeys(names) if name not in BUILTIN_SOURCES)
 
     @cached_property
     def source(self) -> Reproduction:
@@ -245,10 +245,10 @@ class Reproduction:
         )
         return comparison if source is self else replace(comparison, paper=tuple(self.published(scale)))
 
-    def published(self, scale: str = SMALL) -> list[PaperFigure]:
+    def published(self, scale: str = SMALL) -> list[PaperMetric]:
         """The paper's own figures."""
         told = written_out(self.table, self._known(scale)).get("paper", [])
-        return [read_table(PaperFigure, metric, "paper.") for metric in told]
+        return [read_table(PaperMetric, metric, "paper.") for metric in told]
 
     def _known(self, scale: str) -> str:
         """A scale that the file has."""

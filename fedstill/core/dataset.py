@@ -79,7 +79,7 @@ AXES: Mapping[Form, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Cases:
+class CaseIndex:
     """Of which cases examples are parts: slices of a patient, patches of a slide.
 
     Case numbers are into ``names``, which holds all cases of the data set; a part of the data set keeps them.
@@ -104,13 +104,13 @@ class Cases:
     __repr__ = brief_repr
 
     @classmethod
-    def by_column(cls, owners: Column, sites: Column | None) -> Cases:
+    def by_column(cls, owners: Column, sites: Column | None) -> CaseIndex:
         """Whose each example is, by columns ``(N,)``; a case comes from the site of its first example."""
         names, first, of = np.unique(owners, return_index=True, return_inverse=True)
         told = [""] * len(names) if sites is None else map(str, sites[first])
         return cls(torch.from_numpy(of.astype(np.int64)), tuple(map(str, names)), tuple(told))
 
-    def subset(self, indices: torch.Tensor) -> Cases:
+    def subset(self, indices: torch.Tensor) -> CaseIndex:
         """Of the examples at ``indices``, in that order."""
         indices = indices.cpu()
         places = None if self.places is None else self.places[indices]
@@ -144,7 +144,7 @@ class TensorData:
     ``(N, 2)``."""
     groups: torch.Tensor | None = None
     """Whose each example is (a patient), by a number: ``(N,)`` int64; None: each is by itself."""
-    cases: Cases | None = None
+    cases: CaseIndex | None = None
     """Of which cases examples are parts, for evaluation; None: each is one."""
 
     __repr__ = brief_repr

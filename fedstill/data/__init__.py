@@ -26,21 +26,21 @@ from __future__ import annotations
 
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.data.builtin import Digits
-from fedstill.data.config import DATA, DataConfig, named
+from fedstill.data.config import DATA, DataConfig, make_data_config
 from fedstill.data.loading import ArrayData, load
-from fedstill.data.object_images import PictureData
+from fedstill.data.object_images import InstanceImageData
 from fedstill.data.splits import (
     IID,
     ByColumn,
     Dirichlet,
-    Items,
     Positives,
     Shards,
     Sorted,
     SplitConfig,
+    SplitItems,
     split,
 )
-from fedstill.data.stratified_sampling import stratified
+from fedstill.data.stratified_sampling import stratified_sample
 from fedstill.data.tables import TableData
 from fedstill.data.text import TextData
 from fedstill.data.user_data import UserFiles, find_file
@@ -55,8 +55,8 @@ __all__ = [
     "DataSet",
     "Digits",
     "Dirichlet",
-    "Items",
-    "PictureData",
+    "SplitItems",
+    "InstanceImageData",
     "Positives",
     "Shards",
     "Sorted",
@@ -68,7 +68,7 @@ __all__ = [
     "UserFiles",
     "find_file",
     "load",
-    "named",
+    "make_data_config",
     "split",
-    "stratified",
+    "stratified_sample",
 ]

@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from fedstill.tasks import Task
 
 
-DRAWS = 4  # numbers an image
+NUMBERS_PER_IMAGE = 4  # numbers an image
 
 
-def drawn(count: int, generator: torch.Generator) -> torch.Tensor:
+def sample_augmentation(count: int, generator: torch.Generator) -> torch.Tensor:
     """The numbers that say how ``count`` images are changed: ``(4, count)`` int64 from 0, on the CPU."""
-    return torch.randint(2**31, (DRAWS, count), generator=generator)
+    return torch.randint(2**31, (NUMBERS_PER_IMAGE, count), generator=generator)
 
 
-def augmented(
+def augment_examples(
     task: Task, inputs: torch.Tensor, targets: torch.Tensor, draws: torch.Tensor, how: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Examples changed as numbers of :func:`drawn` say: shifted, mirrored too, turned by quarters too.
+    """Examples changed as numbers of :func:`sample_augmentation` say: shifted, mirrored too, turned by quarters too.
 
     Targets that are maps or images change as their inputs do. What an image was measured from is measured
     anew of the changed image, since a measurement's traces do not turn with it.
@@ -39,8 +39,8 @@ def augmented(
         raise ArgumentError("local.augment", how, "shift-flip or less, as images are not square")
 
     def change(images: torch.Tensor) -> torch.Tensor:
-        images = moved(images, draws, flip=how != "shift")
-        return posed(images, 2 * (draws[3] % 4)) if how == "turn" else images
+        images = apply_shift(images, draws, flip=how != "shift")
+        return flip_and_rotate(images, 2 * (draws[3] % 4)) if how == "turn" else images
 
     if task.kind == "map":
         return change(inputs), change(targets.unsqueeze(1).float()).squeeze(1).to(targets.dtype)
@@ -50,15 +50,15 @@ def augmented(
     return change(inputs), targets
 
 
-def shifted(images: torch.Tensor, generator: torch.Generator, *, flip: bool) -> torch.Tensor:
+def random_shift(images: torch.Tensor, generator: torch.Generator, *, flip: bool) -> torch.Tensor:
     """Images ``(B, C, H, W)``, each moved by up to an eighth of its size, its border repeated, and with
     ``flip`` mirrored half the time.
     """
-    return moved(images, torch.randint(2**31, (3, len(images)), generator=generator), flip=flip)
+    return apply_shift(images, torch.randint(2**31, (3, len(images)), generator=generator), flip=flip)
 
 
-def moved(images: torch.Tensor, draws: torch.Tensor, *, flip: bool) -> torch.Tensor:
-    """:func:`shifted`, as numbers ``draws`` ``(3, B)`` say: int64 from 0, on the CPU."""
+def apply_shift(images: torch.Tensor, draws: torch.Tensor, *, flip: bool) -> torch.Tensor:
+    """:func:`random_shift`, as numbers ``draws`` ``(3, B)`` say: int64 from 0, on the CPU."""
     count, channels, height, width = images.shape
     reach_y, reach_x = height // 8, width // 8
     padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y), mode="replicate")
@@ -78,14 +78,14 @@ def moved(images: torch.Tensor, draws: torch.Tensor, *, flip: bool) -> torch.Ten
     )
 
 
-def posed(images: torch.Tensor, pose: torch.Tensor) -> torch.Tensor:
+def flip_and_rotate(images: torch.Tensor, pose: torch.Tensor) -> torch.Tensor:
     """Images mirrored and turned by quarters.
 
     Args:
         images: ``(B, ..., H, W)``; to be turned, H must be W.
         pose: ``(B,)`` int64 of 0..7: odd ones are mirrored left and right, then pose // 2 quarter turns.
 
-    >>> posed(torch.tensor([[[1, 2], [3, 4]]] * 2), torch.tensor([1, 2])).tolist()
+    >>> flip_and_rotate(torch.tensor([[[1, 2], [3, 4]]] * 2), torch.tensor([1, 2])).tolist()
     [[[2, 1], [4, 3]], [[2, 4], [1, 3]]]
     """
     if not pose.any():

@@ -18,10 +18,10 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.config import DataConfig
-from fedstill.data.loading import ArrayData, of_images
-from fedstill.data.raw import Raw
+from fedstill.data.loading import ArrayData, prepare_images
+from fedstill.data.raw import RawImages
 from fedstill.data.tables import TableData
-from fedstill.data.user_data import folders, listed, read
+from fedstill.data.user_data import data_folders, format_paths, read_raw_images
 from fedstill.tasks import Targets, TaskConfig
 
 
@@ -41,7 +41,7 @@ class Digits(ArrayData):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vision(DataConfig):
+class TorchvisionData(DataConfig):
     """A data set as torchvision keeps it, or from an ``.npz``.
 
     Attributes:
@@ -61,21 +61,23 @@ class Vision(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """From the first folder that has the file, else from torchvision's."""
-        roots = folders(self)
+        roots = data_folders(self)
         files = [root / self.file for root in roots if self.file and (root / self.file).is_file()]
         if files:
-            return of_images(read(files[0], "npz", "class"), self, task, self.called, self.note)
+            return prepare_images(
+                read_raw_images(files[0], "npz", "class"), self, task, self.called, self.note
+            )
         there = [root for root in roots if (root / self.vision_folder).is_dir()]
         if there or self.download:
             raw = self._torchvision((there or roots)[0])
-            return of_images(raw, self, task, self.called, "official split")
+            return prepare_images(raw, self, task, self.called, "official split")
         wanted = f"torchvision's {self.vision_folder}" + (f" or {self.file}" if self.file else "")
         raise DataError(
-            f"data {self.called!r}: there is no {wanted} in {listed(roots)}: put it there, name its folder "
+            f"data {self.called!r}: there is no {wanted} in {format_paths(roots)}: put it there, name its folder "
             "in data.root, or set data.download; docs/tasks.md says what such files are made of"
         )
 
-    def _torchvision(self, root: Path) -> Raw:
+    def _torchvision(self, root: Path) -> RawImages:
         """Both official parts of a data set, through torchvision.
 
         The CIFAR files are pickles: torchvision opens them only if their MD5 sums are those of the published.
@@ -97,7 +99,7 @@ class Vision(DataConfig):
             raise DataError(f"{self.vision} in {root}: torchvision gives none ({reason})") from error
         images = np.concatenate([np.asarray(train.data), np.asarray(test.data)])  # (N, H, W) or (N, H, W, 3)
         labels = np.concatenate([np.asarray(train.targets), np.asarray(test.targets)]).astype(np.int64)
-        return Raw(
+        return RawImages(
             images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2),
             labels,
             tuple(str(name) for name in train.classes),
@@ -106,7 +108,7 @@ class Vision(DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MNIST(Vision):
+class MNIST(TorchvisionData):
     """MNIST: 28 x 28 handwritten digits."""
 
     file = "mnist.npz"
@@ -115,7 +117,7 @@ class MNIST(Vision):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FashionMNIST(Vision):
+class FashionMNIST(TorchvisionData):
     """Fashion-MNIST: 28 x 28 pieces of clothing."""
 
     file = "fashion_mnist.npz"
@@ -124,21 +126,21 @@ class FashionMNIST(Vision):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFAR10(Vision):
+class CIFAR10(TorchvisionData):
     """CIFAR-10: 32 x 32 color images of 10 classes."""
 
     vision, vision_folder = "CIFAR10", "cifar-10-batches-py"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFAR100(Vision):
+class CIFAR100(TorchvisionData):
     """CIFAR-100: 32 x 32 color images of 100 classes."""
 
     vision, vision_folder = "CIFAR100", "cifar-100-python"
 
 
 # Of each of ten measurements of a nucleus: its mean, its standard error, and its worst value.
-NUCLEI = {
+NUCLEUS_RANGES = {
     "radius": ((6, 30), (0, 3), (7, 40)),
     "texture": ((9, 40), (0, 5), (12, 50)),
     "perimeter": ((40, 190), (0, 22), (50, 260)),
@@ -150,7 +152,7 @@ NUCLEI = {
     "symmetry": ((0.1, 0.31), (0, 0.08), (0.15, 0.67)),
     "fractal dimension": ((0.04, 0.1), (0, 0.03), (0.05, 0.21)),
 }
-WINE = {
+WINE_RANGES = {
     "alcohol": (11, 15),
     "malic acid": (0.7, 6),
     "ash": (1.3, 3.3),
@@ -165,7 +167,7 @@ WINE = {
     "OD280/OD315": (1.2, 4),
     "proline": (270, 1700),
 }
-DIABETES = {
+DIABETES_RANGES = {
     "age": (18, 80),
     "bmi": (15, 45),
     "blood pressure": (60, 140),
@@ -189,15 +191,15 @@ class BreastCancer(TableData):
         ranges = {
             f"{kind} {name}": each[place]
             for place, kind in enumerate(("mean", "error of", "worst"))
-            for name, each in NUCLEI.items()
+            for name, each in NUCLEUS_RANGES.items()
         }
-        return _schema(ranges, "diagnosis", ("malignant", "benign"))
+        return _make_schema(ranges, "diagnosis", ("malignant", "benign"))
 
     def cells(self) -> Mapping[str, Sequence[Any]]:
         """All 569 rows."""
         from sklearn.datasets import load_breast_cancer
 
-        return _cells(load_breast_cancer(), self.schema())
+        return _named_cells(load_breast_cancer(), self.schema())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,13 +210,13 @@ class Wine(TableData):
 
     def schema(self) -> Schema:
         """In scikit-learn's order."""
-        return _schema(WINE, "cultivator", ("0", "1", "2"))
+        return _make_schema(WINE_RANGES, "cultivator", ("0", "1", "2"))
 
     def cells(self) -> Mapping[str, Sequence[Any]]:
         """All 178 rows."""
         from sklearn.datasets import load_wine
 
-        return _cells(load_wine(), self.schema())
+        return _named_cells(load_wine(), self.schema())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,9 +229,9 @@ class Diabetes(TableData):
 
     def schema(self) -> Schema:
         """Nine numbers, with the sex in its place as a category; the target is the progression."""
-        age, *others = (_number(name, ends) for name, ends in DIABETES.items())
+        age, *others = (_number_column(name, ends) for name, ends in DIABETES_RANGES.items())
         sex = SchemaColumn(name="sex", type="category", categories=("1", "2"))
-        return Schema("progression", (age, sex, *others, _number("progression", (0, 350))))
+        return Schema("progression", (age, sex, *others, _number_column("progression", (0, 350))))
 
     def cells(self) -> Mapping[str, Sequence[Any]]:
         """All 442 rows."""
@@ -240,17 +242,17 @@ class Diabetes(TableData):
         return {**dict(zip(names, found.data.T.tolist(), strict=True)), schema.target: found.target.tolist()}
 
 
-def _number(name: str, ends: tuple[float, float]) -> SchemaColumn:
+def _number_column(name: str, ends: tuple[float, float]) -> SchemaColumn:
     return SchemaColumn(name=name, range=(float(ends[0]), float(ends[1])))
 
 
-def _schema(ranges: Mapping[str, tuple[float, float]], target: str, classes: tuple[str, ...]) -> Schema:
+def _make_schema(ranges: Mapping[str, tuple[float, float]], target: str, classes: tuple[str, ...]) -> Schema:
     response = SchemaColumn(name=target, type="category", categories=classes)
-    numbers = (_number(name, ends) for name, ends in ranges.items())
+    numbers = (_number_column(name, ends) for name, ends in ranges.items())
     return Schema(target, (*numbers, response))
 
 
-def _cells(bunch: Any, schema: Schema) -> dict[str, Sequence[Any]]:
+def _named_cells(bunch: Any, schema: Schema) -> dict[str, Sequence[Any]]:
     """scikit-learn's columns by the schema's names, the target's numbers as its categories."""
     names = [column.name for column in schema.inputs]
     columns: dict[str, Sequence[Any]] = dict(zip(names, bunch.data.T.tolist(), strict=True))

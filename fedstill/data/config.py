@@ -101,27 +101,27 @@ DATA: Registry[type[DataConfig]] = Registry(
 DataConfig.registry = DATA
 
 
-def named(name: str, **options: Any) -> DataConfig:
+def make_data_config(name: str, **options: Any) -> DataConfig:
     """The data set of a name or path, with its options.
 
     Raises:
         ArgumentError: a name that cannot be imported, or an option that the data do not have.
 
-    >>> named("digits", train_limit=100)
+    >>> make_data_config("digits", train_limit=100)
     Digits(root='', train_limit=100, test_fraction=0.2, validation=0.0, seed=0)
     """
     base: Any = DataConfig
     return cast(DataConfig, read_table(base, {"name": name, **options}, "data."))
 
 
-def check_serves(config: DataConfig, task: TaskConfig) -> None:
+def check_supports_task(config: DataConfig, task: TaskConfig) -> None:
     """Refuse a data set that does not serve a task.
 
     Raises:
         ArgumentError: naming those that do.
 
     >>> from fedstill.tasks.segmentation import SegmentationConfig
-    >>> check_serves(named("digits"), SegmentationConfig())
+    >>> check_supports_task(make_data_config("digits"), SegmentationConfig())
     Traceback (most recent call last):
     ...
     fedstill.core.errors.ArgumentError: invalid data.name = 'digits' (expected a path for task segmentation)
@@ -132,7 +132,7 @@ def check_serves(config: DataConfig, task: TaskConfig) -> None:
         raise ArgumentError("data.name", config.called, f"{known} for task {task.called}")
 
 
-def check_measured_on_test(config: DataConfig) -> None:
+def check_no_validation(config: DataConfig) -> None:
     """Refuse validation data where nodes bring data of their own, which no server can set aside.
 
     Raises:

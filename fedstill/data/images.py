@@ -26,39 +26,39 @@ from fedstill.core.text_format import more_such, times
 from fedstill.data.stratified_sampling import Ints
 
 Pixels = npt.NDArray[Any]  # (N, C, H, W), uint8 in 0..255 or float32
-BLOCK = 64  # images at once
+BATCH = 64  # images at once
 
 
-def resized(images: Pixels, height: int, width: int) -> npt.NDArray[np.float32]:
+def resize_images(images: Pixels, height: int, width: int) -> npt.NDArray[np.float32]:
     """Images ``(N, C, H, W)`` of another size, each pixel the mean of the area that it covers: a box average.
 
     Bytes become floats, 255 becoming 1; where the size is larger pixels are repeated.
 
-    >>> resized(np.array([[[[0, 1], [2, 3]]]], dtype=np.float32), 1, 1).item()
+    >>> resize_images(np.array([[[[0, 1], [2, 3]]]], dtype=np.float32), 1, 1).item()
     1.5
     """
     scale = np.float32(255 if images.dtype == np.uint8 else 1)
     out = np.empty((*images.shape[:2], height, width), dtype=np.float32)
-    for start in range(0, len(images), BLOCK):
-        part = torch.from_numpy(images[start : start + BLOCK].astype(np.float32, order="C") / scale)
-        out[start : start + BLOCK] = F.interpolate(part, (height, width), mode="area").numpy()
+    for start in range(0, len(images), BATCH):
+        part = torch.from_numpy(images[start : start + BATCH].astype(np.float32, order="C") / scale)
+        out[start : start + BATCH] = F.interpolate(part, (height, width), mode="area").numpy()
     return out
 
 
-def resized_maps(maps: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def resize_class_maps(maps: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Maps ``(N, H, W)`` of another size: each pixel is the class that most of its area has, of equals the
     highest.
 
     So a pixel half of which is tumor is tumor.
 
-    >>> resized_maps(torch.tensor([[[0, 1, 0, 0], [0, 1, 0, 2]]]), 1, 2).tolist()
+    >>> resize_class_maps(torch.tensor([[[0, 1, 0, 0], [0, 1, 0, 2]]]), 1, 2).tolist()
     [[[1, 0]]]
     """
     if tuple(maps.shape[1:]) == (height, width):
         return maps
     classes = int(maps.max()) + 1
     parts = []
-    for part in torch.split(maps, BLOCK):
+    for part in torch.split(maps, BATCH):
         shares = F.interpolate(
             F.one_hot(part, classes).permute(0, 3, 1, 2).float(), (height, width), mode="area"
         )
@@ -67,10 +67,10 @@ def resized_maps(maps: torch.Tensor, height: int, width: int) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def nearest(instances: npt.NDArray[np.int32], height: int, width: int) -> npt.NDArray[np.int32]:
+def resize_instances(instances: npt.NDArray[np.int32], height: int, width: int) -> npt.NDArray[np.int32]:
     """An instance map of another size: numbers cannot be averaged, so each pixel takes the nearest one's.
 
-    >>> nearest(np.array([[1, 1, 0, 2]], dtype=np.int32), 1, 2).tolist()
+    >>> resize_instances(np.array([[1, 1, 0, 2]], dtype=np.int32), 1, 2).tolist()
     [[1, 2]]
     """
     rows = ((np.arange(height) + 0.5) * instances.shape[0] / height).astype(np.int64)
@@ -78,26 +78,26 @@ def nearest(instances: npt.NDArray[np.int32], height: int, width: int) -> npt.ND
     return np.ascontiguousarray(instances[rows[:, None], columns])
 
 
-def places(height: int, width: int, patch: int) -> list[tuple[int, int]]:
+def patch_corners(height: int, width: int, patch: int) -> list[tuple[int, int]]:
     """Upper left corners of the fewest square patches that cover a picture, evenly spread, by rows.
 
-    >>> places(256, 320, 256)
+    >>> patch_corners(256, 320, 256)
     [(0, 0), (0, 64)]
-    >>> places(4, 9, 4)
+    >>> patch_corners(4, 9, 4)
     [(0, 0), (0, 2), (0, 5)]
     """
-    return [(top, left) for top in _starts(height, patch) for left in _starts(width, patch)]
+    return [(top, left) for top in _patch_offsets(height, patch) for left in _patch_offsets(width, patch)]
 
 
-def _starts(side: int, patch: int) -> list[int]:
+def _patch_offsets(side: int, patch: int) -> list[int]:
     count = -(-side // patch)
     return [index * (side - patch) // max(count - 1, 1) for index in range(count)]
 
 
-def grown(picture: npt.NDArray[Any], patch: int) -> npt.NDArray[Any]:
+def pad_to_patch(picture: npt.NDArray[Any], patch: int) -> npt.NDArray[Any]:
     """A picture ``(..., H, W)`` continued by reflection, downwards and to the right, up to one patch a side.
 
-    >>> grown(np.array([[1, 2, 3]]), 4).tolist()
+    >>> pad_to_patch(np.array([[1, 2, 3]]), 4).tolist()
     [[1, 2, 3, 3], [1, 2, 3, 3], [1, 2, 3, 3], [1, 2, 3, 3]]
     """
     height, width = picture.shape[-2:]
@@ -105,10 +105,10 @@ def grown(picture: npt.NDArray[Any], patch: int) -> npt.NDArray[Any]:
     return np.pad(picture, more, mode="symmetric") if max(more) > (0, 0) else picture
 
 
-MOST = 255  # classes of a mask: larger numbers are objects
+MASK_MAX = 255  # classes of a mask: larger numbers are objects
 
 
-def mask_classes(
+def encode_masks(
     masks: Sequence[npt.NDArray[np.generic]] | npt.NDArray[np.generic],
     what: str,
     names: tuple[str, ...] = (),
@@ -131,7 +131,7 @@ def mask_classes(
     Raises:
         DataError: not whole numbers, outside the classes, or with gaps between them.
 
-    >>> labels, classes = mask_classes(np.array([[[0, 255]]]), "mine")
+    >>> labels, classes = encode_masks(np.array([[[0, 255]]]), "mine")
     >>> labels.tolist(), classes
     ([[[0, 1]]], ('background', 'foreground'))
     """
@@ -139,30 +139,30 @@ def mask_classes(
     if odd is not None:
         raise DataError(f"{what}: are {odd} (expected whole numbers, the class of each pixel)")
     values = np.unique(np.concatenate([np.unique(mask) for mask in masks])).tolist()
-    stray = None if names or gaps else _stray(values)
+    stray = None if names or gaps else _first_value_after_gap(values)
     if stray is not None:
         row = next(row for row, mask in enumerate(masks) if (mask == stray).any())
         where = f"{files[row]}: has" if files else f"{what}: example {row} has"
         shown = ", ".join(map(str, values[:8])) + (" ..." if len(values) > 8 else "")
-        allowed = f"allowed are 0..n without gaps, or 0 and {MOST}"
+        allowed = f"allowed are 0..n without gaps, or 0 and {MASK_MAX}"
         raise DataError(f"{where} value {stray}, and all masks together have {shown}: {allowed}")
     least, most = values[0], values[-1]
-    white = set(values) <= {0, MOST} and most == MOST
+    white = set(values) <= {0, MASK_MAX} and most == MASK_MAX
     most = 1 if white else most
-    if least < 0 or most >= (len(names) or MOST):
-        allowed = f"0 to {(len(names) or MOST) - 1}, the class of a pixel"
+    if least < 0 or most >= (len(names) or MASK_MAX):
+        allowed = f"0 to {(len(names) or MASK_MAX) - 1}, the class of a pixel"
         raise DataError(f"{what}: have values from {least} to {most} (expected {allowed})")
     if not names:
         names = ("background", "foreground") if most < 2 else ("background", *map(str, range(1, most + 1)))
-    labels = [(mask == MOST if white else mask).astype(np.int64) for mask in masks]
+    labels = [(mask == MASK_MAX if white else mask).astype(np.int64) for mask in masks]
     if size:
-        labels = [resized_maps(torch.from_numpy(mask)[None], size, size)[0].numpy() for mask in labels]
+        labels = [resize_class_maps(torch.from_numpy(mask)[None], size, size)[0].numpy() for mask in labels]
     return np.stack(labels), names
 
 
-def _stray(values: Sequence[int]) -> int | None:
+def _first_value_after_gap(values: Sequence[int]) -> int | None:
     present = {*values, 0}  # no mask need show background
-    if present <= {0, MOST} or min(present) < 0:
+    if present <= {0, MASK_MAX} or min(present) < 0:
         return None
     return next((value for value in sorted(present) if value and value - 1 not in present), None)
 
@@ -170,7 +170,7 @@ def _stray(values: Sequence[int]) -> int | None:
 LUMA = (0.299, 0.587, 0.114)  # gray from red, green and blue (ITU-R BT.601)
 
 
-def gray(pixels: torch.Tensor) -> torch.Tensor:
+def to_gray(pixels: torch.Tensor) -> torch.Tensor:
     """``(B, C, H, W)`` to ``(B, 1, H, W)``: by luminance, or the mean of other than three channels."""
     channels = pixels.shape[1]
     weights = LUMA if channels == 3 else (1 / channels,) * channels
@@ -179,21 +179,21 @@ def gray(pixels: torch.Tensor) -> torch.Tensor:
 
 Bytes = npt.NDArray[np.uint8]
 
-_GRAY = ("1", "L", "LA", "La")
-_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+_GRAY_MODES = ("1", "L", "LA", "La")
+_ALPHA_MODES = ("LA", "La", "PA", "RGBA", "RGBa")
 
 
-def is_image(value: Any) -> bool:
+def is_pil_image(value: Any) -> bool:
     """Return whether a value is a PIL image."""
     return hasattr(value, "convert") and hasattr(value, "getbands")
 
 
-def holds_images(values: Any) -> bool:
+def has_pil_images(values: Any) -> bool:
     """Return whether a value is a list that holds PIL images."""
-    return isinstance(values, list | tuple) and any(map(is_image, values))
+    return isinstance(values, list | tuple) and any(map(is_pil_image, values))
 
 
-def pixels_of(image: Any, what: str) -> Bytes:
+def read_pil_pixels(image: Any, what: str) -> Bytes:
     """An image of PIL, upright, in gray ``(H, W)`` or color ``(H, W, 3)``: a DataError if not of 8 bits each.
 
     Transparent pixels are drawn on white, in proportion to their alpha: what a file keeps below them is not
@@ -202,9 +202,9 @@ def pixels_of(image: Any, what: str) -> Bytes:
     if image.mode.startswith(("I", "F")):
         way = "divide by the largest possible value and give floats from 0 to 1 in an .npz"
         raise DataError(f"{what}: is an image of mode {image.mode} (expected 8 bits a channel; {way})")
-    image = upright(image)
-    mode = "L" if image.mode in _GRAY else "RGB"
-    if image.mode in _ALPHA or "transparency" in image.info:
+    image = make_upright(image)
+    mode = "L" if image.mode in _GRAY_MODES else "RGB"
+    if image.mode in _ALPHA_MODES or "transparency" in image.info:
         from PIL import Image
 
         over = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
@@ -212,17 +212,17 @@ def pixels_of(image: Any, what: str) -> Bytes:
     return np.asarray(image.convert(mode))
 
 
-def numbers_of(image: Any, what: str) -> npt.NDArray[np.int32]:
+def read_pil_numbers(image: Any, what: str) -> npt.NDArray[np.int32]:
     """An image of PIL, upright, whose values are numbers of objects or classes: ``(H, W)``.
 
     A palette only colors them; a DataError refuses colors and floats.
     """
     if image.mode not in ("1", "L", "P", "I", "I;16", "I;16B"):
         raise DataError(f"{what}: is an image of mode {image.mode} (expected one number a pixel)")
-    return np.asarray(upright(image)).astype(np.int32)
+    return np.asarray(make_upright(image)).astype(np.int32)
 
 
-def array_of(values: Any, what: str, *, numbers: bool = False) -> npt.NDArray[Any]:
+def to_array(values: Any, what: str, *, numbers: bool = False) -> npt.NDArray[Any]:
     """An array, from what numpy makes one of, or from a list of arrays or of images of PIL, of one size each.
 
     Args:
@@ -235,14 +235,14 @@ def array_of(values: Any, what: str, *, numbers: bool = False) -> npt.NDArray[An
     """
     if not isinstance(values, list | tuple) or not values:
         return np.asarray(values)
-    if not holds_images(values):
+    if not has_pil_images(values):
         try:
             return np.stack([np.asarray(value) for value in values])
         except ValueError as error:
             raise DataError(f"{what}: examples differ in shape (expected one for all)") from error
-    read = numbers_of if numbers else pixels_of
+    read = read_pil_numbers if numbers else read_pil_pixels
     arrays: list[npt.NDArray[Any]] = [
-        read(image, f"{what}: image {row}") if is_image(image) else np.asarray(image)
+        read(image, f"{what}: image {row}") if is_pil_image(image) else np.asarray(image)
         for row, image in enumerate(values)
     ]
     color = max(array.ndim for array in arrays)
@@ -256,20 +256,20 @@ def array_of(values: Any, what: str, *, numbers: bool = False) -> npt.NDArray[An
     return np.stack(arrays)
 
 
-def arrays_of(given: Mapping[Any, Any], what: str) -> dict[str, npt.NDArray[Any]]:
-    """Arrays by name as an ``.npz`` has them, each as :func:`array_of` makes it."""
+def to_arrays(given: Mapping[Any, Any], what: str) -> dict[str, npt.NDArray[Any]]:
+    """Arrays by name as an ``.npz`` has them, each as :func:`to_array` makes it."""
     numbers = ("masks", "instances")
     return {
-        str(name): array_of(values, f"{what}: {name}", numbers=name in numbers)
+        str(name): to_array(values, f"{what}: {name}", numbers=name in numbers)
         for name, values in given.items()
     }
 
 
-ORIENTATION = 0x0112  # the EXIF tag
-_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # of EXIF's orientations: PIL's transpositions
+EXIF_ORIENTATION = 0x0112  # the EXIF tag
+_TRANSPOSITIONS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}  # of EXIF's orientations: PIL's transpositions
 
 
-def turn_of(image: Any) -> int:
+def exif_orientation(image: Any) -> int:
     """Return the EXIF orientation, 1 to 8; 1, upright, where a file has none that can be read.
 
     PIL turns a TIFF itself.
@@ -277,22 +277,24 @@ def turn_of(image: Any) -> int:
     if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):  # it would be decoded
         return 1
     try:
-        found = image.getexif().get(ORIENTATION, 1)
+        found = image.getexif().get(EXIF_ORIENTATION, 1)
     except (OSError, ValueError, SyntaxError, KeyError, TypeError, AttributeError, struct.error):
         return 1
-    return found if found in _TURNS else 1
+    return found if found in _TRANSPOSITIONS else 1
 
 
-def upright(image: Any) -> Any:
+def make_upright(image: Any) -> Any:
     """A photograph as its camera was held, which the file may say next to the pixels (EXIF)."""
-    turn = turn_of(image)
-    return image.transpose(_TURNS[turn]) if turn in _TURNS else image
+    turn = exif_orientation(image)
+    return image.transpose(_TRANSPOSITIONS[turn]) if turn in _TRANSPOSITIONS else image
 
 
-SUFFIXES = frozenset(
+IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"}
 )
-UNREAD = frozenset({".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dcm", ".dng", ".cr2", ".nef"})
+UNSUPPORTED_SUFFIXES = frozenset(
+    {".heic", ".heif", ".avif", ".jp2", ".svg", ".psd", ".dcm", ".dng", ".cr2", ".nef"}
+)
 
 
 class UnreadableImage(DataError):
@@ -303,27 +305,27 @@ class UnequalSizes(DataError):
     """Images have several sizes, where nothing brings them to one."""
 
 
-def decoded(source: Path | io.BytesIO, what: str) -> Bytes:
+def decode_image(source: Path | io.BytesIO, what: str) -> Bytes:
     """One image as (1, H, W) or (3, H, W); a DataError, begun by ``what``, if it has no 8-bit channels."""
-    with _opened(source, what) as image:
-        pixels = pixels_of(image, what)
+    with _open_image(source, what) as image:
+        pixels = read_pil_pixels(image, what)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
+def read_instance_map(source: Path | io.BytesIO, what: str) -> npt.NDArray[np.int32]:
     """A gray image of up to 16 bits, whose values are numbers of objects or classes: ``(H, W)``."""
-    with _opened(source, what) as image:
-        return numbers_of(image, what)
+    with _open_image(source, what) as image:
+        return read_pil_numbers(image, what)
 
 
-def orientation(source: Path, what: str) -> int:
+def read_orientation(source: Path, what: str) -> int:
     """How the camera of an image file was held, 1 to 8 as EXIF counts, of which 1 is upright."""
-    with _opened(source, what) as image:
-        return turn_of(image)
+    with _open_image(source, what) as image:
+        return exif_orientation(image)
 
 
 @contextmanager
-def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
+def _open_image(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
     from PIL import Image
 
     try:
@@ -337,17 +339,17 @@ def _opened(source: Path | io.BytesIO, what: str) -> Iterator[Any]:
         raise UnreadableImage(f"{what}: cannot be read as an image ({told})") from error
 
 
-def size_of(source: Path, what: str) -> tuple[int, int]:
+def read_image_size(source: Path, what: str) -> tuple[int, int]:
     """Height and width of an image file."""
-    with _opened(source, what) as image:
+    with _open_image(source, what) as image:
         height, width = image.height, image.width
-        return (width, height) if turn_of(image) > 4 else (height, width)
+        return (width, height) if exif_orientation(image) > 4 else (height, width)
 
 
-ONE_SIZE = "; data.size makes one size, at a node data.fit, of new data --fit"
+RESIZE_HINT = "; data.size makes one size, at a node data.fit, of new data --fit"
 
 
-def stacked(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0) -> npt.NDArray[Any]:
+def read_image_stack(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0) -> npt.NDArray[Any]:
     """Image files, each with what it is for errors, of one form: ``(N, C, H, W)``; averaged to a ``size``.
 
     Each is brought to so many ``channels`` by itself, so that what becomes of one hangs on no other. With 0
@@ -359,35 +361,35 @@ def stacked(files: Iterable[tuple[Path, str]], size: int = 0, channels: int = 0)
     first = ""
     for file, what in files:
         try:
-            image: npt.NDArray[Any] = decoded(file, what)
+            image: npt.NDArray[Any] = decode_image(file, what)
         except UnreadableImage as error:
             unreadable.append(str(error))
             continue
         if size:
-            image = resized(image[None], size, size)[0]
+            image = resize_images(image[None], size, size)[0]
         if channels == 1 < len(image):
-            image = gray(torch.from_numpy(_floats(image)[None]))[0].numpy().clip(0, 1)
+            image = to_gray(torch.from_numpy(_to_unit_floats(image)[None]))[0].numpy().clip(0, 1)
         elif len(image) == 1 < channels:
             image = np.broadcast_to(image, (channels, *image.shape[1:]))
         first = first or what
         if images and image.shape[1:] != images[0].shape[1:]:
             sizes = f"{times(image.shape[1:])}, but {first} is {times(images[0].shape[1:])}"
-            raise UnequalSizes(f"{what}: is {sizes} (height, width) (expected one size for all{ONE_SIZE})")
+            raise UnequalSizes(f"{what}: is {sizes} (height, width) (expected one size for all{RESIZE_HINT})")
         images.append(image)
     if unreadable:
         raise UnreadableImage(f"{unreadable[0]}{more_such(len(unreadable))}")
     if len({image.dtype for image in images}) > 1:
-        images = [_floats(image) for image in images]
+        images = [_to_unit_floats(image) for image in images]
     most = max(len(image) for image in images)
     return np.stack([np.broadcast_to(image, (most, *image.shape[1:])) for image in images])
 
 
-def _floats(image: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Bytes as floats from 0 to 1, in the same bits as :func:`resized` and ``normalized`` make of them."""
+def _to_unit_floats(image: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Bytes as floats from 0 to 1, in the same bits as :func:`resize_images` and ``normalized`` make of them."""
     return image.astype(np.float32) / np.float32(255) if image.dtype == np.uint8 else image
 
 
-def image_files(folder: Path, *, below: bool = False) -> list[Path]:
+def list_images(folder: Path, *, below: bool = False) -> list[Path]:
     """The images in a folder itself, or in those below it, too, by path; none where there is no such folder.
 
     Hidden ones are passed over, as those of a notebook's checkpoints are.
@@ -395,20 +397,20 @@ def image_files(folder: Path, *, below: bool = False) -> list[Path]:
     Raises:
         DataError: an image of a form that is not read is among them, or a link to an image that is not there.
     """
-    places = [folder, *(_folders_below(folder) if below else ())] if folder.is_dir() else []
+    places = [folder, *(_list_subfolders(folder) if below else ())] if folder.is_dir() else []
     seen = [file for place in places for file in place.iterdir() if not file.name.startswith(".")]
-    empty = sorted(file for file in seen if file.suffix.lower() in SUFFIXES and not file.exists())
+    empty = sorted(file for file in seen if file.suffix.lower() in IMAGE_SUFFIXES and not file.exists())
     if empty:  # as in a git-annex whose content was not fetched: passed over, images would be missing
         raise DataError(f"{empty[0]}: is a link to nothing{more_such(len(empty))} (expected images)")
     files = sorted(file for file in seen if file.is_file())
-    unread = [file for file in files if file.suffix.lower() in UNREAD]
+    unread = [file for file in files if file.suffix.lower() in UNSUPPORTED_SUFFIXES]
     if unread:
         told = f"is an image that is not read{more_such(len(unread))}"
-        raise DataError(f"{unread[0]}: {told} (expected {', '.join(sorted(SUFFIXES))})")
-    return [file for file in files if file.suffix.lower() in SUFFIXES]
+        raise DataError(f"{unread[0]}: {told} (expected {', '.join(sorted(IMAGE_SUFFIXES))})")
+    return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
-def _folders_below(folder: Path) -> list[Path]:
+def _list_subfolders(folder: Path) -> list[Path]:
     """All folders in it, through links, too, each once; hidden ones are passed over.
 
     Raises:
@@ -432,8 +434,8 @@ def _folders_below(folder: Path) -> list[Path]:
     return found
 
 
-def images_below(folder: Path) -> list[Path]:
+def list_images_recursively(folder: Path) -> list[Path]:
     """The images of a folder and of all folders in it, by path; a DataError if there are none."""
-    if not (files := image_files(folder, below=True)):
-        raise DataError(f"{folder}: holds no image ({', '.join(sorted(SUFFIXES))})")
+    if not (files := list_images(folder, below=True)):
+        raise DataError(f"{folder}: holds no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
     return files

@@ -56,8 +56,8 @@ class InputSpec:
                 object.__setattr__(self, "classes", class_names(self.classes, "spec.classes"))
             except DataError as error:
                 raise ArgumentError("spec.classes", self.classes, "different names") from error
-        if len(self.classes) < kind.least:
-            raise ArgumentError("spec.classes", self.classes, f"{kind.least} or more")
+        if len(self.classes) < kind.min_classes:
+            raise ArgumentError("spec.classes", self.classes, f"{kind.min_classes} or more")
         texts = kind.form == "texts"
         if (self.vocabulary > 1) != texts or self.vocabulary > 2**31:
             allowed = "2 or more, for texts" if texts else f"0, for {kind.form}"
@@ -112,7 +112,7 @@ class InputSpec:
     @property
     def outputs(self) -> tuple[int, ...]:
         """The shape of a model's output for one input."""
-        return self.make_task().outputs(self.shape)
+        return self.make_task().output_shape(self.shape)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; :meth:`from_dict` gives the same spec back."""
@@ -124,11 +124,11 @@ class InputSpec:
         """The spec that JSON values describe; nothing is imported for names beside the package's own and
         ``tasks``.
         """
-        check_task(table, tasks)
+        check_task_allowed(table, tasks)
         return read_table(cls, table, "spec.")
 
 
-def check_task(spec: Any, tasks: Collection[str] = ()) -> None:
+def check_task_allowed(spec: Any, tasks: Collection[str] = ()) -> None:
     """Refuse (ArgumentError) a spec that somebody sent, before it is read, if reading it would import a
     stranger's task: one that is neither the package's own nor one of ``tasks``.
     """
@@ -139,11 +139,11 @@ def check_task(spec: Any, tasks: Collection[str] = ()) -> None:
     TASKS.require(named, tasks, "task.name", "policy.tasks")
 
 
-def of_example(spec: InputSpec) -> int:
+def example_bytes(spec: InputSpec) -> int:
     """Bytes of one input with its target, in a spec.
 
     >>> from fedstill.tasks.classification import ClassificationConfig
-    >>> of_example(InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
+    >>> example_bytes(InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,)))
     264
     """
     task = spec.make_task()
@@ -152,25 +152,25 @@ def of_example(spec: InputSpec) -> int:
     return inputs + (8 * target[task.kind] if task.kind in target else inputs)
 
 
-def fits(what: str, need: float, most: int) -> None:
+def require_memory(what: str, need: float, most: int) -> None:
     """Refuse (TooLarge) what would take more bytes than are allowed; 0 is no limit."""
     if most and need > most:
         raise TooLarge(what, need, most)
 
 
-def rounded(count: int) -> int:
+def round_up_to_power_of_two(count: int) -> int:
     """The power of two that so many reach at most. What is refused for their memory tells a server no more,
     however it varies what it asks for.
 
-    >>> rounded(1), rounded(1000), rounded(1024), rounded(1025)
+    >>> round_up_to_power_of_two(1), round_up_to_power_of_two(1000), round_up_to_power_of_two(1024), round_up_to_power_of_two(1025)
     (1, 1024, 1024, 2048)
     """
     return 1 << max(count - 1, 0).bit_length()
 
 
-def check_examples(count: int, spec: InputSpec, most: int) -> None:
-    """Refuse (TooLarge) to bring so many examples into a spec, if they, or as many as :func:`rounded`, took
+def require_memory_for_examples(count: int, spec: InputSpec, most: int) -> None:
+    """Refuse (TooLarge) to bring so many examples into a spec, if they, or as many as :func:`round_up_to_power_of_two`, took
     more bytes than are allowed."""
     sizes = " x ".join(map(str, spec.shape))
-    need = COPIES * rounded(count) * of_example(spec)
-    fits(f"its data as inputs of {sizes} with {len(spec.classes)} classes", need, most)
+    need = COPIES * round_up_to_power_of_two(count) * example_bytes(spec)
+    require_memory(f"its data as inputs of {sizes} with {len(spec.classes)} classes", need, most)

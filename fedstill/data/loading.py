@@ -21,35 +21,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.core.dataset import Cases, Column, DataSet, TensorData, normalized
+from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData, normalized
 from fedstill.core.errors import ArgumentError, DataError, FedstillError
 from fedstill.core.names import alike_note, plain
 from fedstill.core.registry import OWN, first_line
 from fedstill.core.seeds import numpy_generator
-from fedstill.data.config import MEAN, STD, DataConfig, check_serves
-from fedstill.data.images import arrays_of, resized, resized_maps
-from fedstill.data.raw import Images, Raw, from_arrays
+from fedstill.data.config import MEAN, STD, DataConfig, check_supports_task
+from fedstill.data.images import resize_class_maps, resize_images, to_arrays
+from fedstill.data.raw import Images, RawImages, raw_images_from_arrays
 from fedstill.data.stratified_sampling import (
     Ints,
-    drawn_units,
-    labels_of,
-    numbered,
-    require_heeded,
-    require_told,
-    require_units,
-    strata,
-    stratified,
-    whole,
+    add_site_strata,
+    hash_groups,
+    reject_misspelled_columns,
+    require_no_gaps,
+    require_unit_names,
+    sample_units_per_site,
+    sample_whole_units,
+    stratification_labels,
+    stratified_sample,
 )
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.classification import ClassificationConfig
 
 PATIENT, SITE = "patient", "site"
-Flags = npt.NDArray[np.bool_]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class ExampleSource:
     """Examples as they were read, and what is heeded as they are divided.
 
     Args:
@@ -92,16 +92,16 @@ class Source:
         return "examples" if self.one_by_one else "images"
 
     def labels(self, rows: Ints) -> Ints:
-        """Labels of some rows, as :func:`fedstill.data.stratified_sampling.labels_of`."""
+        """Labels of some rows, as :func:`fedstill.data.stratified_sampling.stratification_labels`."""
         some = self.targets if len(rows) == len(self.targets) else self.targets[rows]  # maps are large
-        return labels_of(torch.from_numpy(some))
+        return stratification_labels(torch.from_numpy(some))
 
     def by_site(self, rows: Ints) -> Ints:
         """Labels of some rows that also tell sites apart."""
-        return strata(self.labels(rows), {} if self.sites is None else {SITE: self.sites[rows]})
+        return add_site_strata(self.labels(rows), {} if self.sites is None else {SITE: self.sites[rows]})
 
 
-def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
+def prepare_data_set(source: ExampleSource, config: DataConfig, scaled: str = "") -> DataSet:
     """The data set that a source and a configuration make.
 
     Where the source has no test part of its own, it is a share of the examples, or of the units of each site:
@@ -113,33 +113,35 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
             without a patient or site where others have one.
     """
     for column in source.columns.keys() & {source.unit, SITE}:
-        require = require_units if column == PATIENT else require_told
+        require = require_unit_names if column == PATIENT else require_no_gaps
         require(column, source.columns[column], source.name)
-    require_heeded(source.columns, source.name)
+    reject_misspelled_columns(source.columns, source.name)
     rows = np.arange(len(source.targets))
     own = source.columns[source.unit] if source.unit else rows
     units = own if source.units is None else source.units
     given = np.full(len(rows), -1) if source.test is None else source.test.astype(np.int64)
-    test, drawn = _test_part(source, given, units, config)
+    test, drawn = _sample_test_part(source, given, units, config)
     for part in (test, given == 2):
         if len(both := np.intersect1d(units[part], units[~part])):
             patient = str(own[units == both[0]][0])
             raise DataError(f"{source.name}: patient {patient!r} is in both parts (expected one of them)")
-    kept, measured, told = _set_aside(source, given == 2, test, units, config)
+    kept, measured, told = _select_evaluation_part(source, given == 2, test, units, config)
     train, limited = np.flatnonzero(kept), ""
     if 0 < config.train_limit < len(train):
         generator = numpy_generator(config.seed, "data", "limit")
         if source.one_by_one and not source.unit:
-            some = train[stratified(source.labels(train), config.train_limit, generator)]
+            some = train[stratified_sample(source.labels(train), config.train_limit, generator)]
         else:
-            some = train[whole(source.by_site(train), units[train], config.train_limit, generator)]
+            some = train[
+                sample_whole_units(source.by_site(train), units[train], config.train_limit, generator)
+            ]
         what = "" if source.slides is None else " patches"
         limited = f"trained on {len(some)} of {len(train)}{what}, drawn with seed {config.seed}"
         train = some
     columns = {key: column[train] for key, column in source.columns.items()}
     data = source.tensors(train)
     if source.unit:
-        data = replace(data, groups=numbered(columns[source.unit].tolist()))
+        data = replace(data, groups=hash_groups(columns[source.unit].tolist()))
     return DataSet(
         name=source.name,
         train=data,
@@ -147,7 +149,7 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
         classes=source.classes,
         mean=(MEAN,) * source.channels,
         std=(STD,) * source.channels,
-        note=joined(source.note, drawn, told, scaled, limited, *_alike(source)),
+        note=join_notes(source.note, drawn, told, scaled, limited, *_similar_name_notes(source)),
         columns=columns,
         test_columns={key: column[measured] for key, column in source.columns.items()},
         test_names=tuple(map(str, (rows if source.names is None else source.names)[measured].tolist())),
@@ -155,18 +157,20 @@ def prepared(source: Source, config: DataConfig, scaled: str = "") -> DataSet:
     )
 
 
-def _alike(source: Source) -> list[str]:
+def _similar_name_notes(source: ExampleSource) -> list[str]:
     """Return notes on classes and sites whose names are nearly equal."""
     sites = [] if source.sites is None else [str(site) for site in np.unique(source.sites)]
     return [alike_note("classes", source.classes), alike_note("sites", sites)]
 
 
-def joined(*notes: str) -> str:
+def join_notes(*notes: str) -> str:
     """What there is of some notes, in one line."""
     return "; ".join(note for note in notes if note)
 
 
-def _test_part(source: Source, given: Ints, units: Column, config: DataConfig) -> tuple[Flags, str]:
+def _sample_test_part(
+    source: ExampleSource, given: Ints, units: Column, config: DataConfig
+) -> tuple[Bools, str]:
     test, undecided = given == 1, np.flatnonzero(given < 0)
     if not len(undecided):
         return test, ""
@@ -180,15 +184,15 @@ def _test_part(source: Source, given: Ints, units: Column, config: DataConfig) -
     share = ""
     if source.one_by_one and not patients:
         wanted = min(max(round(count * config.test_fraction), 1), count - 1)
-        test[undecided[stratified(source.labels(undecided), wanted, generator)]] = True
+        test[undecided[stratified_sample(source.labels(undecided), wanted, generator)]] = True
         called = ""
     elif source.one_by_one:
         labels = source.by_site(undecided)
-        test[undecided] = drawn_units(labels, of, None, config.test_fraction, generator)
+        test[undecided] = sample_units_per_site(labels, of, None, config.test_fraction, generator)
     else:
         sites = None if source.sites is None else source.sites[undecided]
         labels = source.labels(undecided)
-        test[undecided] = drawn_units(labels, of, sites, config.test_fraction, generator)
+        test[undecided] = sample_units_per_site(labels, of, sites, config.test_fraction, generator)
         if source.slides is None:
             share = " a share" if sites is None else " a share of each site"
     some = "" if source.slides is None else " of some"
@@ -196,15 +200,15 @@ def _test_part(source: Source, given: Ints, units: Column, config: DataConfig) -
     return test, f"no official split{some}: tested on {told},{share} drawn with seed {config.seed}"
 
 
-def _set_aside(
-    source: Source, own: Flags, test: Flags, units: Column, config: DataConfig
-) -> tuple[Flags, Flags, str]:
+def _select_evaluation_part(
+    source: ExampleSource, own: Bools, test: Bools, units: Column, config: DataConfig
+) -> tuple[Bools, Bools, str]:
     """Which examples are for training, which figures are measured on, and what to say of it.
 
     Without ``data.validation`` the two parts as they are; with it the source's own validation part takes the
     place of the test part, or else that share of each site's training units, if it has two or more.
     """
-    train: Flags = ~(test | own)
+    train: Bools = ~(test | own)
     if own.any():
         if not config.validation:
             return train, test, f"{own.sum()} of it are for validation, and set aside (data.validation)"
@@ -220,8 +224,8 @@ def _set_aside(
         raise ArgumentError("data.validation", config.validation, f"0, as no site has two training {called}")
     generator = numpy_generator(config.seed, "data", "validation")
     labels = source.labels(np.arange(len(test)))[rows]
-    chosen = drawn_units(labels, units[rows], where[rows], config.validation, generator)
-    measured: Flags = train & np.isin(units, units[rows[chosen]])  # whole units, at whichever sites
+    chosen = sample_units_per_site(labels, units[rows], where[rows], config.validation, generator)
+    measured: Bools = train & np.isin(units, units[rows[chosen]])  # whole units, at whichever sites
     count, of = len(np.unique(units[measured])), len(np.unique(units[train]))
     told = f"measured on {count} of {of} training {called}, set aside with seed {config.seed}"
     return train & ~measured, measured, f"{told}; the test part is not used"
@@ -230,8 +234,8 @@ def _set_aside(
 # --- images -------------------------------------------------------------------------------------------
 
 
-def of_images(
-    raw: Raw,
+def prepare_images(
+    raw: RawImages,
     config: DataConfig,
     task: TaskConfig,
     name: str,
@@ -248,34 +252,34 @@ def of_images(
 
     Raises:
         ArgumentError: a site that is not there or too small, channels that there are not.
-        DataError: as :func:`prepared`.
+        DataError: as :func:`prepare_data_set`.
     """
     kind = task.makes.kind
     if kind == "class":
         raw.require_every_class(name)
     whole_images, classes = kind == "image", raw.classes
     everything: Ints = np.arange(len(raw.images))
-    rows, left_out = (everything, "") if kind == "class" else _chosen_sites(raw, sites)
+    rows, left_out = (everything, "") if kind == "class" else _select_sites(raw, sites)
     if whole_images:
         if len(channels) > 1:
             raise ArgumentError("data.channels", list(channels), "one, as reconstruction rebuilds one image")
         channels, classes = channels or (0,), ("image",)
-    images = with_channels(raw.images, channels)
-    cases = None if kind == "class" else _patients(raw.columns)
+    images = select_channels(raw.images, channels)
+    cases = None if kind == "class" else _patient_cases(raw.columns)
 
     def tensors(some: Ints) -> TensorData:
         at = rows[some]
         pixels = images[at]
         if size and pixels.shape[2:] != (size, size):
-            pixels = resized(pixels, size, size)
+            pixels = resize_images(pixels, size, size)
         inputs = normalized(pixels, mean, std)
-        inputs, targets = taught(inputs, torch.from_numpy(raw.labels[at]), task)
+        inputs, targets = make_task_tensors(inputs, torch.from_numpy(raw.labels[at]), task)
         return TensorData(
             inputs, targets, cases=None if cases is None else cases.subset(torch.from_numpy(at))
         )
 
     mean, std = (MEAN,) * images.shape[1], (STD,) * images.shape[1]
-    source = Source(
+    source = ExampleSource(
         name=name,
         targets=raw.labels if len(rows) == len(raw.labels) else raw.labels[rows],
         classes=classes,
@@ -283,16 +287,18 @@ def of_images(
         test=None if raw.test is None else raw.test[rows],
         columns={key: column[rows] for key, column in raw.columns.items()},
         channels=images.shape[1],
-        note=joined(note, raw.note, left_out),
+        note=join_notes(note, raw.note, left_out),
         sites=raw.columns[SITE][rows] if SITE in raw.columns else None,
         unit=PATIENT if PATIENT in raw.columns else "",
         names=rows if raw.names is None else raw.names[rows],
         one_by_one=kind == "class",
     )
-    return prepared(source, config)
+    return prepare_data_set(source, config)
 
 
-def taught(images: torch.Tensor, labels: torch.Tensor, task: TaskConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def make_task_tensors(
+    images: torch.Tensor, labels: torch.Tensor, task: TaskConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of a task, of normalized images ``(N, C, H, W)`` and what was read beside them.
 
     Maps, of any size, become as large as the images; where the images are the targets, what is measured of
@@ -306,11 +312,11 @@ def taught(images: torch.Tensor, labels: torch.Tensor, task: TaskConfig) -> tupl
             measured = torch.cat([made.observe(some) for some in torch.split(images, 256)])
         return measured.contiguous(), images
     if labels.ndim == 3:
-        labels = resized_maps(labels, images.shape[2], images.shape[3])
+        labels = resize_class_maps(labels, images.shape[2], images.shape[3])
     return images, labels
 
 
-def with_channels(images: Images, channels: tuple[int, ...]) -> Images:
+def select_channels(images: Images, channels: tuple[int, ...]) -> Images:
     """The wanted channels of ``(N, C, H, W)``, all if none is named; an ArgumentError if one is not there."""
     there = images.shape[1]
     if not all(0 <= channel < there for channel in channels) or len(set(channels)) < len(channels):
@@ -328,11 +334,11 @@ def check_sites(wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
     return sites
 
 
-def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
+def _select_sites(raw: RawImages, wanted: tuple[str, ...]) -> tuple[Ints, str]:
     rows = np.arange(len(raw.images))
     sites = raw.columns.get(SITE)
     for column in raw.columns.keys() & {PATIENT, SITE}:  # else a site without a name is left out
-        require_told(column, raw.columns[column])
+        require_no_gaps(column, raw.columns[column])
     names = [] if sites is None else [str(site) for site in np.unique(sites)]
     wanted = check_sites(wanted, names)
     if sites is None:
@@ -348,10 +354,10 @@ def _chosen_sites(raw: Raw, wanted: tuple[str, ...]) -> tuple[Ints, str]:
     return np.flatnonzero(np.isin(sites, used)), told
 
 
-def _patients(columns: Mapping[str, Column]) -> Cases | None:
+def _patient_cases(columns: Mapping[str, Column]) -> CaseIndex | None:
     if PATIENT not in columns:
         return None
-    return Cases.by_column(columns[PATIENT], columns.get(SITE))
+    return CaseIndex.by_column(columns[PATIENT], columns.get(SITE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,12 +382,12 @@ class ArrayData(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """These arrays, checked, divided into training and test parts, and normalized."""
-        raw = from_arrays(Path(self.called), self._given(), task.targets)
-        return of_images(raw, self, task, self.title or self.called, self.note)
+        raw = raw_images_from_arrays(Path(self.called), self._given(), task.targets)
+        return prepare_images(raw, self, task, self.title or self.called, self.note)
 
     def _given(self) -> dict[str, Column]:
         try:
-            return arrays_of(self.arrays(), f"data {self.called!r}")
+            return to_arrays(self.arrays(), f"data {self.called!r}")
         except FedstillError:
             raise
         except OWN as error:
@@ -391,22 +397,22 @@ class ArrayData(DataConfig):
 
 CLASSIFICATION = ClassificationConfig()
 
-Asked = tuple[DataConfig, TaskConfig, bool]
-KEPT = 2  # a run's own data, and those that are public
-_last: ContextVar[deque[tuple[Asked, DataSet]] | None] = ContextVar("last", default=None)
+LoadKey = tuple[DataConfig, TaskConfig, bool]
+CACHE_SIZE = 2  # a run's own data, and those that are public
+_load_cache: ContextVar[deque[tuple[LoadKey, DataSet]] | None] = ContextVar("last", default=None)
 
 
 @contextmanager
-def read_once() -> Iterator[None]:
+def cache_loads() -> Iterator[None]:
     """What is loaded within is read once for all that ask for the same: the two data sets loaded last stay.
 
     The runs of a comparison meet the same data; to decode 120,000 images for each of them takes long.
     """
-    token = _last.set(deque(maxlen=KEPT))
+    token = _load_cache.set(deque(maxlen=CACHE_SIZE))
     try:
         yield
     finally:
-        _last.reset(token)
+        _load_cache.reset(token)
 
 
 def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed: bool = True) -> DataSet:
@@ -424,23 +430,23 @@ def load(config: DataConfig, task: TaskConfig = CLASSIFICATION, *, train_needed:
         ArgumentError: data that serve other tasks, a name that is unknown, an option that does nothing here.
         DataError: nothing found (what was looked for, and where), or data that cannot be used.
 
-    >>> from fedstill.data.config import named
+    >>> from fedstill.data.config import make_data_config
     >>> data = load(named("digits", train_limit=100))
     >>> data.train.inputs.shape, len(data.test), len(data.classes)
     (torch.Size([100, 1, 8, 8]), 359, 10)
     """
-    asked, last = (config, task, train_needed), _last.get()
+    asked, last = (config, task, train_needed), _load_cache.get()
     for before, data in last or ():
         if before == asked:
             return data
-    data = _read(config, task, train_needed)
+    data = _read_and_check(config, task, train_needed)
     if last is not None:
         last.append((asked, data))
     return data
 
 
-def _read(config: DataConfig, task: TaskConfig, train_needed: bool) -> DataSet:
-    check_serves(config, task)
+def _read_and_check(config: DataConfig, task: TaskConfig, train_needed: bool) -> DataSet:
+    check_supports_task(config, task)
     data = config.read(task)
     made = task.make(data.classes)
     if train_needed or len(data.train):

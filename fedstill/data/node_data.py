@@ -32,25 +32,31 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import times
 from fedstill.data import text
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
-from fedstill.data.images import UnequalSizes, UnreadableImage, arrays_of, resized
-from fedstill.data.input_spec import InputSpec, check_examples
-from fedstill.data.loading import CLASSIFICATION, PATIENT, ArrayData, taught, with_channels
-from fedstill.data.object_images import SLIDE, cases_of, cut, read_pictures, whose
-from fedstill.data.public import conform
-from fedstill.data.python_data import inputs_and_targets
-from fedstill.data.raw import MOST_CLASSES, Images, Raw, from_arrays, whole_numbers
-from fedstill.data.stratified_sampling import Ints, numbered, require_units
-from fedstill.data.table_files import Columns
-from fedstill.data.tables import check_rows, read_rows, read_schema
-from fedstill.data.text import Labeled
-from fedstill.data.user_data import SERVING, read
+from fedstill.data.images import UnequalSizes, UnreadableImage, resize_images, to_arrays
+from fedstill.data.input_spec import InputSpec, require_memory_for_examples
+from fedstill.data.loading import CLASSIFICATION, PATIENT, ArrayData, make_task_tensors, select_channels
+from fedstill.data.object_images import (
+    SLIDE,
+    cut_patches,
+    group_by_patient,
+    make_patch_cases,
+    read_instance_images,
+)
+from fedstill.data.public import conform_images
+from fedstill.data.python_data import extract_inputs_and_targets
+from fedstill.data.raw import MAX_CLASSES, Images, RawImages, are_whole_numbers, raw_images_from_arrays
+from fedstill.data.stratified_sampling import Ints, hash_groups, require_unit_names
+from fedstill.data.table_files import CsvColumns
+from fedstill.data.tables import check_features, read_rows, read_schema
+from fedstill.data.text import LabeledTexts
+from fedstill.data.user_data import FORMATS, read_raw_images
 from fedstill.tasks import TASKS, TaskConfig
 
 SOURCES = ("npz", "folder", "csv", "parquet", "nifti", "tensors")
 
 
 @dataclass(frozen=True)
-class PrivateConfig:
+class NodeDataConfig:
     """Where a node's own examples are, and in what form."""
 
     source: str = "npz"
@@ -122,7 +128,7 @@ class PrivateConfig:
             raise ArgumentError("data.channels", list(self.channels), "empty, as source csv has all channels")
 
 
-def labels_in(raw: Raw | Labeled, spec: InputSpec, what: str) -> Ints:
+def map_labels_to_spec(raw: RawImages | LabeledTexts, spec: InputSpec, what: str) -> Ints:
     """Classes, maps or findings as the spec numbers its classes; findings that are not known are -1."""
     kind, classes = spec.task.makes.kind, spec.classes
     if kind == "image" or raw.classes == classes:
@@ -137,9 +143,9 @@ def labels_in(raw: Raw | Labeled, spec: InputSpec, what: str) -> Ints:
     used = [raw.classes[label] for label in np.unique(raw.labels)] if kind == "class" else list(raw.classes)
     if set(used) <= set(classes):
         numbers = [classes.index(each) if each in classes else -1 for each in raw.classes]
-    elif kind == "class" and whole_numbers(used) and all(count_of(each) is None for each in classes):
+    elif kind == "class" and are_whole_numbers(used) and all(count_of(each) is None for each in classes):
         counts = [count_of(each) for each in raw.classes]
-        numbers = [-1 if count is None else min(count, MOST_CLASSES) for count in counts]
+        numbers = [-1 if count is None else min(count, MAX_CLASSES) for count in counts]
     else:
         unknown = next(each for each in used if each not in classes)
         raise DataError(f"{what}: has a class {unknown_name(unknown, classes)}")
@@ -150,7 +156,7 @@ def labels_in(raw: Raw | Labeled, spec: InputSpec, what: str) -> Ints:
     return np.array(numbers, dtype=np.int64)[raw.labels]
 
 
-def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor | None:
+def read_groups(columns: Mapping[str, Any], config: NodeDataConfig) -> torch.Tensor | None:
     """Whose each example is, ``(N,)`` int64, if the owner names a column that says so."""
     if not config.group:
         return None
@@ -158,11 +164,11 @@ def groups_of(columns: Mapping[str, Any], config: PrivateConfig) -> torch.Tensor
     if group not in columns:
         known = ", ".join(columns) or "none"
         raise ArgumentError("data.group", config.group, f"a column with one value an example: {known}")
-    require_units(group, columns[group], "data.group")
-    return numbered(columns[group].tolist())
+    require_unit_names(group, columns[group], "data.group")
+    return hash_groups(columns[group].tolist())
 
 
-def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:
+def map_images_to_spec(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Tensor:
     """Images normalized as the spec declares, ``(N, C, H, W)`` float32.
 
     Those of another form only where they may be made to ``fit``: averaged to its size, as by a run's
@@ -173,40 +179,44 @@ def inputs_in(images: Images, fit: bool, spec: InputSpec, what: str) -> torch.Te
         shapes = f"{times(found)} (channels, height, width): allowed is {times(spec.shape)}"
         raise DataError(f"{what}: images are {shapes}; data.fit = true, or --fit, brings images into it")
     if found[1:] != spec.shape[1:]:
-        images = resized(images, *spec.shape[1:])
+        images = resize_images(images, *spec.shape[1:])
     if found[0] == spec.shape[0]:
         return normalized(images, spec.mean, spec.std)
     black, white = (0.0,) * found[0], (1.0,) * found[0]
     as_pixels = TensorData(normalized(images, black, white), torch.zeros(len(images)))
     like = TensorData(torch.zeros(1, *spec.shape), torch.zeros(1))
     source = DataSet(what, as_pixels, as_pixels, spec.classes, black, white)
-    return conform(
+    return conform_images(
         as_pixels.inputs, source, DataSet("the server", like, like, spec.classes, spec.mean, spec.std)
     )
 
 
-def of_images(raw: Raw, config: PrivateConfig, spec: InputSpec, what: str, most: int = 0) -> TensorData:
+def load_images(
+    raw: RawImages, config: NodeDataConfig, spec: InputSpec, what: str, most: int = 0
+) -> TensorData:
     """An owner's images of any kind of target, once they are read."""
-    check_examples(len(raw.images), spec, most)
-    rows, groups = _training(raw.columns, raw.test, len(raw.labels), config, what)
-    raw = replace(raw, images=with_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
-    labels = torch.from_numpy(labels_in(raw, spec, what))
-    inputs, targets = taught(inputs_in(raw.images, config.fit, spec, what), labels, spec.task)
+    require_memory_for_examples(len(raw.images), spec, most)
+    rows, groups = _training_rows(raw.columns, raw.test, len(raw.labels), config, what)
+    raw = replace(raw, images=select_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
+    labels = torch.from_numpy(map_labels_to_spec(raw, spec, what))
+    inputs, targets = make_task_tensors(
+        map_images_to_spec(raw.images, config.fit, spec, what), labels, spec.task
+    )
     return TensorData(inputs, targets, groups)
 
 
-def _training(
-    columns: Mapping[str, Any], test: Column | None, count: int, config: PrivateConfig, what: str
+def _training_rows(
+    columns: Mapping[str, Any], test: Column | None, count: int, config: NodeDataConfig, what: str
 ) -> tuple[Ints, torch.Tensor | None]:
     """The rows that are not for testing, and whose each of them is."""
-    groups = groups_of(columns, config)
+    groups = read_groups(columns, config)
     rows = np.arange(count) if test is None else np.flatnonzero(test == 0)
     if len(rows) == 0:
         raise DataError(f"{what}: all examples are for testing (expected one or more to train on)")
     return rows, None if groups is None else groups[torch.from_numpy(rows)]
 
 
-def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) -> TensorData:
+def load_tensors(config: NodeDataConfig, path: Path, spec: InputSpec, what: str) -> TensorData:
     """Tensors of the spec's own form."""
     try:
         # Copied to where tensors of one's own begin: a file's begin anywhere, and some processors add up
@@ -220,8 +230,8 @@ def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) ->
         raise DataError(f"{what}: holds {found} (expected just {', '.join(sorted(wanted))})")
     groups = None
     if config.group:
-        require_units(config.group, tensors[config.group].numpy(), what)
-        groups = numbered(tensors[config.group].tolist())
+        require_unit_names(config.group, tensors[config.group].numpy(), what)
+        groups = hash_groups(tensors[config.group].tolist())
     inputs = tensors["inputs"]
     if spec.vocabulary:  # ids that the run's model has not are unknown words: refused, they would be told
         inputs = inputs.where(inputs < spec.vocabulary, text.UNKNOWN)
@@ -235,59 +245,63 @@ def of_tensors(config: PrivateConfig, path: Path, spec: InputSpec, what: str) ->
     task = spec.make_task()
     task.check(data, what)
     if spec.schema:
-        check_rows(data.inputs, spec.schema, what)
+        check_features(data.inputs, spec.schema, what)
     return data
 
 
-def of_pictures(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+def load_instance_images(
+    config: NodeDataConfig, path: Path, spec: InputSpec, what: str, most: int
+) -> TensorData:
     """Patches of the spec's size that cover an owner's pictures."""
     channels, height, width = spec.shape
     if (channels, height) != (3, width):
         raise DataError(f"{what}: the server declares {spec.shape} (expected square patches in color)")
-    pictures = [one for one in read_pictures(path) if not one.test]
+    pictures = [one for one in read_instance_images(path) if not one.test]
     if not pictures:
         raise DataError(f"{what}: all pictures are for testing (expected one or more to train on)")
     sides = [one.instances.shape for one in pictures]
-    check_examples(sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most)
-    cases = cases_of(pictures, height)
-    data = cut(pictures, cases, np.arange(len(cases.of)), height)
+    require_memory_for_examples(
+        sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most
+    )
+    cases = make_patch_cases(pictures, height)
+    data = cut_patches(pictures, cases, np.arange(len(cases.of)), height)
     # Patches of one picture overlap, and so are protected together or not at all.
-    known, _ = whose(pictures)
+    known, _ = group_by_patient(pictures)
     if config.group not in ("", SLIDE, known):
         allowed = f"empty ({known!r}) or {SLIDE!r} for task instances here"
         raise ArgumentError("data.group", config.group, allowed)
     patient = (config.group or known) == PATIENT
     if patient:
-        require_units(PATIENT, np.array([one.patient for one in pictures if one.patient]), what)
+        require_unit_names(PATIENT, np.array([one.patient for one in pictures if one.patient]), what)
     names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]
-    groups = numbered(names[case] for case in cases.of.tolist())
+    groups = hash_groups(names[case] for case in cases.of.tolist())
     return TensorData(data.inputs, data.targets, groups)
 
 
-def of_rows(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+def load_rows(config: NodeDataConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
     """An owner's rows of a table, checked against the server's schema."""
     table = read_rows(path, spec.schema)
-    check_examples(len(table.data), spec, most)
-    rows, groups = _training(table.columns, table.test, len(table.data), config, what)
+    require_memory_for_examples(len(table.data), spec, most)
+    rows, groups = _training_rows(table.columns, table.test, len(table.data), config, what)
     return replace(table.data.subset(torch.from_numpy(rows)), groups=groups)
 
 
-def of_texts(config: PrivateConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
+def load_texts(config: NodeDataConfig, path: Path, spec: InputSpec, what: str, most: int) -> TensorData:
     """An owner's texts, with the ids that the server's words have."""
-    source = text.read_table(path)
-    check_examples(len(source.texts), spec, most)
-    ids = text.ids_of(source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, what)
-    rows, groups = _training(source.columns, source.test, len(source.labels), config, what)
-    labels = torch.from_numpy(labels_in(source, spec, what))
+    source = text.read_labeled_texts(path)
+    require_memory_for_examples(len(source.texts), spec, most)
+    ids = text.encode_for_vocabulary(source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, what)
+    rows, groups = _training_rows(source.columns, source.test, len(source.labels), config, what)
+    labels = torch.from_numpy(map_labels_to_spec(source, spec, what))
     chosen = torch.from_numpy(rows)
     return TensorData(ids[chosen], labels[chosen], groups)
 
 
-OF_SCHEMA = {"category": "tabular", "number": "regression", "time until an event": "survival"}  # tasks
+TASK_BY_TARGET = {"category": "tabular", "number": "regression", "time until an event": "survival"}  # tasks
 
 
-def load(
-    config: PrivateConfig,
+def load_node_data(
+    config: NodeDataConfig,
     folder: Path,
     spec: InputSpec | None = None,
     task: TaskConfig | None = None,
@@ -312,13 +326,13 @@ def load(
         TooLarge: they would take more than that.
     """
     rows = task is None or task.makes.form == "rows"
-    if spec is None and rows and (own := own_schema(config, folder)):
-        spec = InputSpec.of_schema(task or TASKS[OF_SCHEMA[own.teaches]](), own)
+    if spec is None and rows and (own := read_node_schema(config, folder)):
+        spec = InputSpec.of_schema(task or TASKS[TASK_BY_TARGET[own.teaches]](), own)
     if spec is not None or task is not None:
-        return _loaded(config, folder, spec, task or CLASSIFICATION, most)
-    locate(config, folder)
+        return _load(config, folder, spec, task or CLASSIFICATION, most)
+    find_path(config, folder)
     try:
-        return _loaded(config, folder, None, CLASSIFICATION, most)
+        return _load(config, folder, None, CLASSIFICATION, most)
     except (RunNeeded, UnreadableImage):
         raise
     except (ArgumentError, DataError) as error:
@@ -327,45 +341,45 @@ def load(
         raise RunNeeded(f"{error}; {told} ({here})") from error
 
 
-def _loaded(
-    config: PrivateConfig, folder: Path, spec: InputSpec | None, task: TaskConfig, most: int
+def _load(
+    config: NodeDataConfig, folder: Path, spec: InputSpec | None, task: TaskConfig, most: int
 ) -> tuple[TensorData, InputSpec]:
     what = f"data {config.path!r}" if config.source in SOURCES else f"data {config.source!r}"
     asked = task if spec is None else spec.task
     if spec is None:
-        _check_told(config, asked, what)
+        _require_known_spec(config, asked, what)
     if config.source != "tensors":
         _check_options(config, asked)
-    path = locate(config, folder)
+    path = find_path(config, folder)
     if spec is None:
-        raw, spec = _with_own_spec(config, path, folder, asked, what)
-        data = of_images(raw, config, spec, what)
+        raw, spec = _read_with_spec(config, path, folder, asked, what)
+        data = load_images(raw, config, spec, what)
     elif config.source == "tensors":
-        data = of_tensors(config, path, spec, what)
+        data = load_tensors(config, path, spec, what)
     elif asked.targets == "texts":
-        data = of_texts(config, path, spec, what, most)
+        data = load_texts(config, path, spec, what, most)
     elif asked.makes.form == "rows":
-        data = of_rows(config, path, spec, what, most)
+        data = load_rows(config, path, spec, what, most)
     elif asked.targets == "instances":
-        data = of_pictures(config, path, spec, what, most)
+        data = load_instance_images(config, path, spec, what, most)
     else:
-        raw = _read(config, path, folder, asked, spec, most)
-        data = of_images(raw, config, spec, what, most)
+        raw = _read_raw(config, path, folder, asked, spec, most)
+        data = load_images(raw, config, spec, what, most)
     spec.make_task().check(data, what)
     return data, spec
 
 
-def check_values(config: PrivateConfig, data: TensorData, spec: InputSpec) -> None:
+def check_pixel_range(config: NodeDataConfig, data: TensorData, spec: InputSpec) -> None:
     """Refuse (DataError) tensors of images that are no pixels under the spec's normalization.
 
     For the owner, and not as a run begins: a server that declared one normalization after another would learn
     the least and the largest value, by which of them were refused.
     """
     if config.source == "tensors" and spec.task.makes.form == "images":
-        check_pixels(spec.make_task().pictured(data), spec.mean, spec.std, f"data {config.path!r}")
+        check_pixels(spec.make_task().real_images(data), spec.mean, spec.std, f"data {config.path!r}")
 
 
-def own_schema(config: PrivateConfig, folder: Path) -> Schema:
+def read_node_schema(config: NodeDataConfig, folder: Path) -> Schema:
     """The only schema that an owner lets a run have; without columns: any.
 
     Raises:
@@ -374,7 +388,7 @@ def own_schema(config: PrivateConfig, folder: Path) -> Schema:
     return read_schema(folder / Path(config.schema).expanduser()) if config.schema else NO_SCHEMA
 
 
-def locate(config: PrivateConfig, folder: Path) -> Path:
+def find_path(config: NodeDataConfig, folder: Path) -> Path:
     """The file or folder that a configuration means.
 
     Raises:
@@ -383,7 +397,7 @@ def locate(config: PrivateConfig, folder: Path) -> Path:
     """
     path = folder / Path(config.path).expanduser()
     if config.source not in SOURCES:  # what the path means is the function's own business
-        _function(config, folder)
+        _find_function(config, folder)
     elif config.source in ("folder", "nifti"):
         if not path.is_dir():
             raise DataError(f"data.path {config.path!r}: there is no folder {path}")
@@ -395,9 +409,9 @@ def locate(config: PrivateConfig, folder: Path) -> Path:
 # --- what can be followed -----------------------------------------------------------------------------
 
 
-def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
+def _check_options(config: NodeDataConfig, task: TaskConfig) -> None:
     targets = task.targets
-    serving = SERVING[targets]
+    serving = FORMATS[targets]
     of_files = targets == "instances" or task.makes.form in ("texts", "rows")
     if config.source not in serving and (config.source in SOURCES or of_files):
         told = {"texts": ": columns text and label", "rows": ": the columns of the run's schema"}
@@ -417,7 +431,7 @@ def _check_options(config: PrivateConfig, task: TaskConfig) -> None:
             raise ArgumentError(f"data.{name}", shown, f"{none} for task {task.called}: leave it out")
 
 
-def _check_told(config: PrivateConfig, task: TaskConfig, what: str) -> None:
+def _require_known_spec(config: NodeDataConfig, task: TaskConfig, what: str) -> None:
     """Refuse (RunNeeded) to go without a run where only a run can say what the data should be."""
     told = task.targets in ("class", "map", "image") or (task.targets == "labels" and config.source == "npz")
     if not told or config.source == "tensors" or (config.fit and task.targets != "class"):
@@ -425,11 +439,11 @@ def _check_told(config: PrivateConfig, task: TaskConfig, what: str) -> None:
         raise RunNeeded(f"{what}: {told_of}, and the run's own data are not here")
 
 
-def _with_own_spec(
-    config: PrivateConfig, path: Path, folder: Path, task: TaskConfig, what: str
-) -> tuple[Raw, InputSpec]:
+def _read_with_spec(
+    config: NodeDataConfig, path: Path, folder: Path, task: TaskConfig, what: str
+) -> tuple[RawImages, InputSpec]:
     try:
-        raw = _read(config, path, folder, task)
+        raw = _read_raw(config, path, folder, task)
     except UnequalSizes as error:
         if not config.fit:
             raise
@@ -441,51 +455,51 @@ def _with_own_spec(
         if len(classes) < 2:
             told = "one class does not tell which others there are: name the run, which does"
             raise RunNeeded(f"{what}: {told}")
-    channels, height, width = with_channels(raw.images[:1], config.channels).shape[1:]
+    channels, height, width = select_channels(raw.images[:1], config.channels).shape[1:]
     return raw, InputSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
 
 # --- images -------------------------------------------------------------------------------------------
 
 
-def _read(
-    config: PrivateConfig,
+def _read_raw(
+    config: NodeDataConfig,
     path: Path,
     folder: Path,
     task: TaskConfig,
     spec: InputSpec | None = None,
     most: int = 0,
-) -> Raw:
+) -> RawImages:
     if config.source not in SOURCES:
-        arrays = _called(config, path, folder)
-        return from_arrays(Path(config.source), arrays, task.targets, gaps=True)
+        arrays = _call_function(config, path, folder)
+        return raw_images_from_arrays(Path(config.source), arrays, task.targets, gaps=True)
     fitted = spec is not None and config.fit and spec.shape[1] == spec.shape[2]
     # Image by image: by what all have together one picture more would change every other one's last digits.
     own = spec is not None and config.fit and not config.channels and spec.shape[0] in (1, 3)
-    return read(
+    return read_raw_images(
         path,
         config.source,
         task.targets,
         size=spec.shape[1] if spec is not None and fitted else 0,
         slices=config.slices,
         gaps=True,
-        columns=Columns(config.label, config.image, config.group),
+        columns=CsvColumns(config.label, config.image, config.group),
         classes=spec.classes if spec is not None else (),
         shape=spec.shape if spec is not None else (),
         channels=spec.shape[0] if spec is not None and own else 0,
-        **({} if spec is None else {"counted": partial(check_examples, spec=spec, most=most)}),
+        **({} if spec is None else {"counted": partial(require_memory_for_examples, spec=spec, most=most)}),
     )
 
 
-def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, Any]:
+def _call_function(config: NodeDataConfig, path: Path, folder: Path) -> dict[str, Any]:
     """What the owner's own function gives: a pair, a mapping of arrays as in an npz, or a torch data set."""
-    function = _function(config, folder)
+    function = _find_function(config, folder)
     try:
         given = function(path)
         if not isinstance(given, Mapping):
-            images, labels = given if isinstance(given, tuple) else _pairs(given)
+            images, labels = given if isinstance(given, tuple) else _unzip_examples(given)
             given = {"images": images, "labels": labels}
-        return arrays_of(given, "its data")
+        return to_arrays(given, "its data")
     except DataError as error:
         raise DataError(f"data.source {config.source!r}: {error}") from error
     except OWN as error:
@@ -493,14 +507,14 @@ def _called(config: PrivateConfig, path: Path, folder: Path) -> dict[str, Any]:
         raise DataError(f"data.source {config.source!r}: {told}") from error
 
 
-def _pairs(data: Any) -> tuple[Any, Any]:
+def _unzip_examples(data: Any) -> tuple[Any, Any]:
     if isinstance(data, TensorData):
         return data.inputs.numpy(), data.targets.numpy()
-    images, labels = inputs_and_targets(data, "its data")
+    images, labels = extract_inputs_and_targets(data, "its data")
     return images, [label if isinstance(label, str) else int(label) for label in labels]
 
 
-def _function(config: PrivateConfig, folder: Path) -> Any:
+def _find_function(config: NodeDataConfig, folder: Path) -> Any:
     """What gives an owner's own data from a path: a function, or a class of :class:`ArrayData`."""
     named = not is_path(config.source)
     found: Any = DATA[config.source] if named else find(config.source, folder, "data.source")

@@ -18,20 +18,28 @@ import numpy.typing as npt
 import torch
 
 from fedstill.core import timing
-from fedstill.core.dataset import Cases, DataSet, TensorData, normalized
+from fedstill.core.dataset import CaseIndex, DataSet, TensorData, normalized
 from fedstill.core.errors import DataError
 from fedstill.core.names import plain
 from fedstill.core.options import Share
 from fedstill.data.config import MEAN, STD, DataConfig, Side
-from fedstill.data.image_folders import map_files
-from fedstill.data.images import Pixels, decoded, grown, instance_map, nearest, places, resized
-from fedstill.data.loading import PATIENT, Source, check_sites, prepared
-from fedstill.data.raw import from_arrays, need, read_npz
+from fedstill.data.image_folders import find_image_files
+from fedstill.data.images import (
+    Pixels,
+    decode_image,
+    pad_to_patch,
+    patch_corners,
+    read_instance_map,
+    resize_images,
+    resize_instances,
+)
+from fedstill.data.loading import PATIENT, ExampleSource, check_sites, prepare_data_set
+from fedstill.data.raw import raw_images_from_arrays, read_npz, require_array
 from fedstill.tasks import Targets, TaskConfig
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class InstanceImage:
     """One picture and its objects.
 
     Args:
@@ -55,7 +63,7 @@ class Picture:
             object.__setattr__(self, part, plain(getattr(self, part)))
 
 
-def picture(
+def make_instance_image(
     image: Pixels,
     instances: npt.NDArray[np.int32],
     name: str,
@@ -63,16 +71,16 @@ def picture(
     test: int | None,
     what: str,
     patient: str = "",
-) -> Picture:
+) -> InstanceImage:
     """A picture in color, gray repeated; a DataError if objects are of another size than the image."""
     if image.shape[1:] != instances.shape:
         sizes = f"{image.shape[1]} x {image.shape[2]} and its objects {instances.shape}"
         raise DataError(f"{what}: the image is {sizes} (expected equal sizes)")
     image = np.repeat(image, 3, axis=0) if len(image) == 1 else image
-    return Picture(image, instances, name, site, test, patient)
+    return InstanceImage(image, instances, name, site, test, patient)
 
 
-def read_pictures(place: Path) -> list[Picture]:
+def read_instance_images(place: Path) -> list[InstanceImage]:
     """Pictures with objects: an ``.npz`` with ``images`` and ``instances``, or folders of both.
 
     A folder has ``images/<name>.png`` with ``masks/<name>.png``, gray with the number of the object at each
@@ -82,7 +90,10 @@ def read_pictures(place: Path) -> list[Picture]:
     each: Iterator[tuple[Pixels, npt.NDArray[np.int32], str, str]]
     if place.suffix == ".npz":
         arrays = read_npz(place)
-        raw, instances = from_arrays(place, arrays, "image"), need(place, arrays, "instances")
+        raw, instances = (
+            raw_images_from_arrays(place, arrays, "image"),
+            require_array(place, arrays, "instances"),
+        )
         form = f"{instances.dtype} of shape {instances.shape}"
         if instances.shape != (len(raw.images), *raw.images.shape[2:]) or instances.dtype.kind not in "iu":
             raise DataError(f"{place}: instances are {form} (expected one whole number for each pixel)")
@@ -90,25 +101,25 @@ def read_pictures(place: Path) -> list[Picture]:
         each = ((raw.images[row], objects, str(row), str(place)) for row, objects in maps)
         columns, test = raw.columns, raw.test
     else:
-        found = map_files(place, masks=True)
+        found = find_image_files(place, masks=True)
         files = zip(found.images, found.masks, found.names, strict=True)
-        each = ((decoded(i, str(i)), instance_map(m, str(m)), name, str(i)) for i, m, name in files)
+        each = ((decode_image(i, str(i)), read_instance_map(m, str(m)), name, str(i)) for i, m, name in files)
         columns, test = found.columns, found.test
     pictures = []
     for row, (image, objects, name, what) in enumerate(each):
         site, patient = (str(columns[of][row]) if of in columns else "" for of in ("site", "patient"))
         part = None if test is None else int(test[row])
-        pictures.append(picture(image, objects, name, site, part, what, patient))
+        pictures.append(make_instance_image(image, objects, name, site, part, what, patient))
     return pictures
 
 
-PATCH = 256  # unless data.patch says otherwise
+DEFAULT_PATCH = 256  # unless data.patch says otherwise
 CLASSES = ("background", "inside", "contour")
 SLIDE = "slide"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureData(DataConfig):
+class InstanceImageData(DataConfig):
     """Pictures whose objects are told apart. A subclass gives the pictures."""
 
     targets: ClassVar[tuple[Targets, ...]] = ("instances",)
@@ -123,38 +134,40 @@ class PictureData(DataConfig):
     """Pictures are first averaged down to this part of their height and width; 0.5: 20x from 40x."""
 
     @abstractmethod
-    def pictures(self) -> Sequence[Picture]:
+    def pictures(self) -> Sequence[InstanceImage]:
         """All of them."""
 
     def read(self, task: TaskConfig) -> DataSet:
         """These pictures, divided into training and test parts and cut into patches."""
-        return data_set(self.pictures(), self, self.title or self.called, self.note, "site")
+        return prepare_instance_images(self.pictures(), self, self.title or self.called, self.note, "site")
 
 
-def data_set(pictures: Sequence[Picture], config: PictureData, name: str, note: str, column: str) -> DataSet:
+def prepare_instance_images(
+    pictures: Sequence[InstanceImage], config: InstanceImageData, name: str, note: str, column: str
+) -> DataSet:
     """The data set that pictures and a configuration make: cut into patches, in parts of whole pictures.
 
     Pictures of one patient stay together; one of an unknown patient is by itself.
     """
     wanted = check_sites(config.sites, sorted({one.site for one in pictures} - {""}))
     pictures = [one for one in pictures if not wanted or one.site in wanted]
-    unit, owner = whose(pictures)
-    scaled, patch = "", config.patch or PATCH
+    unit, owner = group_by_patient(pictures)
+    scaled, patch = "", config.patch or DEFAULT_PATCH
     if config.scale < 1:
-        pictures = [_scaled(one, config.scale) for one in pictures]
+        pictures = [_downscale(one, config.scale) for one in pictures]
         scaled = f"pictures averaged down to {config.scale:g} of their size"
-    cases = cases_of(pictures, patch)
+    cases = make_patch_cases(pictures, patch)
     of = cases.of.numpy()
     sites = np.array([one.site for one in pictures])[of]
     columns = {column: sites} if sites.any() else {}
     columns[SLIDE] = np.array(cases.names)[of]
     if unit == PATIENT:
         columns[PATIENT] = np.array([one.patient or one.name for one in pictures])[of]
-    source = Source(
+    source = ExampleSource(
         name=name,
         targets=np.zeros(len(of), dtype=np.int64),
         classes=CLASSES,
-        tensors=lambda rows: cut(pictures, cases, rows, patch),
+        tensors=lambda rows: cut_patches(pictures, cases, rows, patch),
         test=np.array([-1 if one.test is None else int(one.test) for one in pictures])[of],
         columns=columns,
         channels=3,
@@ -164,10 +177,10 @@ def data_set(pictures: Sequence[Picture], config: PictureData, name: str, note: 
         units=owner[of],
         slides=of,
     )
-    return prepared(source, config, scaled)
+    return prepare_data_set(source, config, scaled)
 
 
-def whose(pictures: Sequence[Picture]) -> tuple[str, npt.NDArray[np.int64]]:
+def group_by_patient(pictures: Sequence[InstanceImage]) -> tuple[str, npt.NDArray[np.int64]]:
     """What is never parted, "patient" or "slide", and the first picture of each one's owner: ``(P,)``."""
     first: dict[tuple[str, str], int] = {}
     keys = [(one.patient, "" if one.patient else one.name) for one in pictures]
@@ -175,33 +188,38 @@ def whose(pictures: Sequence[Picture]) -> tuple[str, npt.NDArray[np.int64]]:
     return PATIENT if any(one.patient for one in pictures) else SLIDE, owner
 
 
-def _scaled(one: Picture, scale: float) -> Picture:
+def _downscale(one: InstanceImage, scale: float) -> InstanceImage:
     height, width = (max(round(side * scale), 1) for side in one.instances.shape)
-    image = resized(one.image[None], height, width)[0]
-    return replace(one, image=image, instances=nearest(one.instances, height, width))
+    image = resize_images(one.image[None], height, width)[0]
+    return replace(one, image=image, instances=resize_instances(one.instances, height, width))
 
 
-def cases_of(pictures: Sequence[Picture], patch: int) -> Cases:
+def make_patch_cases(pictures: Sequence[InstanceImage], patch: int) -> CaseIndex:
     """All patches of pictures, each picture a case: the fewest patches that cover it, evenly spread.
 
     A picture smaller than a patch is covered by one that sticks out below or to the right.
     """
-    corners = [places(max(height, patch), max(width, patch), patch) for height, width in map(_size, pictures)]
-    return Cases(
+    corners = [
+        patch_corners(max(height, patch), max(width, patch), patch)
+        for height, width in map(_image_size, pictures)
+    ]
+    return CaseIndex(
         of=torch.repeat_interleave(torch.tensor([len(some) for some in corners])),
         names=tuple(one.name for one in pictures),
         sites=tuple(one.site for one in pictures),
         places=torch.tensor([corner for some in corners for corner in some], dtype=torch.int64).view(-1, 2),
-        sizes=tuple(map(_size, pictures)),
+        sizes=tuple(map(_image_size, pictures)),
         instances=tuple(one.instances for one in pictures),
     )
 
 
-def _size(one: Picture) -> tuple[int, int]:
+def _image_size(one: InstanceImage) -> tuple[int, int]:
     return one.instances.shape[0], one.instances.shape[1]
 
 
-def cut(pictures: Sequence[Picture], cases: Cases, rows: npt.NDArray[np.int64], patch: int) -> TensorData:
+def cut_patches(
+    pictures: Sequence[InstanceImage], cases: CaseIndex, rows: npt.NDArray[np.int64], patch: int
+) -> TensorData:
     """The patches at some rows, ``(N, 3, patch, patch)`` and ``(N, patch, patch)``."""
     from fedstill.tasks.instances import three_classes
 
@@ -212,9 +230,9 @@ def cut(pictures: Sequence[Picture], cases: Cases, rows: npt.NDArray[np.int64], 
     corners = [] if cases.places is None else cases.places.tolist()
     for case in cases.present():
         one = pictures[case]
-        image = grown(normalized(one.image[None], (MEAN,) * 3, (STD,) * 3)[0].numpy(), patch)
+        image = pad_to_patch(normalized(one.image[None], (MEAN,) * 3, (STD,) * 3)[0].numpy(), patch)
         # Of the whole picture, so that an object that a patch cuts has no contour there.
-        classes = grown(three_classes(one.instances), patch)
+        classes = pad_to_patch(three_classes(one.instances), patch)
         for row in torch.nonzero(cases.of == case).flatten().tolist():
             timing.check()  # a server may name tiny patches
             top, left = corners[row]

@@ -19,16 +19,22 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.options import Checked, Fraction
 from fedstill.core.seeds import numpy_generator, torch_generator
 from fedstill.core.text_format import brief_repr, times
-from fedstill.data.config import DATA, Limit, named
-from fedstill.data.images import gray
-from fedstill.data.loading import CLASSIFICATION, load, taught
-from fedstill.data.stratified_sampling import Ints, labels_of, strata, stratified, whole
-from fedstill.data.tables import drawn
+from fedstill.data.config import DATA, Limit, make_data_config
+from fedstill.data.images import to_gray
+from fedstill.data.loading import CLASSIFICATION, load, make_task_tensors
+from fedstill.data.stratified_sampling import (
+    Ints,
+    add_site_strata,
+    sample_whole_units,
+    stratification_labels,
+    stratified_sample,
+)
+from fedstill.data.tables import sample_rows
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
-OWN = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # which need no other data set
-GENERATED = 2000  # noise images, unless a limit says otherwise
-BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
+BUILTIN_SOURCES = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # which need no other data set
+DEFAULT_NOISE_COUNT = 2000  # noise images, unless a limit says otherwise
+NOISE_BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class PublicConfig(Checked):
 
 
 @dataclass(frozen=True, eq=False)
-class Public:
+class PublicData:
     """Public inputs, and their targets where they are known and of the task's own classes.
 
     Args:
@@ -82,15 +88,15 @@ class Public:
         """What a result says of them."""
         return {"name": self.name, "examples": len(self), "note": self.note}
 
-    def to(self, device: torch.device | str) -> Public:
+    def to(self, device: torch.device | str) -> PublicData:
         """The same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
-        return Public(self.name, self.inputs.to(device), labels, self.note, self.reshaped)
+        return PublicData(self.name, self.inputs.to(device), labels, self.note, self.reshaped)
 
 
 def load_public(
     config: PublicConfig, data: DataSet, task: TaskConfig = CLASSIFICATION
-) -> tuple[TensorData, Public | None]:
+) -> tuple[TensorData, PublicData | None]:
     """Public data beside private data, and the training examples that are left for the nodes.
 
     Both follow from the configuration and the data alone, so all methods meet the same.
@@ -102,14 +108,14 @@ def load_public(
     if config.name == NONE:
         return data.train, None
     if config.name == NOISE:
-        return data.train, _noise(config, data, task)
+        return data.train, _public_from_noise(config, data, task)
     if config.name == HELD_OUT:
-        kept, taken = held_out(config, data)
-        return data.train.subset(torch.from_numpy(kept)), _held_out(taken, config, data)
-    return data.train, _other(config, data, task)
+        kept, taken = hold_out(config, data)
+        return data.train.subset(torch.from_numpy(kept)), _held_out_public(taken, config, data)
+    return data.train, _public_from_data_set(config, data, task)
 
 
-def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
+def hold_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
     """Which training examples are left for the nodes, and which are public if a share is held out.
 
     Patients and pictures (:attr:`DataSet.unit`) are held out whole, the sites' shares kept too; a share that
@@ -117,10 +123,10 @@ def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
 
     >>> train = TensorData(torch.zeros(10, 1, 4, 4), torch.tensor([0, 1] * 5))
     >>> data = DataSet("even", train, train, ("a", "b"), (0.5,), (0.5,))
-    >>> [part.tolist() for part in held_out(PublicConfig("held-out", share=0.4), data)]
+    >>> [part.tolist() for part in hold_out(PublicConfig("held-out", share=0.4), data)]
     [[2, 3, 6, 7, 8, 9], [0, 1, 4, 5]]
     """
-    labels = labels_of(data.train.targets)
+    labels = stratification_labels(data.train.targets)
     count = round(config.share * len(labels))
     if not 0 < count < len(labels):
         raise ArgumentError("public.share", config.share, f"a share that parts {len(labels)} examples in two")
@@ -129,32 +135,32 @@ def held_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
         unit = data.columns[data.unit]
         if len(np.unique(unit)) < 2:
             raise ArgumentError("public.share", config.share, f"{NONE}: all examples are of one {data.unit}")
-        taken = whole(strata(labels, data.columns), unit, count, generator)
+        taken = sample_whole_units(add_site_strata(labels, data.columns), unit, count, generator)
     else:
-        taken = stratified(labels, count, generator)
+        taken = stratified_sample(labels, count, generator)
     return np.setdiff1d(np.arange(len(labels)), taken), taken
 
 
-def _held_out(taken: Ints, config: PublicConfig, data: DataSet) -> Public:
-    rows = taken[_limited(labels_of(data.train.targets)[taken], config)]
+def _held_out_public(taken: Ints, config: PublicConfig, data: DataSet) -> PublicData:
+    rows = taken[_limit_rows(stratification_labels(data.train.targets)[taken], config)]
     part = data.train.subset(torch.from_numpy(rows))
     note = (
         f"{len(rows)} training examples of {data.name} itself, drawn with seed {config.seed}; "
         f"{len(taken)} of {len(data.train)} are held out and at no node"
     )
-    return Public(HELD_OUT, part.inputs, part.targets, note)
+    return PublicData(HELD_OUT, part.inputs, part.targets, note)
 
 
-def _limited(labels: Ints, config: PublicConfig) -> Ints:
+def _limit_rows(labels: Ints, config: PublicConfig) -> Ints:
     if not 0 < config.limit < len(labels):
         return np.arange(len(labels))
-    return stratified(labels, config.limit, numpy_generator(config.seed, "public", "limit"))
+    return stratified_sample(labels, config.limit, numpy_generator(config.seed, "public", "limit"))
 
 
 # --- another data set -------------------------------------------------------------------------------
 
 
-def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
+def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig) -> PublicData:
     if data.vocabulary:
         raise ArgumentError(
             "public.name", config.name, f"{NONE} or {HELD_OUT}, as other texts have token ids of their own"
@@ -162,10 +168,10 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
     try:
         targets = DATA[config.name].targets
         same = task.targets in targets
-        served = task if same else _images_of(targets, config.name, task)
+        served = task if same else _image_task(targets, config.name, task)
         # Nuclei stay as large.
         size = {"patch": data.train.inputs.shape[-1]} if served.targets == "instances" else {}
-        other = load(named(config.name, root=config.root, **size), served)
+        other = load(make_data_config(config.name, root=config.root, **size), served)
     except ArgumentError as error:
         if error.name != "data.name":
             raise
@@ -175,7 +181,7 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         raise ArgumentError(
             "public.name", config.name, f"{HELD_OUT}, or other data than the nodes' own: no node's secret"
         )
-    rows = _limited(labels_of(other.train.targets), config)
+    rows = _limit_rows(stratification_labels(other.train.targets), config)
     part = other.train if len(rows) == len(other.train) else other.train.subset(torch.from_numpy(rows))
     known = same and other.classes == data.classes
     notes = [
@@ -187,22 +193,22 @@ def _other(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
         if other.schema != data.schema:
             allowed = f"rows of the same schema as those of {data.name}"
             raise ArgumentError("public.name", config.name, allowed)
-        return Public(other.name, part.inputs, part.targets, "; ".join(note for note in notes if note))
-    images = conform(part.targets if served.makes.kind == "image" else part.inputs, other, data)
+        return PublicData(other.name, part.inputs, part.targets, "; ".join(note for note in notes if note))
+    images = conform_images(part.targets if served.makes.kind == "image" else part.inputs, other, data)
     found, wanted = (tuple(each.shape[1:]) for each in (part.inputs, images))
     reshaped = "" if found == wanted else f"images of {times(found)}, resized or recolored to {times(wanted)}"
-    inputs, labels = taught(images, part.targets, task)
+    inputs, labels = make_task_tensors(images, part.targets, task)
     told = "; ".join(note for note in notes if note)
-    return Public(other.name, inputs, labels if known else None, told, reshaped)
+    return PublicData(other.name, inputs, labels if known else None, told, reshaped)
 
 
-def _images_of(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
+def _image_task(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
     if targets[0] in ("texts", "rows", "values", "times") or task.makes.form == "rows":
         raise ArgumentError("public.name", name, f"{task.makes.form}, as task {task.called} takes no others")
     return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])
 
 
-def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
+def conform_images(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
     """Images ``(N, C, H, W)`` of one data set in the form of another: its channels, size and normalization.
 
     Gray becomes color by repetition and color gray by luminance, other numbers of channels are refused;
@@ -217,48 +223,50 @@ def conform(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Ten
         )
     if (source.mean, source.std) == (target.mean, target.std) and inputs.shape[1:] == (channels, *size):
         return inputs
-    mean, std = _column(source.mean), _column(source.std)
-    new_mean, new_std = _column(target.mean), _column(target.std)
+    mean, std = _per_channel(source.mean), _per_channel(source.std)
+    new_mean, new_std = _per_channel(target.mean), _per_channel(target.std)
     parts = []
     for part in torch.split(inputs, 1000):
         pixels = part * std + mean
         if found != channels:
-            pixels = pixels.expand(-1, channels, -1, -1) if found == 1 else gray(pixels)
+            pixels = pixels.expand(-1, channels, -1, -1) if found == 1 else to_gray(pixels)
         if list(pixels.shape[2:]) != size:
             pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
         parts.append((pixels.clamp(0, 1) - new_mean) / new_std)
     return torch.cat(parts)
 
 
-def _column(values: tuple[float, ...]) -> torch.Tensor:
+def _per_channel(values: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(values).view(-1, 1, 1)
 
 
 # --- images from noise ------------------------------------------------------------------------------
 
 
-def _noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> Public:
+def _public_from_noise(config: PublicConfig, data: DataSet, task: TaskConfig) -> PublicData:
     if data.vocabulary:
         raise ArgumentError("public.name", NOISE, f"{NONE} or {HELD_OUT}, as texts are no images")
-    count = config.limit or GENERATED
+    count = config.limit or DEFAULT_NOISE_COUNT
     if task.makes.form == "rows":
-        made = drawn(data.schema, count, torch_generator(config.seed, "public", "noise"))
+        made = sample_rows(data.schema, count, torch_generator(config.seed, "public", "noise"))
         told = f"{count} rows drawn evenly from the schema with seed {config.seed}: no data were needed"
-        return Public(NOISE, made, None, told)
+        return PublicData(NOISE, made, None, told)
     channels, height, width = data.train.inputs.shape[1:]
     blocks = [
-        smooth_fields(BLOCK, channels, height, width, torch_generator(config.seed, "public", "noise", block))
-        for block in range(math.ceil(count / BLOCK))
+        generate_noise_images(
+            NOISE_BLOCK, channels, height, width, torch_generator(config.seed, "public", "noise", block)
+        )
+        for block in range(math.ceil(count / NOISE_BLOCK))
     ]
     pixels = torch.cat(blocks)[:count]
-    inputs = (pixels - _column(data.mean)) / _column(data.std)
+    inputs = (pixels - _per_channel(data.mean)) / _per_channel(data.std)
     note = f"{count} images generated from noise with seed {config.seed}: no data were needed"
     if task.makes.kind == "image":
-        return Public(NOISE, *taught(inputs, inputs, task), note)
-    return Public(NOISE, inputs, None, note)
+        return PublicData(NOISE, *make_task_tensors(inputs, inputs, task), note)
+    return PublicData(NOISE, inputs, None, note)
 
 
-def smooth_fields(
+def generate_noise_images(
     count: int, channels: int, height: int, width: int, generator: torch.Generator
 ) -> torch.Tensor:
     """Pixels ``(count, channels, H, W)`` in [0, 1] with what natural images have: scales, directions, edges.

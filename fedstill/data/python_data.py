@@ -22,16 +22,16 @@ from fedstill.core.dataset import Column, as_tensor, normalized
 from fedstill.core.errors import DataError
 from fedstill.core.names import TEXTS, name_of, named_column, plain, unknown_name
 from fedstill.data.config import MEAN, STD
-from fedstill.data.images import array_of, holds_images, is_image
-from fedstill.data.raw import by_name, image_array
-from fedstill.data.text import IDS, MASK, zero_padded
+from fedstill.data.images import has_pil_images, is_pil_image, to_array
+from fedstill.data.raw import as_image_array, encode_labels
+from fedstill.data.text import IDS, MASK, set_padding_to_zero
 from fedstill.tasks import Task
 
-INPUTS = ("image", "images", "img", "pixel_values", IDS, "inputs", "input", "x")
-TARGETS = ("label", "labels", "mask", "masks", "annotation", "targets", "target", "y")
+INPUT_KEYS = ("image", "images", "img", "pixel_values", IDS, "inputs", "input", "x")
+TARGET_KEYS = ("label", "labels", "mask", "masks", "annotation", "targets", "target", "y")
 
 
-def inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
+def extract_inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
     """The inputs and the targets of all examples, as arrays or tensors that were given, or as lists.
 
     Args:
@@ -43,21 +43,21 @@ def inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
         DataError: another form, or a loader that changes what its data set gives.
     """
     if isinstance(examples, Mapping):
-        source, target = _names(examples, what)
+        source, target = _find_keys(examples, what)
         if source == IDS and MASK in examples:
-            return zero_padded(examples[IDS], examples[MASK], what), examples[target]
+            return set_padding_to_zero(examples[IDS], examples[MASK], what), examples[target]
         return examples[source], examples[target]
     two = isinstance(examples, tuple | list) and len(examples) == 2
     if two and (isinstance(examples, tuple) or not all(map(_is_example, examples))):
         return examples[0], examples[1]
-    examples = _data_set(examples, what)
+    examples = _loader_data_set(examples, what)
     iterable = isinstance(examples, torch_data.IterableDataset)
     if iterable or not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
         found = type(examples).__name__
         raise DataError(f"{what} is a {found} (expected (inputs, labels), or a data set with a length)")
     each = [examples[index] for index in range(len(examples))]
     if each and all(isinstance(example, Mapping) for example in each):
-        source, target = _names(each[0], what)
+        source, target = _find_keys(each[0], what)
         for row, example in enumerate(each):
             if source not in example or target not in example:
                 keys = ", ".join(map(str, example))
@@ -65,26 +65,26 @@ def inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
         targets = [example[target] for example in each]
         if source == IDS and all(MASK in example for example in each):
             masks = [example[MASK] for example in each]
-            return zero_padded([example[IDS] for example in each], masks, what), targets
+            return set_padding_to_zero([example[IDS] for example in each], masks, what), targets
         return [example[source] for example in each], targets
     if not each or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in each):
         raise DataError(f"{what} has no examples, or not pairs of input and label")
     return [pair[0] for pair in each], [pair[1] for pair in each]
 
 
-def input_tensor(
+def to_input_tensor(
     inputs: Any, what: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
 ) -> torch.Tensor:
     """Inputs as they are, but images of PIL, whose pixels are normalized: to -1..1 without mean and std."""
-    if holds_images(inputs):
-        return scaled(array_of(inputs, what), what, mean, std)
+    if has_pil_images(inputs):
+        return normalize_pixels(to_array(inputs, what), what, mean, std)
     return as_tensor(inputs, f"{what} inputs")
 
 
-def target_tensor(targets: Any, what: str) -> torch.Tensor:
+def to_target_tensor(targets: Any, what: str) -> torch.Tensor:
     """Targets as they are, but images of PIL, which are masks: the number of the class at each pixel."""
-    if holds_images(targets):
-        return torch.from_numpy(array_of(targets, f"{what} labels", numbers=True))
+    if has_pil_images(targets):
+        return torch.from_numpy(to_array(targets, f"{what} labels", numbers=True))
     return as_tensor(targets, f"{what} labels")
 
 
@@ -93,10 +93,10 @@ def _is_example(value: Any) -> bool:
     if isinstance(value, Mapping):
         return True
     pair = isinstance(value, tuple | list) and len(value) == 2
-    return pair and (is_image(value[0]) or getattr(value[0], "ndim", 0) > 0)
+    return pair and (is_pil_image(value[0]) or getattr(value[0], "ndim", 0) > 0)
 
 
-def _names(example: Mapping[Any, Any], what: str) -> tuple[str, str]:
+def _find_keys(example: Mapping[Any, Any], what: str) -> tuple[str, str]:
     def one(role: str, names: Iterable[str]) -> str:
         found = [name for name in names if name in example]
         if len(found) != 1:
@@ -105,10 +105,10 @@ def _names(example: Mapping[Any, Any], what: str) -> tuple[str, str]:
             raise DataError(f"{what}: examples have {keys}, and so no one name of {role}: {allowed}")
         return found[0]
 
-    return one("inputs", INPUTS), one("targets", TARGETS)
+    return one("inputs", INPUT_KEYS), one("targets", TARGET_KEYS)
 
 
-def _data_set(examples: Any, what: str) -> Any:
+def _loader_data_set(examples: Any, what: str) -> Any:
     """The data set of a loader that gives its examples as they are; anything else as it is."""
     if not isinstance(examples, torch_data.DataLoader):
         return examples
@@ -131,16 +131,16 @@ def _data_set(examples: Any, what: str) -> Any:
     return data
 
 
-DATASET_INPUTS = ("image", "img", "pixel_values", IDS)
-DATASET_TARGETS = ("label", "labels", "mask", "annotation")
+HF_INPUT_COLUMNS = ("image", "img", "pixel_values", IDS)
+HF_TARGET_COLUMNS = ("label", "labels", "mask", "annotation")
 
 
-def is_data_set(given: Any) -> bool:
+def is_hugging_face(given: Any) -> bool:
     """Whether an object is a ``datasets.Dataset``, or has what such a one has."""
     return all(hasattr(given, name) for name in ("features", "column_names", "__len__", "__getitem__"))
 
 
-def tensors(
+def hugging_face_tensors(
     data: Any,
     what: str,
     task: Task,
@@ -160,32 +160,32 @@ def tensors(
         raise DataError(f"{what} is a Hugging Face data set: allowed for task {task.name} are tensors")
     kinds = {key: type(feature).__name__ for key, feature in data.features.items()}
     labels = {key for key, kind in kinds.items() if kind == "ClassLabel"}
-    target = _one(what, "targets", {key for key in kinds if key in DATASET_TARGETS}, labels)
+    target = _find_column(what, "targets", {key for key in kinds if key in HF_TARGET_COLUMNS}, labels)
     images = {key for key, kind in kinds.items() if kind == "Image" and key != target}
-    source = _one(what, "inputs", {key for key in kinds if key in DATASET_INPUTS}, images)
+    source = _find_column(what, "inputs", {key for key in kinds if key in HF_INPUT_COLUMNS}, images)
     if len(data) == 0:
         raise DataError(f"{what} has no rows (expected one or more)")
     rows = [data[index] for index in range(len(data))]
-    inputs = array_of([row[source] for row in rows], f"{what}: {source!r}")
-    given = array_of([row[target] for row in rows], f"{what}: {target!r}", numbers=True)
+    inputs = to_array([row[source] for row in rows], f"{what}: {source!r}")
+    given = to_array([row[target] for row in rows], f"{what}: {target!r}", numbers=True)
     names = getattr(data.features[target], "names", None) or ()
-    targets = as_tensor(label_numbers(given, what, classes, names), f"{what}: {target!r}")
+    targets = as_tensor(renumber_labels(given, what, classes, names), f"{what}: {target!r}")
     if task.form == "texts":
         masks = [row[MASK] for row in rows] if source == IDS and MASK in kinds else None
-        return zero_padded(inputs, masks, what), targets
-    return scaled(inputs, what, mean, std), targets
+        return set_padding_to_zero(inputs, masks, what), targets
+    return normalize_pixels(inputs, what, mean, std), targets
 
 
-def scaled(
+def normalize_pixels(
     pixels: npt.NDArray[Any], what: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
 ) -> torch.Tensor:
     """Pixels ``(N, H, W)`` or ``(N, H, W, C)`` as a network takes them; without mean and std from -1 to 1."""
-    images = image_array(Path(what), {"images": pixels})
+    images = as_image_array(Path(what), {"images": pixels})
     channels = images.shape[1]
     return normalized(images, mean or (MEAN,) * channels, std or (STD,) * channels)
 
 
-def label_numbers(
+def renumber_labels(
     labels: Column, what: str, classes: Sequence[str], names: Sequence[str] = ()
 ) -> npt.NDArray[Any]:
     """Labels as numbers of ``classes``: texts by name; numbers by what the source calls them, or as they are.
@@ -197,9 +197,9 @@ def label_numbers(
         DataError: a text, and classes without names; or one that is no class; or names of which the classes
             have some and not all.
 
-    >>> label_numbers(np.array(["dog", "cat"]), "data[0]", ["cat", "dog"]).tolist()
+    >>> renumber_labels(np.array(["dog", "cat"]), "data[0]", ["cat", "dog"]).tolist()
     [1, 0]
-    >>> label_numbers(np.array([0, 1]), "data[0]", ["cat", "dog"], names=["dog", "cat"]).tolist()
+    >>> renumber_labels(np.array([0, 1]), "data[0]", ["cat", "dog"], names=["dog", "cat"]).tolist()
     [1, 0]
     """
     if labels.dtype.kind in TEXTS:
@@ -207,7 +207,7 @@ def label_numbers(
             first = ascii(name_of(labels.ravel()[0])) if labels.size else "none"
             told = f"labels are texts, as {first}, and classes have no names"
             raise DataError(f"{what}: {told} (expected numbers, or classes= a list of the names)")
-        return by_name(named_column(labels).ravel().tolist(), what, classes)[0]
+        return encode_labels(named_column(labels).ravel().tolist(), what, classes)[0]
     known = [plain(each) for each in names]
     if not {*known} & {*classes} or tuple(known) == tuple(classes):
         return labels
@@ -218,7 +218,7 @@ def label_numbers(
     return np.where(within, numbers[np.where(within, labels, 0)], labels)
 
 
-def require_one_order(parts: Mapping[str, Any]) -> None:
+def require_same_class_order(parts: Mapping[str, Any]) -> None:
     """Refuse parts that number their classes differently, where no list of classes says how.
 
     Args:
@@ -229,7 +229,7 @@ def require_one_order(parts: Mapping[str, Any]) -> None:
     """
     first, known = "", None
     for what, data in parts.items():
-        if not is_data_set(data):
+        if not is_hugging_face(data):
             continue
         kinds = [each for each in data.features.values() if type(each).__name__ == "ClassLabel"]
         named = getattr(kinds[0], "names", None) if len(kinds) == 1 else None
@@ -240,13 +240,13 @@ def require_one_order(parts: Mapping[str, Any]) -> None:
         first, known = (what, names) if known is None and names is not None else (first, known)
 
 
-def _one(what: str, role: str, *choices: set[str]) -> str:
+def _find_column(what: str, role: str, *choices: set[str]) -> str:
     for names in reversed(choices):
         if len(names) == 1:
             return next(iter(names))
     allowed = (
         "one column of images or input_ids"
         if role == "inputs"
-        else f"one called {', '.join(DATASET_TARGETS)}"
+        else f"one called {', '.join(HF_TARGET_COLUMNS)}"
     )
     raise DataError(f"{what} does not tell its {role} (expected {allowed} (select_columns, rename_column))")

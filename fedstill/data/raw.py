@@ -1,6 +1,6 @@
 """What a source holds, before it is divided or normalized: arrays by name, checked for what they teach.
 
-Every form of files ends here: each reader gives arrays as an ``.npz`` has them, or a :class:`Raw` itself. No
+Every form of files ends here: each reader gives arrays as an ``.npz`` has them, or a :class:`RawImages` itself. No
 pickle is read: an ``.npz`` is opened with ``allow_pickle=False``, and an array of objects is an error.
 """
 
@@ -33,17 +33,17 @@ from fedstill.core.names import (
 from fedstill.core.registry import first_line
 from fedstill.core.table_schema import EMPTY
 from fedstill.core.text_format import more_such
-from fedstill.data.images import mask_classes
+from fedstill.data.images import encode_masks
 from fedstill.data.stratified_sampling import Ints
 from fedstill.tasks import Targets
 
 Images = npt.NDArray[Any]  # (N, C, H, W), uint8 or float32 in [0, 1]
 
-MOST_CLASSES = 65_536  # without names; a larger label is a patient's number, not a class
+MAX_CLASSES = 65_536  # without names; a larger label is a patient's number, not a class
 
 
 @dataclass(frozen=True, eq=False)
-class Raw:
+class RawImages:
     """Images and what was read beside them.
 
     Args:
@@ -91,40 +91,42 @@ class Raw:
         raise DataError(f"{what}: {told} (expected {allowed})")
 
 
-def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, gaps: bool = False) -> Raw:
+def raw_images_from_arrays(
+    path: Path, arrays: Mapping[str, Column], targets: Targets, *, gaps: bool = False
+) -> RawImages:
     """Arrays by name, as :meth:`fedstill.data.ArrayData.arrays` gives them, checked for what they teach.
 
     Args:
         path: where they come from, for errors.
         targets: class, labels, map or image.
-        gaps: as :func:`fedstill.data.images.mask_classes` takes it.
+        gaps: as :func:`fedstill.data.images.encode_masks` takes it.
 
     Raises:
         DataError: an array is missing, or of another form.
 
     >>> arrays = {"images": np.zeros((2, 8, 4)), "labels": np.array(["dog", "cat"]), "site": np.array([7, 9])}
-    >>> raw = from_arrays(Path("pets"), arrays, "class")
+    >>> raw = raw_images_from_arrays(Path("pets"), arrays, "class")
     >>> raw.images.shape, raw.labels.tolist(), raw.classes, raw.columns["site"].tolist()
     ((2, 1, 8, 4), [1, 0], ('cat', 'dog'), [7, 9])
     """
-    arrays = _by_plain_name(path, arrays)
-    images = image_array(path, arrays)
+    arrays = _normalize_array_names(path, arrays)
+    images = as_image_array(path, arrays)
     count = len(images)
     if count == 0:
         raise DataError(f"{path}: there are no images (expected one or more)")
-    names, named, declared = _names(path, arrays), "classes" in arrays, True
+    names, named, declared = _declared_classes(path, arrays), "classes" in arrays, True
     labels: Ints = np.zeros(count, dtype=np.int64)
     classes: tuple[str, ...] = ("image",)
     if targets == "map":
-        masks = need(path, arrays, "masks")
+        masks = require_array(path, arrays, "masks")
         if masks.shape != (count, *images.shape[2:]):
             shapes = f"masks are {masks.shape} and images {images.shape}"
             raise DataError(f"{path}: {shapes} (expected one mask of its size for each image)")
-        labels, classes = mask_classes(masks, f"{path}: masks", names, gaps=gaps)
+        labels, classes = encode_masks(masks, f"{path}: masks", names, gaps=gaps)
     elif targets == "labels":
-        labels, classes = _findings(path, need(path, arrays, "labels"), count, names)
+        labels, classes = _finding_labels(path, require_array(path, arrays, "labels"), count, names)
     elif targets == "class":
-        labels, classes = _classes(path, need(path, arrays, "labels"), count, names)
+        labels, classes = _class_labels(path, require_array(path, arrays, "labels"), count, names)
         texts = arrays["labels"].dtype.kind in TEXTS
         # Classes that are called as they are numbered have no names of their own.
         named = texts or classes != tuple(map(str, range(len(classes))))
@@ -142,10 +144,10 @@ def from_arrays(path: Path, arrays: Mapping[str, Column], targets: Targets, *, g
             )
     known = {"images", "masks", "labels", "classes", "split", "offsets"}
     columns = {name: a for name, a in arrays.items() if name not in known and a.shape == (count,)}
-    return Raw(images, labels, classes, test, columns, named, declared=declared)
+    return RawImages(images, labels, classes, test, columns, named, declared=declared)
 
 
-def _names(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
+def _declared_classes(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
     names = arrays.get("classes", np.array([], dtype=np.str_))
     if names.ndim != 1 or names.dtype.kind not in TEXTS:
         form = f"{names.dtype} of shape {names.shape}"
@@ -153,11 +155,13 @@ def _names(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
     return class_names(map(str, named_column(names)), f"{path}: classes")
 
 
-def _classes(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
+def _class_labels(
+    path: Path, labels: Column, count: int, names: tuple[str, ...]
+) -> tuple[Ints, tuple[str, ...]]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST's are
     if labels.ndim == 1 and labels.dtype.kind in TEXTS:
-        labels, names = by_name(named_column(labels).tolist(), str(path), names)
+        labels, names = encode_labels(named_column(labels).tolist(), str(path), names)
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
         form = f"{labels.dtype} of shape {labels.shape}"
         raise DataError(f"{path}: labels are {form} (expected one name or whole number per image)")
@@ -165,16 +169,18 @@ def _classes(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> 
         raise DataError(f"{path}: {count} images and {len(labels)} labels (expected one label each)")
     if not names:
         largest = max(int(labels.max()), 0)
-        if largest >= MOST_CLASSES:
+        if largest >= MAX_CLASSES:
             told = f"label {largest} with no array 'classes'"
-            raise DataError(f"{path}: {told} (expected below {MOST_CLASSES})")
+            raise DataError(f"{path}: {told} (expected below {MAX_CLASSES})")
         names = tuple(map(str, range(largest + 1)))
     labels = labels.astype(np.int64)
     check_labels(torch.from_numpy(labels), len(names), str(path))
     return labels, names
 
 
-def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tuple[Ints, tuple[str, ...]]:
+def encode_labels(
+    names: Sequence[str], what: str, classes: Sequence[str] = ()
+) -> tuple[Ints, tuple[str, ...]]:
     """Labels given as texts: their numbers, and the classes in order.
 
     Args:
@@ -186,7 +192,7 @@ def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tup
         DataError: a label that is empty or stands for nothing (``nan``, ``NA``, ``none``) and is none of
             ``classes``, or another that is none of them.
 
-    >>> by_name(["10", "9.0", "9"], "here")
+    >>> encode_labels(["10", "9.0", "9"], "here")
     (array([1, 0, 0]), ('9', '10'))
     """
     labels = [plain(each) for each in names]
@@ -208,12 +214,14 @@ def by_name(names: Sequence[str], what: str, classes: Sequence[str] = ()) -> tup
     return np.array([place[each] for each in labels], dtype=np.int64), tuple(classes)
 
 
-def whole_numbers(names: Sequence[str]) -> bool:
+def are_whole_numbers(names: Sequence[str]) -> bool:
     """Whether texts are whole numbers from 0, as one writes them."""
     return all(str(count_of(each)) == each for each in names)
 
 
-def _findings(path: Path, labels: Column, count: int, names: tuple[str, ...]) -> tuple[Ints, tuple[str, ...]]:
+def _finding_labels(
+    path: Path, labels: Column, count: int, names: tuple[str, ...]
+) -> tuple[Ints, tuple[str, ...]]:
     if labels.ndim != 2 or len(labels) != count or labels.dtype.kind not in "biu":
         form = f"{labels.dtype} of shape {labels.shape}"
         raise DataError(f"{path}: labels are {form} (expected whole numbers, a row for each image)")
@@ -230,9 +238,9 @@ def _findings(path: Path, labels: Column, count: int, names: tuple[str, ...]) ->
     return found, names
 
 
-def image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
+def as_image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
     """The array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy where that can be."""
-    images = need(path, arrays, "images")
+    images = require_array(path, arrays, "images")
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise DataError(f"{path}: images are {images.dtype} (expected uint8, or floats in [0, 1])")
     if images.ndim == 3:
@@ -267,7 +275,7 @@ def require_full_scale(pixels: npt.NDArray[Any], what: str) -> None:
         raise DataError(f"{what}: no pixel is above 1 (expected pixels from 0 to 255; {hint})")
 
 
-def need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
+def require_array(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
     """One of some arrays; a DataError if there is none of that name."""
     if name not in arrays:
         raise DataError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays)) or 'nothing'}")
@@ -275,9 +283,9 @@ def need(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
 
 
 # What numpy and zipfile raise for a file that is damaged, of another format, or holds a pickle.
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
-MEDMNIST = ("train", "test", "val")  # parts of its files, as "split" numbers them
+MEDMNIST_PARTS = ("train", "test", "val")  # parts of its files, as "split" numbers them
 
 
 def read_npz(path: Path) -> dict[str, Column]:
@@ -300,34 +308,34 @@ def read_npz(path: Path) -> dict[str, Column]:
                 arrays[name] = np.asarray(file[name])
     except DataError:
         raise
-    except UNREADABLE as error:
+    except NPZ_ERRORS as error:
         # numpy takes a file that it does not know for a pickle.
         unknown = "Python objects or an unknown format; pickle is never read"
         raise DataError(
             f"{what} cannot be read ({unknown if 'pickle' in str(error) else first_line(error)})"
         ) from error
-    arrays = _by_plain_name(path, arrays)
-    return _medmnist(path, arrays) if "train_images" in arrays else arrays
+    arrays = _normalize_array_names(path, arrays)
+    return _merge_medmnist_parts(path, arrays) if "train_images" in arrays else arrays
 
 
-def _by_plain_name(path: Path, arrays: Mapping[str, Column]) -> dict[str, Column]:
+def _normalize_array_names(path: Path, arrays: Mapping[str, Column]) -> dict[str, Column]:
     """Arrays by the one form of their names: ``"split "`` is the split, and passed over it would be lost."""
     return dict(zip(class_names(arrays, f"{path}: arrays"), arrays.values(), strict=True))
 
 
-def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
+def _merge_medmnist_parts(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
     """The parts of MedMNIST's files in one, with ``split`` where there are several; no other array is lost.
 
     The validation part may be missing, and the test part, too, which is then drawn.
     """
-    parts = [part for part in MEDMNIST if f"{part}_images" in arrays]
+    parts = [part for part in MEDMNIST_PARTS if f"{part}_images" in arrays]
     if parts == ["train", "val"]:
         missing = "has val_images and no test_images"
         raise DataError(f"{path}: {missing} (expected train and test parts, and val next to them)")
-    of_parts = {name: name.partition("_")[2] for name in arrays if name.partition("_")[0] in MEDMNIST}
+    of_parts = {name: name.partition("_")[2] for name in arrays if name.partition("_")[0] in MEDMNIST_PARTS}
     joined = {name: array for name, array in arrays.items() if name not in of_parts}
     for kind in dict.fromkeys(of_parts.values()):
-        some = [need(path, arrays, f"{part}_{kind}") for part in parts]
+        some = [require_array(path, arrays, f"{part}_{kind}") for part in parts]
         for part, array in zip(parts, some, strict=True):
             count = len(arrays[f"{part}_images"])
             if array.shape[:1] != (count,) or array.shape[1:] != some[0].shape[1:]:
@@ -336,5 +344,5 @@ def _medmnist(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
         joined[kind] = np.concatenate(some)
     if len(parts) > 1:
         counts = [len(arrays[f"{part}_images"]) for part in parts]
-        joined["split"] = np.repeat([MEDMNIST.index(part) for part in parts], counts)
+        joined["split"] = np.repeat([MEDMNIST_PARTS.index(part) for part in parts], counts)
     return joined

@@ -28,7 +28,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import number_of, plain
 from fedstill.core.options import PositiveInt
 from fedstill.core.registry import Registered, Registry
-from fedstill.data.stratified_sampling import Ints, labels_of, require_told, unit_labels
+from fedstill.data.stratified_sampling import Ints, label_units, require_no_gaps, stratification_labels
 
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 
@@ -62,7 +62,7 @@ class SplitConfig(Registered, ABC):
     know all labels, and neighbors share some; 0: every node knows all."""
 
     @abstractmethod
-    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """The node of each item, ``(U,)`` int64 in 0..nodes-1; with ``nodes`` 0 in 0 up to any number.
 
         Nodes below ``minimum`` afterwards get random items of the largest ones. All randomness is the
@@ -109,7 +109,7 @@ SPLITS: Registry[type[SplitConfig]] = Registry(
 SplitConfig.registry = SPLITS
 
 
-class Items:
+class SplitItems:
     """What is divided, U items: examples or, where some belong together, whole units (a patient's, say).
 
     Attributes:
@@ -141,7 +141,7 @@ class Items:
     @cached_property
     def labels(self) -> Ints:
         """The class of each item, (U,): of findings and maps as
-        :func:`fedstill.data.stratified_sampling.labels_of`, of a unit the rarest of its examples'.
+        :func:`fedstill.data.stratified_sampling.stratification_labels`, of a unit the rarest of its examples'.
 
         Raises:
             ArgumentError: the targets are images.
@@ -152,8 +152,8 @@ class Items:
             raise ArgumentError("split.name", self.split.called, allowed)
         if self.targets.ndim == 1:
             check_labels(self.targets, self._classes, "split")
-        labels = labels_of(self.targets)
-        return unit_labels(labels, self.of) if self.whole else labels
+        labels = stratification_labels(self.targets)
+        return label_units(labels, self.of) if self.whole else labels
 
     @property
     def classes(self) -> int:
@@ -220,7 +220,7 @@ class Items:
                 f"column {name!r} is {column.dtype} of shape {column.shape}: "
                 f"allowed are numbers or texts, one for each of the {len(self.of)} examples"
             )
-        require_told(name, column)
+        require_no_gaps(name, column)
         return column
 
 
@@ -262,25 +262,25 @@ def split(
     if config.nodes < config.fewest:
         raise ArgumentError("split.nodes", config.nodes, f"a whole number from {config.fewest} up")
     if config.fewest:
-        _check_enough(config.nodes, config.minimum, total)
-    items = Items(targets, classes, columns, unit, config)
+        _check_node_sizes(config.nodes, config.minimum, total)
+    items = SplitItems(targets, classes, columns, unit, config)
     if config.nodes > len(items):
         allowed = f"at most {len(items)}, the patients or pictures, which are not parted"
         raise ArgumentError("split.nodes", config.nodes, allowed)
     owner = config.divide(items, generator)
-    _check_owner(owner, len(items), config)
+    _check_assignment(owner, len(items), config)
     nodes = config.nodes or int(owner.max()) + 1
-    _check_enough(nodes, config.minimum, total)
+    _check_node_sizes(nodes, config.minimum, total)
     if items.whole:
-        owner = _whole_topped_up(owner, nodes, items.sizes, config.minimum, generator)[items.of]
+        owner = _top_up_units(owner, nodes, items.sizes, config.minimum, generator)[items.of]
     else:
-        owner = topped_up(owner, nodes, config.minimum, generator)
+        owner = top_up(owner, nodes, config.minimum, generator)
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=nodes))
     return tuple(torch.from_numpy(part.copy()) for part in np.split(order, ends[:-1]))
 
 
-def _check_enough(nodes: int, minimum: int, total: int) -> None:
+def _check_node_sizes(nodes: int, minimum: int, total: int) -> None:
     if minimum > total:
         raise ArgumentError("split.minimum", minimum, f"at most {total}, as there are {total} examples")
     if nodes * minimum > total:
@@ -292,7 +292,7 @@ def _check_enough(nodes: int, minimum: int, total: int) -> None:
         )
 
 
-def _check_owner(owner: Any, count: int, config: SplitConfig) -> None:
+def _check_assignment(owner: Any, count: int, config: SplitConfig) -> None:
     sound = isinstance(owner, np.ndarray) and owner.shape == (count,) and owner.dtype.kind in "iu"
     if not sound or owner.min() < 0 or (config.nodes and owner.max() >= config.nodes):
         last = f"0..{config.nodes - 1}" if config.nodes else "0 up"
@@ -300,7 +300,7 @@ def _check_owner(owner: Any, count: int, config: SplitConfig) -> None:
         raise ArgumentError("split.name", config.called, allowed)
 
 
-def topped_up(
+def top_up(
     owner: Ints, nodes: int, minimum: int, generator: np.random.Generator, labels: Ints | None = None
 ) -> Ints:
     """Move random items from the largest nodes until each holds the minimum of items.
@@ -323,9 +323,7 @@ def topped_up(
     return owner
 
 
-def _whole_topped_up(
-    owner: Ints, nodes: int, sizes: Ints, minimum: int, generator: np.random.Generator
-) -> Ints:
+def _top_up_units(owner: Ints, nodes: int, sizes: Ints, minimum: int, generator: np.random.Generator) -> Ints:
     """Move random units from the largest nodes until each node holds the minimum of examples."""
     owner = owner.copy()
     held = np.bincount(owner, weights=sizes, minlength=nodes)
@@ -344,19 +342,19 @@ def _whole_topped_up(
 
 # Beyond these the draws leave double precision, and nothing changes any more.
 Alpha = Annotated[float, Interval(ge=1e-12, le=1e12), "a number from 1e-12 to 1e+12"]
-DRAWS = 20  # how often a Dirichlet split is drawn before small nodes are topped up instead
+MAX_DRAWS = 20  # how often a Dirichlet split is drawn before small nodes are topped up instead
 
 
 @dataclass(frozen=True, kw_only=True)
 class IID(SplitConfig):
     """At random: sizes differ by one example at most, or are as equal as whole units allow."""
 
-    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """Drawn evenly; of units, one after another goes to the node that holds least."""
         if not items.whole:
             return generator.permutation(np.arange(len(items)) % self.nodes)
         owner = np.empty(len(items), dtype=np.int64)
-        _level(owner, generator.permutation(len(items)), items.sizes, np.zeros(self.nodes))
+        _fill_smallest_node(owner, generator.permutation(len(items)), items.sizes, np.zeros(self.nodes))
         return owner
 
 
@@ -369,20 +367,20 @@ class Dirichlet(SplitConfig):
     alpha: Alpha = 0.5
     """Small is skewed (each class at few nodes), large is even."""
 
-    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """The last node has what rounding leaves of a class. A draw with too small a node is repeated, a
         bounded number of times."""
         nodes, labels = self.nodes, items.labels
         owner = np.empty(len(items), dtype=np.int64)
-        for _ in range(DRAWS):
+        for _ in range(MAX_DRAWS):
             for label in range(items.classes):
                 members = generator.permutation(np.flatnonzero(labels == label))
-                shares = dirichlet_shares(self.alpha, nodes, generator)
+                shares = sample_dirichlet_shares(self.alpha, nodes, generator)
                 ends = np.floor(np.cumsum(shares)[:-1] * len(members))  # (K-1,): the last node has the rest
                 owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
             if np.bincount(owner, minlength=nodes).min() >= items.least:
                 return owner
-        return topped_up(owner, nodes, items.least, generator)
+        return top_up(owner, nodes, items.least, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,12 +392,12 @@ class BalancedDirichlet(SplitConfig):
     alpha: Alpha = 0.5
     """Small is skewed (few classes at each node), large is even."""
 
-    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """Who holds least takes an item of a class that it draws by its shares, of those that are left."""
         order = generator.permutation(len(items))
         piles = [order[items.labels[order] == label].tolist() for label in range(items.classes)]
         left = np.array([len(pile) for pile in piles])  # (classes,)
-        shares = [dirichlet_shares(self.alpha, items.classes, generator) for _ in range(self.nodes)]
+        shares = [sample_dirichlet_shares(self.alpha, items.classes, generator) for _ in range(self.nodes)]
         held = np.zeros(self.nodes)
         owner = np.empty(len(items), dtype=np.int64)
         for drawn in generator.random(len(items)):
@@ -429,7 +427,7 @@ class Shards(SplitConfig):
     classes_per_node: PositiveInt = 2
     """How many classes a node holds."""
 
-    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """First which node holds which classes, then which examples."""
         nodes, per_node, labels = self.nodes, self.classes_per_node, items.labels
         sizes = np.bincount(labels, minlength=items.classes)  # (classes,)
@@ -452,7 +450,7 @@ class Shards(SplitConfig):
         for label in present:
             holders = generator.permutation(np.flatnonzero(holds[:, label]))
             owner[generator.permutation(np.flatnonzero(labels == label))] = np.resize(holders, sizes[label])
-        return topped_up(owner, nodes, items.least, generator, labels)
+        return top_up(owner, nodes, items.least, generator, labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -465,7 +463,7 @@ class ByColumn(SplitConfig):
     column: str = ""
     """The name of the column."""
 
-    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """By value. To move examples would belie what the column says, so a value of too few is refused."""
         values, which = np.unique(items.values(self.column), return_inverse=True)
         owner: Ints = which.astype(np.int64)
@@ -493,7 +491,7 @@ class Sorted(SplitConfig):
     column: str = ""
     """The name of the column."""
 
-    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """A stable sort, cut into parts whose sizes differ by one at most, or where units end."""
         order, owner = np.argsort(items.numbers(self.column), kind="stable"), np.empty(len(items), np.int64)
         if items.whole:
@@ -512,23 +510,25 @@ class Positives(SplitConfig):
     alpha: Alpha = 0.5
     """Small is skewed (findings at few nodes), large is even."""
 
-    def divide(self, items: Items, generator: np.random.Generator) -> Ints:
+    def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """Positive items in drawn shares, as far as a node can hold them; then negative ones until all nodes
         are as large."""
         positive, sizes, most = items.positive, items.sizes, items.sizes.sum() / self.nodes
-        wanted = dirichlet_shares(self.alpha, self.nodes, generator) * sizes[positive].sum()
+        wanted = sample_dirichlet_shares(self.alpha, self.nodes, generator) * sizes[positive].sum()
         excess, wanted = (wanted - most).clip(0).sum(), wanted.clip(max=most)
         room = most - wanted
         wanted += excess * room / max(room.sum(), 1e-9)  # what is too much for one goes to those with room
         owner = np.empty(len(items), dtype=np.int64)
         held = -wanted
-        _level(owner, generator.permutation(np.flatnonzero(positive)), sizes, held)
+        _fill_smallest_node(owner, generator.permutation(np.flatnonzero(positive)), sizes, held)
         held += wanted
-        _level(owner, generator.permutation(np.flatnonzero(~positive)), sizes, held)
+        _fill_smallest_node(owner, generator.permutation(np.flatnonzero(~positive)), sizes, held)
         return owner
 
 
-def dirichlet_shares(alpha: float, nodes: int, generator: np.random.Generator) -> npt.NDArray[np.float64]:
+def sample_dirichlet_shares(
+    alpha: float, nodes: int, generator: np.random.Generator
+) -> npt.NDArray[np.float64]:
     """One draw from Dirichlet(alpha, ..., alpha), (K,) and summing to 1, for any alpha.
 
     In logarithms, since Gamma(alpha) draws of a small alpha are all 0: Gamma(a) is Gamma(a + 1) times
@@ -540,14 +540,16 @@ def dirichlet_shares(alpha: float, nodes: int, generator: np.random.Generator) -
     return shares
 
 
-def _level(owner: Ints, order: Ints, sizes: Ints, held: npt.NDArray[np.float64]) -> None:
+def _fill_smallest_node(owner: Ints, order: Ints, sizes: Ints, held: npt.NDArray[np.float64]) -> None:
     """Give items one after another to the node that holds least; changes ``owner`` and ``held``."""
     for index in order:
         owner[index] = held.argmin()
         held[owner[index]] += sizes[index]
 
 
-def conceal(parts: Sequence[TensorData], findings: int, generator: np.random.Generator) -> list[TensorData]:
+def hide_labels(
+    parts: Sequence[TensorData], findings: int, generator: np.random.Generator
+) -> list[TensorData]:
     """Nodes that know only ``findings`` of the labels: the others become -1, unknown, in their data; 0 is
     all.
 
@@ -555,7 +557,7 @@ def conceal(parts: Sequence[TensorData], findings: int, generator: np.random.Gen
     that together they know all C and neighbors share some; a number that does not give this is refused.
 
     >>> part = TensorData(torch.zeros(1, 1, 4, 4), torch.ones(1, 4, dtype=torch.int64))
-    >>> both = conceal([part, part], 3, np.random.default_rng(0))
+    >>> both = hide_labels([part, part], 3, np.random.default_rng(0))
     >>> [part.targets.tolist() for part in both]
     [[[1, 1, 1, -1]], [[-1, 1, 1, 1]]]
     """

@@ -21,27 +21,27 @@ from fedstill.core.seeds import derive
 from fedstill.core.table_schema import EMPTY
 
 Ints = npt.NDArray[np.int64]
-FIFTHS = 5  # parts of numbers, by size
+QUANTILES = 5  # parts of numbers, by size
 
 
-def labels_of(targets: torch.Tensor) -> Ints:
+def stratification_labels(targets: torch.Tensor) -> Ints:
     """One label an example, to draw or divide examples by: ``(N,)``.
 
     Of findings ``(N, C)`` one more than the rarest finding of the example, 0 where it has none (FedKD: "the
     most infrequent one"); of maps ``(N, H, W)`` the largest class above 0; of numbers ``(N, 1)`` the fifth of
     them that it is in; of images, which have no classes, 0.
 
-    >>> labels_of(torch.tensor([[1, 0, 0], [1, 0, 1], [0, -1, 0]])).tolist()
+    >>> stratification_labels(torch.tensor([[1, 0, 0], [1, 0, 1], [0, -1, 0]])).tolist()
     [1, 3, 0]
-    >>> labels_of(torch.tensor([[[0, 2], [0, 2]], [[0, 0], [0, 0]]])).tolist()
+    >>> stratification_labels(torch.tensor([[[0, 2], [0, 2]], [[0, 0], [0, 0]]])).tolist()
     [2, 0]
-    >>> labels_of(torch.tensor([[5.0], [1.0], [9.0], [2.0], [7.0], [3.0]])).tolist()
+    >>> stratification_labels(torch.tensor([[5.0], [1.0], [9.0], [2.0], [7.0], [3.0]])).tolist()
     [2, 0, 4, 0, 3, 1]
     """
     if targets.is_floating_point():
         if targets.ndim == 2:
             place = targets[:, 0].argsort(stable=True).argsort(stable=True)
-            fifths: Ints = (place * FIFTHS // len(targets)).cpu().numpy()
+            fifths: Ints = (place * QUANTILES // len(targets)).cpu().numpy()
             return fifths
         return np.zeros(len(targets), dtype=np.int64)
     if targets.ndim == 1:
@@ -61,10 +61,10 @@ def labels_of(targets: torch.Tensor) -> Ints:
     return largest
 
 
-def unit_labels(labels: Ints, of: Ints) -> Ints:
+def label_units(labels: Ints, of: Ints) -> Ints:
     """The label of each unit: of those that its examples have, the one that the fewest examples have.
 
-    >>> unit_labels(np.array([0, 0, 0, 1, 0]), np.array([0, 0, 1, 1, 2])).tolist()  # labels, and units from 0
+    >>> label_units(np.array([0, 0, 0, 1, 0]), np.array([0, 0, 1, 1, 2])).tolist()  # labels, and units from 0
     [0, 1, 0]
     """
     kinds, place, sizes = np.unique(labels, return_inverse=True, return_counts=True)
@@ -74,7 +74,7 @@ def unit_labels(labels: Ints, of: Ints) -> Ints:
     return chosen
 
 
-def strata(labels: Ints, columns: Mapping[str, Column]) -> Ints:
+def add_site_strata(labels: Ints, columns: Mapping[str, Column]) -> Ints:
     """Labels that also tell sites apart, so that what is drawn keeps the sites' shares too: ``(N,)``."""
     if "site" not in columns:
         return labels
@@ -83,14 +83,14 @@ def strata(labels: Ints, columns: Mapping[str, Column]) -> Ints:
     return combined
 
 
-def stratified(labels: npt.NDArray[Any], count: int, generator: np.random.Generator) -> Ints:
+def stratified_sample(labels: npt.NDArray[Any], count: int, generator: np.random.Generator) -> Ints:
     """``count`` random examples of N, ascending, in which each class has the share that it has among all.
 
     Each class gets its exact share rounded down; what is left goes, one each, to the classes with the largest
     remainders (ties at random).
 
     >>> labels = np.array([0] * 6 + [1] * 3)
-    >>> labels[stratified(labels, 3, np.random.default_rng(0))].tolist()
+    >>> labels[stratified_sample(labels, 3, np.random.default_rng(0))].tolist()
     [0, 0, 1]
     """
     total = len(labels)
@@ -105,19 +105,21 @@ def stratified(labels: npt.NDArray[Any], count: int, generator: np.random.Genera
     return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *chosen]))
 
 
-def whole(labels: npt.NDArray[Any], unit: Column, count: int, generator: np.random.Generator) -> Ints:
+def sample_whole_units(
+    labels: npt.NDArray[Any], unit: Column, count: int, generator: np.random.Generator
+) -> Ints:
     """Random whole units of together at most ``count`` examples, labels' shares kept; one unit at least.
 
     Units come in an order each beginning of which has the labels (N,) in nearly the shares they have among
     all units, and are taken while they fit; ``unit`` (N,) says of which each example is.
 
     >>> patients = np.array(["a", "a", "b", "b", "b", "c"])
-    >>> taken = patients[whole(np.zeros(6, dtype=int), patients, 4, np.random.default_rng(0))].tolist()
+    >>> taken = patients[sample_whole_units(np.zeros(6, dtype=int), patients, 4, np.random.default_rng(0))].tolist()
     >>> all(taken.count(name) in (0, list(patients).count(name)) for name in "abc") and 1 <= len(taken) <= 4
     True
     """
     of, sizes = np.unique(unit, return_inverse=True, return_counts=True)[1:]
-    kinds = unit_labels(labels, of)  # (U,)
+    kinds = label_units(labels, of)  # (U,)
     place = np.empty(len(sizes))
     for kind in np.unique(kinds):
         members = generator.permutation(np.flatnonzero(kinds == kind))
@@ -127,7 +129,7 @@ def whole(labels: npt.NDArray[Any], unit: Column, count: int, generator: np.rand
     return np.flatnonzero(np.isin(of, order[:fits]))
 
 
-def drawn_units(
+def sample_units_per_site(
     labels: Ints, unit: Column, sites: Column | None, share: float, generator: np.random.Generator
 ) -> npt.NDArray[np.bool_]:
     """A share of the units of each site, at least one of each and never all: which examples, ``(N,)``.
@@ -147,20 +149,20 @@ def drawn_units(
         wanted = min(max(round(len(names) * share), 1), len(names) - 1) - int(known.sum())
         if wanted > 0:
             left = np.flatnonzero(~known)
-            kinds = unit_labels(labels[rows], of)[left]
-            taken = left[whole(kinds, np.arange(len(left)), wanted, generator)]
+            kinds = label_units(labels[rows], of)[left]
+            taken = left[sample_whole_units(kinds, np.arange(len(left)), wanted, generator)]
             drawn = np.concatenate([drawn, names[taken]])
     chosen: npt.NDArray[np.bool_] = np.isin(unit, drawn)
     return chosen
 
 
-def require_told(name: str, column: Column, what: str = "") -> None:
+def require_no_gaps(name: str, column: Column, what: str = "") -> None:
     """Refuse a column (of whose each example is, say) with gaps: all that are empty would count as one.
 
     Raises:
         DataError: naming the first example without a value.
 
-    >>> require_told("patient", np.array(["a", ""]))
+    >>> require_no_gaps("patient", np.array(["a", ""]))
     Traceback (most recent call last):
     ...
     fedstill.core.errors.DataError: column 'patient' is empty for 1 of 2 examples, the first is example 1
@@ -175,21 +177,21 @@ def require_told(name: str, column: Column, what: str = "") -> None:
         raise DataError(f"{where}, the first is example {int(np.flatnonzero(gaps)[0])}")
 
 
-def require_units(name: str, column: Column, what: str = "") -> None:
+def require_unit_names(name: str, column: Column, what: str = "") -> None:
     """Refuse a column of whose each example is that has gaps, or names that may be one person's twice.
 
     Two names that differ by case, by width or by the form of a number alone would count as two people if they
     are one's: training and test part, and what privacy protects, would be wrong.
 
     Raises:
-        DataError: as :func:`require_told`; or naming two such names.
+        DataError: as :func:`require_no_gaps`; or naming two such names.
 
-    >>> require_units("patient", np.array(["P1", "p1", "p2"]))
+    >>> require_unit_names("patient", np.array(["P1", "p1", "p2"]))
     Traceback (most recent call last):
     ...
     fedstill.core.errors.DataError: column 'patient' has 'P1' and 'p1', which differ by case alone: ...
     """
-    require_told(name, column, what)
+    require_no_gaps(name, column, what)
     if column.dtype.kind in "biuf":
         return
     if pairs := alike(name_of(value) for value in np.unique(column).tolist()):
@@ -200,7 +202,7 @@ def require_units(name: str, column: Column, what: str = "") -> None:
         raise DataError(f"{where}, which differ by {difference(one, other)} alone: {allowed}")
 
 
-def require_heeded(columns: Iterable[str], what: str) -> None:
+def reject_misspelled_columns(columns: Iterable[str], what: str) -> None:
     """Refuse a column that is not heeded, though its name is nearly one that would be.
 
     Raises:
@@ -213,16 +215,16 @@ def require_heeded(columns: Iterable[str], what: str) -> None:
                 raise DataError(f"{what}: {told} (expected {heeded!r}, or another name)")
 
 
-def numbered(names: Iterable[object]) -> torch.Tensor:
+def hash_groups(names: Iterable[object]) -> torch.Tensor:
     """Names as numbers, ``(N,)`` int64: hashes, so that a group's number depends on no other group.
 
     A file's names are whole numbers, or with others numbers with a point, or with others again texts: of one
     group they give one number.
 
-    >>> a, b, c = numbered(["a", "b", "a"])
-    >>> bool(a == c), bool(a == b), bool(numbered(["b"]) == b)
+    >>> a, b, c = hash_groups(["a", "b", "a"])
+    >>> bool(a == c), bool(a == b), bool(hash_groups(["b"]) == b)
     (True, False, True)
-    >>> len(set(numbered([7, 7.0, "7", "7.0"]).tolist())), len(set(numbered(["7", "07", 2**60, 2**60 + 1])))
+    >>> len(set(hash_groups([7, 7.0, "7", "7.0"]).tolist())), len(set(hash_groups(["7", "07", 2**60, 2**60 + 1])))
     (1, 4)
     """
     texts = (without_point(name_of(name)) for name in names)
@@ -252,10 +254,10 @@ def limit_groups(data: TensorData, most: int) -> TensorData:
     return data.subset(torch.tensor(kept, device=data.inputs.device))
 
 
-def largest(data: TensorData) -> int:
+def largest_group_size(data: TensorData) -> int:
     """How many examples the largest group has; 1 where nobody says whose they are.
 
-    >>> largest(TensorData(torch.zeros(4, 1, 4, 4), torch.arange(4), torch.tensor([7, 7, 3, 7])))
+    >>> largest_group_size(TensorData(torch.zeros(4, 1, 4, 4), torch.arange(4), torch.tensor([7, 7, 3, 7])))
     3
     """
     return 1 if data.groups is None else max(Counter(data.groups.tolist()).values(), default=1)

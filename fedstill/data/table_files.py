@@ -33,17 +33,17 @@ from fedstill.core.names import (
 from fedstill.core.registry import first_line
 from fedstill.core.table_schema import EMPTY, named_twice
 from fedstill.core.text_format import clip
-from fedstill.data.images import stacked
-from fedstill.data.raw import Images, Raw, by_name, require_full_scale
+from fedstill.data.images import read_image_stack
+from fedstill.data.raw import Images, RawImages, encode_labels, require_full_scale
 from fedstill.data.stratified_sampling import Ints
 
-CASES = "cases.csv"
-POINT = "numbers with a decimal point and no comma"
-TABULAR = "columns of numbers are learned by task.name = 'tabular'"
-PARTS = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 2, "valid": 2, "validation": 2}
+CASES_FILE = "cases.csv"
+DECIMAL_HINT = "numbers with a decimal point and no comma"
+TABULAR_HINT = "columns of numbers are learned by task.name = 'tabular'"
+SPLIT_CODES = {"train": 0, "training": 0, "test": 1, "testing": 1, "val": 2, "valid": 2, "validation": 2}
 
 
-def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+def read_delimited_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """The rows of a ``.csv`` or ``.tsv``, which may end in ``.gz``, with their lines: the header first.
 
     Cells come without blanks around them; empty lines are passed over.
@@ -62,7 +62,7 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             if len(header) == 1 and ";" in header[0]:
                 first = [cell.strip() for cell in ",".join(next(reader, [])).split(";")]
                 told = "its cells are divided by ';': allowed are commas, or tabs in a .tsv"
-                point = f"; and {POINT}" if any(map(has_decimal_comma, first)) else ""
+                point = f"; and {DECIMAL_HINT}" if any(map(has_decimal_comma, first)) else ""
                 raise DataError(f"{path}: {told}{point}")
             yield 1, header
             empty, begins = True, reader.line_num + 1
@@ -76,9 +76,7 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
                 empty = False
                 yield reader.line_num, [cell.strip() for cell in row]
             if empty:
-                raise DataError(
-                    f"{path}: there are no examples (expected one line or more below the header)"
-                )
+                raise DataError(f"{path}: there are no examples (expected one line or more below the header)")
     except UnicodeDecodeError as error:
         told = "it is not UTF-8: a spreadsheet saves it so as 'CSV UTF-8'"
         raise DataError(f"{path}: cannot be read as a table ({told})") from error
@@ -92,31 +90,31 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise DataError(f"{path}: cannot be read as a table ({told})") from error
 
 
-def column_of(header: Sequence[str], column: str, option: str, path: Path) -> int:
+def find_column(header: Sequence[str], column: str, option: str, path: Path) -> int:
     """The place of a column that an option names; an ArgumentError if there is none, or there are several."""
     if header.count(column) != 1:
-        raise ArgumentError(option, column, f"one column of {path}, which has {_listed(header)}")
+        raise ArgumentError(option, column, f"one column of {path}, which has {_format_header(header)}")
     return header.index(column)
 
 
 def read_csv(path: Path, *needed: str) -> dict[str, list[str]]:
     """A table by columns, some of which it must have; a DataError if one is missing, or two have one name."""
-    (_, header), *below = rows(path)
+    (_, header), *below = read_delimited_rows(path)
     for column in needed:
         if column not in header:
-            raise DataError(f"{path}: has no column {column!r}, only {_listed(header)}")
+            raise DataError(f"{path}: has no column {column!r}, only {_format_header(header)}")
     for column in header:
         if header.count(column) > 1:
             raise DataError(f"{path}: has column {column!r} twice (expected once)")
     return {column: [row[place] for _, row in below] for place, column in enumerate(header)}
 
 
-def told_part(table: dict[str, list[str]], path: Path) -> Ints | None:
+def pop_split_column(table: dict[str, list[str]], path: Path) -> Ints | None:
     """Which rows are for training (0), testing (1) and validation (2), by a column "split", which is taken
     out; None where there is none."""
     if "split" not in table:
         return None
-    numbers = PARTS | {"dev": 2, "0": 0, "1": 1, "2": 2}
+    numbers = SPLIT_CODES | {"dev": 2, "0": 0, "1": 1, "2": 2}
     cells = [plain(cell).lower() for cell in table.pop("split")]
     wrong = next((cell for cell in cells if cell not in numbers), None)
     if wrong is not None:
@@ -125,13 +123,13 @@ def told_part(table: dict[str, list[str]], path: Path) -> Ints | None:
     return np.array([numbers[cell] for cell in cells])
 
 
-def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], Ints | None]:
+def read_case_table(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], Ints | None]:
     """What ``cases.csv`` of a folder says of its cases: columns ``(N,)``, and which part each is in.
 
     The table has a column ``name``, and any others: ``patient``, ``site``, ``split``. It names each case,
     once.
     """
-    path = folder / CASES
+    path = folder / CASES_FILE
     if not path.is_file():
         return {}, None
     table = read_csv(path, "name")
@@ -144,23 +142,23 @@ def about(folder: Path, names: Sequence[str]) -> tuple[dict[str, Column], Ints |
     if missing is not None:
         raise DataError(f"{path}: does not name {missing!r}, which is in {folder}")
     at = [place[each] for each in wanted]
-    test = told_part(table, path)
+    test = pop_split_column(table, path)
     columns = named_columns({key: np.array(cells)[at] for key, cells in table.items()})
     return columns, None if test is None else test[at]
 
 
-def _listed(header: Sequence[str]) -> str:
+def _format_header(header: Sequence[str]) -> str:
     return (", ".join(header[:8]) or "none") + ", ..." * (len(header) > 8)
 
 
-KNOWN = ("patient", "site", "split")
+METADATA_COLUMNS = ("patient", "site", "split")
 WHITE = 255  # of pixels; black is 0
-NOTHING = "No Finding"  # in whatever case
-_VALUES = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": -1}
+NO_FINDING = "No Finding"  # in whatever case
+_FINDING_VALUES = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": -1}
 
 
 @dataclass(frozen=True)
-class Columns:
+class CsvColumns:
     """What the columns of a table mean.
 
     Args:
@@ -182,55 +180,57 @@ class Columns:
 # --- classes ------------------------------------------------------------------------------------------
 
 
-def read_classes(
+def read_class_csv(
     path: Path,
-    columns: Columns,
+    columns: CsvColumns,
     shape: tuple[int, ...] = (),
     size: int = 0,
     channels: int = 0,
     counted: Callable[[int], None] = lambda count: None,
-) -> Raw:
+) -> RawImages:
     """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``.
 
     Beside image files a table may say of each where it belongs: ``split``, ``patient``, ``site`` and others.
-    Other arguments as :func:`fedstill.data.user_data.read`.
+    Other arguments as :func:`fedstill.data.user_data.read_raw_images`.
     """
-    found = rows(path)
+    found = read_delimited_rows(path)
     _, header = next(found)
     if image := columns.image or ("image" if "image" in header else ""):
-        column_of(header, image, "data.image", path)
-        column_of(header, columns.label, "data.label", path)
+        find_column(header, image, "data.image", path)
+        find_column(header, columns.label, "data.label", path)
         if columns.label == image:
             raise ArgumentError("data.label", image, "another column than that of the images")
         if columns.group:
-            column_of(header, columns.group, "data.group", path)
+            find_column(header, columns.group, "data.group", path)
         table = read_csv(path)
         names = table.pop(image)
         counted(len(names))
-        labels, classes = by_name(table.pop(columns.label), str(path))
-        test = told_part(table, path)
+        labels, classes = encode_labels(table.pop(columns.label), str(path))
+        test = pop_split_column(table, path)
         known = {column: np.array(cells) for column, cells in table.items()}
-        images = _files(path, names, size, channels)
-        return Raw(images, labels, classes, test, known, names=np.array(names))
+        images = _read_listed_images(path, names, size, channels)
+        return RawImages(images, labels, classes, test, known, names=np.array(names))
     options = {option: column for option, column in asdict(columns).items() if column or option == "label"}
     if columns.label not in header:
-        allowed = f"one column of {path}, which has {_listed(header)}; {TABULAR}"
+        allowed = f"one column of {path}, which has {_format_header(header)}; {TABULAR_HINT}"
         raise ArgumentError("data.label", columns.label, allowed)
-    places = {option: column_of(header, own, f"data.{option}", path) for option, own in options.items()}
+    places = {option: find_column(header, own, f"data.{option}", path) for option, own in options.items()}
     cells: dict[str, list[str]] = {option: [] for option in places}
     rest = [column for column in range(len(header)) if column not in places.values()]
     pixels: list[npt.NDArray[np.float32]] = []
     for line, row in found:  # pixels become numbers row by row: as texts they would take far more memory
         for option, place in places.items():
             cells[option].append(row[place])
-        pixels.append(pixel_row([row[column] for column in rest], f"{path}: line {line}", f"; {TABULAR}"))
-    labels, classes = by_name(cells["label"], str(path))
-    images = pixel_images(np.stack(pixels), path, shape)
+        pixels.append(
+            parse_pixel_row([row[column] for column in rest], f"{path}: line {line}", f"; {TABULAR_HINT}")
+        )
+    labels, classes = encode_labels(cells["label"], str(path))
+    images = reshape_pixel_rows(np.stack(pixels), path, shape)
     groups = {columns.group: np.array(cells["group"])} if columns.group else {}
-    return Raw(images, labels, classes, columns=groups)
+    return RawImages(images, labels, classes, columns=groups)
 
 
-def pixel_row(cells: Sequence[str], where: str, hint: str = "") -> npt.NDArray[np.float32]:
+def parse_pixel_row(cells: Sequence[str], where: str, hint: str = "") -> npt.NDArray[np.float32]:
     """A line of pixels as numbers; a DataError, begun by ``where``, names the first cell that is none."""
     odd = (cell for cell in cells if not (cell.isascii() and cell.isdigit()))
     wrong = next((cell for cell in odd if number_of(cell) is None), None)
@@ -240,7 +240,7 @@ def pixel_row(cells: Sequence[str], where: str, hint: str = "") -> npt.NDArray[n
     return np.array(cells, dtype=np.float32)
 
 
-def pixel_images(
+def reshape_pixel_rows(
     table: npt.NDArray[np.float32], path: Path, shape: tuple[int, ...]
 ) -> npt.NDArray[np.float32]:
     """Rows of pixels as images from 0 to 1: ``(N, C * H * W)`` to ``(N, C, H, W)``."""
@@ -248,7 +248,7 @@ def pixel_images(
     if not shape or np.prod(shape) != count:
         side = round(count**0.5)
         if count == 0 or side**2 != count:
-            allowed = f"allowed is a square number of them; {TABULAR}"
+            allowed = f"allowed is a square number of them; {TABULAR_HINT}"
             raise DataError(f"{path}: has {count} pixels a line: {allowed}")
         shape = (1, side, side)
     bad = np.flatnonzero(~((table >= 0) & (table <= WHITE)).all(axis=1))
@@ -262,51 +262,55 @@ def pixel_images(
 # --- findings -----------------------------------------------------------------------------------------
 
 
-def read_findings(
+def read_finding_csv(
     path: Path,
-    columns: Columns | None = None,
+    columns: CsvColumns | None = None,
     classes: Sequence[str] = (),
     size: int = 0,
     channels: int = 0,
     counted: Callable[[int], None] = lambda count: None,
-) -> Raw:
+) -> RawImages:
     """Images and findings that a csv names.
 
     Findings stand in a column each, with 1, 0, and -1 or nothing where it is not known, or all in one column
     divided by ``|``, with "No Finding" for none. ``classes`` are the findings wanted, in order; those without
-    a column are unknown everywhere. Other arguments as :func:`fedstill.data.user_data.read`.
+    a column are unknown everywhere. Other arguments as :func:`fedstill.data.user_data.read_raw_images`.
     """
-    means = columns or Columns(label="")
+    means = columns or CsvColumns(label="")
     image = means.image or "image"
     table = read_csv(path, image)
     counted(len(table[image]))
-    if means.label not in ("", Columns.label):  # which is a node's default, and need not be there
-        column_of(list(table), means.label, "data.label", path)
+    if means.label not in ("", CsvColumns.label):  # which is a node's default, and need not be there
+        find_column(list(table), means.label, "data.label", path)
     listed = means.label if means.label in table else ""
-    aside = {image, listed, means.group, *KNOWN}
+    aside = {image, listed, means.group, *METADATA_COLUMNS}
     if listed:
-        labels, names = _divided(table[listed], tuple(classes), path)
+        labels, names = _parse_finding_lists(table[listed], tuple(classes), path)
     else:
         found = [column for column in table if column not in aside]
         names = class_names(classes, "classes") or tuple(found)
         if not set(names) & set(found):
             raise DataError(f"{path}: has columns {', '.join(table)} (expected one for a finding)")
         unknown = ["-1"] * len(table[image])
-        labels = np.stack([_values(table.get(each, unknown), each, path) for each in names], axis=1)
-    test = told_part(table, path)
+        labels = np.stack(
+            [_parse_finding_column(table.get(each, unknown), each, path) for each in names], axis=1
+        )
+    test = pop_split_column(table, path)
     known = {key: np.array(cells) for key, cells in table.items() if key in aside - {image, listed}}
-    images = _files(path, table[image], size, channels)
-    return Raw(images, labels, names, test, known, names=np.array(table[image]))
+    images = _read_listed_images(path, table[image], size, channels)
+    return RawImages(images, labels, names, test, known, names=np.array(table[image]))
 
 
-def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tuple[Ints, tuple[str, ...]]:
+def _parse_finding_lists(
+    cells: Sequence[str], classes: tuple[str, ...], path: Path
+) -> tuple[Ints, tuple[str, ...]]:
     parts = [{plain(part) for part in cell.split("|")} for cell in cells]
-    sets = [{part for part in of if part.lower() not in ("", NOTHING.lower())} for of in parts]
+    sets = [{part for part in of if part.lower() not in ("", NO_FINDING.lower())} for of in parts]
     met = ordered(set().union(*sets))
     names = class_names(classes, "classes") or tuple(met)
     for each in (each for each in met if each not in classes):
         if each.lower() in EMPTY:
-            raise DataError(f"{path}: has a finding {each!r} (expected a name, or {NOTHING!r} for none)")
+            raise DataError(f"{path}: has a finding {each!r} (expected a name, or {NO_FINDING!r} for none)")
         known = [part in met for part in re.split(" *[;,] *", each)]
         if len(known) > 1 and (all(known) or (";" in each and any(known))):  # "Fracture, old" is one
             raise DataError(f"{path}: has {each!r} as one finding (expected '|' between findings)")
@@ -318,20 +322,22 @@ def _divided(cells: Sequence[str], classes: tuple[str, ...], path: Path) -> tupl
     return np.array([[int(each in found) for each in names] for found in sets], dtype=np.int64), names
 
 
-def _values(cells: Sequence[str], finding: str, path: Path) -> Ints:
-    wrong = next((cell for cell in cells if plain(cell) not in _VALUES), None)
+def _parse_finding_column(cells: Sequence[str], finding: str, path: Path) -> Ints:
+    wrong = next((cell for cell in cells if plain(cell) not in _FINDING_VALUES), None)
     if wrong is not None:
         told = f"finding {finding!r} has {wrong!r}"
         raise DataError(f"{path}: {told} (expected 1, 0, and -1 or nothing (unknown))")
-    return np.array([_VALUES[plain(cell)] for cell in cells], dtype=np.int64)
+    return np.array([_FINDING_VALUES[plain(cell)] for cell in cells], dtype=np.int64)
 
 
-def _files(path: Path, names: Sequence[str], size: int, channels: int) -> Images:
+def _read_listed_images(path: Path, names: Sequence[str], size: int, channels: int) -> Images:
     """The image files that a csv names, of one form: ``(N, C, H, W)``."""
-    return stacked(((path.parent / file, f"{path}: image {file!r}") for file in names), size, channels)
+    return read_image_stack(
+        ((path.parent / file, f"{path}: image {file!r}") for file in names), size, channels
+    )
 
 
-SUFFIX = ".parquet"
+PARQUET_SUFFIX = ".parquet"
 
 
 def read_parquet(path: Path) -> dict[str, list[Any]]:

@@ -30,9 +30,9 @@ from fedstill.core.names import has_decimal_comma, name_of, named_columns, numbe
 from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn, named_twice
 from fedstill.core.text_format import clip, more_such
 from fedstill.data.config import DataConfig
-from fedstill.data.loading import PATIENT, SITE, Source, prepared
-from fedstill.data.stratified_sampling import Ints, numbered, require_heeded, require_units
-from fedstill.data.table_files import SUFFIX, read_parquet, rows, told_part
+from fedstill.data.loading import PATIENT, SITE, ExampleSource, prepare_data_set
+from fedstill.data.stratified_sampling import Ints, hash_groups, reject_misspelled_columns, require_unit_names
+from fedstill.data.table_files import PARQUET_SUFFIX, pop_split_column, read_delimited_rows, read_parquet
 from fedstill.tasks import Targets, TaskConfig
 
 
@@ -81,11 +81,11 @@ class RowFeatures(nn.Module):
         return torch.where(self.missing, none.to(x.dtype), own)
 
 
-SCHEMA = "schema.toml"
+SCHEMA_FILE = "schema.toml"
 Floats = npt.NDArray[np.float64]
-ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", SUFFIX)
-MOST_FAULTS = 5  # columns with wrong cells that an error names
-Where = Callable[[int], str]  # in which file and line a row stands
+TABLE_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", PARQUET_SUFFIX)
+MAX_FAULTS = 5  # columns with wrong cells that an error names
+RowLocation = Callable[[int], str]  # in which file and line a row stands
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +119,14 @@ def read_schema(path: str | Path) -> Schema:
     """
     path = Path(path)
     if not path.is_file():
-        missing = "one that is there, which says what columns a table has: `fedstill schema` drafts it"
+        missing = "one that is there, which says what columns a table has: `fedstill data schema` drafts it"
         raise ArgumentError("data.schema", str(path), missing)
     try:
         schema = read_table(Schema, toml.read(path))
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from error
     if not schema:
-        raise DataError(f"{path}: has no columns: `fedstill schema` drafts them")
+        raise DataError(f"{path}: has no columns: `fedstill data schema` drafts them")
     return schema
 
 
@@ -142,7 +142,9 @@ def schema_text(schema: Schema) -> str:
 # --- cells ------------------------------------------------------------------------------------------------
 
 
-def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: Where) -> TensorData:
+def encode_rows(
+    cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: RowLocation
+) -> TensorData:
     """Columns of cells as features ``(N, F)`` and targets: classes ``(N,)``, numbers ``(N, 1)`` in -1..1, or
     times until an event, in intervals, and whether it came ``(N, 2)``.
 
@@ -160,12 +162,12 @@ def encoded(cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where
     >>> sex = SchemaColumn(name="sex", type="category", categories=("f", "m"))
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> cells = {"age": ["75", ""], "sex": ["m", "f"], "id": [7, 8]}
-    >>> data = encoded(cells, Schema("sex", (age, sex)), "clinic", lambda row: f"line {row}")
+    >>> data = encode_rows(cells, Schema("sex", (age, sex)), "clinic", lambda row: f"line {row}")
     >>> data.inputs.tolist(), data.targets.tolist()
     ([[0.5, 0.0], [0.0, 1.0]], [1, 0])
     """
-    cells = _by_column(cells, schema.columns, what)
-    numbers = _numbers(cells, schema.columns, where)
+    cells = _select_columns(cells, schema.columns, what)
+    numbers = _parse_cells(cells, schema.columns, where)
 
     def features(columns: Sequence[SchemaColumn]) -> torch.Tensor:
         """Of some columns, ``(N, features)`` float64."""
@@ -188,19 +190,19 @@ def _targets(schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.
     return torch.cat([(target + 1) / 2 * schema.intervals, came], 1).float()
 
 
-def coded(
-    cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: Where
+def encode_cells(
+    cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: RowLocation
 ) -> npt.NDArray[np.float32]:
     """Columns of cells, without the target, as numbers ``(N, columns)``: a number as it is, a category by its
     place, NaN for nothing.
 
-    Arguments and errors as :func:`encoded`.
+    Arguments and errors as :func:`encode_rows`.
     """
-    cells = _by_column(cells, schema.inputs, what)
-    return _numbers(cells, schema.inputs, where).astype(np.float32)
+    cells = _select_columns(cells, schema.inputs, what)
+    return _parse_cells(cells, schema.inputs, where).astype(np.float32)
 
 
-def _by_column(
+def _select_columns(
     cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], what: str
 ) -> dict[str, Sequence[Any]]:
     """The cells of a schema's columns; a DataError if one is missing, or two have its name."""
@@ -217,15 +219,17 @@ def _by_column(
     return found
 
 
-def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], where: Where) -> Floats:
-    """``(N, columns)``, as :func:`coded` says; of cells that are wrong the error has each column's first."""
+def _parse_cells(
+    cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], where: RowLocation
+) -> Floats:
+    """``(N, columns)``, as :func:`encode_cells` says; of cells that are wrong the error has each column's first."""
     numbers: list[list[float]] = []
     faults = []
     for column in columns:
-        read = [_number(cell, column) for cell in cells[column.name]]
+        read = [_parse_cell(cell, column) for cell in cells[column.name]]
         wrong = [row for row, number in enumerate(read) if number is None]
         if wrong:
-            text = _text(cells[column.name][wrong[0]])
+            text = _cell_text(cells[column.name][wrong[0]])
             found = clip(text if column.type == "number" else repr(text), 60) if text else "nothing"
             comma = column.type == "number" and has_decimal_comma(text)
             point = ", with a decimal point and no comma" if comma else ""
@@ -233,14 +237,14 @@ def _numbers(cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn]
             faults.append(f"{where(wrong[0])}: {told}{more_such(len(wrong))}")
         numbers.append([math.nan if number is None else number for number in read])
     if faults:
-        more = f"; and {len(faults) - MOST_FAULTS} more columns" if faults[MOST_FAULTS:] else ""
-        raise DataError("; ".join(faults[:MOST_FAULTS]) + more)
+        more = f"; and {len(faults) - MAX_FAULTS} more columns" if faults[MAX_FAULTS:] else ""
+        raise DataError("; ".join(faults[:MAX_FAULTS]) + more)
     return np.stack(numbers, axis=1, dtype=np.float64)
 
 
-def _number(cell: Any, column: SchemaColumn) -> float | None:
+def _parse_cell(cell: Any, column: SchemaColumn) -> float | None:
     """A cell as a number; None: it is not what the schema allows."""
-    text = _text(cell)
+    text = _cell_text(cell)
     if (place := column.place(text)) is not None:
         return place
     if text.lower() in EMPTY:
@@ -252,7 +256,7 @@ def _number(cell: Any, column: SchemaColumn) -> float | None:
     return value if value is not None and least <= value <= most else None
 
 
-def _text(cell: Any) -> str:
+def _cell_text(cell: Any) -> str:
     """A cell as a file would have it: whole numbers without a point, nothing for what is missing."""
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
@@ -271,19 +275,19 @@ def read_rows(path: Path, schema: Schema) -> TableRows:
     Raises:
         DataError: it cannot be read, or breaks the schema.
     """
-    cells, where = cells_of(path)
-    data = encoded(cells, schema, str(path), where)
-    test = told_part(cells, path)
+    cells, where = read_cells(path)
+    data = encode_rows(cells, schema, str(path), where)
+    test = pop_split_column(cells, path)
     return TableRows(schema, data, test, {key: np.array(column) for key, column in cells.items()})
 
 
-def cells_of(path: Path) -> tuple[dict[str, list[str]], Where]:
+def read_cells(path: Path) -> tuple[dict[str, list[str]], RowLocation]:
     """The cells of a csv or Parquet file, by column, and where each row stands.
 
     Raises:
         DataError: it cannot be read.
     """
-    return _parquet(path) if table_ending(path) == SUFFIX else _csv(path)
+    return _read_parquet_cells(path) if table_ending(path) == PARQUET_SUFFIX else _read_csv_cells(path)
 
 
 def table_ending(file: Path) -> str:
@@ -292,11 +296,11 @@ def table_ending(file: Path) -> str:
     >>> table_ending(Path("St. Mary.CSV.gz")), table_ending(Path("schema.toml"))
     ('.csv.gz', '')
     """
-    return next((ending for ending in ENDINGS if file.name.lower().endswith(ending)), "")
+    return next((ending for ending in TABLE_ENDINGS if file.name.lower().endswith(ending)), "")
 
 
-def _csv(path: Path) -> tuple[dict[str, list[str]], Where]:
-    (_, header), *below = rows(path)
+def _read_csv_cells(path: Path) -> tuple[dict[str, list[str]], RowLocation]:
+    (_, header), *below = read_delimited_rows(path)
     if twice := named_twice(header):
         raise DataError(f"{path}: has column {twice!r} twice (expected once)")
     cells = {column: [row[place] for _, row in below] for place, column in enumerate(header)}
@@ -304,12 +308,12 @@ def _csv(path: Path) -> tuple[dict[str, list[str]], Where]:
     return cells, lambda row: f"{path}, line {lines[row]}"
 
 
-def _parquet(path: Path) -> tuple[dict[str, list[str]], Where]:
-    cells = {key: [_text(cell) for cell in column] for key, column in read_parquet(path).items()}
+def _read_parquet_cells(path: Path) -> tuple[dict[str, list[str]], RowLocation]:
+    cells = {key: [_cell_text(cell) for cell in column] for key, column in read_parquet(path).items()}
     return cells, lambda row: f"{path}, row {row + 1}"
 
 
-def read_folder(path: Path, schema: Schema) -> TableRows:
+def read_table_folder(path: Path, schema: Schema) -> TableRows:
     """The rows of all csv and Parquet files of a folder, each a site by its name.
 
     Raises:
@@ -343,31 +347,31 @@ def _require_in_all(column: str, files: Sequence[Path], found: Sequence[bool]) -
         raise DataError(f"{files[found.index(False)]}: {told} (expected in all files or in none)")
 
 
-def is_frame(given: Any) -> bool:
+def is_data_frame(given: Any) -> bool:
     """Whether an object is a DataFrame, of pandas or polars, neither of which is imported here."""
     return all(hasattr(given, name) for name in ("columns", "shape", "__getitem__", "to_numpy"))
 
 
-def of_frame(frame: Any, schema: Schema, what: str) -> TensorData:
+def encode_frame(frame: Any, schema: Schema, what: str) -> TensorData:
     """The rows of a DataFrame; of one patient's, by a column ``patient``, each group is protected as one.
 
     Raises:
         DataError: it breaks the schema, or has a patient without a name or in two spellings.
     """
     cells = {str(column): list(frame[column]) for column in frame.columns}
-    data = encoded(cells, schema, what, lambda row: f"{what}, row {row}")
+    data = encode_rows(cells, schema, what, lambda row: f"{what}, row {row}")
     beside = {plain(key): column for key, column in cells.items()}
     for column in schema.columns:
         beside.pop(column.name, None)
-    require_heeded(beside, what)
+    reject_misspelled_columns(beside, what)
     if "patient" not in beside:
         return data
     patients = np.array([name_of(cell) for cell in beside["patient"]], dtype=np.str_)
-    require_units("patient", patients, what)
-    return replace(data, groups=numbered(patients.tolist()))
+    require_unit_names("patient", patients, what)
+    return replace(data, groups=hash_groups(patients.tolist()))
 
 
-def check_rows(inputs: torch.Tensor, schema: Schema, what: str) -> None:
+def check_features(inputs: torch.Tensor, schema: Schema, what: str) -> None:
     """Refuse features ``(N, F)`` that no row has which the schema allows.
 
     Raises:
@@ -389,7 +393,7 @@ def check_rows(inputs: torch.Tensor, schema: Schema, what: str) -> None:
         raise DataError(f"{what}: {told} (expected {allowed})")
 
 
-def drawn(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
+def sample_rows(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
     """Rows ``(count, F)`` of which each cell is drawn evenly from what the schema allows."""
     made = torch.zeros(count, len(schema.features))
     for column, place in schema.places():
@@ -423,11 +427,11 @@ class TableData(DataConfig):
     def read(self, task: TaskConfig) -> DataSet:
         """These rows as features, divided into training and test parts."""
         name, schema = self.title or self.called, self.schema()
-        data = encoded(self.cells(), schema, name, lambda row: f"{name}, row {row}")
-        return data_set(TableRows(schema, data), self, task, name, self.note)
+        data = encode_rows(self.cells(), schema, name, lambda row: f"{name}, row {row}")
+        return prepare_table(TableRows(schema, data), self, task, name, self.note)
 
 
-def data_set(table: TableRows, config: DataConfig, task: TaskConfig, name: str, note: str) -> DataSet:
+def prepare_table(table: TableRows, config: DataConfig, task: TaskConfig, name: str, note: str) -> DataSet:
     """The data set that a table and a configuration make: inputs (N, F) float32, targets as the task's.
 
     Raises:
@@ -439,8 +443,8 @@ def data_set(table: TableRows, config: DataConfig, task: TaskConfig, name: str, 
         told = f"target {schema.target!r} of the schema is a {schema.teaches}"
         hint = ", by event = in the schema" if task.makes.kind == "time" else ""
         raise DataError(f"{name}: {told}: allowed for task {task.called} is a {wanted}{hint}")
-    made = prepared(
-        Source(
+    made = prepare_data_set(
+        ExampleSource(
             name=name,
             targets=data.targets.numpy(),
             classes=schema.classes,

@@ -27,16 +27,16 @@ from fedstill.core.dataset import Column, DataSet, TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import class_names, named_columns
 from fedstill.data.config import DataConfig
-from fedstill.data.loading import PATIENT, SITE, Source, joined, prepared
-from fedstill.data.raw import by_name
-from fedstill.data.table_files import read_csv, told_part
+from fedstill.data.loading import PATIENT, SITE, ExampleSource, join_notes, prepare_data_set
+from fedstill.data.raw import encode_labels
+from fedstill.data.table_files import pop_split_column, read_csv
 from fedstill.models.hugging_face import swapped
 from fedstill.tasks import Targets, TaskConfig
 
 IDS, MASK = "input_ids", "attention_mask"
 
 
-def zero_padded(ids: Any, mask: Any, what: str) -> torch.Tensor:
+def set_padding_to_zero(ids: Any, mask: Any, what: str) -> torch.Tensor:
     """Token ids ``(N, L)`` in which exactly what an attention mask leaves out is 0.
 
     Args:
@@ -48,7 +48,7 @@ def zero_padded(ids: Any, mask: Any, what: str) -> torch.Tensor:
         DataError: a mask of another shape; several ids of padding, or one that is a token, too; or no padding
             and a token 0, so that it is not known which id it is swapped with.
 
-    >>> zero_padded([[0, 5, 2, 1, 1]], [[1, 1, 1, 0, 0]], "data")
+    >>> set_padding_to_zero([[0, 5, 2, 1, 1]], [[1, 1, 1, 0, 0]], "data")
     tensor([[1, 5, 2, 0, 0]])
     """
     if mask is None:
@@ -69,7 +69,7 @@ def zero_padded(ids: Any, mask: Any, what: str) -> torch.Tensor:
 
 PADDING, UNKNOWN = 0, 1
 HASH = "hash"
-MOST_WORDS = 10_000_000
+MAX_WORDS = 10_000_000
 
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 
@@ -77,40 +77,40 @@ Ids = npt.NDArray[np.int64]
 Text = str | Sequence[str]  # as it is, or parted into words already
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """The words of a text in lower case; each mark is a word of its own.
 
-    >>> words_of("It wasn't GOOD, was it?")
+    >>> split_words("It wasn't GOOD, was it?")
     ['it', "wasn't", 'good', ',', 'was', 'it', '?']
     """
     return _WORD.findall(text.lower())
 
 
-def hashed(word: str, buckets: int) -> int:
+def hash_word(word: str, buckets: int) -> int:
     """The id 1..buckets of a word by its CRC-32: the same everywhere, whatever other words there are.
 
     Who guesses a word can check the guess: hashing needs no vocabulary, it does not hide text.
 
-    >>> hashed("good", 8192), hashed("bad", 8192)
+    >>> hash_word("good", 8192), hash_word("bad", 8192)
     (3731, 6652)
     """
     return 1 + zlib.crc32(word.encode()) % buckets
 
 
-def padded(texts: Sequence[Text], number: Callable[[str], int], length: int) -> Ids:
+def encode_words(texts: Sequence[Text], number: Callable[[str], int], length: int) -> Ids:
     """Texts as token ids ``(N, length)`` by the number of each word, cut or filled with padding.
 
-    >>> padded(["A b, b", "", ["b"]], {"a": 7, "b": 9, ",": 2}.__getitem__, 3).tolist()
+    >>> encode_words(["A b, b", "", ["b"]], {"a": 7, "b": 9, ",": 2}.__getitem__, 3).tolist()
     [[7, 9, 2], [0, 0, 0], [9, 0, 0]]
     """
     ids = np.full((len(texts), length), PADDING, dtype=np.int64)
     for row, text in zip(ids, texts, strict=True):
-        words = words_of(text) if isinstance(text, str) else text
+        words = split_words(text) if isinstance(text, str) else text
         row[: len(words)] = [number(word) for word in words[:length]]
     return ids
 
 
-def read_words(path: Path) -> list[str]:
+def read_vocabulary(path: Path) -> list[str]:
     """A vocabulary from a file of one word a line, each taken once, in lower case."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -128,13 +128,13 @@ def read_words(path: Path) -> list[str]:
     return list(dict.fromkeys(words))
 
 
-LENGTH = 64  # tokens of a text, unless data.length says otherwise
-WORDS = 16_384  # ids of words, unless data.words says otherwise
-HF = "hf:"
+DEFAULT_LENGTH = 64  # tokens of a text, unless data.length says otherwise
+DEFAULT_BUCKETS = 16_384  # ids of words, unless data.words says otherwise
+HF_PREFIX = "hf:"
 
 
 @dataclass(frozen=True, eq=False)
-class Labeled:
+class LabeledTexts:
     """What a source of texts holds, as it is."""
 
     texts: Sequence[Text]
@@ -158,10 +158,14 @@ class TextData(DataConfig):
 
     targets: ClassVar[tuple[Targets, ...]] = ("texts",)
 
-    length: Annotated[int, Interval(ge=1, le=100_000), f"a whole number from 1 up ({LENGTH})"] | None = None
+    length: (
+        Annotated[int, Interval(ge=1, le=100_000), f"a whole number from 1 up ({DEFAULT_LENGTH})"] | None
+    ) = None
     """Texts: how many tokens of each, cut or filled with padding; none: 64."""
 
-    words: Annotated[int, Interval(ge=2, le=MOST_WORDS), f"from 2 to {MOST_WORDS} ({WORDS})"] | None = None
+    words: (
+        Annotated[int, Interval(ge=2, le=MAX_WORDS), f"from 2 to {MAX_WORDS} ({DEFAULT_BUCKETS})"] | None
+    ) = None
     """Texts: how many ids words are hashed to; none: 16384."""
 
     vocabulary: str = ""
@@ -177,22 +181,22 @@ class TextData(DataConfig):
             )
 
     @abstractmethod
-    def labeled(self) -> Labeled:
+    def labeled(self) -> LabeledTexts:
         """All texts, with their labels."""
 
     def read(self, task: TaskConfig) -> DataSet:
         """These texts as token ids, divided into training and test parts."""
-        return data_set(self.labeled(), self, self.title or self.called, self.note)
+        return prepare_texts(self.labeled(), self, self.title or self.called, self.note)
 
 
-def data_set(source: Labeled, config: TextData, name: str, note: str) -> DataSet:
+def prepare_texts(source: LabeledTexts, config: TextData, name: str, note: str) -> DataSet:
     """The data set that texts and a configuration make: inputs (N, L) int64, 0 for padding, targets (N,)."""
-    ids, vocabulary, coding = code(
+    ids, vocabulary, coding = encode_texts(
         source.texts, length=config.length, words=config.words, vocabulary=config.vocabulary
     )
     inputs, targets, columns = torch.from_numpy(ids), torch.from_numpy(source.labels), source.columns
-    data = prepared(
-        Source(
+    data = prepare_data_set(
+        ExampleSource(
             name=name,
             targets=source.labels,
             classes=source.classes,
@@ -206,48 +210,50 @@ def data_set(source: Labeled, config: TextData, name: str, note: str) -> DataSet
         ),
         config,
     )
-    return replace(data, note=joined(data.note, coding), vocabulary=vocabulary)
+    return replace(data, note=join_notes(data.note, coding), vocabulary=vocabulary)
 
 
-def code(
+def encode_texts(
     texts: Sequence[Text], *, length: int | None, words: int | None = None, vocabulary: str = ""
 ) -> tuple[Ids, int, str]:
     """Token ids ``(N, L)``; how many there are; what is to be said of it. Options as of :class:`TextData`.
 
     Of a public list 2 is the first word's id, and 1 stands for all that it lacks.
     """
-    length, how = length or LENGTH, vocabulary or HASH
-    if how.startswith(HF):
+    length, how = length or DEFAULT_LENGTH, vocabulary or HASH
+    if how.startswith(HF_PREFIX):
         from fedstill.models.hugging_face import tokenize  # an extra
 
-        where = how.removeprefix(HF)
+        where = how.removeprefix(HF_PREFIX)
         sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
         tokens, count = tokenize(where, sentences, length)
         return tokens.numpy(), count, f"{length} tokens of the tokenizer {where}"
     if how == HASH:
-        buckets = words or WORDS
-        ids = padded(texts, cache(lambda word: hashed(word, buckets)), length)
+        buckets = words or DEFAULT_BUCKETS
+        ids = encode_words(texts, cache(lambda word: hash_word(word, buckets)), length)
         return ids, buckets + 1, f"{length} words, hashed to {buckets} ids"
-    known = read_words(Path(how).expanduser())
+    known = read_vocabulary(Path(how).expanduser())
     place = {word: number for number, word in enumerate(known, UNKNOWN + 1)}
     told = f"{length} words; {len(known)} are known, of {Path(how).name}, a public list"
-    return padded(texts, lambda word: place.get(word, UNKNOWN), length), len(known) + 2, told
+    return encode_words(texts, lambda word: place.get(word, UNKNOWN), length), len(known) + 2, told
 
 
-def ids_of(texts: Sequence[Text], length: int, vocabulary: int, how: str, what: str) -> torch.Tensor:
+def encode_for_vocabulary(
+    texts: Sequence[Text], length: int, vocabulary: int, how: str, what: str
+) -> torch.Tensor:
     """Ids ``(N, length)`` of a model's ``vocabulary``, made of words as ``how`` says (empty: hashed).
 
     Raises:
         DataError: another number of ids comes of it.
     """
-    ids, count, _ = code(texts, length=length, words=vocabulary - 1, vocabulary=how)
+    ids, count, _ = encode_texts(texts, length=length, words=vocabulary - 1, vocabulary=how)
     if count != vocabulary:
         allowed = f"allowed are {vocabulary}, as the model has"
         raise DataError(f"{what}: {how or HASH!r} gives {count} ids: {allowed}")
     return torch.from_numpy(ids)
 
 
-def read_table(path: Path) -> Labeled:
+def read_labeled_texts(path: Path) -> LabeledTexts:
     """Texts from a table with a header: columns ``text``, ``label`` and, if there is one, ``split``.
 
     Labels are names, which count in alphabetical order, numbers as numbers. What ``split`` calls train or dev
@@ -255,7 +261,9 @@ def read_table(path: Path) -> Labeled:
     """
     table = read_csv(path, "text", "label")
     texts, cells = table.pop("text"), table.pop("label")
-    labels, classes = by_name(cells, str(path))
-    part = told_part(table, path)
+    labels, classes = encode_labels(cells, str(path))
+    part = pop_split_column(table, path)
     test = None if part is None else part == 1  # a source's own validation part is for training, too
-    return Labeled(texts, labels, classes, test, {name: np.array(column) for name, column in table.items()})
+    return LabeledTexts(
+        texts, labels, classes, test, {name: np.array(column) for name, column in table.items()}
+    )

@@ -12,8 +12,8 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.core.text_format import brief_repr
-from fedstill.data.public import Public
-from fedstill.protocol.digests import chained
+from fedstill.data.public import PublicData
+from fedstill.protocol.digests import chain_digest
 from fedstill.protocol.local_config import WHOLE, Span
 from fedstill.protocol.queries import NodeSetting, NodeSide, Query, declared
 from fedstill.tasks import Task
@@ -30,32 +30,32 @@ class Needs:
         public: public data, without labels.
         public_labels: labels of it, from the task's own classes.
         split: networks that part into extractor and head.
-        joins_public: these public data become a part of what each node learns from, so that no mechanism can
+        trains_on_public: these public data become a part of what each node learns from, so that no mechanism can
             say what its own records cost.
-        student_kind: a student of one of the nodes' architectures.
+        student_architecture: a student of one of the nodes' architectures.
         trainable: nodes' networks that are not frozen as a whole, since rounds train them.
         images: inputs that are images.
         makes: inputs that a server can make: images or rows of a table, and not texts.
         rows: inputs that are rows of a table.
-        one_label: tasks in which each input has one class.
+        single_label: tasks in which each input has one class.
         maps: tasks whose inputs can be made from label maps.
-        no_maps: tasks whose inputs are not made from label maps.
+        no_label_maps: tasks whose inputs are not made from label maps.
         vectors: tasks whose outputs are one vector an input, and not maps or images.
     """
 
     same_architecture: bool = False
     public: bool = False
     public_labels: bool = False
-    joins_public: bool = False
+    trains_on_public: bool = False
     split: bool = False
-    student_kind: bool = False
+    student_architecture: bool = False
     trainable: bool = False
     images: bool = False
     makes: bool = False
     rows: bool = False
-    one_label: bool = False
+    single_label: bool = False
     maps: bool = False
-    no_maps: bool = False
+    no_label_maps: bool = False
     vectors: bool = False
 
 
@@ -68,11 +68,11 @@ def refusal(needs: Needs, task: Task) -> str | None:
         return "it makes the inputs that it asks about, and the inputs of this task are texts"
     if needs.rows and task.form != "rows":
         return f"it works on rows of a table, and the inputs of this task are {task.form}"
-    if needs.one_label and task.kind != "class":
+    if needs.single_label and task.kind != "class":
         return "it needs one class for each input, and this task has none"
-    if needs.maps and not task.conditions:
+    if needs.maps and not task.condition_channels:
         return "it makes images from label maps, and this task has none"
-    if needs.no_maps and task.conditions:
+    if needs.no_label_maps and task.condition_channels:
         return "it makes inputs from noise, and here (as by fediod-maps) they are made from label maps"
     if needs.vectors and task.kind in ("map", "image"):
         return "it needs one vector of outputs for each input, and this task has one for each pixel"
@@ -217,19 +217,19 @@ class Method(Registered):
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where there is no ensemble."""
         return None
 
-    def imagine(self, server: Any, state: Any, count: int) -> torch.Tensor | None:
+    def preview_samples(self, server: Any, state: Any, count: int) -> torch.Tensor | None:
         """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
         return None
 
-    def imagined_from(self, server: Any, state: Any, count: int) -> torch.Tensor | None:
-        """The maps ``(count, H, W)`` uint8 that :meth:`imagine` makes its inputs from; None: from none."""
+    def preview_maps(self, server: Any, state: Any, count: int) -> torch.Tensor | None:
+        """The maps ``(count, H, W)`` uint8 that :meth:`preview_samples` makes its inputs from; None: from none."""
         return None
 
     def files(self, server: Any, state: Any) -> Mapping[str, str]:
         """What a run leaves beside its figures and its student: texts, by the name of their file."""
         return {}
 
-    def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
+    def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         """All that a ``one_round`` method asks, in order; every such method says it.
 
         Raises:
@@ -238,16 +238,16 @@ class Method(Registered):
         return ()
 
 
-def side_of(method: Method, at: NodeSetting) -> NodeSide:
+def build_node_side(method: Method, at: NodeSetting) -> NodeSide:
     """A method's part at the nodes. What a method that is not the package's own releases bears its package's
     name, whatever the method calls it: so an owner lets out by name what nobody here has vouched for. Answers
     that are the package's own and ``closed``, as label counts, keep their names."""
     side, package = method.node_side(at), METHODS.origin(method_name(method))
     if package == OURS:
         return side
-    named = {name: each if each.closed else each.of_package(package) for name, each in side.queries.items()}
+    named = {name: each if each.closed else each.from_package(package) for name, each in side.queries.items()}
     # Any of its options may choose the statistic, and the server chooses the options.
-    adds = f"{method.called} (options {chained('options', repr(method))})" if side.sums else ""
+    adds = f"{method.called} (options {chain_digest('options', repr(method))})" if side.sums else ""
     return replace(side, queries=named, adds=adds)
 
 

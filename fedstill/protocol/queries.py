@@ -18,10 +18,17 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import NO_SCHEMA, Schema
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.protocol.local_config import WHOLE, LocalConfig, Span
-from fedstill.protocol.payload_kinds import DATA_SIZES, GRADIENTS, LABEL_COUNTS, SCHEDULE, Kind, kind_named
-from fedstill.protocol.secure_aggregation import WEIGHT, Added
+from fedstill.protocol.payload_kinds import (
+    DATA_SIZES,
+    GRADIENTS,
+    LABEL_COUNTS,
+    SCHEDULE,
+    PayloadKind,
+    payload_kind,
+)
+from fedstill.protocol.secure_aggregation import WEIGHT, SumWeighting
 from fedstill.protocol.wire_format import as_text, from_text
 from fedstill.tasks import Task
 
@@ -71,14 +78,14 @@ class Query:
             it. Nothing else is drawn, or set by the query's number, for an answer then.
         records: whether an answer follows from tensors alone, without a look at their values, so that a GPU
             may record how it is made (:mod:`fedstill.core.cuda_graphs`).
-        differenced: whether the server takes small differences of answers, which bfloat16 would round away:
+        finite_differences: whether the server takes small differences of answers, which bfloat16 would round away:
             then they are computed in float32, whatever the run's precision.
     """
 
     name: str
     handler: Handler
-    sends: Mapping[str, Kind] = field(default_factory=dict)
-    releases: Mapping[str, Kind] = field(default_factory=dict)
+    sends: Mapping[str, PayloadKind] = field(default_factory=dict)
+    releases: Mapping[str, PayloadKind] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     times: int = 0
     constant: bool = False
@@ -91,21 +98,21 @@ class Query:
     finish: Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] | (
         None
     ) = None
-    gradients: Kind = GRADIENTS
+    gradients: PayloadKind = GRADIENTS
     returned: tuple[str, ...] = ()
     moves: str = ""
     ragged: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
-    sums: Mapping[str, Added] = field(default_factory=dict)
+    sums: Mapping[str, SumWeighting] = field(default_factory=dict)
     draws: Handler | None = None
     records: bool = False
-    differenced: bool = False
+    finite_differences: bool = False
 
     def __post_init__(self) -> None:
         for part in ("sends", "releases"):
-            named = {name: kind_named(kind) for name, kind in getattr(self, part).items()}
+            named = {name: payload_kind(kind) for name, kind in getattr(self, part).items()}
             object.__setattr__(self, part, named)
-        object.__setattr__(self, "gradients", kind_named(self.gradients))
+        object.__setattr__(self, "gradients", payload_kind(self.gradients))
         if self.gradients.of != "gradients":
             raise ArgumentError(f"gradients of query {self.name}", self.gradients, "a kind of gradients")
         strange = {*self.ragged} - self.releases.keys() | {*self.values} - {*self.sends, *self.releases}
@@ -124,7 +131,7 @@ class Query:
             raise ArgumentError(f"query {self.name}", apart, "none, where gradients are pulled back")
 
     @property
-    def weighting(self) -> tuple[Kind, Added] | None:
+    def weighting(self) -> tuple[PayloadKind, SumWeighting] | None:
         """Kind of the one statistic that enters a sum, and how it is weighted; None for counts, or no sum."""
         for name, how in self.sums.items():
             if self.releases[name] not in COUNTS:
@@ -136,7 +143,7 @@ class Query:
         """Return whether outputs of the nodes' networks enter a sum."""
         return self.weighting is not None and self.weighting[0].output
 
-    def objection_to(self, optimizer: str) -> str | None:
+    def sum_fault(self, optimizer: str) -> str | None:
         """Return why a sum of parameters that a local optimizer trained would reveal single nodes, or None.
 
         A first step of Adam is the sign of each gradient. A server that asks for one step a round reads, from
@@ -216,7 +223,7 @@ class Query:
             for name, given in response.items()
         }
 
-    def kinds(self) -> Mapping[str, Kind]:
+    def kinds(self) -> Mapping[str, PayloadKind]:
         """The kind of everything that may leave a node for this query."""
         return {
             **self.releases,
@@ -224,7 +231,7 @@ class Query:
             **dict.fromkeys((f"d/d{name}" for name in self.differentiable), self.gradients),
         }
 
-    def of_package(self, package: str) -> Query:
+    def from_package(self, package: str) -> Query:
         """The same query of a method that comes from elsewhere: what it releases bears that name."""
         releases = {name: kind.at(package) for name, kind in self.releases.items()}
         return replace(self, releases=releases, gradients=self.gradients.at(package))
@@ -250,7 +257,7 @@ class NodeSetting:
     task: Task
     local: LocalConfig
     compute: Compute
-    public: Public | None = None
+    public: PublicData | None = None
     perceptual: nn.Module | None = None
     schema: Schema = NO_SCHEMA
     secure_aggregation: bool = False
@@ -268,11 +275,11 @@ class NodeSetting:
         return made
 
 
-def stand_in(task: Task, shape: tuple[int, ...] = ()) -> Public:
+def stand_in(task: Task, shape: tuple[int, ...] = ()) -> PublicData:
     """Public data in place of any: what a method declares follows from its options, not from the data."""
     shape = shape or ((1, 8, 8) if task.form == "images" else (8,))
     inputs = torch.zeros(2, *shape, dtype=torch.int64 if task.form == "texts" else torch.float32)
-    return Public("none", inputs, task.blank(2, shape))
+    return PublicData("none", inputs, task.empty_targets(2, shape))
 
 
 def _nothing(_: object) -> None:
@@ -324,7 +331,7 @@ class NodeSide:
         """Return what a query adds to a sum: the statistic and its weighting, by what it is a statistic of.
 
         A node never adds two forms of one subject. All outputs of its networks are one subject: they are
-        functions of each other (:mod:`fedstill.node.cohort`).
+        functions of each other (:mod:`fedstill.node.sum_history`).
 
         Args:
             run: name of the run, where counts carry noise: they differ from run to run, and so do sums that
@@ -340,18 +347,18 @@ class NodeSide:
         # What a stranger's method calls records may be a function of the outputs, too.
         return {"outputs" if kind.output or kind.package else str(kind): f"{statistic} by {how}{noised}"}
 
-    def travels(self) -> tuple[Kind, ...]:
+    def travels(self) -> tuple[PayloadKind, ...]:
         """All kinds of tensor that go down or leave, each once, in alphabetical order."""
         sent = {kind for query in self.queries.values() for kind in query.sends.values()}
         return tuple(sorted(sent.union(self.leaves())))
 
-    def leaves(self) -> tuple[Kind, ...]:
+    def leaves(self) -> tuple[PayloadKind, ...]:
         """The kinds of tensor that leave a node, each once, in alphabetical order."""
         kinds = [kind for query in self.queries.values() for kind in query.kinds().values()]
         return tuple(sorted(set(kinds)))
 
 
-def misshapen_scores(
+def score_shape_fault(
     name: str, shape: tuple[int, ...], rows: int | None, outputs: tuple[int, ...] | None
 ) -> str | None:
     """Return the fault in the shape of scores ``(B, ...)``, at a node's gate and at the server, or None.
@@ -360,7 +367,7 @@ def misshapen_scores(
         rows: how many inputs they are about; None: not known.
         outputs: of the task for one input; None: not known.
 
-    >>> misshapen_scores("logits", (64, 4), 64, (3,))
+    >>> score_shape_fault("logits", (64, 4), 64, (3,))
     'logits are (64, 4), for 3 classes'
     """
     if rows is not None and shape[:1] != (rows,):

@@ -25,12 +25,12 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import check_run_name
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.public import Public
-from fedstill.data.tables import check_rows
+from fedstill.data.public import PublicData
+from fedstill.data.tables import check_features
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import METHODS, side_of
-from fedstill.protocol.payload_kinds import INPUTS, Kind
+from fedstill.protocol.method import METHODS, build_node_side
+from fedstill.protocol.payload_kinds import INPUTS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query
 from fedstill.protocol.wire_format import WireConfig
 
@@ -38,7 +38,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Description:
+class RunDescription:
     """What a run is, as JSON values: ``method`` with all options, ``spec``, ``wire``, ``public``, ``student``
     and ``min_nodes`` (which the server alone knows), ``secure_aggregation``,
     and by name of each query ``times``, ``rows``, ``leaves`` and ``bytes`` of one answer with its
@@ -74,13 +74,13 @@ class Description:
         return _total([asked["times"] * asked["bytes"] for asked in leaving])
 
 
-def describe(plan: Plan, public: Public | None) -> Description:
+def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
     """The description of a plan, whose public data these are."""
     config = plan.config()
     setting = NodeSetting(
         plan.spec.make_task(), LocalConfig(), Compute(), public, secure_aggregation=plan.secure_aggregation
     )
-    queries = side_of(config, setting).queries
+    queries = build_node_side(config, setting).queries
     table = {
         "format": FORMAT,
         "method": as_table(config),
@@ -96,10 +96,10 @@ def describe(plan: Plan, public: Public | None) -> Description:
         "secure_aggregation": plan.secure_aggregation,
         "queries": {name: _asked(query, plan) for name, query in queries.items()},
     }
-    return Description(json.loads(json.dumps(table)))
+    return RunDescription(json.loads(json.dumps(table)))
 
 
-def _asked(query: Query, plan: Plan) -> dict[str, Any]:
+def _asked(query: Query, plan: RunPlan) -> dict[str, Any]:
     most = [_bytes(query, name, kind, plan.spec) for name, kind in query.kinds().items()]
     return {
         "times": query.times,
@@ -109,7 +109,7 @@ def _asked(query: Query, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _bytes(query: Query, name: str, kind: Kind, spec: InputSpec) -> int:
+def _bytes(query: Query, name: str, kind: PayloadKind, spec: InputSpec) -> int:
     """Bytes of one tensor of an answer, at most; 0: they follow from more than the plan."""
     if kind.package or name in query.apart:  # nobody here knows its shape
         return 0
@@ -135,7 +135,7 @@ PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A run as its nodes get to know it. It names no data, no model and no policy: those are the nodes'.
 
     Args:
@@ -200,7 +200,7 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, table: Any, methods: Collection[str] = (), tasks: Collection[str] = ()) -> Plan:
+    def from_dict(cls, table: Any, methods: Collection[str] = (), tasks: Collection[str] = ()) -> RunPlan:
         """The plan that JSON values describe.
 
         Args:
@@ -239,14 +239,14 @@ class Plan:
         return cls(table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *told)
 
 
-def fingerprint(public: Public | None) -> str:
+def fingerprint(public: PublicData | None) -> str:
     """What public data are told apart by; ``""`` is none."""
     if public is None:
         return ""
     return digest("public", public_tensors(public))
 
 
-def read_public(plan: Plan, tensors: Mapping[str, Any], most: int) -> Public | None:
+def read_public(plan: RunPlan, tensors: Mapping[str, Any], most: int) -> PublicData | None:
     """The public data of a plan from tensors that came; ``most`` inputs are taken, 0 is no limit.
 
     Raises:
@@ -255,14 +255,14 @@ def read_public(plan: Plan, tensors: Mapping[str, Any], most: int) -> Public | N
     public = None
     if "inputs" in tensors:
         name, note = plan.public_note
-        public = Public(name, tensors["inputs"], tensors.get("labels"), note)
+        public = PublicData(name, tensors["inputs"], tensors.get("labels"), note)
         check_public(public, plan.spec, most)
     if fingerprint(public) != plan.public:
         raise DataError("the public data that came are not those of the plan")
     return public
 
 
-def check_public(public: Public, spec: InputSpec, most: int) -> None:
+def check_public(public: PublicData, spec: InputSpec, most: int) -> None:
     """Refuse public data that no sound server sends; ``most`` inputs are taken, 0 is no limit.
 
     Raises:
@@ -275,15 +275,15 @@ def check_public(public: Public, spec: InputSpec, most: int) -> None:
     if most and len(found) > most:
         raise DataError(f"public data have {len(found)} inputs (expected {most}, by policy max_rows)")
     task = spec.make_task()
-    labels = task.blank(len(found), spec.shape) if public.labels is None else public.labels
+    labels = task.empty_targets(len(found), spec.shape) if public.labels is None else public.labels
     task.check(TensorData(found, labels), "public data")
     if spec.schema:
-        check_rows(found, spec.schema, "public data")
+        check_features(found, spec.schema, "public data")
     if spec.vocabulary and int(found.max()) >= spec.vocabulary:
         raise DataError(f"public data hold token {int(found.max())} (expected below {spec.vocabulary})")
 
 
-def public_tensors(public: Public) -> dict[str, Any]:
+def public_tensors(public: PublicData) -> dict[str, Any]:
     """Public data as named tensors: ``inputs``, and ``labels`` where there are some."""
     labels = {} if public.labels is None else {"labels": public.labels}
     return {"inputs": public.inputs, **labels}

@@ -21,11 +21,11 @@ from fedstill.core.config_tables import as_table
 from fedstill.core.dataset import as_tensor
 from fedstill.core.errors import DataError, MethodRefused
 from fedstill.core.text_format import times
-from fedstill.data.images import array_of, holds_images
+from fedstill.data.images import has_pil_images, to_array
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.raw import image_array
-from fedstill.data.tables import RowFeatures, coded, is_frame
-from fedstill.data.text import HASH, ids_of
+from fedstill.data.raw import as_image_array
+from fedstill.data.tables import RowFeatures, encode_cells, is_data_frame
+from fedstill.data.text import HASH, encode_for_vocabulary
 from fedstill.runs.predictions import unit_of
 from fedstill.runs.student_file import StudentFile, read
 
@@ -90,8 +90,8 @@ class RawPixels(RawInputs):
 
     def checked(self, given: Any) -> torch.Tensor:
         """See :class:`RawInputs`."""
-        if holds_images(given):
-            given = image_array(Path("images"), {"images": array_of(given, self.called)})
+        if has_pil_images(given):
+            given = as_image_array(Path("images"), {"images": to_array(given, self.called)})
         x = as_tensor(given, self.called)
         if x.ndim == 3 and self.shape[0] == 1:
             x = x.unsqueeze(1)
@@ -162,10 +162,10 @@ class RawRows(RawInputs):
 
     def checked(self, given: Any) -> torch.Tensor:
         """See :class:`RawInputs`; DataFrames, and mappings of columns to cells, have the schema's names."""
-        if is_frame(given):
+        if is_data_frame(given):
             given = {str(name): list(given[name]) for name in given.columns}
         if isinstance(given, Mapping):
-            return torch.from_numpy(coded(given, self.schema, "rows", lambda row: f"row {row}"))
+            return torch.from_numpy(encode_cells(given, self.schema, "rows", lambda row: f"row {row}"))
         x = as_tensor(given, self.called).float()
         columns = self.schema.inputs
         if x.ndim != 2 or x.shape[1] != len(columns):
@@ -216,7 +216,7 @@ class RawTexts(RawInputs):
     def checked(self, given: Any) -> torch.Tensor:
         """See :class:`RawInputs`; texts become ids as those of the run did."""
         if not isinstance(given, torch.Tensor):
-            return ids_of(list(given), self.length, self.vocabulary, self.words, "texts")
+            return encode_for_vocabulary(list(given), self.length, self.vocabulary, self.words, "texts")
         if given.dtype != torch.int64 or tuple(given.shape[1:]) != (self.length,):
             raise DataError(f"ids are {given.dtype} of {times(tuple(given.shape))} (expected {self.says})")
         if not bool(self.sound(given).all()):

@@ -20,17 +20,17 @@ from fedstill.core.run_writer import Records, read_object
 from fedstill.core.text_format import finite
 from fedstill.core.version import __version__
 from fedstill.data.loading import load
-from fedstill.data.new_data import Reading, measured
-from fedstill.runs.assemble import divide, told_cases
-from fedstill.runs.cautions import digests
+from fedstill.data.new_data import NewDataOptions, load_labeled
+from fedstill.runs.build import case_counts, divide
 from fedstill.runs.config import load_toml
 from fedstill.runs.evaluation import Evaluation, Outputs, student_outputs
+from fedstill.runs.run_warnings import digests
 from fedstill.runs.simulation import digest_of
 from fedstill.runs.student_file import read
 
 
 def evaluate(
-    run: str | Path, data: str, how: Reading | None = None, model: nn.Module | str | None = None
+    run: str | Path, data: str, how: NewDataOptions | None = None, model: nn.Module | str | None = None
 ) -> dict[str, Any]:
     """What a run's student is worth on other data.
 
@@ -49,10 +49,10 @@ def evaluate(
         FedstillError: there is no student, or the data are not of its form.
     """
     network, about = read(run, model)
-    reading = how or Reading()
+    reading = how or NewDataOptions()
     if about.words and not reading.words:
-        reading = Reading(**{**asdict(reading), "words": about.words})
-    test = measured(data, about.known, reading)
+        reading = NewDataOptions(**{**asdict(reading), "words": about.words})
+    test = load_labeled(data, about.known, reading)
     task, compute = about.known.make_task(), Compute(EngineConfig())
     look = Evaluation(task, test.to(compute.device), compute, 0)
     outputs = student_outputs(network, look.test.inputs, compute)
@@ -68,7 +68,7 @@ def evaluate(
             "metrics": finite(part.compute_metrics(own)),
             "interval": _interval(part, Outputs(own)),
         }
-    advice = task.advice(test.targets, about.known.classes)
+    advice = task.metric_advice(test.targets, about.known.classes)
     return {
         "fedstill": __version__,
         "student": about.model,
@@ -78,7 +78,7 @@ def evaluate(
         "metric": task.metric,
         "measures": [asdict(metric) for metric in task.metrics],
         "examples": len(test),
-        **told_cases(test),
+        **case_counts(test),
         "metrics": finite(look.compute_metrics(outputs)),
         "interval": _interval(look, told),
         "sites": sites,
@@ -103,7 +103,7 @@ def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
     if not (run / "config.toml").exists():
         return {"examples": None, "why": "the run's configuration is not here"}
     result = read_object(run / "result.json")
-    if result["split"]["how"] == "as it is":
+    if result["split"]["name"] == "as it is":
         return {"examples": None, "why": "the nodes' data are elsewhere"}
     try:
         config = load_toml(run / "config.toml")

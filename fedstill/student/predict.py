@@ -8,14 +8,14 @@ from pathlib import Path
 
 from fedstill.core.errors import MethodRefused
 from fedstill.core.text_format import cell
-from fedstill.data.new_data import Reading, unlabeled
+from fedstill.data.new_data import NewDataOptions, load_unlabeled
 from fedstill.runs.predictions import beyond
 from fedstill.student.central_model import CentralModel
 
 SURE = 0.5  # a finding that is as likely or more is answered
 
 
-def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
+def predict(student: CentralModel, data: str, how: NewDataOptions, out: Path) -> int:
     """Write what a student answers about new data; how many examples there are.
 
     A line has the example's name (its file, or its number from 0), the answer, and the probability of each
@@ -31,7 +31,7 @@ def predict(student: CentralModel, data: str, how: Reading, out: Path) -> int:
     if kind in ("map", "image"):
         told = f"task {student.spec.task.called} answers with {kind}s, and a csv has a line an example"
         raise MethodRefused("predict", "the student", f"{told}; fedstill.load(RUN) gives them as tensors")
-    names, inputs = unlabeled(data, student.spec, how)
+    names, inputs = load_unlabeled(data, student.spec, how)
     found = student.probabilities(inputs)
     with out.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")

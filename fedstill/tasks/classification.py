@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.tasks import formulas
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.task import Metric, Task
@@ -200,28 +200,28 @@ MOST_CLASSES = 30  # a larger confusion matrix is no table for people
 class SoftmaxTask(Task):
     """Logits ``(B, C, ...)``, of which a softmax over C is a distribution; further axes are like examples."""
 
-    def confidence(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_conf, FedIOD Eq. 3."""
         return formulas.mean_entropy(responses, pi)
 
-    def uniqueness(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5."""
         return -formulas.divergence(responses, pi)
 
-    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+    def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
 
         0 where inputs are made from label maps, which settle how often each class is met.
         """
-        if self.conditions:
+        if self.condition_channels:
             return ensembled.new_zeros(())
         return -formulas.entropy_of(ensembled.softmax(1).mean(0), 0)
 
-    def normalized(self, responses: torch.Tensor) -> torch.Tensor:
+    def normalize_outputs(self, responses: torch.Tensor) -> torch.Tensor:
         """Log-probabilities."""
         return responses.log_softmax(2)
 
-    def mixture(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the weighted mean of probabilities."""
         return formulas.log_mixture(responses.log_softmax(2), weights)
 
@@ -235,7 +235,7 @@ class SoftmaxTask(Task):
         share = (weights * q).sum(2)  # (K, B)
         return share / share.sum(0, keepdim=True).clamp_min(1e-30)
 
-    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+    def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """How far the student is from the ensemble, FedIOD Eq. 6 and 10; of maps the mean over pixels."""
         return formulas.distance(student, target, tau)
 
@@ -280,21 +280,23 @@ class Classification(SoftmaxTask):
     # --- evaluation ---
 
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """In percent, as :mod:`fedstill.tasks.classification`; each example counts by itself."""
         (p, true), odds = _told(outputs, targets), _log_odds(outputs)
         of, ranked = OF, RANKED
         return {each.key: of[each.key](odds if each.key in ranked else p, true) for each in self.metrics}
 
-    def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
-        """See :meth:`Task.leading`."""
+    def compute_primary_metric(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
+    ) -> float:
+        """See :meth:`Task.compute_primary_metric`."""
         return OF[self.metric](*self._leading(outputs, targets))
 
-    def resampled(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
+    def bootstrap_metric(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None, weights: Floats
     ) -> Floats:
-        """See :meth:`Task.resampled`."""
+        """See :meth:`Task.bootstrap_metric`."""
         return weighted(self.metric, *self._leading(outputs, targets), weights)
 
     def _leading(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
@@ -302,12 +304,12 @@ class Classification(SoftmaxTask):
         p, true = _told(outputs, targets)
         return (_log_odds(outputs) if self.metric in RANKED else p), true
 
-    def guess(self, targets: torch.Tensor) -> torch.Tensor:
+    def prior_outputs(self, targets: torch.Tensor) -> torch.Tensor:
         """Log-shares of the classes in ``targets``, for every input: the majority guess, ``(N, C)``."""
         counts = torch.bincount(targets.flatten(), minlength=self.classes).double()
         return (counts / counts.sum()).log().expand(len(targets), -1)
 
-    def details(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
+    def extra_results(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
         """The confusion matrix, of no more than :data:`MOST_CLASSES` classes, and the reliability curve."""
         p, true = _told(outputs, targets)
         few = self.classes <= MOST_CLASSES
@@ -316,7 +318,7 @@ class Classification(SoftmaxTask):
             "calibration": calibration(p, true),
         }
 
-    def advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
+    def metric_advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
         """Another figure to be judged by, where classes are uneven and accuracy leads."""
         counts = torch.bincount(targets.flatten().cpu(), minlength=self.classes)
         shares = counts.double() / len(targets)

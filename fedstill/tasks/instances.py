@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import segmentation
 from fedstill.tasks.config import TaskConfig
@@ -214,7 +214,7 @@ def panoptic_quality(objects: Match) -> float:
     return float(hits.sum() / total) if total else 1.0
 
 
-def stitch(outputs: torch.Tensor, cases: Cases) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def stitch(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Whole pictures from patches with places ``(N, C, h, w)``, one case after another; where they overlap
     they are averaged.
 
@@ -224,7 +224,7 @@ def stitch(outputs: torch.Tensor, cases: Cases) -> Iterator[tuple[torch.Tensor, 
     Yields:
         ``(C, height, width)``, 0 where no patch is, and where patches are, ``(height, width)`` bool.
 
-    >>> cases = Cases(torch.tensor([0, 0]), ("a",), ("",), torch.tensor([[0, 0], [0, 1]]), ((1, 3),))
+    >>> cases = CaseIndex(torch.tensor([0, 0]), ("a",), ("",), torch.tensor([[0, 0], [0, 1]]), ((1, 3),))
     >>> patches = torch.tensor([[1.0, 1.0], [3.0, 3.0]]).view(2, 1, 1, 2)
     >>> [picture.tolist() for picture, _ in stitch(patches, cases)]
     [[[[1.0, 2.0, 3.0]]]]
@@ -257,8 +257,8 @@ class Instances(MapTask):
     """
 
     name = "instances"
-    least = 3
-    like = "instances"
+    min_classes = 3
+    data_task = "instances"
     metrics = (
         Metric("dice", "Dice"),
         Metric("object_dice", "Obj-Dice"),
@@ -266,7 +266,7 @@ class Instances(MapTask):
         Metric("pq", "PQ"),
         Metric("hd95", "HD95", unit="px", better="lower"),
     )
-    conditions = 3
+    condition_channels = 3
 
     def __init__(self, classes: int = 3) -> None:
         if classes != 3:
@@ -276,7 +276,7 @@ class Instances(MapTask):
     # --- evaluation ---
 
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """Means over whole pictures: Dice, object-level Dice, AJI and PQ in percent, HD95 in pixels.
 
@@ -290,19 +290,19 @@ class Instances(MapTask):
         means = each.nanmean(0).tolist()
         return {metric.key: value for metric, value in zip(self.metrics, means, strict=True)}
 
-    def scores(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    def case_scores(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor:
         """Dice in percent of each picture, by number of its case: ``(pictures,)`` float64."""
         dice = [_dice(*pair) for pair in self._pictures(outputs, targets, cases)]
         return torch.tensor(dice, dtype=torch.float64)
 
-    def drawing(self, probabilities: torch.Tensor) -> torch.Tensor:
+    def display_map(self, probabilities: torch.Tensor) -> torch.Tensor:
         """The objects in a picture of probabilities ``(3, H, W)``: ``(H, W)`` int32, 0 where none is."""
         return torch.from_numpy(separate(probabilities.cpu().numpy(), SMALLEST))
 
     def _pictures(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None
     ) -> Iterator[tuple[Objects, Objects]]:
         """The predicted and the true objects of each picture."""
         probabilities = outputs.float().softmax(1)
@@ -315,7 +315,7 @@ class Instances(MapTask):
             covered, found = there.cpu().numpy(), separate(picture.cpu().numpy(), SMALLEST)
             yield np.where(covered, found, 0), np.where(covered, next(known), 0)
 
-    def _known(self, targets: torch.Tensor, cases: Cases) -> Iterator[Objects]:
+    def _known(self, targets: torch.Tensor, cases: CaseIndex) -> Iterator[Objects]:
         """The true objects of each picture; where cases do not tell them, what the targets show."""
         if cases.instances:
             yield from (cases.instances[case] for case in cases.present())
@@ -326,15 +326,15 @@ class Instances(MapTask):
 
     # --- inputs made to order ---
 
-    def maps(self, data: TensorData) -> torch.Tensor:
+    def label_maps(self, data: TensorData) -> torch.Tensor:
         """The classes ``(N, H, W)`` uint8; private."""
         return data.targets.to(torch.uint8)
 
-    def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def targets_from_maps(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The classes ``(B, H, W)`` int64."""
         return maps.long()
 
-    def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Classes ``(count, H, W)`` uint8 of ellipses that do not touch; of no data."""
         drawn = [three_classes(nuclei(height, width, generator)) for _ in range(count)]
         return (

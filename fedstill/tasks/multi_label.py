@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.tasks import formulas
 from fedstill.tasks.classification import Floats, areas, over_classes
 from fedstill.tasks.config import TaskConfig
@@ -39,11 +39,11 @@ class MultiLabel(Task):
     name = "multi-label"
     metrics: tuple[Metric, ...] = (Metric("auc", "AUC"),)
     kind: ClassVar[Kind] = "labels"
-    least = 1
+    min_classes = 1
 
     def __init__(self, classes: int) -> None:
         super().__init__(classes)
-        self.counted = classes  # a record may have every label
+        self.count_sensitivity = classes  # a record may have every label
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
         """Binary cross-entropy of G models on G batches: ``(G, B, C)`` twice to ``(G,)``.
@@ -63,20 +63,20 @@ class MultiLabel(Task):
 
     # --- FedIOD: answers of K nodes ---
 
-    def confidence(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_conf, FedIOD Eq. 3, with the mean over labels of each one's entropy: from 0 to log 2."""
         return pi @ entropy(responses).flatten(1).mean(1)
 
-    def uniqueness(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5: minus the Jensen-Shannon divergence of each label, averaged over labels."""
         p = torch.tensordot(pi, responses.sigmoid(), dims=([0], [0]))  # (B, C)
-        return self.confidence(responses, pi) - _entropy_of(p).mean()
+        return self.confidence_loss(responses, pi) - _entropy_of(p).mean()
 
-    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+    def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where each label is there in half of a batch, so that inputs show all of them."""
         return -_entropy_of(ensembled.sigmoid().mean(0)).mean()
 
-    def mixture(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-odds of the weighted mean probability.
 
         Log-odds themselves have no offset that could be taken away. And the consensus is this mixture: it
@@ -94,7 +94,7 @@ class MultiLabel(Task):
         share = (weights * q).sum(2)  # (K, B)
         return share / share.sum(0, keepdim=True).clamp_min(SMALLEST)
 
-    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+    def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """FedKD Eq. 5-7: ``(B, C)`` twice to ``(B,)``, the mean over labels.
 
         For finite tau, ``tau^2 KL(p_tau(target) || p_tau(student))`` of each label's two answers. For
@@ -112,7 +112,7 @@ class MultiLabel(Task):
     # --- evaluation ---
 
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """AUC in percent, the mean over labels that are known to be there and known to be absent somewhere.
 
@@ -121,10 +121,10 @@ class MultiLabel(Task):
         known = [one for one, sayable in zip(*_aucs(outputs, targets), strict=True) if sayable]
         return {"auc": sum(known) / len(known) if known else math.nan}
 
-    def resampled(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
+    def bootstrap_metric(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None, weights: Floats
     ) -> Floats:
-        """See :meth:`Task.resampled`."""
+        """See :meth:`Task.bootstrap_metric`."""
         p, truth = outputs.detach().double().cpu().numpy(), targets.cpu().numpy()
         if np.isnan(p[truth != UNKNOWN]).any():
             return np.full(len(weights), math.nan)
@@ -134,7 +134,7 @@ class MultiLabel(Task):
         ]
         return 100.0 * over_classes(np.stack(each, 1))
 
-    def measurable(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
+    def measurable_targets(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
         """Test targets ``(N, C)`` with -1 for each label of which ``data`` know no example, there or absent:
         the output for it was never trained, and guesses."""
         known = (data.targets != UNKNOWN).any(0)  # (C,)

@@ -25,7 +25,7 @@ from typing import Annotated
 import torch
 from annotated_types import Ge, Interval
 
-from fedstill.core.dataset import Cases, TensorData, check_inputs
+from fedstill.core.dataset import CaseIndex, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
 from fedstill.tasks.body_mask import outline
@@ -150,8 +150,8 @@ class Reconstruction(Numbers):
         Metric("nmse", "NMSE", "", 4, "lower"),
     )
     kind = "image"
-    least = 1
-    conditions = 2  # outside and inside the head
+    min_classes = 1
+    condition_channels = 2  # outside and inside the head
 
     def __init__(self, classes: int = 1, acceleration: int = ACCELERATION, center: float = CENTER) -> None:
         if classes != 1:
@@ -192,7 +192,7 @@ class Reconstruction(Numbers):
 
     # --- FedIOD: answers of K nodes ---
 
-    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+    def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """Mean absolute difference ``(B,)``, the loss of local training; for infinite ``tau`` half the mean
         squared one, the l2 limit that a distance of logits has there."""
         difference = (student - target).flatten(1)
@@ -201,7 +201,7 @@ class Reconstruction(Numbers):
     # --- evaluation ---
 
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """SSIM (percent), PSNR (dB) and NMSE of each image, averaged over images; pixels are cut to 0..1.
 
@@ -214,18 +214,18 @@ class Reconstruction(Numbers):
             "nmse": nmse(found, true).nanmean().item(),
         }
 
-    def scores(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    def case_scores(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor | None:
         """Mean SSIM of each case that there is an example of, by number: ``(cases,)``."""
         each = ssim(pixels(outputs), pixels(targets)).cpu()
         return mean_by(each, *case_of(len(each), cases))
 
-    def resampled(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
+    def bootstrap_metric(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None, weights: Floats
     ) -> Floats | None:
-        """See :meth:`Task.resampled`; every image counts by itself, as in SSIM's mean."""
-        return super().resampled(outputs, targets, None, weights)
+        """See :meth:`Task.bootstrap_metric`; every image counts by itself, as in SSIM's mean."""
+        return super().bootstrap_metric(outputs, targets, None, weights)
 
     # --- inputs made to order ---
 
@@ -234,24 +234,24 @@ class Reconstruction(Numbers):
         measured = _lines_at(x.device, x.shape[-1], self.acceleration, self.center)
         return (undersample(pixels(x), measured) - MEAN) / STD
 
-    def pictured(self, data: TensorData) -> torch.Tensor:
+    def real_images(self, data: TensorData) -> torch.Tensor:
         """The whole images."""
         return data.targets
 
-    def maps(self, data: TensorData) -> torch.Tensor:
+    def label_maps(self, data: TensorData) -> torch.Tensor:
         """The outline of each head: ``(N, H, W)`` uint8, 1 inside. Private: a release."""
         return outline(data.targets)
 
-    def condition(self, maps: torch.Tensor) -> torch.Tensor:
+    def encode_maps(self, maps: torch.Tensor) -> torch.Tensor:
         """Outlines ``(..., H, W)`` to ``(..., 2, H, W)``: outside, inside; 1 where that holds and -1 else."""
         inside = maps.ne(0).float()
         return torch.stack([1 - 2 * inside, 2 * inside - 1], -3)
 
-    def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def targets_from_maps(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The images themselves: what a network should give where it sees them undersampled."""
         return x
 
-    def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Heads from above, roughly: ``(count, H, W)`` uint8."""
         return regions(count, height, width, 0, generator)
 

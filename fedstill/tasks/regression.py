@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedstill.core.dataset import Cases, TensorData, check_inputs, check_numbers
+from fedstill.core.dataset import CaseIndex, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.numeric_task import Numbers
@@ -33,7 +33,7 @@ class Regression(Numbers):
     )
     kind = "number"
     form = "rows"
-    least = 1
+    min_classes = 1
 
     def __init__(self, classes: int = 1) -> None:
         if classes != 1:
@@ -61,7 +61,7 @@ class Regression(Numbers):
 
     # --- FedIOD: answers of K nodes ---
 
-    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+    def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """Squared difference ``(B,)``, the loss of local training; half of it for infinite ``tau``, as the
         limit of a distance of logits has it."""
         square = (student - target).square().flatten(1).mean(1)
@@ -70,7 +70,7 @@ class Regression(Numbers):
     # --- evaluation ---
 
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """R\u00b2 in percent, NaN of equal targets; RMSE and MAE in percent of the target's range."""
         error, spread = (outputs - targets).double(), (targets - targets.double().mean()).double()

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 from annotated_types import Interval
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.tasks.body_mask import outline
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.map_task import MapTask, Weights
@@ -142,12 +142,12 @@ class Segmentation(MapTask):
     ) -> None:
         super().__init__(classes, class_weights, dice)
         self.outline = outline
-        self.conditions = classes + 1 if outline else classes
+        self.condition_channels = classes + 1 if outline else classes
 
     # --- evaluation ---
 
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """Dice, sensitivity and specificity in percent, HD95 in pixels: means over cases (patients), then
         classes.
@@ -169,8 +169,8 @@ class Segmentation(MapTask):
             "hd95": _mean(far),
         }
 
-    def scores(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    def case_scores(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor:
         """Dice in percent of each case that there is an example of, by number: ``(cases,)`` float64."""
         of, count = case_of(len(targets), cases)
@@ -187,7 +187,7 @@ class Segmentation(MapTask):
 
     # --- inputs made to order ---
 
-    def maps(self, data: TensorData) -> torch.Tensor:
+    def label_maps(self, data: TensorData) -> torch.Tensor:
         """Codes ``(N, H, W)`` uint8: 0 outside the body, 1 the body, 2.. the classes 1..; private.
 
         Without :attr:`outline` they are the classes. What is looked for is of the body, wherever the
@@ -198,11 +198,11 @@ class Segmentation(MapTask):
         codes = torch.where(data.targets > 0, data.targets + 1, outline(data.inputs))
         return codes.to(torch.uint8)
 
-    def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def targets_from_maps(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Classes ``(B, H, W)`` int64 of codes: without the outline of the body."""
         return maps.long().sub(1).clamp_min(0) if self.outline else maps.long()
 
-    def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Codes ``(count, H, W)`` uint8 of smooth regions in a head-like ellipse; of no data."""
         drawn = regions(count, height, width, self.classes - 1, generator)
         return drawn if self.outline else drawn.clamp_min(1).sub(1)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.dataset import Cases, TensorData, check_inputs, check_numbers
+from fedstill.core.dataset import CaseIndex, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import DataError
 from fedstill.tasks import formulas
 from fedstill.tasks.config import TaskConfig
@@ -129,7 +129,7 @@ class Survival(MultiLabel):
     kind = "time"
     form = "rows"
 
-    def blank(self, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+    def empty_targets(self, count: int, shape: tuple[int, ...]) -> torch.Tensor:
         """Rows that were not followed at all."""
         return torch.zeros(count, 2)
 
@@ -168,7 +168,7 @@ class Survival(MultiLabel):
 
     # --- FedIOD: answers of K nodes ---
 
-    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+    def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where events are evenly spread over the intervals and the time after them."""
         before = F.pad(F.logsigmoid(-ensembled).cumsum(1), (1, 0))  # log S_0 .. log S_J
         last = F.pad(F.logsigmoid(ensembled), (0, 1))  # log h_1 .. log h_J, and 0: later it is for sure
@@ -177,28 +177,30 @@ class Survival(MultiLabel):
     # --- evaluation ---
 
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """Harrell's concordance in percent, of the mean survival time, and the integrated Brier score."""
         survival, time, event = _told(outputs, targets)
         return {
-            "concordance": self.leading(outputs, targets),
+            "concordance": self.compute_primary_metric(outputs, targets),
             "brier": integrated_brier(survival, time, event),
         }
 
-    def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
-        """See :meth:`Task.leading`."""
+    def compute_primary_metric(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
+    ) -> float:
+        """See :meth:`Task.compute_primary_metric`."""
         survival, time, event = _told(outputs, targets)
         return 100 * float(concordance(survival.sum(1), time, event)[0])
 
-    def resampled(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None, weights: Floats
+    def bootstrap_metric(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None, weights: Floats
     ) -> Floats:
-        """See :meth:`Task.resampled`."""
+        """See :meth:`Task.bootstrap_metric`."""
         survival, time, event = _told(outputs, targets)
         return 100 * concordance(survival.sum(1), time, event, weights)
 
-    def measurable(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
+    def measurable_targets(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
         """All: of one row's time no part can be left out."""
         return targets
 

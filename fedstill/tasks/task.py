@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.core.dataset import Cases, Form, TensorData, check_inputs, check_labels
+from fedstill.core.dataset import CaseIndex, Form, TensorData, check_inputs, check_labels
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.registry import Registry
 from fedstill.tasks import formulas
@@ -43,8 +43,8 @@ class Metric:
     brief: bool = True
 
 
-def case_of(examples: int, cases: Cases | None) -> tuple[torch.Tensor, int]:
-    """Each example's case, ``(N,)`` from 0 in the order of :meth:`Cases.present`, and how many there are."""
+def case_of(examples: int, cases: CaseIndex | None) -> tuple[torch.Tensor, int]:
+    """Each example's case, ``(N,)`` from 0 in the order of :meth:`CaseIndex.present`, and how many there are."""
     if cases is None:
         return torch.arange(examples), examples
     present, of = torch.unique(cases.of, return_inverse=True)
@@ -97,15 +97,15 @@ class Task(ABC):
     metrics: tuple[Metric, ...]
     kind: ClassVar[Kind]
     form: ClassVar[Form] = "images"
-    least: ClassVar[int] = 2
-    like: ClassVar[str] = ""
-    conditions: int = 0
-    counted: int = 1
+    min_classes: ClassVar[int] = 2
+    data_task: ClassVar[str] = ""
+    condition_channels: int = 0
+    count_sensitivity: int = 1
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
 
-    def options(self) -> str:
+    def describe_options(self) -> str:
         """The task with its options, the same text for equal ones; what leads among its figures is none."""
         own = sorted((name, of) for name, of in vars(self).items() if name != "metrics")
         told = {name: each.tolist() if isinstance(each, torch.Tensor) else each for name, each in own}
@@ -116,14 +116,14 @@ class Task(ABC):
         """The key of the figure that models are judged by."""
         return self.metrics[0].key
 
-    def outputs(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a model's output for one input of a shape: ``(C,)``, or ``(C, H, W)`` for maps."""
         return (self.classes, *shape[1:]) if self.kind in ("map", "image") else (self.classes,)
 
-    def blank(self, count: int, shape: tuple[int, ...]) -> torch.Tensor:
+    def empty_targets(self, count: int, shape: tuple[int, ...]) -> torch.Tensor:
         """Targets of inputs of a shape that say nothing, in the form that this task's targets have."""
         if self.kind in ("image", "number"):
-            return torch.zeros(count, *self.outputs(shape))
+            return torch.zeros(count, *self.output_shape(shape))
         if self.kind == "map":
             return torch.zeros(count, *shape[1:], dtype=torch.int64)
         if self.kind == "labels":
@@ -162,18 +162,18 @@ class Task(ABC):
     # --- FedIOD: answers of K nodes ---
 
     @abstractmethod
-    def confidence(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_conf, FedIOD Eq. 3, of answers ``(K, B, C, ...)`` weighed by ``pi`` (K,): a scalar."""
 
     @abstractmethod
-    def uniqueness(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5: a scalar, the lower the less the nodes agree."""
 
     @abstractmethod
-    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+    def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where the classes of ``(B, C, ...)`` are evenly met; 0 where inputs are made to order."""
 
-    def importance(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
+    def importance_weights(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
         """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
         return formulas.importance(counts.float(), ratio)
 
@@ -195,12 +195,12 @@ class Task(ABC):
             raise ArgumentError("ensemble", how, allowed)
         return together
 
-    def normalized(self, responses: torch.Tensor) -> torch.Tensor:
+    def normalize_outputs(self, responses: torch.Tensor) -> torch.Tensor:
         """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
         number by number: log-probabilities of classes, and as they are what has no such thing."""
         return responses
 
-    def mixture(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """The output ``(B, C, ...)`` that means the weighted mean of what ``(K, B, C, ...)`` predict.
 
         Args:
@@ -211,21 +211,21 @@ class Task(ABC):
     def consensus(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """:meth:`mixture`, but nodes are weighed as wholes, by what they know of the classes that an input
         shows. The same where no class excludes another."""
-        return self.mixture(responses, weights)
+        return self.mix_outputs(responses, weights)
 
     @abstractmethod
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """How much each node knows about what an input shows, ``(K, B)``, summing to 1 over nodes."""
 
     @abstractmethod
-    def distance(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+    def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """How far the student is from the ensemble, FedIOD Eq. 6 and 10: ``(B,)`` from ``(B, C, ...)``."""
 
     # --- evaluation ---
 
     @abstractmethod
     def compute_metrics(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """All :attr:`metrics` by key, of outputs ``(N, C, ...)``; NaN where one cannot be said.
 
@@ -233,15 +233,17 @@ class Task(ABC):
             cases: of which cases the examples are parts; None: each is a case of its own.
         """
 
-    def leading(self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None) -> float:
+    def compute_primary_metric(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
+    ) -> float:
         """The figure that models are judged by, alone: looked at often, while the others may take long."""
         return self.compute_metrics(outputs, targets, cases)[self.metric]
 
-    def resampled(
+    def bootstrap_metric(
         self,
         outputs: torch.Tensor,
         targets: torch.Tensor,
-        cases: Cases | None,
+        cases: CaseIndex | None,
         weights: npt.NDArray[np.float64],
     ) -> npt.NDArray[np.float64] | None:
         """The leading figure for each of R weightings, ``(R,)``: examples count several times or not at all.
@@ -251,7 +253,7 @@ class Task(ABC):
         Args:
             weights: how often each example counts, ``(R, N)``; those of one case count alike.
         """
-        scores = self.scores(outputs, targets, cases)
+        scores = self.case_scores(outputs, targets, cases)
         if scores is None:
             return None
         of, count = case_of(len(targets), cases)
@@ -261,26 +263,26 @@ class Task(ABC):
         means: npt.NDArray[np.float64] = by_case[:, known] @ told[known] / by_case[:, known].sum(1)
         return means
 
-    def guess(self, targets: torch.Tensor) -> torch.Tensor | None:
+    def prior_outputs(self, targets: torch.Tensor) -> torch.Tensor | None:
         """Outputs ``(N, C, ...)`` of who knows how often each class is met in ``targets``, and nothing of the
         inputs: a mark that models should pass. None for tasks without one."""
         return None
 
-    def details(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
+    def extra_results(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
         """What a result says of the central model's outputs beside its figures, by key."""
         return {}
 
-    def advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
+    def metric_advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
         """What a reader should be told of test targets that make the leading figure say little."""
         return None
 
-    def measurable(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
+    def measurable_targets(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
         """Test targets, of ``targets``' shape, as far as a model that learned from ``data`` alone was taught
         what they ask: all of them, but for tasks some of whose labels can be unknown."""
         return targets
 
-    def scores(
-        self, outputs: torch.Tensor, targets: torch.Tensor, cases: Cases | None = None
+    def case_scores(
+        self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor | None:
         """How good the prediction is of each case that there is an example of, for choosing which to show;
         the leading figure is their mean.
@@ -290,7 +292,7 @@ class Task(ABC):
         """
         return None
 
-    def drawing(self, probabilities: torch.Tensor) -> torch.Tensor:
+    def display_map(self, probabilities: torch.Tensor) -> torch.Tensor:
         """What a picture shows, for people to look at: probabilities ``(C, H, W)`` to numbers ``(H, W)``.
 
         They are of classes or, where a task tells objects apart, of objects (0 is none).
@@ -308,11 +310,11 @@ class Task(ABC):
         reconstruction, which sees what its measurement leaves."""
         return x
 
-    def pictured(self, data: TensorData) -> torch.Tensor:
+    def real_images(self, data: TensorData) -> torch.Tensor:
         """The images ``(N, channels, H, W)`` that a generator should imitate."""
         return data.inputs
 
-    def maps(self, data: TensorData) -> torch.Tensor:
+    def label_maps(self, data: TensorData) -> torch.Tensor:
         """What a generator would be told to make each example: ``(N, H, W)`` uint8. Private: a release.
 
         Raises:
@@ -320,15 +322,15 @@ class Task(ABC):
         """
         raise self._unconditional()
 
-    def condition(self, maps: torch.Tensor) -> torch.Tensor:
+    def encode_maps(self, maps: torch.Tensor) -> torch.Tensor:
         """Maps ``(..., H, W)`` as a network takes them: ``(..., conditions, H, W)`` float32 in -1..1."""
         raise self._unconditional()
 
-    def labels(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def targets_from_maps(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The targets that images ``x`` made from maps ``(B, H, W)`` should have."""
         raise self._unconditional()
 
-    def draw_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
+    def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Maps that no data were needed for: ``(count, H, W)`` uint8, synthetic shapes."""
         raise self._unconditional()
 

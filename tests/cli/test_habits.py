@@ -24,7 +24,7 @@ from fedstill.cli.doctor import EXTRAS
 from fedstill.cli.main import COMMANDS, ROOMS
 from fedstill.cli.run import out_folder
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.data.raw import from_arrays
+from fedstill.data.raw import raw_images_from_arrays
 from fedstill.models import MLP
 from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
@@ -78,7 +78,7 @@ def test_a_method_may_be_named_from_python_and_labels_may_be_a_column() -> None:
     )
     assert outcome.result["method"] == "standalone"
     arrays = {"images": np.zeros((3, 8, 8), dtype=np.uint8), "labels": np.array([[1], [0], [1]])}
-    assert from_arrays(Path("x.npz"), arrays, "class").labels.tolist() == [1, 0, 1]
+    assert raw_images_from_arrays(Path("x.npz"), arrays, "class").labels.tolist() == [1, 0, 1]
 
 
 def test_a_run_that_is_done_is_in_no_other_runs_way(

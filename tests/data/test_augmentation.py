@@ -9,7 +9,13 @@ import torch
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.data.augmentation import augmented, drawn, moved, posed, shifted
+from fedstill.data.augmentation import (
+    apply_shift,
+    augment_examples,
+    flip_and_rotate,
+    random_shift,
+    sample_augmentation,
+)
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 from fedstill.tasks.segmentation import SegmentationConfig
@@ -18,14 +24,14 @@ HOWS = ("shift", "shift-flip", "turn")
 
 
 def draws(count: int) -> torch.Tensor:
-    return drawn(count, torch_generator(0, "draws"))
+    return sample_augmentation(count, torch_generator(0, "draws"))
 
 
 @pytest.mark.parametrize("how", HOWS)
 def test_a_class_of_each_pixel_moves_with_its_pixel(how: str) -> None:
     classes = torch.randint(0, 3, (32, 16, 16), generator=torch_generator(1))
     images = classes.unsqueeze(1).float()
-    x, y = augmented(SegmentationConfig().make(3), images, classes, draws(32), how)
+    x, y = augment_examples(SegmentationConfig().make(3), images, classes, draws(32), how)
     assert torch.equal(x.squeeze(1).long(), y)
     assert y.dtype == torch.int64
     assert not torch.equal(y, classes)
@@ -34,7 +40,9 @@ def test_a_class_of_each_pixel_moves_with_its_pixel(how: str) -> None:
 def test_turns_come_in_all_eight_poses() -> None:
     corner = torch.zeros(400, 1, 16, 16)
     corner[:, :, 4, 5] = 1  # far from the border, on no axis of the square
-    found = augmented(ClassificationConfig().make(2), corner, torch.zeros(400).long(), draws(400), "turn")[0]
+    found = augment_examples(
+        ClassificationConfig().make(2), corner, torch.zeros(400).long(), draws(400), "turn"
+    )[0]
     centered = {(2 * y - 15, 2 * x - 15) for y, x in found.squeeze(1).nonzero()[:, 1:].tolist()}
     assert {(y > 0, x > 0, abs(y) > abs(x)) for y, x in centered} == {
         (up, left, steep) for up in (False, True) for left in (False, True) for steep in (False, True)
@@ -44,36 +52,40 @@ def test_turns_come_in_all_eight_poses() -> None:
 def test_a_measurement_is_made_anew_of_the_changed_image() -> None:
     task = ReconstructionConfig().make(1)
     whole = torch.rand(4, 1, 16, 16, generator=torch_generator(2)) * 2 - 1
-    x, y = augmented(task, task.observe(whole), whole, draws(4), "turn")
+    x, y = augment_examples(task, task.observe(whole), whole, draws(4), "turn")
     torch.testing.assert_close(x, task.observe(y))
 
 
 def test_labels_of_whole_images_stay() -> None:
     y = torch.arange(3)
-    assert augmented(ClassificationConfig().make(3), torch.rand(3, 1, 8, 8), y, draws(3), "turn")[1] is y
+    assert (
+        augment_examples(ClassificationConfig().make(3), torch.rand(3, 1, 8, 8), y, draws(3), "turn")[1] is y
+    )
 
 
 def test_texts_and_oblong_images_are_refused() -> None:
     tokens = torch.ones(2, 8, dtype=torch.int64)
     with pytest.raises(ArgumentError, match="texts have no direction"):
-        augmented(TextConfig().make(2), tokens, torch.zeros(2).long(), draws(2), "shift")
+        augment_examples(TextConfig().make(2), tokens, torch.zeros(2).long(), draws(2), "shift")
     with pytest.raises(ArgumentError, match="images are not square"):
-        augmented(
+        augment_examples(
             ClassificationConfig().make(2), torch.zeros(2, 1, 8, 12), torch.zeros(2).long(), draws(2), "turn"
         )
 
 
 def test_shifting_draws_as_it_always_did() -> None:
     images = torch.rand(5, 2, 16, 16, generator=torch_generator(3))
-    ours = moved(images, draws(5), flip=True)
-    assert torch.equal(ours, shifted(images, torch_generator(0, "draws"), flip=True))
+    ours = apply_shift(images, draws(5), flip=True)
+    assert torch.equal(ours, random_shift(images, torch_generator(0, "draws"), flip=True))
 
 
 def test_poses_turn_square_images() -> None:
     image = torch.arange(4).view(1, 2, 2)
-    assert posed(image, torch.tensor([0])).tolist() == image.tolist()
-    assert posed(image, torch.tensor([4])).tolist() == [[[3, 2], [1, 0]]]  # half a turn
-    assert posed(image, torch.tensor([5])).tolist() == [[[2, 3], [0, 1]]]  # mirrored, then half a turn
+    assert flip_and_rotate(image, torch.tensor([0])).tolist() == image.tolist()
+    assert flip_and_rotate(image, torch.tensor([4])).tolist() == [[[3, 2], [1, 0]]]  # half a turn
+    assert flip_and_rotate(image, torch.tensor([5])).tolist() == [
+        [[2, 3], [0, 1]]
+    ]  # mirrored, then half a turn
 
 
 def slow_shift(image: torch.Tensor, down: int, right: int, mirrored: bool) -> torch.Tensor:
@@ -99,7 +111,7 @@ def test_shifts_reach_an_eighth_and_no_further_and_move_channels_together(
     )
     allowed = {tuple(slow_shift(image, *move).flatten().tolist()): move for move in moves}
     images = image.expand(400, 2, height, width)
-    out = shifted(images, torch.Generator().manual_seed(0), flip=flip)
+    out = random_shift(images, torch.Generator().manual_seed(0), flip=flip)
     assert out.shape == images.shape
     seen = [allowed[tuple(moved.flatten().tolist())] for moved in out]
     assert set(seen) == set(allowed.values()), "every shift occurs"

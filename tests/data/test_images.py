@@ -19,34 +19,34 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedstill.core.errors import DataError
-from fedstill.data import load, named, node_data
+from fedstill.data import load, make_data_config, node_data
 from fedstill.data.images import (
     UnreadableImage,
-    array_of,
-    arrays_of,
-    decoded,
-    instance_map,
-    pixels_of,
-    places,
-    resized,
-    resized_maps,
+    decode_image,
+    patch_corners,
+    read_instance_map,
+    read_pil_pixels,
+    resize_class_maps,
+    resize_images,
+    to_array,
+    to_arrays,
 )
-from fedstill.data.new_data import Reading, unlabeled
-from fedstill.data.node_data import PrivateConfig
+from fedstill.data.new_data import NewDataOptions, load_unlabeled
+from fedstill.data.node_data import NodeDataConfig
 
 
 def test_images_are_box_averaged() -> None:
     images = np.random.default_rng(0).integers(0, 256, (2, 3, 12, 8), dtype=np.uint8)
     boxes = images.reshape(2, 3, 4, 3, 4, 2).mean((3, 5)) / 255
-    assert resized(images, 4, 4) == pytest.approx(boxes, abs=1e-6)
+    assert resize_images(images, 4, 4) == pytest.approx(boxes, abs=1e-6)
     floats = (images / 255).astype(np.float32)
-    assert resized(floats, 4, 4) == pytest.approx(boxes, abs=1e-6)
+    assert resize_images(floats, 4, 4) == pytest.approx(boxes, abs=1e-6)
 
 
 @given(st.integers(0, 10**6), st.integers(2, 4))
 def test_a_mask_takes_the_class_of_most_of_its_area(seed: int, classes: int) -> None:
     maps = np.random.default_rng(seed).integers(0, classes, (2, 6, 4))
-    small = resized_maps(torch.from_numpy(maps), 3, 2).numpy()
+    small = resize_class_maps(torch.from_numpy(maps), 3, 2).numpy()
     for n, row, column in np.ndindex(2, 3, 2):
         box = maps[n, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2].flatten()
         counts = np.bincount(box, minlength=classes)
@@ -56,7 +56,7 @@ def test_a_mask_takes_the_class_of_most_of_its_area(seed: int, classes: int) -> 
 @given(st.integers(4, 60), st.integers(4, 60), st.integers(1, 4))
 def test_patches_cover_a_picture_and_stay_inside(height: int, width: int, patch: int) -> None:
     covered = np.zeros((height, width), dtype=int)
-    corners = places(height, width, patch)
+    corners = patch_corners(height, width, patch)
     for top, left in corners:
         assert 0 <= top <= height - patch
         assert 0 <= left <= width - patch
@@ -86,7 +86,7 @@ def transparent(mode: str) -> Any:
 @pytest.mark.parametrize("mode", ["LA", "RGBA"])
 def test_transparent_pixels_are_drawn_on_white(tmp_path: Path, mode: str, suffix: str) -> None:
     how = {"lossless": True, "exact": True} if suffix == "webp" else {}
-    pixels = decoded(saved(tmp_path / f"a.{suffix}", transparent(mode), **how), "a")
+    pixels = decode_image(saved(tmp_path / f"a.{suffix}", transparent(mode), **how), "a")
     assert len(pixels) == (1 if mode == "LA" and suffix != "webp" else 3)
     assert pixels[:, 0].tolist() == [SHOWN] * len(pixels)
 
@@ -95,13 +95,13 @@ def test_transparent_pixels_are_drawn_on_white(tmp_path: Path, mode: str, suffix
 def test_a_transparent_color_is_drawn_on_white(tmp_path: Path, suffix: str) -> None:
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
     palette.putpalette([200, 10, 20, 30, 40, 50])
-    pixels = decoded(saved(tmp_path / f"a.{suffix}", palette, transparency=0), "a")
+    pixels = decode_image(saved(tmp_path / f"a.{suffix}", palette, transparency=0), "a")
     assert pixels[:, 0].T.tolist() == [[255, 255, 255], [30, 40, 50]]
     for image, kept in (
         (Image.fromarray(np.array([[7, 8]], dtype=np.uint8)), 7),
         (Image.fromarray(np.array([[[7, 7, 7], [8, 8, 8]]], dtype=np.uint8)), (7, 7, 7)),
     ):
-        pixels = decoded(saved(tmp_path / "b.png", image, transparency=kept), "b")
+        pixels = decode_image(saved(tmp_path / "b.png", image, transparency=kept), "b")
         assert pixels[:, 0].tolist() == [[255, 8]] * len(pixels)
 
 
@@ -109,14 +109,14 @@ def test_a_transparent_color_is_drawn_on_white(tmp_path: Path, suffix: str) -> N
 def test_alpha_that_hides_nothing_changes_nothing(mode: str) -> None:
     image = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).convert(mode)
     opaque = image.convert({"L": "LA", "RGB": "RGBA"}[mode])
-    assert np.array_equal(pixels_of(opaque, "a"), np.asarray(image))
+    assert np.array_equal(read_pil_pixels(opaque, "a"), np.asarray(image))
 
 
 def test_masks_of_a_palette_keep_numbers_under_a_transparent_color(tmp_path: Path) -> None:
     mask = Image.fromarray(np.array([[0, 1, 2, 1]], dtype=np.uint8), "P")
     mask.putpalette([0, 0, 0, 200, 0, 0, 0, 200, 0])
     file = saved(tmp_path / "m.png", mask, transparency=0)
-    assert instance_map(file, "m").tolist() == [[0, 1, 2, 1]]
+    assert read_instance_map(file, "m").tolist() == [[0, 1, 2, 1]]
 
 
 def test_modes_of_eight_bits_or_one_have_their_colors(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_modes_of_eight_bits_or_one_have_their_colors(tmp_path: Path) -> None:
         ("cmyk.jpg", Image.fromarray(COLOR).convert("CMYK"), {"quality": 100, "subsampling": 0}, COLOR),
     ]
     for name, image, how, wanted in cases:
-        pixels = decoded(saved(tmp_path / name, image, **how), name)
+        pixels = decode_image(saved(tmp_path / name, image, **how), name)
         pixels = pixels.transpose(1, 2, 0) if len(pixels) == 3 else pixels[0]
         assert np.abs(pixels.astype(int) - wanted).max() <= (1 if name == "cmyk.jpg" else 0), name
 
@@ -140,7 +140,7 @@ def test_sixteen_bit_colors_keep_their_high_bytes(tmp_path: Path) -> None:
     lines = b"".join(b"\0" + (row.astype(">u2") * 256 + 9).astype(">u2").tobytes() for row in COLOR)
     header = struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0)
     content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-    pixels = decoded(io.BytesIO(b"\x89PNG\r\n\x1a\n" + content), "a")
+    pixels = decode_image(io.BytesIO(b"\x89PNG\r\n\x1a\n" + content), "a")
     assert np.array_equal(pixels.transpose(1, 2, 0), COLOR)
 
 
@@ -148,7 +148,7 @@ def test_sixteen_bit_colors_keep_their_high_bytes(tmp_path: Path) -> None:
 def test_gray_of_more_bits_is_refused_with_a_way_out(tmp_path: Path, kind: type) -> None:
     file = saved(tmp_path / "a.tif", Image.fromarray(GRAY.astype(kind)))
     with pytest.raises(DataError, match=r"a\.tif: is an image of mode .* 8 bits a channel; divide by"):
-        decoded(file, "a.tif")
+        decode_image(file, "a.tif")
 
 
 def test_half_a_file_is_no_image(tmp_path: Path) -> None:
@@ -157,26 +157,26 @@ def test_half_a_file_is_no_image(tmp_path: Path) -> None:
         content = saved(tmp_path / f"a.{suffix}", noise).read_bytes()
         (tmp_path / f"a.{suffix}").write_bytes(content[: len(content) * 2 // 3])
         with pytest.raises(UnreadableImage, match=f"a.{suffix}: cannot be read as an image"):
-            decoded(tmp_path / f"a.{suffix}", f"a.{suffix}")
+            decode_image(tmp_path / f"a.{suffix}", f"a.{suffix}")
 
 
 def test_images_of_pil_in_a_list_are_one_array() -> None:
     gray, color = Image.fromarray(GRAY), Image.fromarray(COLOR)
-    assert np.array_equal(array_of([gray, gray], "images")[1], GRAY)
-    mixed = array_of([gray, color], "images")
+    assert np.array_equal(to_array([gray, gray], "images")[1], GRAY)
+    mixed = to_array([gray, color], "images")
     assert np.array_equal(mixed, np.stack([np.stack([GRAY] * 3, axis=-1), COLOR]))
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
     palette.putpalette([200, 10, 20, 30, 40, 50])
-    assert array_of([palette], "images")[0, 0].tolist() == [[200, 10, 20], [30, 40, 50]]
-    assert array_of([palette], "masks", numbers=True)[0, 0].tolist() == [0, 1]
+    assert to_array([palette], "images")[0, 0].tolist() == [[200, 10, 20], [30, 40, 50]]
+    assert to_array([palette], "masks", numbers=True)[0, 0].tolist() == [0, 1]
     with pytest.raises(DataError, match="images: image 1 is 4 x 8, but image 0 is 8 x 8"):
-        array_of([gray, gray.resize((8, 4))], "images")
+        to_array([gray, gray.resize((8, 4))], "images")
 
 
 def test_masks_among_arrays_by_name_are_numbers_and_images_are_colors() -> None:
     palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), "P")
     palette.putpalette([200, 10, 20, 30, 40, 50])
-    arrays = arrays_of({"images": [palette], "masks": [palette], "labels": ["a"]}, "mine")
+    arrays = to_arrays({"images": [palette], "masks": [palette], "labels": ["a"]}, "mine")
     assert arrays["images"][0, 0].tolist() == [[200, 10, 20], [30, 40, 50]]
     assert arrays["masks"][0].tolist() == [[0, 1]]
     assert arrays["labels"].tolist() == ["a"]
@@ -188,7 +188,7 @@ def test_a_photograph_from_python_is_turned_upright() -> None:
     stream = io.BytesIO()
     Image.fromarray(GRAY[:4]).save(stream, "png", exif=exif)
     with Image.open(io.BytesIO(stream.getvalue())) as image:
-        assert np.array_equal(array_of([image], "images")[0], np.rot90(GRAY[:4], -1))
+        assert np.array_equal(to_array([image], "images")[0], np.rot90(GRAY[:4], -1))
 
 
 def test_a_run_a_node_and_new_data_see_the_same_of_a_transparent_image(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_a_run_a_node_and_new_data_see_the_same_of_a_transparent_image(tmp_path:
             image = Image.new("RGBA", (8, 8), (9, 8, 7, 255))
             image.putpixel((0, 0), (9, 8, 7, 0))
             image.save(tmp_path / "pets" / name / f"{number}.png")
-    run = load(named(str(tmp_path / "pets")))
-    node, spec = node_data.load(PrivateConfig(source="folder", path="pets"), tmp_path)
-    _, asked = unlabeled(str(tmp_path / "pets"), spec, Reading())
+    run = load(make_data_config(str(tmp_path / "pets")))
+    node, spec = node_data.load_node_data(NodeDataConfig(source="folder", path="pets"), tmp_path)
+    _, asked = load_unlabeled(str(tmp_path / "pets"), spec, NewDataOptions())
     for pixels in (run.train.inputs / 2 + 0.5, node.inputs / 2 + 0.5, asked):
         assert (pixels[:, :, 0, 0] == 1).all()
         torch.testing.assert_close(pixels[0, :, 1, 1] * 255, torch.tensor([9.0, 8.0, 7.0]), atol=1e-4, rtol=0)

@@ -12,7 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import DATA, Digits, TensorData, load, named
+from fedstill.data import DATA, Digits, TensorData, load, make_data_config
 from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.segmentation import SegmentationConfig
 
@@ -96,7 +96,7 @@ def test_a_limit_draws_with_shares_from_the_train_part_alone() -> None:
 )
 def test_settings_that_are_not_allowed(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        load(named(name, **options))
+        load(make_data_config(name, **options))
     assert caught.value.name == said
     if said == "data.name":
         assert all(known in str(caught.value) for known in DATA)
@@ -109,7 +109,7 @@ def test_npz_keeps_its_split_and_the_columns_of_the_train_part(tmp_path: Path) -
     part = np.arange(40) % 5 == 0
     site = np.array([f"site {i % 3}" for i in range(40)])
     path = npz(tmp_path / "mine.npz", split=part.astype(int), site=site)
-    data = load(named(str(path)))
+    data = load(make_data_config(str(path)))
     assert data.name == "mine"
     assert numbers(data.test) == list(range(0, 40, 5))
     assert data.columns["site"].tolist() == [f"site {i % 3}" for i in numbers(data.train)]
@@ -124,21 +124,21 @@ def test_places_are_tried_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     # The three files differ in the number of their examples.
     npz(tmp_path / "env" / "mnist.npz", 60, split=np.arange(60) % 2)
     monkeypatch.setenv("FEDSTILL_DATA", os.pathsep.join(["/far/away", str(tmp_path / "env")]))
-    assert len(load(named("mnist")).train) == 30
+    assert len(load(make_data_config("mnist")).train) == 30
     npz(tmp_path / "data" / "mnist.npz", 50, split=np.arange(50) % 2)
-    assert len(load(named("mnist")).train) == 25
+    assert len(load(make_data_config("mnist")).train) == 25
     npz(tmp_path / "own" / "mnist.npz", 40, split=np.arange(40) % 2)
-    assert len(load(named("mnist", root=str(tmp_path / "own"))).train) == 20
+    assert len(load(make_data_config("mnist", root=str(tmp_path / "own"))).train) == 20
     with pytest.raises(DataError, match="elsewhere"):  # a root that is named is the only one
-        load(named("mnist", root="elsewhere"))
+        load(make_data_config("mnist", root="elsewhere"))
 
 
 def test_what_was_looked_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSTILL_DATA", "/far/away")
     with pytest.raises(DataError, match=r"no torchvision's MNIST or mnist\.npz in data or /far/away"):
-        load(named("mnist"))
+        load(make_data_config("mnist"))
     with pytest.raises(DataError, match=r"there is no some/file.npz or data/some/file.npz or /far"):
-        load(named("some/file.npz"))
+        load(make_data_config("some/file.npz"))
 
 
 # torchvision, of which a stand-in is enough
@@ -171,7 +171,7 @@ def vision(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize(("name", "channels"), [("mnist", 1), ("cifar10", 3)])
 def test_torchvision_gives_both_parts(vision: SimpleNamespace, name: str, channels: int) -> None:
-    data = load(named(name, root="own", download=True))
+    data = load(make_data_config(name, root="own", download=True))
     assert vision.calls == [
         {"root": "own", "train": True, "download": True},
         {"root": "own", "train": False, "download": True},
@@ -185,17 +185,17 @@ def test_torchvision_gives_both_parts(vision: SimpleNamespace, name: str, channe
 
 def test_torchvision_files_that_are_there_need_no_download(vision: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "data" / "MNIST").mkdir(parents=True)
-    assert len(load(named("mnist")).train) == 8
+    assert len(load(make_data_config("mnist")).train) == 8
     assert [call["download"] for call in vision.calls] == [False, False]
     npz(tmp_path / "data" / "mnist.npz", split=np.arange(40) % 2)
-    assert len(load(named("mnist")).train) == 20  # our own file comes first
+    assert len(load(make_data_config("mnist")).train) == 20  # our own file comes first
 
 
 def test_without_torchvision_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setitem(sys.modules, "torchvision.datasets", None)
     with pytest.raises(DataError, match=r"pip install 'fedstill\[vision\]'"):
-        load(named("mnist", download=True))
+        load(make_data_config("mnist", download=True))
 
 
 def test_what_torchvision_says_is_passed_on_in_one_line(vision: SimpleNamespace) -> None:
@@ -204,7 +204,7 @@ def test_what_torchvision_says_is_passed_on_in_one_line(vision: SimpleNamespace)
 
     vision.MNIST = fails
     with pytest.raises(DataError, match=r"MNIST in own: .*Dataset not found\. You can"):
-        load(named("mnist", root="own", download=True))
+        load(make_data_config("mnist", root="own", download=True))
 
 
 # The real file
@@ -212,7 +212,7 @@ def test_what_torchvision_says_is_passed_on_in_one_line(vision: SimpleNamespace)
 
 @pytest.mark.skipif(not (PACKS / "mnist.npz").is_file(), reason="needs mnist.npz in FEDSTILL_DATA")
 def test_mnist() -> None:
-    data = load(named("mnist", root=str(PACKS)))
+    data = load(make_data_config("mnist", root=str(PACKS)))
     assert data.train.inputs.shape == (60000, 1, 28, 28)
     assert data.test.inputs.shape == (10000, 1, 28, 28)
     assert data.train.targets[:5].tolist() == [5, 0, 4, 1, 9]  # as the official files begin
@@ -232,4 +232,4 @@ def test_whose_an_example_is_must_be_told_of_all_or_of_none(name: str, gap: Any,
     np.savez(tmp_path / "some.npz", images=images, labels=labels, masks=masks, **{name: column})
     for task in (ClassificationConfig(), SegmentationConfig()):  # of which the second chooses sites, too
         with pytest.raises(DataError, match=rf"'{name}' is empty for 1 of 21 .*, the first is example 0"):
-            load(named(str(tmp_path / "some.npz")), task)
+            load(make_data_config(str(tmp_path / "some.npz")), task)

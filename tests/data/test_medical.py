@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import Digits, load, named
-from fedstill.data.loading import of_images
+from fedstill.data import Digits, load, make_data_config
+from fedstill.data.loading import prepare_images
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.raw import Raw
+from fedstill.data.raw import RawImages
 from fedstill.data.splits import IID, split
 from fedstill.tasks import TASKS
 from fedstill.tasks.multi_label import MultiLabelConfig
@@ -27,14 +27,14 @@ SEGMENTATION, FINDINGS = SegmentationConfig(), MultiLabelConfig()
 RECONSTRUCTION = ReconstructionConfig()
 
 
-def slices(patients: int = 12, each: int = 3, side: int = 8) -> Raw:
+def slices(patients: int = 12, each: int = 3, side: int = 8) -> RawImages:
     """Patient p: brightness p, a tumor of p + 1 pixels, site p % 3; patient 0 alone is of site d."""
     of = np.repeat(np.arange(patients), each)
     images = np.broadcast_to(of[:, None, None, None], (len(of), 2, side, side)).astype(np.uint8)
     masks = (np.arange(side * side)[None] <= of[:, None]).astype(np.int64).reshape(-1, side, side)
     site = np.where(of == 0, "d", np.array(["a", "b", "c"])[of % 3])
     columns = {"patient": np.array([f"p{p:02d}" for p in of]), "site": site}
-    return Raw(images, masks, ("background", "tumor"), columns=columns)
+    return RawImages(images, masks, ("background", "tumor"), columns=columns)
 
 
 def shown(data: Any) -> set[int]:
@@ -45,8 +45,8 @@ def shown(data: Any) -> set[int]:
 @given(st.integers(0, 10**6), st.floats(0.1, 0.6))
 def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
     """Training, testing, public data and nodes, by what the images show and not by what columns say."""
-    config = named("mine", seed=seed, test_fraction=fraction, train_limit=20)
-    data = of_images(slices(), config, SEGMENTATION, "mine")
+    config = make_data_config("mine", seed=seed, test_fraction=fraction, train_limit=20)
+    data = prepare_images(slices(), config, SEGMENTATION, "mine")
     assert data.unit == "patient"
     tested = shown(data.test)
     assert not shown(data.train) & tested
@@ -71,20 +71,20 @@ def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
 
 
 def test_a_site_of_one_patient_is_left_out_and_said() -> None:
-    data = of_images(slices(), Digits(), SEGMENTATION, "mine")
+    data = prepare_images(slices(), Digits(), SEGMENTATION, "mine")
     assert "left out, with one patient each: d" in data.note
     assert 0 not in shown(data.train) | shown(data.test)
     assert set(data.columns["site"]) == {"a", "b", "c"}
     with pytest.raises(ArgumentError, match=r"data\.sites is 'd'"):
-        of_images(slices(), Digits(), SEGMENTATION, "mine", sites=("a", "d"))
+        prepare_images(slices(), Digits(), SEGMENTATION, "mine", sites=("a", "d"))
     with pytest.raises(ArgumentError, match="some of a, b, c, d"):
-        of_images(slices(), Digits(), SEGMENTATION, "mine", sites=("z",))
-    only = of_images(slices(), Digits(), SEGMENTATION, "mine", sites=("b",))
+        prepare_images(slices(), Digits(), SEGMENTATION, "mine", sites=("z",))
+    only = prepare_images(slices(), Digits(), SEGMENTATION, "mine", sites=("b",))
     assert {p % 3 for p in shown(only.train) | shown(only.test)} == {1}
 
 
 def test_cases_are_patients_with_their_sites() -> None:
-    data = of_images(slices(), Digits(), SEGMENTATION, "mine")
+    data = prepare_images(slices(), Digits(), SEGMENTATION, "mine")
     for part in (data.train, data.test):
         assert part.cases is not None
         names = [part.cases.names[n] for n in part.cases.of.tolist()]
@@ -95,7 +95,7 @@ def test_cases_are_patients_with_their_sites() -> None:
 
 
 def test_masks_follow_their_images_through_size_and_channels() -> None:
-    data = of_images(slices(), Digits(), SEGMENTATION, "mine", size=4, channels=(1,))
+    data = prepare_images(slices(), Digits(), SEGMENTATION, "mine", size=4, channels=(1,))
     assert data.train.inputs.shape[1:] == (1, 4, 4)
     assert data.train.targets.shape[1:] == (4, 4)
     patient = round(float(data.test.inputs[0, 0, 0, 0]) * 127.5 + 127.5)
@@ -105,8 +105,8 @@ def test_masks_follow_their_images_through_size_and_channels() -> None:
 
 def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inputs() -> None:
     rng = np.random.default_rng(0)
-    raw = Raw(rng.random((12, 2, 16, 16)).astype(np.float32), np.zeros(12, dtype=np.int64), ("image",))
-    data = of_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(1,))
+    raw = RawImages(rng.random((12, 2, 16, 16)).astype(np.float32), np.zeros(12, dtype=np.int64), ("image",))
+    data = prepare_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(1,))
     task = RECONSTRUCTION.make(1)
     assert data.classes == ("image",)
     assert torch.equal(data.test.inputs, task.observe(data.test.targets))
@@ -114,9 +114,9 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
     pixels = {round(float(x), 4) for x in (data.test.targets[:, 0, 0, 0] + 1) / 2}
     assert pixels <= {round(float(x), 4) for x in raw.images[:, 1, 0, 0]}
     with pytest.raises(ArgumentError, match="rebuilds one image"):
-        of_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(0, 1))
+        prepare_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(0, 1))
     with pytest.raises(ArgumentError, match="different numbers from 0 to 1"):
-        of_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(2,))
+        prepare_images(raw, Digits(), RECONSTRUCTION, "mine", channels=(2,))
 
 
 # Which data serve which tasks
@@ -136,13 +136,13 @@ def test_reconstruction_has_whole_images_as_targets_and_what_is_measured_as_inpu
 )
 def test_options_that_would_do_nothing_are_refused(option: dict[str, Any], task: Any) -> None:
     with pytest.raises(ArgumentError, match=f"data.{next(iter(option))} is .*no such option for task {task}"):
-        load(named("mine.npz", **option), TASKS[task]())
+        load(make_data_config("mine.npz", **option), TASKS[task]())
 
 
 @pytest.mark.parametrize("option", [{"size": 6}, {"size": -4}, {"patch": 3}, {"scale": 0.0}, {"slices": -1}])
 def test_numbers_out_of_range(option: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"data.{next(iter(option))}"):
-        named("mine", **option)
+        make_data_config("mine", **option)
 
 
 # One's own
@@ -160,7 +160,7 @@ def folder(root: Path, count: int = 6, side: int = 8) -> Path:
 
 
 def test_a_folder_of_images_and_masks(tmp_path: Path) -> None:
-    data = load(named(str(folder(tmp_path / "scans"))), SEGMENTATION)
+    data = load(make_data_config(str(folder(tmp_path / "scans"))), SEGMENTATION)
     assert (data.name, data.classes, len(data.train), len(data.test)) == (
         "scans",
         ("background", "foreground"),
@@ -178,16 +178,16 @@ def test_a_table_of_cases_tells_patients_sites_and_parts(tmp_path: Path) -> None
         f"i{i},p{i // 2},{'ab'[i // 4]},{'test' if i // 2 == 1 else 'train'}" for i in reversed(range(6))
     ]
     (root / "cases.csv").write_text("\n".join(["name,patient,site,split", *lines]))
-    data = load(named(str(root)), SEGMENTATION)
+    data = load(make_data_config(str(root)), SEGMENTATION)
     assert data.columns["patient"].tolist() == ["p0", "p0", "p2", "p2"]
     assert data.columns["site"].tolist() == ["a", "a", "b", "b"]
     assert [round(float(x) * 12.75 + 12.75) for x in data.test.inputs[:, 0, 0, 0]] == [2, 3]
     (root / "cases.csv").write_text("name,site\ni0,a\n")
     with pytest.raises(DataError, match="does not name 'i1'"):
-        load(named(str(root)), SEGMENTATION)
+        load(make_data_config(str(root)), SEGMENTATION)
     parts = ("train", "0", "test", "1", "Validation", "dev")
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},{p}" for i, p in enumerate(parts)))
-    told = load(named(str(root)), SEGMENTATION)
+    told = load(make_data_config(str(root)), SEGMENTATION)
     assert (len(told.train), len(told.test), told.note) == (
         2,
         2,
@@ -195,7 +195,7 @@ def test_a_table_of_cases_tells_patients_sites_and_parts(tmp_path: Path) -> None
     )
     (root / "cases.csv").write_text("name,split\n" + "\n".join(f"i{i},maybe" for i in range(6)))
     with pytest.raises(DataError, match=r"cases\.csv: split has 'maybe' \(expected train, test and valid"):
-        load(named(str(root)), SEGMENTATION)
+        load(make_data_config(str(root)), SEGMENTATION)
 
 
 def test_train_and_test_folders(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
     for part in ("images", "masks"):
         (tmp_path / "scans" / "test" / part).mkdir()
         (tmp_path / "more" / part / "i3.png").rename(tmp_path / "scans" / "test" / part / "i3.png")
-    data = load(named(str(tmp_path / "scans")), SEGMENTATION)
+    data = load(make_data_config(str(tmp_path / "scans")), SEGMENTATION)
     assert (len(data.train), data.test.targets.sum().item()) == (3, 4)
 
 
@@ -213,14 +213,14 @@ def test_faults_of_folders_name_the_file(tmp_path: Path) -> None:
     root = folder(tmp_path / "scans")
     Image.fromarray(np.zeros((4, 8), dtype=np.uint8)).save(root / "masks" / "i1.png")
     with pytest.raises(DataError, match=r"masks/i1\.png: is 4 x 8, and its image 8 x 8"):
-        load(named(str(root)), SEGMENTATION)
+        load(make_data_config(str(root)), SEGMENTATION)
     (root / "masks" / "i1.png").unlink()
     with pytest.raises(DataError, match=r"images/i1\.png: has no mask"):
-        load(named(str(root)), SEGMENTATION)
+        load(make_data_config(str(root)), SEGMENTATION)
     Image.fromarray(np.zeros((8, 4), dtype=np.uint8)).save(root / "images" / "i1.png")
     with pytest.raises(DataError, match=r"images/i1\.png: is 8 x 4, but .*i0\.png is 8 x 8"):
-        load(named(str(root)), RECONSTRUCTION)
-    data = load(named(str(root), size=8), RECONSTRUCTION)
+        load(make_data_config(str(root)), RECONSTRUCTION)
+    data = load(make_data_config(str(root), size=8), RECONSTRUCTION)
     assert data.train.targets.shape == (5, 1, 8, 8)
 
 
@@ -228,18 +228,18 @@ def test_an_npz_of_masks(tmp_path: Path) -> None:
     raw = slices()
     arrays = {"images": raw.images, "masks": raw.labels, "patient": raw.columns["patient"]}
     np.savez(tmp_path / "mine.npz", **arrays)
-    data = load(named(str(tmp_path / "mine.npz")), SEGMENTATION)
+    data = load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
     assert not shown(data.train) & shown(data.test)
     assert data.train.inputs.shape[1:] == (2, 8, 8)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels[:, :4]})
     with pytest.raises(DataError, match=r"masks are \(36, 4, 8\)"):
-        load(named(str(tmp_path / "mine.npz")), SEGMENTATION)
+        load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels * 0.5})
     with pytest.raises(DataError, match=r"masks: are float64 \(expected whole numbers"):
-        load(named(str(tmp_path / "mine.npz")), SEGMENTATION)
+        load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
     np.savez(tmp_path / "mine.npz", **arrays | {"masks": raw.labels - 1})
     with pytest.raises(DataError, match="values from -1 to 0"):
-        load(named(str(tmp_path / "mine.npz")), SEGMENTATION)
+        load(make_data_config(str(tmp_path / "mine.npz")), SEGMENTATION)
 
 
 def test_an_npz_of_findings(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_an_npz_of_findings(tmp_path: Path) -> None:
         "classes": np.array(list("xyz")),
     }
     np.savez(tmp_path / "mine.npz", **arrays)
-    data = load(named(str(tmp_path / "mine.npz")), FINDINGS)
+    data = load(make_data_config(str(tmp_path / "mine.npz")), FINDINGS)
     assert data.classes == ("x", "y", "z")
     for part in (data.train, data.test):
         numbers = (part.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
@@ -262,4 +262,4 @@ def test_an_npz_of_findings(tmp_path: Path) -> None:
     row, column = np.argwhere(labels != 0)[0]  # the first that is 2 or -2 now
     place = rf"example {row} has {2 * labels[row, column]} in column {column} \('{'xyz'[column]}'\)"
     with pytest.raises(DataError, match=rf"mine.npz: labels: {place} \(expected 1, 0 and -1"):
-        load(named(str(tmp_path / "mine.npz")), FINDINGS)
+        load(make_data_config(str(tmp_path / "mine.npz")), FINDINGS)

@@ -14,9 +14,9 @@ import torch
 
 from fedstill.core.config_tables import as_table
 from fedstill.core.errors import ArgumentError, DataError, UnknownName
-from fedstill.data import DATA, ArrayData, Digits, Targets, UserFiles, load, named, node_data
-from fedstill.data.node_data import PrivateConfig
-from fedstill.data.text import Labeled, TextData
+from fedstill.data import DATA, ArrayData, Digits, Targets, UserFiles, load, make_data_config, node_data
+from fedstill.data.node_data import NodeDataConfig
+from fedstill.data.text import LabeledTexts, TextData
 from fedstill.runs.config import from_dict, to_dict
 from fedstill.runs.presets import parse
 from fedstill.tasks.classification import TextConfig
@@ -62,10 +62,10 @@ class Masks(Scans):
 class Letters(TextData):
     """Two words, by turns."""
 
-    def labeled(self) -> Labeled:
+    def labeled(self) -> LabeledTexts:
         """Ten of each."""
         labels = np.arange(20) % 2
-        return Labeled([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))
+        return LabeledTexts([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))
 
 
 class Loose(ArrayData):
@@ -105,22 +105,22 @@ class Odd(Digits):
 
 
 def test_arrays_become_a_data_set_for_each_kind_of_target() -> None:
-    data = load(named(f"{HERE}:Scans", test_fraction=0.25, train_limit=10))
+    data = load(make_data_config(f"{HERE}:Scans", test_fraction=0.25, train_limit=10))
     assert (data.name, data.classes, data.unit) == (f"{HERE}:Scans", ("cat", "dog"), "patient")
     pixels = (data.train.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
     assert torch.equal(data.train.targets, 1 - pixels % 2)
     assert data.columns["patient"].tolist() == [f"p{n // 2}" for n in pixels]
     assert (len(data.train), len(data.test)) == (10, 4)
-    maps = load(named(f"{HERE}:Masks"), SegmentationConfig())
+    maps = load(make_data_config(f"{HERE}:Masks"), SegmentationConfig())
     assert maps.train.targets.shape == (16, 8, 8)
     assert maps.classes == ("background", "foreground")
 
 
 def test_texts_of_ones_own_have_the_options_of_texts() -> None:
-    data = load(named(f"{HERE}:Letters", length=3, words=50), TextConfig())
+    data = load(make_data_config(f"{HERE}:Letters", length=3, words=50), TextConfig())
     assert (data.classes, data.vocabulary, data.train.inputs.shape) == (("good", "bad"), 51, (16, 3))
     with pytest.raises(ArgumentError, match="expected a path for task text"):
-        load(named(f"{HERE}:Scans"), TextConfig())
+        load(make_data_config(f"{HERE}:Scans"), TextConfig())
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_texts_of_ones_own_have_the_options_of_texts() -> None:
 )
 def test_what_is_wrong_with_ones_own_is_one_line(name: str, said: str) -> None:
     with pytest.raises((ArgumentError, DataError)) as caught:
-        load(named(f"{HERE}:{name}"))
+        load(make_data_config(f"{HERE}:{name}"))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -152,7 +152,7 @@ def test_a_name_that_nothing_has_is_a_path() -> None:
     ):
         from_dict({"method": {"name": "fedavg"}, "data": {"name": "digits", "patch": 64}})
     with pytest.raises(UnknownName, match=r"unknown key 'data\.pitch': did you mean 'data\.patch'"):
-        named("mine.npz", pitch=64)
+        make_data_config("mine.npz", pitch=64)
 
 
 def test_a_path_keeps_what_a_preset_says_of_options_that_it_has() -> None:
@@ -170,8 +170,8 @@ def test_a_path_keeps_what_a_preset_says_of_options_that_it_has() -> None:
 
 @pytest.mark.parametrize(("kind", "task"), [("Scans", "classification"), ("Masks", "segmentation")])
 def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task: Any) -> None:
-    config = PrivateConfig(source=f"{HERE}:{kind}", group="patient")
-    data, form = node_data.load(config, tmp_path, task=TASKS[task]())
+    config = NodeDataConfig(source=f"{HERE}:{kind}", group="patient")
+    data, form = node_data.load_node_data(config, tmp_path, task=TASKS[task]())
     assert (len(data), form.shape) == (20, (1, 8, 8))
     assert data.groups is not None
     assert len(set(data.groups.tolist())) == 10
@@ -189,7 +189,7 @@ def test_a_node_reads_its_own_by_the_same_class(tmp_path: Path, kind: str, task:
 )
 def test_what_no_node_can_read_is_said(tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        node_data.load(PrivateConfig(source=source), tmp_path)
+        node_data.load_node_data(NodeDataConfig(source=source), tmp_path)
 
 
 def test_all_of_the_package_can_be_made_and_say_what_they_teach() -> None:

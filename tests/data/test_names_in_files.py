@@ -12,19 +12,19 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data import load, named
-from fedstill.data.image_folders import map_files, read_folder
+from fedstill.data import load, make_data_config
+from fedstill.data.image_folders import find_image_files, read_class_folders
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.new_data import Reading, measured, unlabeled
-from fedstill.data.node_data import PrivateConfig
-from fedstill.data.node_data import load as load_node
-from fedstill.data.object_images import Picture, whose
-from fedstill.data.raw import Raw, from_arrays
+from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
+from fedstill.data.node_data import NodeDataConfig
+from fedstill.data.node_data import load_node_data as load_node
+from fedstill.data.object_images import InstanceImage, group_by_patient
+from fedstill.data.raw import RawImages, raw_images_from_arrays
 from fedstill.data.splits import ByColumn
-from fedstill.data.table_files import Columns, read_findings
-from fedstill.data.tables import cells_of, encoded
-from fedstill.data.tables import read_folder as read_tables
-from fedstill.data.text import read_table
+from fedstill.data.table_files import CsvColumns, read_finding_csv
+from fedstill.data.tables import encode_rows, read_cells
+from fedstill.data.tables import read_table_folder as read_tables
+from fedstill.data.text import read_labeled_texts
 from fedstill.methods.fedavg import FedAvg
 from fedstill.runs.build import divide
 from fedstill.runs.config import RunConfig
@@ -70,7 +70,7 @@ READERS: list[Callable[..., str]] = [npz, csv_of_images, folder_of_images]
 @pytest.mark.parametrize("reader", READERS)
 def test_counts_a_patient_in_several_spellings_once(tmp_path: Path, reader: Callable[..., str]) -> None:
     patients = [*ONE, *ONE, *("b", "b ", "c", "d") * 2]
-    data = load(named(reader(tmp_path, patient=patients)))
+    data = load(make_data_config(reader(tmp_path, patient=patients)))
     both = [{*part.tolist()} for part in (data.columns["patient"], data.test_columns["patient"])]
     assert both[0] | both[1] == {COMPOSED, "b", "c", "d"}
     assert not both[0] & both[1]
@@ -85,25 +85,25 @@ def test_refuses_patients_that_may_be_one(
 ) -> None:
     path = reader(tmp_path, patient=[one, other, "a", "b"] * 4)
     with pytest.raises(DataError, match=r"column 'patient' has .* alone"):
-        load(named(path))
+        load(make_data_config(path))
 
 
 def test_a_nodes_group_is_one_in_each_spelling(tmp_path: Path) -> None:
     npz(tmp_path, patient=[*ONE, *"abcdefghijkl"])
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
-    data, _ = load_node(PrivateConfig(path="mine.npz", group="patient"), tmp_path, spec)
+    data, _ = load_node(NodeDataConfig(path="mine.npz", group="patient"), tmp_path, spec)
     assert data.groups is not None
     assert len(set(data.groups[:4].tolist())) == 1
     npz(tmp_path, patient=["P1", "p1", *"abcdefghijklmn"])
     with pytest.raises(DataError, match="'P1' and 'p1', which differ by case alone"):
-        load_node(PrivateConfig(path="mine.npz", group="patient"), tmp_path, spec)
+        load_node(NodeDataConfig(path="mine.npz", group="patient"), tmp_path, spec)
 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_site_in_two_spellings_is_one_node(tmp_path: Path, reader: Callable[..., str]) -> None:
     path = reader(tmp_path, patient=[*"abcdefghijklmnop"], site=[*ONE, *ONE, *("Ulm",) * 8])
     config = RunConfig(
-        data=named(path, test_fraction=0.25),
+        data=make_data_config(path, test_fraction=0.25),
         split=ByColumn(column="site", nodes=0, minimum=1),
         method=FedAvg(),
     )
@@ -112,20 +112,20 @@ def test_a_site_in_two_spellings_is_one_node(tmp_path: Path, reader: Callable[..
 
 def test_notes_sites_and_classes_that_differ_by_case(tmp_path: Path) -> None:
     path = npz(tmp_path, labels=["cat", "Cat"] * 8, site=["Ulm", "Ulm", "ulm", "ulm"] * 4)
-    note = load(named(path)).note
+    note = load(make_data_config(path)).note
     assert "classes 'Cat' and 'cat' differ by case alone" in note
     assert "sites 'Ulm' and 'ulm' differ by case alone" in note
 
 
 def test_a_column_that_is_nearly_called_patient_is_not_passed_over(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="column 'Patient' differs from 'patient' by case alone"):
-        load(named(npz(tmp_path, Patient=[*"abcdefgh"] * 2)))
+        load(make_data_config(npz(tmp_path, Patient=[*"abcdefgh"] * 2)))
 
 
 @pytest.mark.parametrize("reader", [npz, csv_of_images])
 def test_a_class_in_two_spellings_is_one(tmp_path: Path, reader: Callable[..., str]) -> None:
     assert load(
-        named(
+        make_data_config(
             reader(tmp_path, label=[*ONE, *"xxxx"] * 2)
             if reader is csv_of_images
             else reader(tmp_path, labels=[*ONE, *"xxxx"] * 2)
@@ -137,7 +137,7 @@ def test_class_folders_of_one_name_are_one_class(tmp_path: Path) -> None:
     for row, name in enumerate([COMPOSED, PARTED, "x", "x"]):
         png(tmp_path / "train" / name / f"{row}.png", row)
     png(tmp_path / "test" / PARTED / "t.png")
-    raw = read_folder(tmp_path)
+    raw = read_class_folders(tmp_path)
     assert raw.classes == (COMPOSED, "x")
     assert raw.labels.tolist() == [0, 0, 1, 1, 0]
 
@@ -145,24 +145,24 @@ def test_class_folders_of_one_name_are_one_class(tmp_path: Path) -> None:
 def test_images_and_masks_meet_in_either_normal_form(tmp_path: Path) -> None:
     png(tmp_path / "images" / f"{COMPOSED}.png")
     png(tmp_path / "masks" / f"{PARTED}.png")
-    assert map_files(tmp_path, masks=True).names == (COMPOSED,)
+    assert find_image_files(tmp_path, masks=True).names == (COMPOSED,)
 
 
 def test_a_picture_has_its_patient_in_one_form() -> None:
     nothing = np.zeros((8, 8), np.int32)
-    pictures = [Picture(PIXELS[:1], nothing, str(row), patient=each) for row, each in enumerate(ONE)]
-    assert whose(pictures)[1].tolist() == [0, 0, 0, 0]
+    pictures = [InstanceImage(PIXELS[:1], nothing, str(row), patient=each) for row, each in enumerate(ONE)]
+    assert group_by_patient(pictures)[1].tolist() == [0, 0, 0, 0]
 
 
 def test_texts_have_classes_by_name(tmp_path: Path) -> None:
     lines = ["text,label,patient", *(f"t,{name},{name}" for name in [*ONE, "x"])]
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
-    found = read_table(tmp_path / "t.csv")
+    found = read_labeled_texts(tmp_path / "t.csv")
     assert (found.labels.tolist(), found.classes) == ([0, 0, 0, 0, 1], (COMPOSED, "x"))
     assert set(found.columns["patient"].tolist()) == {COMPOSED, "x"}
     lines = ["text,label", *(f"t,{number}" for number in range(1, 11))]
     (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
-    assert read_table(tmp_path / "t.csv").classes == tuple(map(str, range(1, 11)))
+    assert read_labeled_texts(tmp_path / "t.csv").classes == tuple(map(str, range(1, 11)))
 
 
 def ward(*categories: str) -> Schema:
@@ -173,9 +173,9 @@ def ward(*categories: str) -> Schema:
 def test_a_category_is_one_in_each_spelling() -> None:
     schema = ward(PARTED, "b")
     cells = {"age": ["1"] * 5, "ward": [*ONE, "b"]}
-    assert encoded(cells, schema, "here", str).targets.tolist() == [0, 0, 0, 0, 1]
+    assert encode_rows(cells, schema, "here", str).targets.tolist() == [0, 0, 0, 0, 1]
     cells = {"age": ["1"] * 4, "ward": ["1", "1.0", "2", 2.0]}
-    assert encoded(cells, ward("1", "2"), "here", str).targets.tolist() == [0, 0, 1, 1]
+    assert encode_rows(cells, ward("1", "2"), "here", str).targets.tolist() == [0, 0, 1, 1]
     for twice in ((COMPOSED, PARTED), ("1", "1.0")):
         with pytest.raises(ArgumentError, match="categories"):
             ward(*twice)
@@ -184,7 +184,7 @@ def test_a_category_is_one_in_each_spelling() -> None:
 @pytest.mark.parametrize("cell", ["6_3", "\u0666", "nan", "infinity", "6,3"])
 def test_a_cell_that_only_python_reads_as_a_number_is_refused(cell: str) -> None:
     with pytest.raises(DataError, match="column 'age' is"):
-        encoded({"age": [cell], "ward": ["a"]}, ward("a", "b"), "here", lambda row: f"line {row}")
+        encode_rows({"age": [cell], "ward": ["a"]}, ward("a", "b"), "here", lambda row: f"line {row}")
 
 
 def test_tables_of_one_site_in_two_spellings_are_refused(tmp_path: Path) -> None:
@@ -198,20 +198,20 @@ def test_tables_of_one_site_in_two_spellings_are_refused(tmp_path: Path) -> None
 def test_a_pixel_that_only_python_reads_as_a_number_is_refused(tmp_path: Path, cell: str) -> None:
     (tmp_path / "p.csv").write_text(f"label,a,b,c,d\nx,1,2,3,{cell}\ny,1,2,3,4\n", encoding="utf-8")
     with pytest.raises(DataError, match="line 2 has"):
-        load(named(str(tmp_path / "p.csv")))
+        load(make_data_config(str(tmp_path / "p.csv")))
 
 
 def test_a_table_with_semicolons_is_told_of_its_decimal_commas(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("age;ward\n3,14;a\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"divided by ';'.*decimal point"):
-        cells_of(tmp_path / "t.csv")
+        read_cells(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("cell", ['"a', '"5" a', '"a\nb"c'])
 def test_rejects_a_quote_that_swallows_rows_with_its_line(tmp_path: Path, cell: str) -> None:
     (tmp_path / "t.csv").write_text(f'label,text\n0,"one\ntwo"\n1,{cell}\n0,b\n1,c\n')
     with pytest.raises(DataError, match=r"t\.csv: the row that begins on line 4 "):
-        read_table(tmp_path / "t.csv")
+        read_labeled_texts(tmp_path / "t.csv")
 
 
 # --- the order of classes ---------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_rejects_a_quote_that_swallows_rows_with_its_line(tmp_path: Path, cell: 
 def test_numbered_class_folders_are_ordered_by_value(tmp_path: Path) -> None:
     for number in range(11):
         png(tmp_path / str(number) / "0.png", number)
-    raw = read_folder(tmp_path)
+    raw = read_class_folders(tmp_path)
     assert raw.classes == tuple(map(str, range(11)))
     assert np.array_equal(raw.images[:, 0], PIXELS[:11])
 
@@ -228,7 +228,7 @@ def test_numbered_class_folders_are_ordered_by_value(tmp_path: Path) -> None:
 def test_numbered_findings_are_ordered_by_value(tmp_path: Path) -> None:
     png(tmp_path / "0.png")
     (tmp_path / "mine.csv").write_text("image,label\n0.png,10|9\n")
-    assert read_findings(tmp_path / "mine.csv", Columns("label")).classes == ("9", "10")
+    assert read_finding_csv(tmp_path / "mine.csv", CsvColumns("label")).classes == ("9", "10")
 
 
 @pytest.mark.parametrize("given", [{}, {"classes": [*map(str, range(11))]}])
@@ -238,8 +238,8 @@ def test_numbered_labels_go_by_name_where_a_run_has_numbered_classes_in_another_
     path = npz(tmp_path, labels=[*range(11), *range(5)], **given)
     classes = tuple(sorted(map(str, range(11))))
     spec = InputSpec(ClassificationConfig(), classes, (1, 8, 8), (0.5,), (0.5,))
-    private = load_node(PrivateConfig(path="mine.npz"), tmp_path, spec)[0].targets
-    for found in (measured(path, spec, Reading()).targets, private):
+    private = load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets
+    for found in (load_labeled(path, spec, NewDataOptions()).targets, private):
         assert [classes[label] for label in found.tolist()] == [*map(str, [*range(11), *range(5)])]
 
 
@@ -249,25 +249,25 @@ def test_numbered_labels_go_by_name_where_a_run_has_numbered_classes_in_another_
 @pytest.mark.parametrize("labels", [[*range(1, 9)] * 2, [*range(8), *range(7), 57]])
 def test_refuses_numbered_labels_with_a_class_that_no_example_has(tmp_path: Path, labels: list[int]) -> None:
     with pytest.raises(DataError, match=r"no example has label .* 'classes'"):
-        load(named(npz(tmp_path, labels=labels)))
+        load(make_data_config(npz(tmp_path, labels=labels)))
     with pytest.raises(DataError, match="no example has label"):
-        load_node(PrivateConfig(path="mine.npz"), tmp_path)
+        load_node(NodeDataConfig(path="mine.npz"), tmp_path)
     named_all = [f"class {number}" for number in range(58)]
-    assert len(load(named(npz(tmp_path, labels=labels, classes=named_all))).classes) == 58
+    assert len(load(make_data_config(npz(tmp_path, labels=labels, classes=named_all))).classes) == 58
 
 
 def test_a_node_and_new_data_may_lack_classes_that_the_run_has(tmp_path: Path) -> None:
     path = npz(tmp_path, labels=[1, 3] * 8)
     spec = InputSpec(ClassificationConfig(), tuple("0123"), (1, 8, 8), (0.5,), (0.5,))
-    assert set(load_node(PrivateConfig(path="mine.npz"), tmp_path, spec)[0].targets.tolist()) == {1, 3}
-    assert set(measured(path, spec, Reading()).targets.tolist()) == {1, 3}
+    assert set(load_node(NodeDataConfig(path="mine.npz"), tmp_path, spec)[0].targets.tolist()) == {1, 3}
+    assert set(load_labeled(path, spec, NewDataOptions()).targets.tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize("label", ["", "nan", "\u200b", "NA", "n/a", "None", "NULL"])
 def test_a_label_that_is_missing_is_no_class(label: str) -> None:
     arrays = {"images": PIXELS[:2], "labels": np.array(["a", label])}
     with pytest.raises(DataError, match="label of example 1 is"):
-        from_arrays(Path("x"), arrays, "class")
+        raw_images_from_arrays(Path("x"), arrays, "class")
 
 
 def test_a_class_may_be_called_none_where_classes_say_so() -> None:
@@ -276,21 +276,21 @@ def test_a_class_may_be_called_none_where_classes_say_so() -> None:
         "labels": np.array(["mild", "none"]),
         "classes": np.array(["none", "mild"]),
     }
-    assert from_arrays(Path("x"), arrays, "class").labels.tolist() == [1, 0]
+    assert raw_images_from_arrays(Path("x"), arrays, "class").labels.tolist() == [1, 0]
 
 
 def test_an_empty_path_is_not_this_folder() -> None:
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match="data"):
-        unlabeled("", spec, Reading())
+        load_unlabeled("", spec, NewDataOptions())
 
 
-def findings(folder: Path, *cells: str) -> Raw:
+def findings(folder: Path, *cells: str) -> RawImages:
     for row in range(len(cells)):
         png(folder / f"{row}.png", row)
     lines = [f'{row}.png,"{cell}"\n' for row, cell in enumerate(cells)]
     (folder / "mine.csv").write_text("image,label\n" + "".join(lines))
-    return read_findings(folder / "mine.csv", Columns("label"))
+    return read_finding_csv(folder / "mine.csv", CsvColumns("label"))
 
 
 @pytest.mark.parametrize("cells", [("Mass", "nan"), ("Mass", "NA|Mass"), ("a", "b", "a, b"), ("a", "a;b")])
@@ -307,16 +307,16 @@ def test_no_finding_is_none_in_whatever_case(tmp_path: Path) -> None:
 
 def test_classes_of_whole_numbers_have_no_point() -> None:
     arrays = {"images": PIXELS[:3], "labels": np.array(["1", "1.0", "2.0"])}
-    assert from_arrays(Path("x"), arrays, "class").classes == ("1", "2")
+    assert raw_images_from_arrays(Path("x"), arrays, "class").classes == ("1", "2")
 
 
 def test_classes_of_a_spec_and_of_a_node_are_in_one_form_and_differ() -> None:
     given = (ClassificationConfig(), (PARTED, "b"), (1, 8, 8), (0.5,), (0.5,))
-    assert InputSpec(*given).classes == PrivateConfig(classes=(HIDDEN, "b")).classes == (COMPOSED, "b")
+    assert InputSpec(*given).classes == NodeDataConfig(classes=(HIDDEN, "b")).classes == (COMPOSED, "b")
     with pytest.raises(ArgumentError, match=r"spec\.classes"):
         InputSpec(ClassificationConfig(), (PARTED, COMPOSED), (1, 8, 8), (0.5,), (0.5,))
     with pytest.raises(ArgumentError, match=r"data\.classes"):
-        PrivateConfig(classes=("a", "a "))
+        NodeDataConfig(classes=("a", "a "))
 
 
 def test_arrays_count_by_the_one_form_of_their_names(tmp_path: Path) -> None:
@@ -324,12 +324,12 @@ def test_arrays_count_by_the_one_form_of_their_names(tmp_path: Path) -> None:
     images, labels = np.zeros((4, 8, 8), np.float32), np.array([0, 1, 0, 1])
     split, patient = np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "c"])
     given = {"images": images, "labels": labels, "split ": split, "classes\u200b": np.array(["cat", "dog"])}
-    raw = from_arrays(tmp_path, {**given, " patient": patient}, "class")
+    raw = raw_images_from_arrays(tmp_path, {**given, " patient": patient}, "class")
     assert raw.test is not None
     assert raw.test.tolist() == split.tolist()
     assert raw.classes == ("cat", "dog")
     assert raw.columns["patient"].tolist() == patient.tolist()
     with pytest.raises(DataError, match="patient"):
-        from_arrays(tmp_path, {**given, "patient ": patient[:3]}, "class")
+        raw_images_from_arrays(tmp_path, {**given, "patient ": patient[:3]}, "class")
     with pytest.raises(DataError, match="one name"):
-        from_arrays(tmp_path, {**given, "split": split}, "class")
+        raw_images_from_arrays(tmp_path, {**given, "split": split}, "class")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import DataError
-from fedstill.data import load, named
+from fedstill.data import load, make_data_config
 from fedstill.data.nifti import read_volumes
 from fedstill.data.splits import Sorted, split
 from fedstill.tasks.reconstruction import ReconstructionConfig
@@ -110,7 +110,7 @@ def test_a_data_set_of_volumes(tmp_path: Path) -> None:
         write(tmp_path / f"c{n}_image.nii.gz", volume(n, shape))
         write(tmp_path / f"c{n}_mask.nii.gz", (volume(n, shape) > 500).astype(np.uint8))
     (tmp_path / "cases.csv").write_text("name,site\n" + "\n".join(f"c{n},{'ab'[n % 2]}" for n in range(6)))
-    data = load(named(str(tmp_path), size=8, slices=3), SEGMENTATION)
+    data = load(make_data_config(str(tmp_path), size=8, slices=3), SEGMENTATION)
     assert data.train.inputs.shape == (12, 1, 8, 8)
     assert data.train.targets.shape == (12, 8, 8)
     assert data.test.cases is not None
@@ -118,11 +118,11 @@ def test_a_data_set_of_volumes(tmp_path: Path) -> None:
     assert len(tested) == 2
     assert not tested & set(data.columns["patient"])
     assert set(data.columns["site"]) == {"a", "b"}
-    images = load(named(str(tmp_path), size=8), RECONSTRUCTION)
+    images = load(make_data_config(str(tmp_path), size=8), RECONSTRUCTION)
     assert images.train.targets.shape == (24, 1, 8, 8)
     assert images.unit == "patient"
     with pytest.raises(DataError, match=r"c1_image\.nii\.gz: slices are .*data\.size"):
-        load(named(str(tmp_path)), SEGMENTATION)
+        load(make_data_config(str(tmp_path)), SEGMENTATION)
 
 
 def test_patients_can_be_divided_by_a_number_in_the_table(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_a_header_without_orientation_is_taken_from_right_to_left_and_noted(tmp_
         nibabel.save(scan_of(volume(0), codes=codes), tmp_path / f"{name}_image.nii.gz")
     raw = read_volumes(tmp_path, masks=False)
     assert np.array_equal(raw.images[:6, :, :, ::-1], raw.images[6:12])
-    data = load(named(str(tmp_path)), RECONSTRUCTION)
+    data = load(make_data_config(str(tmp_path)), RECONSTRUCTION)
     assert "1 of 3 volumes do not say how they lie (sform_code and qform_code 0)" in data.note
 
 
@@ -285,7 +285,7 @@ def test_names_in_upper_case_and_axes_of_length_one(tmp_path: Path) -> None:
         nibabel.save(scan_of(volume(0)), tmp_path / f"{name}_IMAGE.NII.GZ")
         mask = (volume(0) > 700).astype(np.uint8)[..., None]  # some tools write a fourth axis of 1
         nibabel.save(scan_of(mask), tmp_path / f"{name}_Mask.NII")
-    data = load(named(str(tmp_path)), SEGMENTATION)
+    data = load(make_data_config(str(tmp_path)), SEGMENTATION)
     assert (len(data.train), len(data.test)) == (6, 6)
     assert int(data.train.targets.sum()) == int((volume(0) > 700).sum())
 

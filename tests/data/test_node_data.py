@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, RunNeeded
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.node_data import PrivateConfig, check_values, load
+from fedstill.data.node_data import NodeDataConfig, check_pixel_range, load_node_data
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.reconstruction import ReconstructionConfig
 
@@ -29,9 +29,9 @@ PIXELS = np.arange(2 * 32, dtype=np.uint8).reshape(2, 4, 8)  # (N, H, W)
 NORMALIZED = torch.tensor(PIXELS / 255 * 2 - 1).float().view(2, 1, 4, 8)
 
 
-def npz(folder: Path, **arrays: Any) -> PrivateConfig:
+def npz(folder: Path, **arrays: Any) -> NodeDataConfig:
     np.savez(folder / "mine.npz", **arrays)
-    return PrivateConfig(path="mine.npz")
+    return NodeDataConfig(path="mine.npz")
 
 
 def png(path: Path, image: np.ndarray[Any, Any]) -> None:
@@ -39,22 +39,22 @@ def png(path: Path, image: np.ndarray[Any, Any]) -> None:
     Image.fromarray(image).save(path)
 
 
-def csv_of_pixels(folder: Path, labels: list[str], scale: float = 1.0, name: str = "label") -> PrivateConfig:
+def csv_of_pixels(folder: Path, labels: list[str], scale: float = 1.0, name: str = "label") -> NodeDataConfig:
     header = ",".join([name, *(f"p{i}" for i in range(32))])
     rows = [
         ",".join([label, *(f"{value * scale:g}" for value in PIXELS[n].flatten())])
         for n, label in enumerate(labels)
     ]
     (folder / "mine.csv").write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
-    return PrivateConfig(source="csv", path="mine.csv")
+    return NodeDataConfig(source="csv", path="mine.csv")
 
 
 # --- npz ----------------------------------------------------------------------------------------------
 
 
 def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None:
-    as_bytes, spec = load(npz(tmp_path, images=PIXELS, labels=[2, 0]), tmp_path, PETS)
-    as_floats, _ = load(npz(tmp_path, images=PIXELS / 255, labels=[2, 0]), tmp_path, PETS)
+    as_bytes, spec = load_node_data(npz(tmp_path, images=PIXELS, labels=[2, 0]), tmp_path, PETS)
+    as_floats, _ = load_node_data(npz(tmp_path, images=PIXELS / 255, labels=[2, 0]), tmp_path, PETS)
     assert spec == PETS
     assert as_bytes.inputs.dtype == torch.float32
     torch.testing.assert_close(as_bytes.inputs, NORMALIZED)
@@ -65,27 +65,27 @@ def test_bytes_and_floats_of_an_npz_give_the_same_tensor(tmp_path: Path) -> None
 
 def test_the_servers_normalization_is_used(tmp_path: Path) -> None:
     spec = InputSpec(ClassificationConfig(), PETS.classes, (1, 4, 8), (0.25,), (0.125,))
-    data, _ = load(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
+    data, _ = load_node_data(npz(tmp_path, images=PIXELS, labels=[1, 1]), tmp_path, spec)
     torch.testing.assert_close(data.inputs[1, 0, 0, 0].item(), (32 / 255 - 0.25) / 0.125)
 
 
 def test_classes_count_by_name_and_may_be_missing(tmp_path: Path) -> None:
     config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cat"])
-    assert load(config, tmp_path, PETS)[0].targets.tolist() == [2, 0]
+    assert load_node_data(config, tmp_path, PETS)[0].targets.tolist() == [2, 0]
     config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["eel", "cow"])
     with pytest.raises(DataError, match=r"has a class 'cow' \(expected cat, dog, eel"):
-        load(config, tmp_path, PETS)
+        load_node_data(config, tmp_path, PETS)
     # A class that is named and does not occur is nobody's concern.
     config = npz(tmp_path, images=PIXELS, labels=[0, 0], classes=["eel", "cow"])
-    assert load(config, tmp_path, PETS)[0].targets.tolist() == [2, 2]
+    assert load_node_data(config, tmp_path, PETS)[0].targets.tolist() == [2, 2]
 
 
 def test_numbers_are_class_numbers_even_where_classes_are_named_by_numbers(tmp_path: Path) -> None:
     spec = InputSpec(ClassificationConfig(), ("1", "2", "3"), (1, 4, 8), HALF, HALF)
     config = npz(tmp_path, images=PIXELS, labels=[1, 2])
-    assert load(config, tmp_path, spec)[0].targets.tolist() == [1, 2]
+    assert load_node_data(config, tmp_path, spec)[0].targets.tolist() == [1, 2]
     with pytest.raises(DataError, match=r"label 3 of example 0 is outside 0..2"):
-        load(npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, spec)
+        load_node_data(npz(tmp_path, images=PIXELS, labels=[3, 0]), tmp_path, spec)
 
 
 def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
@@ -94,19 +94,19 @@ def test_another_size_is_refused_or_fitted(tmp_path: Path) -> None:
     config = npz(tmp_path, images=flat, labels=[0, 1])
     allowed = r"images are 1 x 4 x 8 \(channels, height, width\) \(expected 3 x 8 x 8; data.fit = true"
     with pytest.raises(DataError, match=allowed):
-        load(config, tmp_path, spec)
-    data, _ = load(PrivateConfig(path="mine.npz", fit=True), tmp_path, spec)
+        load_node_data(config, tmp_path, spec)
+    data, _ = load_node_data(NodeDataConfig(path="mine.npz", fit=True), tmp_path, spec)
     assert data.inputs.shape == (2, 3, 8, 8)
     torch.testing.assert_close(data.inputs, torch.full((2, 3, 8, 8), 0.2 * 2 - 1))
 
 
 def test_without_a_server_data_tell_their_own_spec(tmp_path: Path) -> None:
     config = npz(tmp_path, images=PIXELS, labels=[0, 1], classes=["a", "b"])
-    data, spec = load(config, tmp_path)
+    data, spec = load_node_data(config, tmp_path)
     assert spec == InputSpec(ClassificationConfig(), ("a", "b"), (1, 4, 8), HALF, HALF)
     torch.testing.assert_close(data.inputs, NORMALIZED)
     with pytest.raises(DataError, match="one class does not tell which others there are"):
-        load(npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
+        load_node_data(npz(tmp_path, images=PIXELS, labels=[0, 0]), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -119,27 +119,29 @@ def test_without_a_server_data_tell_their_own_spec(tmp_path: Path) -> None:
 )
 def test_what_is_not_there_is_named(tmp_path: Path, source: str, line: str) -> None:
     with pytest.raises(DataError, match=line):
-        load(PrivateConfig(source=source, path="none.here"), tmp_path, PETS)
+        load_node_data(NodeDataConfig(source=source, path="none.here"), tmp_path, PETS)
 
 
 # --- csv ----------------------------------------------------------------------------------------------
 
 
 def test_a_csv_of_pixels(tmp_path: Path) -> None:
-    data, _ = load(csv_of_pixels(tmp_path, ["dog", "cat"]), tmp_path, PETS)
+    data, _ = load_node_data(csv_of_pixels(tmp_path, ["dog", "cat"]), tmp_path, PETS)
     torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [1, 0]
-    data, _ = load(csv_of_pixels(tmp_path, ["7", "3"]), tmp_path, DIGITS)
+    data, _ = load_node_data(csv_of_pixels(tmp_path, ["7", "3"]), tmp_path, DIGITS)
     assert data.targets.tolist() == [7, 3]
-    data, _ = load(csv_of_pixels(tmp_path, ["2", "0"]), tmp_path, PETS)  # no class is named by a number
+    data, _ = load_node_data(
+        csv_of_pixels(tmp_path, ["2", "0"]), tmp_path, PETS
+    )  # no class is named by a number
     assert data.targets.tolist() == [2, 0]
 
 
 def test_pixels_of_a_csv_are_bytes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"1 examples hold NaN or values outside 0..255, the first is .* 1"):
-        load(csv_of_pixels(tmp_path, ["dog", "cat"], scale=5.0), tmp_path, PETS)
+        load_node_data(csv_of_pixels(tmp_path, ["dog", "cat"], scale=5.0), tmp_path, PETS)
     with pytest.raises(DataError, match=r"no pixel is above 1"):
-        load(csv_of_pixels(tmp_path, ["dog", "cat"], scale=1 / 255), tmp_path, PETS)
+        load_node_data(csv_of_pixels(tmp_path, ["dog", "cat"], scale=1 / 255), tmp_path, PETS)
 
 
 def test_a_csv_of_image_files(tmp_path: Path) -> None:
@@ -148,20 +150,20 @@ def test_a_csv_of_image_files(tmp_path: Path) -> None:
     (tmp_path / "in" / "list.csv").write_text(
         "file,age,kind\none.png,40,eel\ntwo.png,50,cat\n\n", encoding="utf-8"
     )
-    config = PrivateConfig(source="csv", path="in/list.csv", label="kind", image="file")
-    data, _ = load(config, tmp_path, PETS)
+    config = NodeDataConfig(source="csv", path="in/list.csv", label="kind", image="file")
+    data, _ = load_node_data(config, tmp_path, PETS)
     torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [2, 0]
     png(tmp_path / "in" / "two.png", PIXELS[1][:2])
     with pytest.raises(DataError, match=r"image 'two.png': is 2 x 8, but .* 'one.png' is 4 x 8 .*data\.fit"):
-        load(config, tmp_path, PETS)
-    fitted, _ = load(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
+        load_node_data(config, tmp_path, PETS)
+    fitted, _ = load_node_data(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
     assert fitted.inputs.shape == (2, 1, 4, 4)
     with pytest.raises(RunNeeded, match="its images have several sizes, which fit brings to a run's"):
-        load(replace(config, fit=True), tmp_path)
+        load_node_data(replace(config, fit=True), tmp_path)
     (tmp_path / "in" / "two.png").unlink()
     with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):
-        load(config, tmp_path, PETS)
+        load_node_data(config, tmp_path, PETS)
 
 
 def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
@@ -171,13 +173,13 @@ def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
     ]
     header = ",".join(["label", *(f"p{i}" for i in range(16))])
     (tmp_path / "mine.csv").write_text("\n".join([header, *rows]), encoding="utf-8")
-    data, spec = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path)
+    data, spec = load_node_data(NodeDataConfig(source="csv", path="mine.csv"), tmp_path)
     assert (spec.shape, spec.classes) == ((1, 4, 4), ("0", "2"))
     assert data.targets.tolist() == [1, 0]
     torch.testing.assert_close(data.inputs, NORMALIZED[..., :4])
     config = csv_of_pixels(tmp_path, ["dog", "cat"])
     with pytest.raises(DataError, match=r"has 32 pixels a line \(expected a square number"):
-        load(config, tmp_path)
+        load_node_data(config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -196,28 +198,28 @@ def test_a_csv_tells_its_shape_without_a_server(tmp_path: Path) -> None:
 def test_a_bad_csv_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "mine.csv").write_text(text, encoding="utf-8")
     with pytest.raises(FedstillError, match=line):
-        load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, PETS)
+        load_node_data(NodeDataConfig(source="csv", path="mine.csv"), tmp_path, PETS)
 
 
 # --- tensors ------------------------------------------------------------------------------------------
 
 
 def test_tensors_in_the_servers_form_are_taken_as_they_are(tmp_path: Path) -> None:
-    config = PrivateConfig(source="tensors", path="mine.safetensors", group="patient")
+    config = NodeDataConfig(source="tensors", path="mine.safetensors", group="patient")
     sound = {"inputs": NORMALIZED, "targets": torch.tensor([2, 0]), "patient": torch.tensor([7, 7])}
 
     def loaded(**changed: torch.Tensor) -> TensorData:
         save_file({**sound, **changed}, tmp_path / "mine.safetensors")
-        return load(config, tmp_path, PETS)[0]
+        return load_node_data(config, tmp_path, PETS)[0]
 
     data = loaded()
     assert torch.equal(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [2, 0]
     assert data.groups is not None
     assert data.groups[0] == data.groups[1]
-    check_values(config, data, PETS)
+    check_pixel_range(config, data, PETS)
     with pytest.raises(DataError, match=r"values from -3 to .* allowed by mean 0.5 and std 0.5 are -1 to 1"):
-        check_values(config, loaded(inputs=3 * NORMALIZED), PETS)
+        check_pixel_range(config, loaded(inputs=3 * NORMALIZED), PETS)
     for changed, said in (
         ({"inputs": NORMALIZED[:, :, :, :4].clone()}, r"shape \(1, 4, 4\) \(expected \(1, 4, 8\)"),
         ({"patient": torch.tensor([7])}, r"invalid patient = of shape \(1,\) \(expected one an example"),
@@ -231,10 +233,10 @@ def test_no_server_learns_a_word_by_the_vocabulary_that_it_declares(tmp_path: Pa
     """An id that its model has not is an unknown word; refused, or failing in training, it would be told."""
     ids = torch.tensor([[2, 777, 4, 0]])
     save_file({"inputs": ids, "targets": torch.tensor([0])}, tmp_path / "mine.safetensors")
-    config = PrivateConfig(source="tensors", path="mine.safetensors")
+    config = NodeDataConfig(source="tensors", path="mine.safetensors")
     for vocabulary, wanted in ((1000, ids), (777, torch.tensor([[2, 1, 4, 0]]))):
         spec = InputSpec(TextConfig(), ("a", "b"), (4,), (), (), vocabulary)
-        assert torch.equal(load(config, tmp_path, spec)[0].inputs, wanted)
+        assert torch.equal(load_node_data(config, tmp_path, spec)[0].inputs, wanted)
 
 
 def test_no_server_learns_an_extreme_pixel_by_the_normalization_that_it_declares() -> None:
@@ -247,14 +249,17 @@ def test_no_server_learns_an_extreme_pixel_by_the_normalization_that_it_declares
 
 def test_tensors_lie_in_memory_as_those_of_a_simulation_do(tmp_path: Path) -> None:
     """Some processors add up numbers in an order that hangs on where they begin."""
-    config, path = PrivateConfig(source="tensors", path="mine.safetensors"), tmp_path / "mine.safetensors"
+    config, path = NodeDataConfig(source="tensors", path="mine.safetensors"), tmp_path / "mine.safetensors"
     as_in_the_file = set()
     for count in range(1, 9):  # the inputs lie behind so many targets of 8 bytes
         save_file(
             {"inputs": NORMALIZED[:1].repeat(count, 1, 1, 1), "targets": torch.zeros(count).long()}, path
         )
         as_in_the_file.add(load_file(path)["inputs"].data_ptr() % 64)
-        assert load(config, tmp_path, PETS)[0].inputs.data_ptr() % 64 == torch.empty(64).data_ptr() % 64
+        assert (
+            load_node_data(config, tmp_path, PETS)[0].inputs.data_ptr() % 64
+            == torch.empty(64).data_ptr() % 64
+        )
     assert len(as_in_the_file) > 1
 
 
@@ -323,9 +328,9 @@ def nothing(path):
 def test_a_function_of_the_owners_own(tmp_path: Path, function: str) -> None:
     (tmp_path / "my_private_loaders.py").write_text(LOADERS, encoding="utf-8")
     (tmp_path / "labels.txt").write_text("2\n0\n", encoding="utf-8")
-    config = PrivateConfig(source=f"my_private_loaders:{function}", path="labels.txt")
+    config = NodeDataConfig(source=f"my_private_loaders:{function}", path="labels.txt")
     with fresh("my_private_loaders"):
-        data, _ = load(config, tmp_path, PETS)
+        data, _ = load_node_data(config, tmp_path, PETS)
     torch.testing.assert_close(data.inputs, NORMALIZED)
     assert data.targets.tolist() == [2, 0]
 
@@ -349,18 +354,18 @@ def test_a_function_that_does_not_serve_is_one_line(tmp_path: Path, source: str,
     (tmp_path / "my_private_loaders.py").write_text(LOADERS, encoding="utf-8")
     (tmp_path / "my_broken_loaders.py").write_text("import not_here\n", encoding="utf-8")
     with fresh("my_private_loaders", "my_broken_loaders"), pytest.raises(FedstillError, match=line):
-        load(PrivateConfig(source=source), tmp_path, PETS)
+        load_node_data(NodeDataConfig(source=source), tmp_path, PETS)
 
 
 def test_a_module_of_another_folder_is_not_taken_for_the_owners(tmp_path: Path) -> None:
     for owner in ("a", "b"):
         (tmp_path / owner).mkdir()
         (tmp_path / owner / "my_shared_name.py").write_text(LOADERS, encoding="utf-8")
-    config = PrivateConfig(source="my_shared_name:pair")
+    config = NodeDataConfig(source="my_shared_name:pair")
     with fresh("my_shared_name"):
-        load(config, tmp_path / "a", PETS)
+        load_node_data(config, tmp_path / "a", PETS)
         with pytest.raises(ArgumentError, match=r"expected another name for .*b/my_shared_name.py"):
-            load(config, tmp_path / "b", PETS)
+            load_node_data(config, tmp_path / "b", PETS)
 
 
 # --- options ------------------------------------------------------------------------------------------
@@ -369,7 +374,7 @@ def test_a_module_of_another_folder_is_not_taken_for_the_owners(tmp_path: Path) 
 def test_a_source_that_there_is_not_is_named() -> None:
     allowed = "expected npz, folder, csv, parquet, nifti, tensors or package"
     with pytest.raises(ArgumentError, match=f"data.source is .zip.: {allowed}"):
-        PrivateConfig(source="zip")
+        NodeDataConfig(source="zip")
 
 
 @contextmanager
@@ -402,9 +407,9 @@ def test_what_becomes_of_an_image_hangs_on_no_other_one(
     def read() -> torch.Tensor:
         (tmp_path / "list.csv").write_text("\n".join(lines))
         path = "." if source == "folder" else "list.csv"
-        config = PrivateConfig(source=source, path=path, fit=True)
+        config = NodeDataConfig(source=source, path=path, fit=True)
         spec = replace(PETS, shape=shape, mean=HALF * shape[0], std=HALF * shape[0])
-        return load(config, tmp_path, spec)[0].inputs
+        return load_node_data(config, tmp_path, spec)[0].inputs
 
     without = read()
     added = draws.integers(0, 256, (12, 12, 3) if more == "color" else (12, 12), dtype=np.uint8)

@@ -9,17 +9,17 @@ import pytest
 from PIL import Image
 
 from fedstill.core.errors import DataError
-from fedstill.data import load, named, node_data
-from fedstill.data.image_folders import read_folder
-from fedstill.data.node_data import PrivateConfig
-from fedstill.data.raw import Raw, from_arrays
-from fedstill.data.table_files import pixel_images
-from fedstill.data.user_data import read
+from fedstill.data import load, make_data_config, node_data
+from fedstill.data.image_folders import read_class_folders
+from fedstill.data.node_data import NodeDataConfig
+from fedstill.data.raw import RawImages, raw_images_from_arrays
+from fedstill.data.table_files import reshape_pixel_rows
+from fedstill.data.user_data import read_raw_images
 from fedstill.tasks.multi_label import MultiLabelConfig
 
 
-def read_npz(path: Path) -> Raw:
-    return read(path, "npz", "class")
+def read_npz(path: Path) -> RawImages:
+    return read_raw_images(path, "npz", "class")
 
 
 def saved(tmp_path: Path, **arrays: Any) -> Path:
@@ -185,7 +185,7 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     (tmp_path / "cat" / "readme.txt").write_text("not an image")
     (tmp_path / "cat" / ".hidden.png").write_text("not an image")
     (tmp_path / ".git").mkdir()
-    raw = read_folder(tmp_path)
+    raw = read_class_folders(tmp_path)
     assert raw.classes == ("cat", "dog")
     assert raw.labels.tolist() == [0, 1, 1]
     assert (raw.images == images[:, None]).all()
@@ -198,13 +198,13 @@ def test_a_folder_of_classes_may_say_whose_each_image_is(tmp_path: Path) -> None
         put(tmp_path / f"{name}.png", image)
     cases = tmp_path / "cases.csv"
     cases.write_text("name,patient,split\ndog/z,p1,test\ncat/z,p2,train\ndog/a,p3,train\n")
-    raw = read_folder(tmp_path)
+    raw = read_class_folders(tmp_path)
     assert raw.columns["patient"].tolist() == ["p2", "p3", "p1"]
     assert raw.test is not None
     assert raw.test.tolist() == [False, False, True]
     cases.write_text("name,patient\ndog/z,p1\ncat/z,p2\n")
     with pytest.raises(DataError, match="does not name 'dog/a'"):
-        read_folder(tmp_path)
+        read_class_folders(tmp_path)
 
 
 def test_a_folder_with_both_parts(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_folder_with_both_parts(tmp_path: Path) -> None:
     put(tmp_path / "train" / "cat" / "1.png", images[0])
     put(tmp_path / "train" / "dog" / "1.png", images[1])
     put(tmp_path / "test" / "dog" / "1.png", images[2])  # a class may lack in the test part
-    raw = read_folder(tmp_path)
+    raw = read_class_folders(tmp_path)
     assert raw.labels.tolist() == [0, 1, 1]
     assert raw.test is not None
     assert raw.test.tolist() == [False, False, True]
@@ -223,13 +223,13 @@ def test_palettes_and_alpha_become_color_and_bilevel_gray(tmp_path: Path) -> Non
     (tmp_path / "c" / "a").mkdir(parents=True)
     Image.new("P", (8, 8)).save(tmp_path / "c" / "a" / "1.png")
     Image.new("RGBA", (8, 8), (9, 8, 7, 0)).save(tmp_path / "c" / "a" / "2.png")
-    raw = read_folder(tmp_path / "c")
+    raw = read_class_folders(tmp_path / "c")
     assert raw.images.shape == (2, 3, 8, 8)
     assert raw.images[1, :, 0, 0].tolist() == [255, 255, 255]  # transparent, and so white
     (tmp_path / "g" / "a").mkdir(parents=True)
     Image.new("1", (8, 8), 1).save(tmp_path / "g" / "a" / "1.png")
-    assert (read_folder(tmp_path / "g").images == 255).all()
-    assert read_folder(tmp_path / "g").images.shape == (1, 1, 8, 8)
+    assert (read_class_folders(tmp_path / "g").images == 255).all()
+    assert read_class_folders(tmp_path / "g").images.shape == (1, 1, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -243,34 +243,34 @@ def test_an_image_unlike_the_first_is_named(tmp_path: Path, other: np.ndarray[An
     put(tmp_path / "c" / "a.png", pixels(8, 8))
     put(tmp_path / "c" / "b.png", other)
     with pytest.raises(DataError, match=words):
-        read_folder(tmp_path)
+        read_class_folders(tmp_path)
 
 
 def test_a_broken_image_is_named(tmp_path: Path) -> None:
     path = put(tmp_path / "c" / "a.png", pixels(64, 64))
     path.write_bytes(path.read_bytes()[:-500])
     with pytest.raises(DataError, match=r"a\.png: cannot be read as an image \(.*\)$"):
-        read_folder(tmp_path)
+        read_class_folders(tmp_path)
     put(tmp_path / "c" / "b.png", pixels(64, 64))
     (tmp_path / "c" / "c.png").write_text("none")
     with pytest.raises(DataError, match=r"a\.png: cannot be read as an image \(.*\) \(1 more such\)$"):
-        read_folder(tmp_path)
+        read_class_folders(tmp_path)
 
 
 def test_folders_without_content(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no folders"):
-        read_folder(tmp_path)
+        read_class_folders(tmp_path)
     put(tmp_path / "cat" / "1.png", pixels(8, 8))
     (tmp_path / "dog").mkdir()
     with pytest.raises(DataError, match="dog: holds no image"):
-        read_folder(tmp_path)
+        read_class_folders(tmp_path)
 
 
 def test_a_test_class_that_is_not_trained(tmp_path: Path) -> None:
     put(tmp_path / "train" / "cat" / "1.png", pixels(8, 8))
     put(tmp_path / "test" / "dog" / "1.png", pixels(8, 8))
     with pytest.raises(DataError, match=r"test/dog: has no folder of that name in .*train"):
-        read_folder(tmp_path)
+        read_class_folders(tmp_path)
 
 
 SIZES = {"train": 12, "val": 4, "test": 6}
@@ -295,32 +295,34 @@ def numbered(data: Any) -> list[int]:
 
 def test_parts_are_the_authors_and_validation_is_their_own(tmp_path: Path) -> None:
     path = str(medmnist(tmp_path / "pathmnist.npz"))
-    data = load(named(path))
+    data = load(make_data_config(path))
     assert (data.name, data.classes, data.train.inputs.shape[1:]) == ("pathmnist", ("0", "1"), (3, 28, 28))
     assert (numbered(data.train), numbered(data.test)) == (list(range(12)), list(range(200, 206)))
     assert data.train.targets.tolist() == [n % 2 for n in range(12)]
     assert data.note == "4 of it are for validation, and set aside (data.validation)"
-    chosen = load(named(path, validation=0.1))
+    chosen = load(make_data_config(path, validation=0.1))
     assert (numbered(chosen.train), numbered(chosen.test)) == (list(range(12)), list(range(100, 104)))
     assert chosen.note == "measured on 4 of its own validation part; the test part is not used"
 
 
 def test_several_labels_are_findings_and_gray_images_have_one_channel(tmp_path: Path) -> None:
     gray = {f"{part}_images": np.zeros((count, 28, 28), np.uint8) for part, count in SIZES.items()}
-    data = load(named(str(medmnist(tmp_path / "chestmnist.npz", labels=3, **gray))), MultiLabelConfig())
+    data = load(
+        make_data_config(str(medmnist(tmp_path / "chestmnist.npz", labels=3, **gray))), MultiLabelConfig()
+    )
     assert data.train.inputs.shape == (12, 1, 28, 28)
     assert data.test.targets[:2].tolist() == [[0, 1, 0], [1, 0, 1]]
 
 
 def test_a_node_has_the_training_part_alone(tmp_path: Path) -> None:
     medmnist(tmp_path / "data.npz")
-    data, spec = node_data.load(PrivateConfig(), tmp_path)
+    data, spec = node_data.load_node_data(NodeDataConfig(), tmp_path)
     assert (numbered(data), spec.shape) == (list(range(12)), (3, 28, 28))
 
 
 def test_a_part_that_lacks_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no array 'val_labels', only test_images"):
-        load(named(str(medmnist(tmp_path / "part.npz", val_labels=None))))
+        load(make_data_config(str(medmnist(tmp_path / "part.npz", val_labels=None))))
 
 
 VALIDATION: dict[str, None] = {"val_images": None, "val_labels": None}
@@ -329,29 +331,29 @@ TEST: dict[str, None] = {"test_images": None, "test_labels": None}
 
 def test_the_validation_part_may_be_missing_and_is_then_drawn(tmp_path: Path) -> None:
     path = str(medmnist(tmp_path / "part.npz", **VALIDATION))
-    data = load(named(path))
+    data = load(make_data_config(path))
     assert (numbered(data.train), numbered(data.test)) == (list(range(12)), list(range(200, 206)))
-    chosen = load(named(path, validation=0.25))
+    chosen = load(make_data_config(path, validation=0.25))
     assert (len(chosen.train), len(chosen.test)) == (9, 3)
     assert sorted(numbered(chosen.train) + numbered(chosen.test)) == list(range(12))
 
 
 def test_of_a_training_part_alone_the_test_part_is_drawn(tmp_path: Path) -> None:
-    data = load(named(str(medmnist(tmp_path / "train.npz", **VALIDATION, **TEST))))
+    data = load(make_data_config(str(medmnist(tmp_path / "train.npz", **VALIDATION, **TEST))))
     assert sorted(numbered(data.train) + numbered(data.test)) == list(range(12))
     with pytest.raises(DataError, match=r"no_test\.npz: has val_images and no test_images"):
-        load(named(str(medmnist(tmp_path / "no_test.npz", **TEST))))
+        load(make_data_config(str(medmnist(tmp_path / "no_test.npz", **TEST))))
 
 
 def test_arrays_next_to_those_of_medmnist_are_kept(tmp_path: Path) -> None:
     patients = {f"{part}_patient": START[part] + np.arange(count) // 2 for part, count in SIZES.items()}
     path = medmnist(tmp_path / "more.npz", classes=np.array(["healthy", "ill"]), **patients)
-    data = load(named(str(path)))
+    data = load(make_data_config(str(path)))
     assert data.classes == ("healthy", "ill")
     assert data.columns["patient"].tolist() == [n // 2 for n in range(12)]
     del patients["val_patient"]
     with pytest.raises(DataError, match="has no array 'val_patient'"):
-        load(named(str(medmnist(tmp_path / "some.npz", **patients))))
+        load(make_data_config(str(medmnist(tmp_path / "some.npz", **patients))))
 
 
 @pytest.mark.parametrize(
@@ -367,16 +369,16 @@ def test_refuses_parts_that_do_not_belong_together(
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(DataError, match=rf"odd\.npz: {said} is of shape"):
-        load(named(str(medmnist(tmp_path / "odd.npz", **changes))))
+        load(make_data_config(str(medmnist(tmp_path / "odd.npz", **changes))))
 
 
 def test_rejects_bytes_of_0_and_1_as_a_csv_of_pixels_is() -> None:
     binary = np.eye(8, dtype=np.uint8)[None].repeat(2, axis=0)
     for pixels in (binary, binary * np.float32(0.5)):
         with pytest.raises(DataError, match="here: no pixel is above 1"):
-            pixel_images(pixels.reshape(2, 64).astype(np.float32), Path("here"), ())
+            reshape_pixel_rows(pixels.reshape(2, 64).astype(np.float32), Path("here"), ())
     with pytest.raises(DataError, match="here: no pixel is above 1"):
-        from_arrays(Path("here"), {"images": binary, "labels": np.array([0, 1])}, "class")
+        raw_images_from_arrays(Path("here"), {"images": binary, "labels": np.array([0, 1])}, "class")
     for sound in (binary * np.uint8(255), binary * np.uint8(0), binary.astype(np.float32)):
-        raw = from_arrays(Path("here"), {"images": sound, "labels": np.array([0, 1])}, "class")
+        raw = raw_images_from_arrays(Path("here"), {"images": sound, "labels": np.array([0, 1])}, "class")
         assert np.array_equal(raw.images[:, 0], sound)

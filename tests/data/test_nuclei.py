@@ -11,21 +11,21 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import UserFiles, load, named
-from fedstill.data.object_images import Picture, cases_of, cut, data_set
-from fedstill.data.public import PublicConfig, held_out
+from fedstill.data import UserFiles, load, make_data_config
+from fedstill.data.object_images import InstanceImage, cut_patches, make_patch_cases, prepare_instance_images
+from fedstill.data.public import PublicConfig, hold_out
 from fedstill.tasks.instances import InstancesConfig, three_classes
 
 INSTANCES = InstancesConfig()
 
 
-def picture(number: int, height: int = 20, width: int = 26, **more: Any) -> Picture:
+def picture(number: int, height: int = 20, width: int = 26, **more: Any) -> InstanceImage:
     """Each pixel tells where it is: red the row, green the column, blue the picture. Two objects."""
     image = np.zeros((3, height, width), dtype=np.uint8)
     image[0], image[1], image[2] = np.arange(height)[:, None], np.arange(width), number
     instances = np.zeros((height, width), dtype=np.int32)
     instances[3:9, 2:9], instances[3:9, 9:14] = 40, 700
-    return Picture(image, instances, f"n{number}", **{"site": "ab"[number % 2], **more})
+    return InstanceImage(image, instances, f"n{number}", **{"site": "ab"[number % 2], **more})
 
 
 def pixels(inputs: torch.Tensor) -> torch.Tensor:
@@ -34,8 +34,8 @@ def pixels(inputs: torch.Tensor) -> torch.Tensor:
 
 def test_patches_are_what_their_places_say() -> None:
     pictures = [picture(0), picture(1, 16, 16), picture(2, 10, 30)]
-    cases = cases_of(pictures, 16)
-    data = cut(pictures, cases, np.arange(len(cases.of)), 16)
+    cases = make_patch_cases(pictures, 16)
+    data = cut_patches(pictures, cases, np.arange(len(cases.of)), 16)
     assert cases.of.tolist() == [0] * 4 + [1] + [2] * 2
     assert cases.sizes == ((20, 26), (16, 16), (10, 30))
     assert cases.places is not None
@@ -48,8 +48,8 @@ def test_patches_are_what_their_places_say() -> None:
 
 def test_targets_are_of_whole_pictures_so_that_a_cut_object_has_no_contour_there() -> None:
     pictures = [picture(0)]
-    cases = cases_of(pictures, 8)
-    data = cut(pictures, cases, np.arange(len(cases.of)), 8)
+    cases = make_patch_cases(pictures, 8)
+    data = cut_patches(pictures, cases, np.arange(len(cases.of)), 8)
     whole = torch.from_numpy(three_classes(pictures[0].instances).astype(np.int64))
     assert cases.places is not None
     for n, (top, left) in enumerate(cases.places.tolist()):
@@ -65,14 +65,14 @@ def test_pictures_of_one_patient_stay_together() -> None:
     pictures.append(picture(18, site="a"))
     for seed in range(5):
         config = UserFiles(name="mine", patch=8, seed=seed, train_limit=100)
-        data = data_set(pictures, config, "mine", "", "site")
+        data = prepare_instance_images(pictures, config, "mine", "", "site")
         assert data.unit == "patient"
         owners = lambda inputs: {n // 3 for n in pixels(inputs)[:, 2, 0, 0].tolist()}  # noqa: E731
         assert not owners(data.train.inputs) & owners(data.test.inputs)
         assert len(data.train) % 12 == 0  # 12 patches a picture, and pictures whole
         named = data.columns["patient"]
         assert set(named) <= {*(f"p{n}" for n in range(6)), "n18"}
-        kept, taken = held_out(PublicConfig("held-out", share=0.4), data)
+        kept, taken = hold_out(PublicConfig("held-out", share=0.4), data)
         assert not owners(data.train.inputs[kept]) & owners(data.train.inputs[taken])
         assert data.train.groups is not None
         assert len(set(data.train.groups.tolist())) == len(set(named))
@@ -81,7 +81,7 @@ def test_pictures_of_one_patient_stay_together() -> None:
 def test_an_official_split_is_kept_and_the_rest_is_drawn() -> None:
     fixed = [picture(n, test=n < 2, site="x") for n in range(4)]
     open_ones = [picture(n, site="y") for n in range(10, 20)]
-    data = data_set([*fixed, *open_ones], UserFiles(name="mine", patch=8), "both", "", "site")
+    data = prepare_instance_images([*fixed, *open_ones], UserFiles(name="mine", patch=8), "both", "", "site")
     assert data.test.cases is not None
     names = {data.test.cases.names[n] for n in data.test.cases.present()}
     assert {"n0", "n1"} <= names
@@ -91,7 +91,7 @@ def test_an_official_split_is_kept_and_the_rest_is_drawn() -> None:
 
 def test_half_the_scale_is_half_the_picture() -> None:
     pictures = [picture(n) for n in range(4)]
-    data = data_set(pictures, UserFiles(name="mine", patch=8, scale=0.5), "mine", "", "site")
+    data = prepare_instance_images(pictures, UserFiles(name="mine", patch=8, scale=0.5), "mine", "", "site")
     assert data.test.cases is not None
     assert data.test.cases.sizes[0] == (10, 13)
     assert set(np.unique(data.test.cases.instances[0])) == {0, 40, 700}
@@ -101,9 +101,11 @@ def test_half_the_scale_is_half_the_picture() -> None:
 
 def test_sites_that_are_not_there() -> None:
     with pytest.raises(ArgumentError, match="some of a, b"):
-        data_set([picture(0), picture(1)], UserFiles(name="mine", sites=("c",)), "mine", "", "site")
+        prepare_instance_images(
+            [picture(0), picture(1)], UserFiles(name="mine", sites=("c",)), "mine", "", "site"
+        )
     with pytest.raises(DataError, match="has one picture"):
-        data_set([picture(0)], UserFiles(name="mine"), "mine", "", "site")
+        prepare_instance_images([picture(0)], UserFiles(name="mine"), "mine", "", "site")
 
 
 # One's own
@@ -120,10 +122,10 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     (tmp_path / "mine" / "cases.csv").write_text(
         "name,site,split,patient\nn0,a,train,p\nn1,b,train,p\nn2,a,test,\nn3,b,test,q\n"
     )
-    data = load(named(str(tmp_path / "mine"), patch=8), INSTANCES)
+    data = load(make_data_config(str(tmp_path / "mine"), patch=8), INSTANCES)
     assert data.unit == "patient"
     assert set(data.columns["patient"]) == {"p"}
-    expected = data_set(
+    expected = prepare_instance_images(
         [picture(n, test=n > 1) for n in range(4)], UserFiles(name="mine", patch=8), "mine", "", "site"
     )
     for part, other in ((data.train, expected.train), (data.test, expected.test)):
@@ -145,19 +147,19 @@ def test_an_npz_of_pictures(tmp_path: Path) -> None:
         "split": np.array([0, 0, 1, 1]),
     }
     np.savez(tmp_path / "mine.npz", **arrays)
-    data = load(named(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
+    data = load(make_data_config(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
     assert set(pixels(data.test.inputs)[:, 2, 0, 0].tolist()) == {2, 3}
     assert data.unit == "slide"
     np.savez(tmp_path / "mine.npz", **arrays, patient=np.array([7, 7, 8, 9]))
-    data = load(named(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
+    data = load(make_data_config(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
     assert data.unit == "patient"
     assert set(data.columns["patient"]) == {"7"}
     np.savez(tmp_path / "mine.npz", **arrays | {"instances": arrays["instances"][:, :4]})
     with pytest.raises(DataError, match="instances are int32 of shape"):
-        load(named(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
+        load(make_data_config(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
     np.savez(tmp_path / "mine.npz", **arrays | {"split": np.array([0, 0, 1, 3])})
     with pytest.raises(DataError, match=r"split is not 0 \(train\), 1 .* for each of the 4 images"):
-        load(named(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
+        load(make_data_config(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
 
 
 def test_objects_of_another_size_are_refused(tmp_path: Path) -> None:
@@ -165,4 +167,4 @@ def test_objects_of_another_size_are_refused(tmp_path: Path) -> None:
         (tmp_path / part).mkdir()
         Image.fromarray(np.zeros((side, 8), dtype=np.uint8)).save(tmp_path / part / "a.png")
     with pytest.raises(DataError, match=r"a\.png: the image is 8 x 8 and its objects \(12, 8\)"):
-        load(named(str(tmp_path)), INSTANCES)
+        load(make_data_config(str(tmp_path)), INSTANCES)

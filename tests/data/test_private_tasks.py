@@ -14,10 +14,10 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError, RunNeeded, TooLarge
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data import named
+from fedstill.data import make_data_config
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loading import load as load_data
-from fedstill.data.node_data import PrivateConfig, load
+from fedstill.data.node_data import NodeDataConfig, load_node_data
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig
@@ -37,22 +37,22 @@ MASKS = (PIXELS > 200).astype(np.uint8)
 NORMALIZED = torch.tensor(PIXELS / 255 * 2 - 1).float()[:, None]
 
 
-def npz(folder: Path, **arrays: Any) -> PrivateConfig:
+def npz(folder: Path, **arrays: Any) -> NodeDataConfig:
     np.savez(folder / "mine.npz", **arrays)
-    return PrivateConfig(path="mine.npz")
+    return NodeDataConfig(path="mine.npz")
 
 
-def pictures(folder: Path, images: Any, masks: Any) -> PrivateConfig:
+def pictures(folder: Path, images: Any, masks: Any) -> NodeDataConfig:
     for part, arrays in (("images", images), ("masks", masks)):
         (folder / "mine" / part).mkdir(parents=True)
         for n, array in enumerate(arrays):
             Image.fromarray(array).save(folder / "mine" / part / f"{n}.png")
-    return PrivateConfig(source="folder", path="mine")
+    return NodeDataConfig(source="folder", path="mine")
 
 
 def test_an_npz_and_a_folder_of_masks_give_the_same(tmp_path: Path) -> None:
     for config in (npz(tmp_path, images=PIXELS, masks=MASKS), pictures(tmp_path, PIXELS, MASKS * 255)):
-        data, spec = load(config, tmp_path, MAPS)
+        data, spec = load_node_data(config, tmp_path, MAPS)
         assert torch.allclose(data.inputs, NORMALIZED, atol=1e-6)
         assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
         assert spec == MAPS
@@ -60,31 +60,31 @@ def test_an_npz_and_a_folder_of_masks_give_the_same(tmp_path: Path) -> None:
 
 def test_what_is_for_testing_is_left_out_and_groups_follow(tmp_path: Path) -> None:
     config = npz(tmp_path, images=PIXELS, masks=MASKS, split=[0, 1, 0, 0, 1, 0], patient=list("aabbcc"))
-    data, _ = load(replace(config, group="patient"), tmp_path, MAPS)
+    data, _ = load_node_data(replace(config, group="patient"), tmp_path, MAPS)
     assert torch.equal(data.targets, torch.from_numpy(MASKS[[0, 2, 3, 5]]).long())
     assert data.groups is not None
     groups = data.groups.tolist()
     assert groups[1] == groups[2]
     assert len(set(groups)) == 3
     with pytest.raises(DataError, match="all examples are for testing"):
-        load(npz(tmp_path, images=PIXELS, masks=MASKS, split=[1] * 6), tmp_path, MAPS)
+        load_node_data(npz(tmp_path, images=PIXELS, masks=MASKS, split=[1] * 6), tmp_path, MAPS)
 
 
 def test_an_owner_need_not_have_every_class(tmp_path: Path) -> None:
     three = replace(MAPS, classes=("background", "tumor", "oedema"))
     config = npz(tmp_path, images=PIXELS, masks=MASKS * 2)  # no tumor here
-    assert torch.equal(load(config, tmp_path, three)[0].targets, torch.from_numpy(MASKS).long() * 2)
+    assert torch.equal(load_node_data(config, tmp_path, three)[0].targets, torch.from_numpy(MASKS).long() * 2)
 
 
 def test_other_sizes_are_refused_unless_they_are_to_be_fitted(tmp_path: Path) -> None:
     big, masks = PIXELS.repeat(2, 1).repeat(2, 2), MASKS.repeat(2, 1).repeat(2, 2)
     config = npz(tmp_path, images=big, masks=masks)
     with pytest.raises(DataError, match=r"images are 1 x 16 x 16 .*data\.fit"):
-        load(config, tmp_path, MAPS)
-    data, _ = load(replace(config, fit=True), tmp_path, MAPS)
+        load_node_data(config, tmp_path, MAPS)
+    data, _ = load_node_data(replace(config, fit=True), tmp_path, MAPS)
     assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
     config = pictures(tmp_path, big, masks)
-    data, _ = load(replace(config, fit=True), tmp_path, MAPS)
+    data, _ = load_node_data(replace(config, fit=True), tmp_path, MAPS)
     assert torch.allclose(data.inputs, NORMALIZED, atol=1e-5)
     assert torch.equal(data.targets, torch.from_numpy(MASKS).long())
 
@@ -93,27 +93,29 @@ def test_channels_are_chosen(tmp_path: Path) -> None:
     both = np.stack([255 - PIXELS, PIXELS], axis=1)
     config = npz(tmp_path, images=both, masks=MASKS)
     assert torch.allclose(
-        load(replace(config, channels=(1,)), tmp_path, MAPS)[0].inputs, NORMALIZED, atol=1e-6
+        load_node_data(replace(config, channels=(1,)), tmp_path, MAPS)[0].inputs, NORMALIZED, atol=1e-6
     )
     with pytest.raises(ArgumentError, match=r"data\.channels is \[2\]"):
-        load(replace(config, channels=(2,)), tmp_path, MAPS)
+        load_node_data(replace(config, channels=(2,)), tmp_path, MAPS)
 
 
 def test_images_are_measured_as_the_server_declares(tmp_path: Path) -> None:
-    data, _ = load(npz(tmp_path, images=PIXELS), tmp_path, IMAGES)
+    data, _ = load_node_data(npz(tmp_path, images=PIXELS), tmp_path, IMAGES)
     assert torch.allclose(data.targets, NORMALIZED, atol=1e-6)
     assert torch.equal(data.inputs, IMAGES.make_task().observe(data.targets))
     eight = replace(IMAGES, task=ReconstructionConfig(acceleration=8, center=0.0))
-    assert not torch.equal(load(npz(tmp_path, images=PIXELS), tmp_path, eight)[0].inputs, data.inputs)
+    assert not torch.equal(
+        load_node_data(npz(tmp_path, images=PIXELS), tmp_path, eight)[0].inputs, data.inputs
+    )
 
 
 def test_findings_that_an_owner_has_no_column_for_are_unknown(tmp_path: Path) -> None:
     labels = np.array([[1, 0], [0, 1], [0, 0], [1, 1], [-1, 0], [0, 0]])
     config = npz(tmp_path, images=PIXELS, labels=labels, classes=["Hernia", "Mass"])
-    data, _ = load(config, tmp_path, FINDINGS)
+    data, _ = load_node_data(config, tmp_path, FINDINGS)
     assert data.targets.tolist() == [[mass, -1, hernia] for hernia, mass in labels.tolist()]
     with pytest.raises(DataError, match=r"has 2 classes without names \(expected 3"):
-        load(npz(tmp_path, images=PIXELS, labels=labels), tmp_path, FINDINGS)
+        load_node_data(npz(tmp_path, images=PIXELS, labels=labels), tmp_path, FINDINGS)
 
 
 def test_a_csv_of_findings_in_both_forms(tmp_path: Path) -> None:
@@ -121,49 +123,49 @@ def test_a_csv_of_findings_in_both_forms(tmp_path: Path) -> None:
         Image.fromarray(PIXELS[n]).save(tmp_path / f"{n}.png")
     columns = "file,who,Hernia,Mass\n0.png,a,1,0\n1.png,a,,1\n2.png,b,0,-1\n"
     (tmp_path / "mine.csv").write_text(columns)
-    config = PrivateConfig(source="csv", path="mine.csv", image="file", group="who")
-    data, _ = load(config, tmp_path, FINDINGS)
+    config = NodeDataConfig(source="csv", path="mine.csv", image="file", group="who")
+    data, _ = load_node_data(config, tmp_path, FINDINGS)
     assert data.targets.tolist() == [[0, -1, 1], [1, -1, -1], [-1, -1, 0]]
     assert data.groups is not None
     assert data.groups[0] == data.groups[1] != data.groups[2]
     (tmp_path / "mine.csv").write_text("file,label\n0.png,Hernia|Mass\n1.png,No Finding\n2.png,Edema\n")
-    data, _ = load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
+    data, _ = load_node_data(NodeDataConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     assert data.targets.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
     (tmp_path / "mine.csv").write_text("file,Mass\n0.png,maybe\n")
     with pytest.raises(DataError, match="finding 'Mass' has 'maybe'"):
-        load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
+        load_node_data(NodeDataConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
     (tmp_path / "mine.csv").write_text("file,label\n0.png,Cough\n")
     with pytest.raises(DataError, match=r"has a finding 'Cough' \(expected Mass, Edema, Hernia"):
-        load(PrivateConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
+        load_node_data(NodeDataConfig(source="csv", path="mine.csv", image="file"), tmp_path, FINDINGS)
 
 
 def test_pictures_of_nuclei_become_patches_of_the_servers_size(tmp_path: Path) -> None:
     image = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
     instances = np.zeros((12, 20), dtype=np.uint8)
     instances[2:7, 2:7] = 5
-    data, _ = load(pictures(tmp_path, [image], [instances]), tmp_path, NUCLEI)
+    data, _ = load_node_data(pictures(tmp_path, [image], [instances]), tmp_path, NUCLEI)
     assert data.inputs.shape == (6, 3, 8, 8)
     assert torch.allclose(
         data.inputs[0], torch.tensor(image[:8, :8] / 127.5 - 1).permute(2, 0, 1).float(), atol=1e-5
     )
     assert data.targets[0, 2:7, 2:7].unique().tolist() == [1, 2]
     with pytest.raises(ArgumentError, match=r"data\.fit"):
-        load(PrivateConfig(source="folder", path="mine", fit=True), tmp_path, NUCLEI)
+        load_node_data(NodeDataConfig(source="folder", path="mine", fit=True), tmp_path, NUCLEI)
 
 
 def test_patches_of_nuclei_belong_to_their_picture_or_its_patient(tmp_path: Path) -> None:
     image = RNG.integers(0, 256, (12, 20, 3), dtype=np.uint8)
     instances = np.zeros((12, 20), dtype=np.uint8)
     config = pictures(tmp_path, [image] * 3, [instances] * 3)
-    data, _ = load(config, tmp_path, NUCLEI)
+    data, _ = load_node_data(config, tmp_path, NUCLEI)
     assert data.groups is not None
     assert [int((data.groups == group).sum()) for group in data.groups.unique()] == [6, 6, 6]
     assert len(limit_groups(data, 4)) == 12  # as a node with privacy.group_size = 4 has them
     with pytest.raises(ArgumentError, match=r"invalid data\.group = 'patient' \(expected empty \('slide'\)"):
-        load(replace(config, group="patient"), tmp_path, NUCLEI)
+        load_node_data(replace(config, group="patient"), tmp_path, NUCLEI)
     (tmp_path / config.path / "cases.csv").write_text("name,patient\n0,a\n1,a\n2,b\n", encoding="utf-8")
     for group, sizes in (("", [6, 12]), ("patient", [6, 12]), ("slide", [6, 6, 6])):
-        data, _ = load(replace(config, group=group), tmp_path, NUCLEI)
+        data, _ = load_node_data(replace(config, group=group), tmp_path, NUCLEI)
         assert data.groups is not None
         assert sorted(int((data.groups == one).sum()) for one in data.groups.unique()) == sizes
 
@@ -175,15 +177,15 @@ def test_volumes(tmp_path: Path) -> None:
         for part, array in (("image", PIXELS), ("mask", MASKS)):
             volume = np.flip(array, 1).transpose(2, 1, 0)  # so that slice z shows PIXELS[z]
             nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / "scans" / f"c{n}_{part}.nii.gz")
-    config = PrivateConfig(source="nifti", path="scans", slices=3, group="patient")
-    data, _ = load(config, tmp_path, MAPS)
+    config = NodeDataConfig(source="nifti", path="scans", slices=3, group="patient")
+    data, _ = load_node_data(config, tmp_path, MAPS)
     assert torch.equal(data.targets, torch.from_numpy(np.concatenate([MASKS[1::2]] * 2)).long())
     assert data.groups is not None
     assert len(set(data.groups.tolist())) == 2
     small = replace(MAPS, shape=(1, 4, 4))
     with pytest.raises(DataError, match=r"data\.fit"):
-        load(config, tmp_path, small)
-    assert load(replace(config, fit=True), tmp_path, small)[0].targets.shape == (6, 4, 4)
+        load_node_data(config, tmp_path, small)
+    assert load_node_data(replace(config, fit=True), tmp_path, small)[0].targets.shape == (6, 4, 4)
 
 
 def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
@@ -209,26 +211,26 @@ def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
     large = (1, 8000, 8000)
     for config, spec in (
         (scans, MAPS),
-        (PrivateConfig(source="nifti", path="volumes"), MAPS),
-        (PrivateConfig(source="csv", path="mine.csv"), FINDINGS),
-        (PrivateConfig(source="csv", path="classes.csv"), classes),
+        (NodeDataConfig(source="nifti", path="volumes"), MAPS),
+        (NodeDataConfig(source="csv", path="mine.csv"), FINDINGS),
+        (NodeDataConfig(source="csv", path="classes.csv"), classes),
         (replace(scans, path="by-class"), classes),
     ):
         with pytest.raises(TooLarge, match="its data as inputs of 1 x 8000 x 8000"):
-            load(replace(config, fit=True), tmp_path, replace(spec, shape=large), most=10**6)
+            load_node_data(replace(config, fit=True), tmp_path, replace(spec, shape=large), most=10**6)
 
 
 def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("text,label\ngood film,yes\nbad film,no\nno film,no\ngood,yes\n")
-    server = load_data(named(str(tmp_path / "mine.csv"), length=4, words=50), TextConfig())
+    server = load_data(make_data_config(str(tmp_path / "mine.csv"), length=4, words=50), TextConfig())
     spec = InputSpec(TextConfig(), ("no", "yes"), (4,), (), (), server.vocabulary)
-    data, _ = load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, spec)
+    data, _ = load_node_data(NodeDataConfig(source="csv", path="mine.csv"), tmp_path, spec)
     theirs = torch.cat([server.train.inputs, server.test.inputs])
     assert sorted(map(tuple, data.inputs.tolist())) == sorted(map(tuple, theirs.tolist()))
     assert data.targets.tolist() == [1, 0, 0, 1]
     other = replace(spec, classes=("fine", "poor"))
     with pytest.raises(DataError, match="has a class 'no'"):
-        load(PrivateConfig(source="csv", path="mine.csv"), tmp_path, other)
+        load_node_data(NodeDataConfig(source="csv", path="mine.csv"), tmp_path, other)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +247,14 @@ def test_sources_that_a_task_does_not_have(tmp_path: Path, config: Any, spec: In
     (tmp_path / "mine.csv").write_text("image,label\n")
     path = "mine.csv" if config.get("source") == "csv" else "mine"
     with pytest.raises(ArgumentError, match=line):
-        load(PrivateConfig(path=path, **config), tmp_path, spec)
+        load_node_data(NodeDataConfig(path=path, **config), tmp_path, spec)
 
 
 def test_slices_are_for_volumes_and_classification_has_no_volumes(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.slices is 3"):
-        PrivateConfig(source="npz", slices=3)
+        NodeDataConfig(source="npz", slices=3)
     with pytest.raises(ArgumentError, match=r"invalid data\.source = 'nifti' \(expected npz, folder or csv"):
-        load(PrivateConfig(source="nifti", path="x"), tmp_path, CLASSES)
+        load_node_data(NodeDataConfig(source="nifti", path="x"), tmp_path, CLASSES)
 
 
 def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path) -> None:
@@ -268,15 +270,15 @@ def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path)
         ("tensors", "mine.safetensors", "its input spec .* is the run's to say"),
     ):
         with pytest.raises(RunNeeded, match=said):
-            load(PrivateConfig(source=source, path=path), tmp_path)
+            load_node_data(NodeDataConfig(source=source, path=path), tmp_path)
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").write_text("none")
     for given, said in (
-        (PrivateConfig(path="none.npz"), "there is no file"),
-        (PrivateConfig(source="folder", path="images"), "cannot be read as an image"),
+        (NodeDataConfig(path="none.npz"), "there is no file"),
+        (NodeDataConfig(source="folder", path="images"), "cannot be read as an image"),
     ):
         with pytest.raises(DataError, match=said) as wrong:
-            load(given, tmp_path)
+            load_node_data(given, tmp_path)
         assert not isinstance(wrong.value, RunNeeded)
 
 
@@ -292,14 +294,16 @@ def test_whose_records_others_are_does_not_follow_from_the_names_in_one_more(
         if form == "npz":
             images, labels = np.zeros((len(who), 8, 8), np.uint8), np.arange(len(who)) % 2
             config = replace(npz(tmp_path, images=images, labels=labels, who=np.array(who)), group="who")
-            data, _ = load(config, tmp_path, CLASSES)
+            data, _ = load_node_data(config, tmp_path, CLASSES)
         else:
             ill = SchemaColumn(name="ill", type="category", categories=("0", "1"))
             schema = Schema("ill", (SchemaColumn(name="age", range=(0.0, 9.0)), ill))
             lines = [f"{name},5,{n % 2}" for n, name in enumerate(who)]
             (tmp_path / "mine.csv").write_text("\n".join(["who,age,ill", *lines]))
             spec = InputSpec(TabularConfig(), ("0", "1"), (1,), (), (), schema=schema)
-            data, _ = load(PrivateConfig(source="csv", path="mine.csv", group="who"), tmp_path, spec)
+            data, _ = load_node_data(
+                NodeDataConfig(source="csv", path="mine.csv", group="who"), tmp_path, spec
+            )
         assert data.groups is not None
         return data.groups.tolist()
 

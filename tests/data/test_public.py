@@ -12,7 +12,7 @@ import torch
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
 from fedstill.data import DataSet, Digits, TensorData, load
-from fedstill.data.public import Public, PublicConfig, conform, load_public, smooth_fields
+from fedstill.data.public import PublicConfig, PublicData, conform_images, generate_noise_images, load_public
 
 DIGITS = load(Digits())
 
@@ -32,7 +32,7 @@ def dataset(images: Any, classes: tuple[str, ...] = ("a", "b"), mean: float = 0.
     return DataSet("made", train, train, classes, (mean,) * channels, (0.5,) * channels)
 
 
-def wanted(config: PublicConfig, data: DataSet = DIGITS) -> tuple[TensorData, Public]:
+def wanted(config: PublicConfig, data: DataSet = DIGITS) -> tuple[TensorData, PublicData]:
     train, public = load_public(config, data)
     assert public is not None
     return train, public
@@ -120,18 +120,18 @@ def test_channels_size_and_normalization_by_hand() -> None:
     """Flat colors: what a mean over pixels must leave as it is."""
     source = dataset(np.ones((1, 3, 8, 8)) * np.array([1.0, 0.5, 0.0])[:, None, None])
     gray = dataset(np.zeros((1, 1, 4, 4)), mean=0.25)
-    (pixel,) = set((conform(source.train.inputs, source, gray) * 0.5 + 0.25).flatten().tolist())
+    (pixel,) = set((conform_images(source.train.inputs, source, gray) * 0.5 + 0.25).flatten().tolist())
     assert pixel == pytest.approx(0.299 + 0.5 * 0.587, abs=1e-5)
     color = dataset(np.zeros((1, 3, 12, 8)))
-    assert conform(gray.train.inputs, gray, color).shape == (1, 3, 12, 8)
-    torch.testing.assert_close(conform(gray.train.inputs, gray, color), -torch.ones(1, 3, 12, 8))
+    assert conform_images(gray.train.inputs, gray, color).shape == (1, 3, 12, 8)
+    torch.testing.assert_close(conform_images(gray.train.inputs, gray, color), -torch.ones(1, 3, 12, 8))
 
 
 def test_images_that_shrink_are_averaged_not_sampled() -> None:
     """A checkerboard of single pixels is gray from rehearsal."""
     board = np.indices((16, 16)).sum(0) % 2
     source, target = dataset(board[None, None]), dataset(np.zeros((1, 1, 4, 4)))
-    pixels = conform(source.train.inputs, source, target) * 0.5 + 0.5
+    pixels = conform_images(source.train.inputs, source, target) * 0.5 + 0.5
     assert (pixels - 0.5).abs().max() < 0.05
 
 
@@ -167,14 +167,16 @@ def test_no_name_is_no_public_data() -> None:
 
 
 def test_the_private_data_themselves_are_no_public_data() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid public\.name = 'digits' \(expected held-out, or other data"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid public\.name = 'digits' \(expected held-out, or other data"
+    ):
         load_public(PublicConfig("digits"), DIGITS)
 
 
 def test_channels_that_cannot_be_had_are_refused() -> None:
     two, three = dataset(np.zeros((1, 2, 4, 4))), dataset(np.zeros((1, 3, 4, 4)))
     with pytest.raises(DataError, match="have 2 channels and those of made 3"):
-        conform(two.train.inputs, two, three)
+        conform_images(two.train.inputs, two, three)
 
 
 # --- from noise ----------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def test_image_i_is_the_same_whatever_the_limit() -> None:
 
 
 def test_neighboring_pixels_are_alike_and_contrast_varies() -> None:
-    x = smooth_fields(300, 3, 32, 32, torch_generator(0, "test"))
+    x = generate_noise_images(300, 3, 32, 32, torch_generator(0, "test"))
     across, apart = (x[..., 1:] - x[..., :-1]).abs().mean(), (x[..., 16:] - x[..., :16]).abs().mean()
     assert across < 0.5 * apart  # pixels drawn one by one would give 1
     spread = x.flatten(1).std(1)

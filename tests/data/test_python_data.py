@@ -17,11 +17,11 @@ from torch.utils import data as torch_data
 import fedstill
 from fedstill.core.errors import DataError
 from fedstill.data.python_data import (
-    input_tensor,
-    inputs_and_targets,
-    require_one_order,
-    target_tensor,
-    tensors,
+    extract_inputs_and_targets,
+    hugging_face_tensors,
+    require_same_class_order,
+    to_input_tensor,
+    to_target_tensor,
 )
 from fedstill.models import MLP
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
@@ -78,24 +78,24 @@ FORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_usual_forms_give_the_same_tensors(form: str) -> None:
-    inputs, targets = inputs_and_targets(FORMS[form], "data[0]")
-    torch.testing.assert_close(input_tensor(inputs, "data[0]"), INPUTS)
-    assert target_tensor(targets, "data[0]").tolist() == LABELS
+    inputs, targets = extract_inputs_and_targets(FORMS[form], "data[0]")
+    torch.testing.assert_close(to_input_tensor(inputs, "data[0]"), INPUTS)
+    assert to_target_tensor(targets, "data[0]").tolist() == LABELS
 
 
 @pytest.mark.parametrize("form", ["pictures", "mappings", "data set"])
 def test_two_examples_are_not_inputs_and_targets(form: str) -> None:
     two = [FORMS[form][row] for row in range(2)]
-    inputs, targets = inputs_and_targets(two, "data[0]")
-    torch.testing.assert_close(input_tensor(inputs, "data[0]"), INPUTS[:2])
-    assert target_tensor(targets, "data[0]").tolist() == LABELS[:2]
+    inputs, targets = extract_inputs_and_targets(two, "data[0]")
+    torch.testing.assert_close(to_input_tensor(inputs, "data[0]"), INPUTS[:2])
+    assert to_target_tensor(targets, "data[0]").tolist() == LABELS[:2]
 
 
 def test_masks_of_pictures_are_numbers_of_classes() -> None:
     masks = [Picture.fromarray((image > 99).astype(np.uint8), "P") for image in PIXELS]
     pairs = [{"image": image, "mask": mask} for (image, _), mask in zip(PICTURES, masks, strict=True)]
-    _, targets = inputs_and_targets(pairs, "data[0]")
-    assert np.array_equal(target_tensor(targets, "data[0]").numpy(), PIXELS > 99)
+    _, targets = extract_inputs_and_targets(pairs, "data[0]")
+    assert np.array_equal(to_target_tensor(targets, "data[0]").numpy(), PIXELS > 99)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_masks_of_pictures_are_numbers_of_classes() -> None:
 )
 def test_other_forms_are_refused_by_name(given: Any, said: str) -> None:
     with pytest.raises(DataError, match=rf"^data\[0\].* ?{said}"):
-        inputs_and_targets(given, "data[0]")
+        extract_inputs_and_targets(given, "data[0]")
 
 
 def distilled(data: Any, **more: Any) -> fedstill.Outcome:
@@ -204,28 +204,28 @@ def test_class_labels_are_numbered_as_the_named_classes() -> None:
     feature.names = ["cat", "dog"]  # type: ignore[attr-defined]
     data.features["kind"] = feature
     for classes, wanted in ((("cat", "dog"), [0, 1, 0, 1]), (("dog", "cat"), [1, 0, 1, 0])):
-        assert tensors(data, "data", CLASSES, classes=classes)[1].tolist() == wanted
-    assert tensors(data, "data", CLASSES, classes=("Katze", "Hund"))[1].tolist() == [0, 1, 0, 1]
+        assert hugging_face_tensors(data, "data", CLASSES, classes=classes)[1].tolist() == wanted
+    assert hugging_face_tensors(data, "data", CLASSES, classes=("Katze", "Hund"))[1].tolist() == [0, 1, 0, 1]
     with pytest.raises(DataError, match=r"has a class 'cat' \(expected dog, eel"):
-        tensors(data, "data", CLASSES, classes=("dog", "eel"))
+        hugging_face_tensors(data, "data", CLASSES, classes=("dog", "eel"))
 
 
 def test_a_column_of_texts_is_numbered_by_the_named_classes() -> None:
     rows = [{"image": Picture.new("L", (8, 8)), "label": name} for name in ("dog", "cat\u200b")]
     data = Dataset({"image": Image(), "label": object()}, rows)
-    assert tensors(data, "data", CLASSES, classes=("cat", "dog"))[1].tolist() == [1, 0]
+    assert hugging_face_tensors(data, "data", CLASSES, classes=("cat", "dog"))[1].tolist() == [1, 0]
     with pytest.raises(DataError, match="labels are texts, as 'dog'"):
-        tensors(data, "data", CLASSES)
+        hugging_face_tensors(data, "data", CLASSES)
 
 
 def test_pictures_and_class_labels_are_found_by_their_features() -> None:
     for mode, channels in (("L", 1), ("1", 1), ("RGBA", 3)):
-        inputs, targets = tensors(pictures(5, mode), "data", CLASSES)
+        inputs, targets = hugging_face_tensors(pictures(5, mode), "data", CLASSES)
         assert inputs.shape == (5, channels, 8, 8)
         assert targets.tolist() == [0, 1, 0, 1, 0]
-    inputs, _ = tensors(pictures(), "data", CLASSES)
+    inputs, _ = hugging_face_tensors(pictures(), "data", CLASSES)
     torch.testing.assert_close(inputs[:, 0, 0, 0], torch.arange(6) * 50 / 127.5 - 1)
-    inputs, _ = tensors(pictures(), "data", CLASSES, (0.0,), (1.0,))
+    inputs, _ = hugging_face_tensors(pictures(), "data", CLASSES, (0.0,), (1.0,))
     torch.testing.assert_close(inputs[:, 0, 0, 0], torch.arange(6) * 50 / 255)
 
 
@@ -233,11 +233,14 @@ def test_masks_keep_their_numbers_and_tokens_are_inputs_of_texts() -> None:
     mask = Picture.fromarray(np.eye(8, dtype=np.uint8))
     rows = [{"image": Picture.new("RGB", (8, 8)), "annotation": mask} for _ in range(2)]
     maps = Dataset({"image": Image(), "annotation": Image()}, rows)
-    inputs, targets = tensors(maps, "data", SegmentationConfig().make(2))
+    inputs, targets = hugging_face_tensors(maps, "data", SegmentationConfig().make(2))
     assert inputs.shape == (2, 3, 8, 8)
     assert torch.equal(targets[0], torch.eye(8, dtype=torch.int64))
     texts = Dataset({"input_ids": Sequence(), "label": ClassLabel()}, [{"input_ids": [5, 6, 0], "label": 1}])
-    assert [part.tolist() for part in tensors(texts, "data", TextConfig().make(2))] == [[[5, 6, 0]], [1]]
+    assert [part.tolist() for part in hugging_face_tensors(texts, "data", TextConfig().make(2))] == [
+        [[5, 6, 0]],
+        [1],
+    ]
 
 
 # As RoBERTa has them: <s> is 0, padding is 1.
@@ -251,10 +254,10 @@ PADDED = [[1, 5, 2, 0], [1, 2, 0, 0]]
 
 def test_the_padding_of_token_ids_is_the_one_of_the_attention_mask() -> None:
     data = Dataset(TOKENS, ROBERTA)
-    assert tensors(data, "data", TextConfig().make(2))[0].tolist() == PADDED
-    assert inputs_and_targets(ROBERTA, "data")[0].tolist() == PADDED
+    assert hugging_face_tensors(data, "data", TextConfig().make(2))[0].tolist() == PADDED
+    assert extract_inputs_and_targets(ROBERTA, "data")[0].tolist() == PADDED
     columns = {key: [row[key] for row in ROBERTA] for key in TOKENS}
-    assert inputs_and_targets(columns, "data")[0].tolist() == PADDED
+    assert extract_inputs_and_targets(columns, "data")[0].tolist() == PADDED
 
 
 @pytest.mark.parametrize(
@@ -269,21 +272,21 @@ def test_the_padding_of_token_ids_is_the_one_of_the_attention_mask() -> None:
 def test_rejects_token_ids_whose_padding_is_not_one_id(ids: list[int], mask: list[int]) -> None:
     row = {"input_ids": ids, "attention_mask": mask, "label": 1}
     with pytest.raises(DataError, match="attention_mask"):
-        tensors(Dataset(TOKENS, [row]), "data", TextConfig().make(2))
+        hugging_face_tensors(Dataset(TOKENS, [row]), "data", TextConfig().make(2))
 
 
 def test_numbers_are_not_cut_to_whole_or_real_ones() -> None:
     """Values that are no class index reach the caller, who refuses them; complex numbers never do."""
     rows = [{"image": Picture.new("L", (8, 8), row), "label": row / 2} for row in range(4)]
     halves = Dataset({"image": Image(), "label": Sequence()}, rows)
-    assert tensors(halves, "data", CLASSES)[1].tolist() == [0, 0.5, 1, 1.5]
+    assert hugging_face_tensors(halves, "data", CLASSES)[1].tolist() == [0, 0.5, 1, 1.5]
     torch.manual_seed(0)
     models: list[nn.Module] = [MLP((1, 8, 8), 2)]
     with pytest.raises(DataError, match="no whole numbers"):
         fedstill.distil([halves], models, MLP((1, 8, 8), 2), halves, 2)
     rows = [{"image": Picture.new("L", (8, 8)), "label": 1 + 1j}]
     with pytest.raises(DataError, match="data: 'label': values are complex128"):
-        tensors(Dataset({"image": Image(), "label": Sequence()}, rows), "data", CLASSES)
+        hugging_face_tensors(Dataset({"image": Image(), "label": Sequence()}, rows), "data", CLASSES)
 
 
 def test_what_cannot_be_told_is_one_line() -> None:
@@ -298,9 +301,9 @@ def test_what_cannot_be_told_is_one_line() -> None:
         ),
     ):
         with pytest.raises(DataError, match=said):
-            tensors(given, "data", CLASSES)
+            hugging_face_tensors(given, "data", CLASSES)
     with pytest.raises(DataError, match="allowed for task reconstruction are tensors"):
-        tensors(pictures(), "data", ReconstructionConfig().make(1))
+        hugging_face_tensors(pictures(), "data", ReconstructionConfig().make(1))
 
 
 def test_distil_takes_them() -> None:
@@ -317,8 +320,8 @@ def test_rejects_data_sets_that_number_their_classes_differently() -> None:
         feature.names = list(names)  # type: ignore[attr-defined]
         return Dataset({"scan": Image(), "kind": feature}, [])
 
-    require_one_order(
+    require_same_class_order(
         {"data[0]": named("cat", "dog"), "data[1]": pictures(), "test": named("cat", "dog\u200b")}
     )
     with pytest.raises(DataError, match=r"data\[1\].*data\[0\]"):
-        require_one_order({"data[0]": named("cat", "dog"), "data[1]": named("dog", "cat")})
+        require_same_class_order({"data[0]": named("cat", "dog"), "data[1]": named("dog", "cat")})

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.schema_draft import draft, rounded_outwards
-from fedstill.data.tables import encoded
+from fedstill.data.schema_draft import draft_schema, round_outwards
+from fedstill.data.tables import encode_rows
 
 Main = Callable[..., tuple[int, str, str]]  # words to exit code, stdout and stderr
 
@@ -27,7 +27,7 @@ ROWS = {
 
 
 def test_columns_are_numbers_or_categories_by_their_cells() -> None:
-    schema, left_out = draft(ROWS, "grade")
+    schema, left_out = draft_schema(ROWS, "grade")
     found = {column.name: column for column in schema.columns}
     assert list(found) == ["age", "bp", "ward", "grade"], "who a row is of is not learned from"
     assert (found["age"].range, found["age"].missing) == ((15.0, 100.0), False)
@@ -39,7 +39,7 @@ def test_columns_are_numbers_or_categories_by_their_cells() -> None:
         "note": "it is 'same' throughout",
         "nothing": "it is empty",
     }
-    assert encoded(ROWS, schema, "rows", str).targets.tolist() == [1, 2, 1, 0]
+    assert encode_rows(ROWS, schema, "rows", str).targets.tolist() == [1, 2, 1, 0]
 
 
 def test_a_target_of_many_numbers_is_an_amount_and_a_time_has_its_event() -> None:
@@ -48,47 +48,47 @@ def test_a_target_of_many_numbers_is_an_amount_and_a_time_has_its_event() -> Non
         "months": [f"{n}.5" for n in range(30)],
         "died": ["0", "1"] * 15,
     }
-    amount, _ = draft(many, "months")
+    amount, _ = draft_schema(many, "months")
     assert amount.answer.range == (0.0, 30.0)
-    time, _ = draft(many, "months", "died")
+    time, _ = draft_schema(many, "months", "died")
     assert (time.event, time.columns[2].categories) == ("died", ("0", "1"))
 
 
 @pytest.mark.parametrize("numbers", [["-1e308", "1e308"], ["0", "5e-324"]])
 def test_numbers_of_any_size_have_a_range_or_a_word(numbers: list[str]) -> None:
-    schema, _ = draft({"": ["0", "1"], "x": numbers, "y": ["a", "b"]}, "y")
+    schema, _ = draft_schema({"": ["0", "1"], "x": numbers, "y": ["a", "b"]}, "y")
     assert [column.name for column in schema.columns] == ["x", "y"], "numbering has no name"
     assert schema.columns[0].range == (float(numbers[0]), float(numbers[1]))
 
 
 def test_free_text_is_left_out() -> None:
     cells = {"x": ["1", "2"] * 30, "note": [f"text {n}" for n in range(60)], "y": ["a", "b"] * 30}
-    assert draft(cells, "y")[1] == {"note": "it has 60 different texts"}
+    assert draft_schema(cells, "y")[1] == {"note": "it has 60 different texts"}
     cells["note"] = ["1,234", *map(str, range(59))]
-    assert "'1,234'" in draft(cells, "y")[1]["note"]
+    assert "'1,234'" in draft_schema(cells, "y")[1]["note"]
 
 
 @pytest.mark.parametrize("rows", [4, 400])
 def test_leaves_out_numbers_with_decimal_commas(rows: int) -> None:
     numbers = [f"3,{n}" for n in range(rows - 1)]
     cells = {"x": ["1", "2"] * (rows // 2), "dose": [*numbers, "4"], "y": ["a", "b"] * (rows // 2)}
-    schema, left_out = draft(cells, "y")
+    schema, left_out = draft_schema(cells, "y")
     assert [column.name for column in schema.columns] == ["x", "y"]
     assert "'3,0'" in left_out["dose"]
     with pytest.raises(DataError, match="'dose' cannot be learned: its numbers have commas"):
-        draft(cells, "dose")
+        draft_schema(cells, "dose")
 
 
 @pytest.mark.parametrize("rows", [8, 400])
 def test_reads_a_query_mark_as_a_missing_value(rows: int) -> None:
     cells = {"x": [*map(str, range(rows - 2)), "?", "?"], "y": ["a", "b"] * (rows // 2)}
-    schema, left_out = draft(cells, "y")
+    schema, left_out = draft_schema(cells, "y")
     assert (schema.columns[0].missing, schema.columns[0].type, left_out) == (True, "number", {})
 
 
 def test_makes_one_category_of_1_and_1_0() -> None:
     cells = {"x": ["1", "2", "1.0", "4"], "y": ["1", "0", "1.0", "0.0"]}
-    schema, _ = draft(cells, "y")
+    schema, _ = draft_schema(cells, "y")
     assert schema.classes == ("0", "1")
 
 
@@ -102,17 +102,17 @@ def test_makes_one_category_of_1_and_1_0() -> None:
 )
 def test_what_cannot_be_learned_is_named(target: str, told: str) -> None:
     with pytest.raises((ArgumentError, DataError), match=told):
-        draft(ROWS, target)
+        draft_schema(ROWS, target)
 
 
 def test_without_a_column_to_learn_from_there_is_no_schema() -> None:
     with pytest.raises(DataError, match="no column beside 'y' says anything"):
-        draft({"x": ["1", "1"], "y": ["a", "b"]}, "y")
+        draft_schema({"x": ["1", "1"], "y": ["a", "b"]}, "y")
 
 
 @given(st.lists(st.integers(-(10**9), 10**9).map(lambda n: n / 1000), min_size=2, unique=True))
 def test_a_rounded_range_holds_all_and_little_more(numbers: list[float]) -> None:
-    least, most = rounded_outwards(numbers)
+    least, most = round_outwards(numbers)
     assert least <= min(numbers) < max(numbers) <= most
     assert most - least <= 2.1 * (max(numbers) - min(numbers))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data.splits import SPLITS, SplitConfig, dirichlet_shares, split, topped_up
-from fedstill.data.stratified_sampling import stratified
+from fedstill.data.splits import SPLITS, SplitConfig, sample_dirichlet_shares, split, top_up
+from fedstill.data.stratified_sampling import stratified_sample
 
 
 def of_sizes(*sizes: int, seed: int = 0) -> torch.Tensor:
@@ -182,7 +182,7 @@ def test_equal_nodes_are_skewed_by_alpha() -> None:
 @pytest.mark.parametrize("alpha", [0.01, 0.5, 3.0])
 def test_shares_have_the_mean_and_variance_of_dirichlet(alpha: float) -> None:
     generator, nodes = np.random.default_rng(0), 4
-    shares = np.stack([dirichlet_shares(alpha, nodes, generator) for _ in range(8000)])
+    shares = np.stack([sample_dirichlet_shares(alpha, nodes, generator) for _ in range(8000)])
     assert np.allclose(shares.sum(axis=1), 1)
     assert np.allclose(shares.mean(axis=0), 1 / nodes, atol=0.02)
     # Var of one share: (K - 1) / (K^2 (K alpha + 1))
@@ -229,10 +229,10 @@ def test_a_class_too_rare_for_its_places_gives_way(seed: int) -> None:
 def test_topping_up_takes_known_classes_first() -> None:
     labels = np.repeat([0, 0, 1], [2, 20, 30])
     owner = np.repeat([0, 1, 2], [2, 20, 30])
-    known = topped_up(owner, 3, 5, np.random.default_rng(0), labels)
+    known = top_up(owner, 3, 5, np.random.default_rng(0), labels)
     assert np.bincount(known).tolist() == [5, 17, 30]  # not from node 2, which is larger
     assert set(labels[known == 0]) == {0}
-    assert np.bincount(topped_up(owner, 3, 5, np.random.default_rng(0))).tolist() == [5, 20, 27]
+    assert np.bincount(top_up(owner, 3, 5, np.random.default_rng(0))).tolist() == [5, 20, 27]
 
 
 # Column and sorted
@@ -326,7 +326,7 @@ def test_labels_outside_the_classes_and_no_examples() -> None:
 def test_stratified_is_within_one_of_each_exact_share(counts: list[int], part: float, seed: int) -> None:
     labels, total = of_sizes(*counts).numpy(), sum(counts)
     count = round(part * total)
-    chosen = stratified(labels, count, np.random.default_rng(seed))
+    chosen = stratified_sample(labels, count, np.random.default_rng(seed))
     assert len(set(chosen.tolist())) == count
     got = np.bincount(labels[chosen], minlength=len(counts))
     assert (np.abs(got - np.array(counts) * count / total) < 1).all()
@@ -334,5 +334,5 @@ def test_stratified_is_within_one_of_each_exact_share(counts: list[int], part: f
 
 def test_stratified_gives_ties_at_random() -> None:
     labels = of_sizes(10, 10, 10, 10).numpy()
-    one = [labels[stratified(labels, 1, np.random.default_rng(seed))].item() for seed in range(40)]
+    one = [labels[stratified_sample(labels, 1, np.random.default_rng(seed))].item() for seed in range(40)]
     assert set(one) == {0, 1, 2, 3}

@@ -16,10 +16,16 @@ from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.node_data import PrivateConfig, load
-from fedstill.data.public import PublicConfig, held_out
-from fedstill.data.splits import IID, SPLITS, ByColumn, Dirichlet, Positives, SplitConfig, conceal, split
-from fedstill.data.stratified_sampling import drawn_units, labels_of, limit_groups, numbered, whole
+from fedstill.data.node_data import NodeDataConfig, load_node_data
+from fedstill.data.public import PublicConfig, hold_out
+from fedstill.data.splits import IID, SPLITS, ByColumn, Dirichlet, Positives, SplitConfig, hide_labels, split
+from fedstill.data.stratified_sampling import (
+    hash_groups,
+    limit_groups,
+    sample_units_per_site,
+    sample_whole_units,
+    stratification_labels,
+)
 from fedstill.tasks.classification import ClassificationConfig
 
 
@@ -35,7 +41,9 @@ def findings(patients: int, seed: int) -> tuple[torch.Tensor, np.ndarray]:
 def test_a_patient_of_two_sites_is_drawn_whole(seed: int, share: float) -> None:
     patient = np.arange(30) % 10
     site = np.arange(30) % 3  # each patient is at all three
-    drawn = drawn_units(np.zeros(30, dtype=np.int64), patient, site, share, np.random.default_rng(seed))
+    drawn = sample_units_per_site(
+        np.zeros(30, dtype=np.int64), patient, site, share, np.random.default_rng(seed)
+    )
     assert len(set(patient[drawn])) == min(max(round(10 * share), 1), 9), "one draw serves all three"
     assert not set(patient[drawn]) & set(patient[~drawn])
 
@@ -53,7 +61,7 @@ def parted(patient: np.ndarray, parts: list[np.ndarray]) -> bool:
 def test_what_is_drawn_is_whole_and_at_most_as_much_as_wanted(patients: int, seed: int, share: float) -> None:
     targets, patient = findings(patients, seed)
     count = max(round(share * len(patient)), 1)
-    rows = whole(labels_of(targets), patient, count, np.random.default_rng(seed))
+    rows = sample_whole_units(stratification_labels(targets), patient, count, np.random.default_rng(seed))
     rest = np.setdiff1d(np.arange(len(patient)), rows)
     assert not parted(patient, [rows, rest])
     assert len(rows) <= count or len(np.unique(patient[rows])) == 1
@@ -63,7 +71,7 @@ def test_what_is_drawn_is_whole_and_at_most_as_much_as_wanted(patients: int, see
 
 def test_whole_units_keep_the_labels_shares() -> None:
     labels = np.repeat([0, 1], [300, 100])
-    rows = whole(labels, np.arange(400) // 2, 100, np.random.default_rng(0))
+    rows = sample_whole_units(labels, np.arange(400) // 2, 100, np.random.default_rng(0))
     assert np.bincount(labels[rows]).tolist() == pytest.approx([75, 25], abs=2)
 
 
@@ -73,7 +81,7 @@ def test_each_site_has_patients_on_both_sides(seed: int, share: float) -> None:
     sizes = rng.integers(2, 9, 4)  # patients of each site
     of = np.repeat(np.arange(sizes.sum()), 3)
     sites = np.repeat(np.repeat(["a", "b", "c", "d"], sizes), 3)
-    test = drawn_units(np.zeros(len(of), dtype=np.int64), of, sites, share, rng)
+    test = sample_units_per_site(np.zeros(len(of), dtype=np.int64), of, sites, share, rng)
     assert not parted(of, [np.flatnonzero(test), np.flatnonzero(~test)])
     for site, size in zip("abcd", sizes, strict=True):
         drawn = len(np.unique(of[test & (sites == site)]))
@@ -82,7 +90,7 @@ def test_each_site_has_patients_on_both_sides(seed: int, share: float) -> None:
 
 def test_a_site_of_one_patient_cannot_be_parted() -> None:
     with pytest.raises(ArgumentError, match="'b'"):
-        drawn_units(
+        sample_units_per_site(
             np.zeros(4, int), np.array([0, 1, 2, 2]), np.array(list("aabb")), 0.5, np.random.default_rng(0)
         )
 
@@ -181,7 +189,7 @@ def test_nodes_know_all_findings_together_and_neighbors_overlap(nodes: int, labe
     least = min(-(-labels // nodes) + 1, labels)
     part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, labels, dtype=torch.int64))
     for count in (least, labels):
-        parts = conceal([part] * nodes, count, np.random.default_rng(seed))
+        parts = hide_labels([part] * nodes, count, np.random.default_rng(seed))
         known = [set(torch.nonzero(one.targets[0] == 1).flatten().tolist()) for one in parts]
         assert all(len(one) == count for one in known)
         assert all(torch.equal(one.targets[0], one.targets[1]) for one in parts)
@@ -193,11 +201,11 @@ def test_nodes_know_all_findings_together_and_neighbors_overlap(nodes: int, labe
 def test_findings_that_leave_gaps_are_refused() -> None:
     part = TensorData(torch.zeros(2, 1, 4, 4), torch.ones(2, 14, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"from 4 to 14, .*or set split\.findings 0 \(all\)"):
-        conceal([part] * 5, 3, np.random.default_rng(0))
-    assert conceal([part], 0, np.random.default_rng(0))[0] is part
+        hide_labels([part] * 5, 3, np.random.default_rng(0))
+    assert hide_labels([part], 0, np.random.default_rng(0))[0] is part
     classes = TensorData(torch.zeros(2, 1, 4, 4), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ArgumentError, match=r"invalid split\.findings = 4 \(expected 0"):
-        conceal([classes], 4, np.random.default_rng(0))
+        hide_labels([classes], 4, np.random.default_rng(0))
 
 
 # Public data
@@ -208,7 +216,7 @@ def test_one_patient_cannot_be_held_out() -> None:
     columns = {"patient": np.array(["p"] * 4)}
     data = DataSet("one", part, part, ("a", "b"), (0.5,), (0.5,), columns=columns, unit="patient")
     with pytest.raises(ArgumentError, match="of one patient"):
-        held_out(PublicConfig("held-out", share=0.5), data)
+        hold_out(PublicConfig("held-out", share=0.5), data)
 
 
 SPEC = InputSpec(ClassificationConfig(), ("cat", "dog"), (1, 4, 4), (0.5,), (0.5,))
@@ -221,9 +229,9 @@ def made(groups: torch.Tensor | None) -> TensorData:
     return TensorData(torch.zeros(n, 1, 4, 4), torch.arange(n), groups)
 
 
-def npz(folder: Path, group: str, **arrays: Any) -> PrivateConfig:
+def npz(folder: Path, group: str, **arrays: Any) -> NodeDataConfig:
     np.savez(folder / "mine.npz", images=IMAGES, labels=[0, 1, 1, 0], **arrays)
-    return PrivateConfig(path="mine.npz", group=group)
+    return NodeDataConfig(path="mine.npz", group=group)
 
 
 # --- read -----------------------------------------------------------------------------------------
@@ -236,19 +244,19 @@ def test_groups_of_a_csv_are_neither_pixels_nor_needed(tmp_path: Path) -> None:
         for name, label, image in zip(PATIENTS, ("cat", "dog", "dog", "cat"), IMAGES, strict=True)
     ]
     (tmp_path / "mine.csv").write_text("\n".join([header, *rows]), encoding="utf-8")
-    data, _ = load(PrivateConfig(source="csv", path="mine.csv", group="patient"), tmp_path, SPEC)
+    data, _ = load_node_data(NodeDataConfig(source="csv", path="mine.csv", group="patient"), tmp_path, SPEC)
     assert data.groups is not None
-    assert data.groups.tolist() == numbered(PATIENTS).tolist()
+    assert data.groups.tolist() == hash_groups(PATIENTS).tolist()
     assert data.inputs.shape == (4, 1, 4, 4)
     torch.testing.assert_close(data.inputs[3, 0, 3, 3].item(), 63 / 255 * 2 - 1)
 
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data.group is 'ward': .* one value an example: patient"):
-        load(npz(tmp_path, "ward", patient=PATIENTS), tmp_path, SPEC)
+        load_node_data(npz(tmp_path, "ward", patient=PATIENTS), tmp_path, SPEC)
     (tmp_path / "mine.csv").write_text("label,p0\ncat,1\n", encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"data.group is 'ward'"):
-        load(PrivateConfig(source="csv", path="mine.csv", group="ward"), tmp_path, SPEC)
+        load_node_data(NodeDataConfig(source="csv", path="mine.csv", group="ward"), tmp_path, SPEC)
 
 
 # --- kept -----------------------------------------------------------------------------------------
@@ -284,7 +292,9 @@ def test_a_limit_keeps_the_first_of_each_group(groups: list[int], most: int) -> 
 
 
 def test_limits_that_cannot_be_kept() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid privacy.group_size = 3 \(expected 1, unless data.group says"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid privacy.group_size = 3 \(expected 1, unless data.group says"
+    ):
         limit_groups(made(None), 3)
     with pytest.raises(ArgumentError, match=r"invalid privacy.group_size = 0 \(expected 1 or more"):
         limit_groups(made(torch.tensor([5])), 0)

@@ -17,12 +17,12 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError, FedstillError, TooLarge
 from fedstill.core.seeds import torch_generator
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data import Dirichlet, named, node_data, split, table_files
+from fedstill.data import Dirichlet, make_data_config, node_data, split, table_files
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loading import load
-from fedstill.data.node_data import PrivateConfig
+from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.data.tables import check_rows, drawn, encoded, read_folder, read_schema
+from fedstill.data.tables import check_features, encode_rows, read_schema, read_table_folder, sample_rows
 from fedstill.tasks.classification import ClassificationConfig, TabularConfig
 from fedstill.tasks.regression import RegressionConfig
 
@@ -63,7 +63,7 @@ def hospitals(tmp_path: Path) -> Path:
 
 
 def of(path: Path, **options: object) -> DataSet:
-    return load(named(str(path), **options), TASK)
+    return load(make_data_config(str(path), **options), TASK)
 
 
 # --- rows -----------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_a_folder_has_tables_of_every_ending_and_no_hidden_ones(hospitals: Path)
     (hospitals / "rome.tsv").write_text(PARIS.replace(",", "\t"))
     (hospitals / "oslo.CSV.GZ").write_bytes(gzip.compress(PARIS.encode()))
     (hospitals / "._berlin.csv").write_bytes(b"\x00\x05\x16\x07\xff")
-    rows = read_folder(hospitals, schema)
+    rows = read_table_folder(hospitals, schema)
     sites = dict.fromkeys(rows.columns["site"].tolist())
     assert list(sites) == ["St. Ber", "oslo", "paris", "rome"]
     assert len(rows.data) == 3 + 2 + 2 + 2
@@ -132,9 +132,9 @@ def test_a_parquet_file_is_read_as_the_csv_of_the_same_cells(hospitals: Path) ->
     parquet.write_table(arrow.table({**columns, "age": [None, 101]}), hospitals / "own.parquet")
     spec = InputSpec.of(TASK, as_csv)
     with pytest.raises(DataError, match=r"own\.parquet, row 2: column 'age' is 101 \(expected 0 to 100"):
-        node_data.load(PrivateConfig("parquet", "own.parquet"), hospitals, spec)
+        node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
     parquet.write_table(arrow.table({**columns, "age": [None, 7]}), hospitals / "own.parquet")
-    own, _ = node_data.load(PrivateConfig("parquet", "own.parquet"), hospitals, spec)
+    own, _ = node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
     assert own.inputs.tolist() == [[0, 1, 1, 0, 0]]
 
 
@@ -203,7 +203,7 @@ def test_of_many_wrong_cells_the_first_of_each_column_is_named_and_the_rest_coun
     with pytest.raises(
         DataError, match=r"column 'c1' is x{57}\.\.\.: allowed.*; and 2 more columns$"
     ) as caught:
-        read_folder(hospitals, read_schema(hospitals / "schema.toml"))
+        read_table_folder(hospitals, read_schema(hospitals / "schema.toml"))
     assert len(str(caught.value)) < 1500
 
 
@@ -232,9 +232,9 @@ def test_files_that_are_no_table_are_one_line(hospitals: Path, name: str, text: 
 
 def test_images_and_tables_are_not_taken_for_each_other(hospitals: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.name is 'wine'"):
-        load(named("wine"), ClassificationConfig())
+        load(make_data_config("wine"), ClassificationConfig())
     with pytest.raises(ArgumentError, match="breast-cancer, wine or a path for task tabular"):
-        load(named("digits"), TASK)
+        load(make_data_config("digits"), TASK)
     with pytest.raises(ArgumentError, match=r"data\.size is 8"):
         of(hospitals, size=8)
 
@@ -244,7 +244,7 @@ def test_numbers_of_a_table_are_scaled_by_their_range_and_divided_by_fifths(hosp
     (hospitals / "paris.csv").unlink()
     cells = "\n".join(f"{age},{age / 100}" for age in range(100))
     (hospitals / "berlin.csv").write_text(f"age,dose\n{cells}\n", encoding="utf-8")
-    data = load(named(str(hospitals)), RegressionConfig())
+    data = load(make_data_config(str(hospitals)), RegressionConfig())
     assert data.classes == ("dose",)
     assert torch.allclose(data.train.targets, data.train.inputs[:, :1], atol=1e-6)
     assert torch.bincount((data.test.targets[:, 0] * 2.5 + 2.5).floor().long()).tolist() == [4] * 5
@@ -272,10 +272,10 @@ def test_a_rows_features_never_depend_on_other_rows_and_keep_the_schema(
             "ward": [ward for _, ward in rows],
             "ill": ["no"] * len(rows),
         }
-        return encoded(cells, schema, "rows", str).inputs
+        return encode_rows(cells, schema, "rows", str).inputs
 
     assert torch.equal(features(some + others)[: len(some)], features(some))
-    check_rows(features(some), schema, "rows")
+    check_features(features(some), schema, "rows")
 
 
 def read_columns() -> list[SchemaColumn]:
@@ -288,7 +288,7 @@ def read_columns() -> list[SchemaColumn]:
 
 def test_numbers_of_whole_categories_are_those_categories() -> None:
     cells = {"age": [1, float("nan")], "ward": [1.0, np.float64(2)], "ill": ["no", "yes"]}
-    data = encoded(cells, Schema("ill", tuple(read_columns())), "rows", str)
+    data = encode_rows(cells, Schema("ill", tuple(read_columns())), "rows", str)
     assert data.inputs[:, 1:].tolist() == [[0, 1, 0, 0], [1, 0, 1, 0]]
 
 
@@ -303,13 +303,13 @@ def test_numbers_of_whole_categories_are_those_categories() -> None:
 )
 def test_features_that_no_row_has_are_refused(row: list[float], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        check_rows(torch.tensor([row]), Schema("ill", tuple(read_columns())), "public data")
+        check_features(torch.tensor([row]), Schema("ill", tuple(read_columns())), "public data")
 
 
 def test_drawn_rows_keep_the_schema_and_meet_everything() -> None:
     schema = Schema("ill", tuple(read_columns()))
-    rows = drawn(schema, 500, torch_generator(0, "drawn"))
-    check_rows(rows, schema, "drawn")
+    rows = sample_rows(schema, 500, torch_generator(0, "drawn"))
+    check_features(rows, schema, "drawn")
     assert rows[:, 2:].sum(1).eq(1).all()
     assert rows.amin(0).lt(0).tolist() == [True, False, False, False, False]
     assert rows.mean(0)[1:].sub(torch.tensor([1 / 2, 1 / 3, 1 / 3, 1 / 3])).abs().max() < 0.08
@@ -339,7 +339,7 @@ def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) 
     data = of(hospitals)
     spec = InputSpec.of(TASK, data)
     assert InputSpec.from_dict(spec.to_dict()) == spec
-    own, _ = node_data.load(PrivateConfig("csv", "berlin.csv", group="id"), hospitals, spec)
+    own, _ = node_data.load_node_data(NodeDataConfig("csv", "berlin.csv", group="id"), hospitals, spec)
     assert own.inputs.tolist() == [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1]], "what is for testing is left out"
     assert own.groups is not None
     assert len(own.groups.unique()) == 2
@@ -347,9 +347,9 @@ def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) 
         data.schema, columns=(replace(data.schema.columns[0], range=(0.0, 70.0)), *data.schema.columns[1:])
     )
     with pytest.raises(DataError, match=r"berlin\.csv, line 2: column 'age' is 75 \(expected 0 to 70"):
-        node_data.load(PrivateConfig("csv", "berlin.csv"), hospitals, replace(spec, schema=narrow))
+        node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, replace(spec, schema=narrow))
     with pytest.raises(TooLarge):
-        node_data.load(PrivateConfig("csv", "berlin.csv"), hospitals, spec, most=100)
+        node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, spec, most=100)
 
 
 @pytest.mark.parametrize(
@@ -364,9 +364,9 @@ def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) 
     ],
 )
 def test_what_a_node_with_a_table_cannot_say(hospitals: Path, options: dict[str, object], said: str) -> None:
-    config = PrivateConfig(**{"source": "csv", "path": "berlin.csv", **options})  # type: ignore[arg-type]
+    config = NodeDataConfig(**{"source": "csv", "path": "berlin.csv", **options})  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=said):
-        node_data.load(config, hospitals, InputSpec.of(TASK, of(hospitals)))
+        node_data.load_node_data(config, hospitals, InputSpec.of(TASK, of(hospitals)))
 
 
 def test_a_spec_without_a_schema_or_with_another_is_refused(hospitals: Path) -> None:
@@ -390,4 +390,4 @@ def test_what_a_spreadsheet_saved_otherwise_says_how_to_save_it(
 ) -> None:
     (tmp_path / "own.csv").write_bytes(content)
     with pytest.raises(DataError, match=told):
-        list(table_files.rows(tmp_path / "own.csv"))
+        list(table_files.read_delimited_rows(tmp_path / "own.csv"))

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import DataConfig, UserFiles, named
+from fedstill.data import DataConfig, UserFiles, make_data_config
 from fedstill.data.loading import load
-from fedstill.data.public import PublicConfig, held_out
+from fedstill.data.public import PublicConfig, hold_out
 from fedstill.data.splits import Dirichlet, split
-from fedstill.data.text import code, read_table, read_words, words_of
+from fedstill.data.text import encode_texts, read_labeled_texts, read_vocabulary, split_words
 from fedstill.tasks.classification import TextConfig
 
 ROWS = "text,label,split\nA good film,1,train\nbad,0,dev\n,0,train\ngood good bad film!,1,test\n"
@@ -35,29 +35,29 @@ def table(folder: Path, content: str = ROWS, name: str = "reviews.csv") -> UserF
 
 
 def ids_of(sentences: list[str], vocabulary: str = "") -> list[list[int]]:
-    return code(sentences, length=8, vocabulary=vocabulary)[0].tolist()  # type: ignore[no-any-return]
+    return encode_texts(sentences, length=8, vocabulary=vocabulary)[0].tolist()  # type: ignore[no-any-return]
 
 
 # --- words --------------------------------------------------------------------------------------------
 
 
 def test_words_by_hand() -> None:
-    assert words_of("The U.S. isn't (all) 3rd-rate") == [
+    assert split_words("The U.S. isn't (all) 3rd-rate") == [
         "the", "u", ".", "s", ".", "isn't", "(", "all", ")", "3rd", "-", "rate",
     ]  # fmt: skip
-    assert words_of("  \n") == []
+    assert split_words("  \n") == []
 
 
 def test_a_list_of_words(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("Film\n\n good \nfilm\n", encoding="utf-8")
-    assert read_words(tmp_path / "words.txt") == ["film", "good"]
+    assert read_vocabulary(tmp_path / "words.txt") == ["film", "good"]
     assert ids_of(["good bad film"], str(tmp_path / "words.txt"))[0][:4] == [3, 1, 2, 0]
     for content, said in (("two words\n", "a line 'two words'"), ("\n", "holds no words")):
         (tmp_path / "words.txt").write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match=said):
-            read_words(tmp_path / "words.txt")
+            read_vocabulary(tmp_path / "words.txt")
     with pytest.raises(ArgumentError, match=r"data\.vocabulary .*\(expected hash, a file of one word a line"):
-        read_words(tmp_path / "none.txt")
+        read_vocabulary(tmp_path / "none.txt")
 
 
 # --- privacy ------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
 
 def test_names_of_classes_other_columns_and_tabs(tmp_path: Path) -> None:
     rows = "label\tsite\ttext\nspam\tnorth\tbuy, now\nham\tsouth\thello\nham\tnorth\thi\n"
-    source = read_table(Path(table(tmp_path, rows, "mail.tsv").name))
+    source = read_labeled_texts(Path(table(tmp_path, rows, "mail.tsv").name))
     assert source.classes == ("ham", "spam")
     assert source.labels.tolist() == [1, 0, 0]
     assert source.columns["site"].tolist() == ["north", "south", "north"]
@@ -125,7 +125,7 @@ def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
     assert "trained on 30 of 36" in data.note
     assert data.train.groups is not None
     assert len(set(zip(data.train.groups.tolist(), data.train.inputs[:, 0].tolist(), strict=True))) == 5
-    kept, public = held_out(PublicConfig("held-out", share=0.4), data)
+    kept, public = hold_out(PublicConfig("held-out", share=0.4), data)
     whose = data.columns["patient"]
     assert not set(whose[kept]) & set(whose[public])
     parts = split(data.train.targets, 2, Dirichlet(nodes=2, minimum=1), np.random.default_rng(0),
@@ -157,9 +157,9 @@ def test_a_server_may_have_test_texts_alone(tmp_path: Path) -> None:
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.csv.gz").write_bytes(b"no gzip")
     with pytest.raises(DataError, match="cannot be read as a table"):
-        load_text(named(str(tmp_path / "broken.csv.gz")))
+        load_text(make_data_config(str(tmp_path / "broken.csv.gz")))
     with pytest.raises(DataError, match=r"there is no .*absent\.csv"):
-        load_text(named("absent.csv"))
+        load_text(make_data_config("absent.csv"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import load, named
+from fedstill.data import load, make_data_config
 from fedstill.tasks import TaskConfig
 from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.instances import InstancesConfig
@@ -41,7 +41,7 @@ def test_a_stray_value_of_a_mask_is_no_class(tmp_path: Path, scale: int, listed:
         Image.fromarray(mask).save(root / "masks" / f"i{i}.png")
     told = rf"masks/i3\.png: has value 7, and all masks together have {listed}: .* without gaps"
     with pytest.raises(DataError, match=told):
-        load(named(str(root), size=size), SEGMENTATION)
+        load(make_data_config(str(root), size=size), SEGMENTATION)
 
 
 def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) 
     with pytest.raises(
         DataError, match=r"mine\.npz: masks: example 4 has value 3, and all masks together have 0, 1, 3"
     ):
-        load(named(str(path)), SEGMENTATION)
+        load(make_data_config(str(path)), SEGMENTATION)
     np.savez(path, images=images, masks=masks, classes=np.array(["none", "a", "b", "c"]))
-    assert load(named(str(path)), SEGMENTATION).classes == ("none", "a", "b", "c")
+    assert load(make_data_config(str(path)), SEGMENTATION).classes == ("none", "a", "b", "c")
     masks[4, 1, 2] = 1
     np.savez(path, images=images, masks=masks[:, :1].repeat(8, 1))  # all of class 1, no background
-    assert load(named(str(path)), SEGMENTATION).classes == ("background", "foreground")
+    assert load(make_data_config(str(path)), SEGMENTATION).classes == ("background", "foreground")
 
 
 @pytest.mark.parametrize(
@@ -77,19 +77,19 @@ def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: Task
     path.write_text("image,Mass\n")
     told = rf"^{path}: is no kind of file that task {task.called} reads \(expected {kinds}$"
     with pytest.raises(DataError, match=told):
-        load(named(str(path)), task)
+        load(make_data_config(str(path)), task)
     path.unlink()
     with pytest.raises((DataError, ArgumentError)) as missing:
-        load(named(str(path.with_suffix(".npz"))), task)
+        load(make_data_config(str(path.with_suffix(".npz"))), task)
     assert str(missing.value).count(str(path.with_suffix(".npz"))) == 2  # asked for, and one place
 
 
 def test_a_folder_of_images_and_masks_is_not_of_two_classes(tmp_path: Path) -> None:
     root = folder(tmp_path / "scans")
     with pytest.raises(DataError, match="scans: this looks like images and masks: task segmentation"):
-        load(named(str(root)))
+        load(make_data_config(str(root)))
     (root / "masks").rename(root / "drawings")
-    assert load(named(str(root))).classes == ("drawings", "images")
+    assert load(make_data_config(str(root))).classes == ("drawings", "images")
 
 
 def shot(path: Path, height: int, width: int, channels: int, value: int) -> None:
@@ -104,8 +104,8 @@ def test_a_folder_of_any_images_becomes_one_size_and_colored(tmp_path: Path) -> 
         for number, (height, width) in enumerate(sizes):
             shot(tmp_path / "pets" / name / f"{number}.png", height, width, 3 if number % 2 else 1, value)
     with pytest.raises(DataError, match=r"cat/1\.png: is 8 x 8, but .*cat/0\.png is 30 x 41 .*; data\.size"):
-        load(named(str(tmp_path / "pets")))
-    data = load(named(str(tmp_path / "pets"), size=8))
+        load(make_data_config(str(tmp_path / "pets")))
+    data = load(make_data_config(str(tmp_path / "pets"), size=8))
     assert data.train.inputs.shape[1:] == data.test.inputs.shape[1:] == (3, 8, 8)
     assert len(data.train) + len(data.test) == 8
     for part in (data.train, data.test):
@@ -123,7 +123,7 @@ def test_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
         )
     table = tmp_path / "list.csv"
     table.write_text("\n".join(lines) + "\n")
-    data = load(named(str(table), image="file", label="diagnosis"))
+    data = load(make_data_config(str(table), image="file", label="diagnosis"))
     assert data.classes == ("ill", "well")
     assert data.test.targets.tolist() == [1, 0]
     assert data.train.inputs[:, 0, 0, 0].tolist() == [-1, 1] * 3
@@ -131,9 +131,11 @@ def test_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
     assert data.unit == "patient"
     lines[0] = "image,label,site,patient,split"
     table.write_text("\n".join(lines) + "\n")
-    assert torch.equal(load(named(str(table))).train.inputs, data.train.inputs)
-    with pytest.raises(ArgumentError, match=r"invalid data\.label = 'kind' \(expected one column of .*list\.csv"):
-        load(named(str(table), label="kind"))
+    assert torch.equal(load(make_data_config(str(table))).train.inputs, data.train.inputs)
+    with pytest.raises(
+        ArgumentError, match=r"invalid data\.label = 'kind' \(expected one column of .*list\.csv"
+    ):
+        load(make_data_config(str(table), label="kind"))
 
 
 def test_a_table_of_numbers_is_told_what_learns_it(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_a_table_of_numbers_is_told_what_learns_it(tmp_path: Path) -> None:
     for cells in ("age,ward,label\n3,2,a\n4,1,b\n", "age,ward,x,y,label\n3,north,1,2,a\n4,south,1,2,b\n"):
         table.write_text(cells)
         with pytest.raises(DataError, match=r"rows\.csv: .*; columns of numbers are learned by task"):
-            load(named(str(table)))
+            load(make_data_config(str(table)))
 
 
 def test_no_image_of_a_class_is_passed_over(tmp_path: Path) -> None:
@@ -151,21 +153,23 @@ def test_no_image_of_a_class_is_passed_over(tmp_path: Path) -> None:
         shot(tmp_path / "pets" / name / "3.gif", 8, 8, 1, 0)
         (tmp_path / "pets" / name / "notes.txt").write_text("none")
         shot(tmp_path / "pets" / name / ".ipynb_checkpoints" / "1-checkpoint.png", 8, 8, 1, 0)
-    data = load(named(str(tmp_path / "pets")))
+    data = load(make_data_config(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 6
     for number in range(3):
         shot(tmp_path / "elsewhere" / f"{number}.png", 8, 8, 1, 0)
     (tmp_path / "pets" / "dog" / "more" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "round").symlink_to(tmp_path / "elsewhere")
-    data = load(named(str(tmp_path / "pets")))
+    data = load(make_data_config(str(tmp_path / "pets")))
     assert len(data.train) + len(data.test) == 9
     (tmp_path / "pets" / "dog" / "up").symlink_to(tmp_path / "pets")  # whose cats would be dogs
     with pytest.raises(DataError, match=r"dog/up: is a link to a folder that holds it"):
-        load(named(str(tmp_path / "pets")))
+        load(make_data_config(str(tmp_path / "pets")))
     (tmp_path / "pets" / "dog" / "up").unlink()
     (tmp_path / "pets" / "dog" / "4.HEIC").write_bytes(b"none")
-    with pytest.raises(DataError, match=r"dog/4\.HEIC: is an image invalid that = not read \(expected \.bmp, "):
-        load(named(str(tmp_path / "pets")))
+    with pytest.raises(
+        DataError, match=r"dog/4\.HEIC: is an image invalid that = not read \(expected \.bmp, "
+    ):
+        load(make_data_config(str(tmp_path / "pets")))
 
 
 def test_folders_for_training_testing_and_validation(tmp_path: Path) -> None:
@@ -174,17 +178,19 @@ def test_folders_for_training_testing_and_validation(tmp_path: Path) -> None:
             for number in range(2):
                 shot(tmp_path / "pets" / part / name / f"{number}.png", 8, 8, 1, 255 * (part == "val"))
     place = str(tmp_path / "pets")
-    assert [len(part) for part in (load(named(place)).train, load(named(place)).test)] == [4, 4]
-    measured = load(named(place, validation=0.5))
+    assert [
+        len(part) for part in (load(make_data_config(place)).train, load(make_data_config(place)).test)
+    ] == [4, 4]
+    measured = load(make_data_config(place, validation=0.5))
     assert len(measured.test) == 4
     assert bool((measured.test.inputs == 1).all())  # of the source's own part
     (tmp_path / "pets" / "test").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"pets: is parted into train, val \(expected train and test"):
-        load(named(place))
+        load(make_data_config(place))
     for name in ("bus", "car"):
         shot(tmp_path / "traffic" / name / "1.png", 8, 8, 1, 0)
     shot(tmp_path / "traffic" / "train" / "1.png", 8, 8, 1, 0)
-    assert load(named(str(tmp_path / "traffic"))).classes == ("bus", "car", "train")
+    assert load(make_data_config(str(tmp_path / "traffic"))).classes == ("bus", "car", "train")
 
 
 def turned(place: Path, pixels: np.ndarray[Any, Any]) -> None:
@@ -206,7 +212,7 @@ def test_a_photograph_is_turned_upright(tmp_path: Path, suffix: str) -> None:
     pixels[:, :4] = 255
     for name in ("a", "b"):
         turned(tmp_path / "photos" / name / f"1.{suffix}", pixels)
-    inputs = load(named(str(tmp_path / "photos"))).train.inputs
+    inputs = load(make_data_config(str(tmp_path / "photos"))).train.inputs
     assert inputs.shape[1:] == (3, 12, 8)
     assert inputs[:, :, :3].min() > 0.8 > -0.8 > inputs[:, :, 5:].max()
 
@@ -217,12 +223,12 @@ def test_a_mask_is_turned_as_its_image_or_both_are_refused(tmp_path: Path) -> No
     for number in range(2):
         turned(tmp_path / "images" / f"{number}.png", pixels)
         turned(tmp_path / "masks" / f"{number}.png", pixels)
-    data = load(named(str(tmp_path)), SEGMENTATION)
+    data = load(make_data_config(str(tmp_path)), SEGMENTATION)
     assert data.train.targets[0].tolist() == [[1] * 8] * 4 + [[0] * 8] * 8
     assert bool(((data.train.inputs[:, 0] > 0) == (data.train.targets == 1)).all())
     Image.fromarray(pixels.T).save(tmp_path / "masks" / "1.png")
     with pytest.raises(DataError, match=r"images/1\.png: is to be turned, .*, and its mask otherwise"):
-        load(named(str(tmp_path)), SEGMENTATION)
+        load(make_data_config(str(tmp_path)), SEGMENTATION)
 
 
 @pytest.mark.parametrize("outer", [("site-a", "site-b"), ("one", "two")])
@@ -232,10 +238,10 @@ def test_folders_of_sites_are_no_classes(tmp_path: Path, outer: tuple[str, str])
             shot(tmp_path / place / name / "1.png", 8, 8, 1, 0)
     told = f"{outer[0]} and {outer[1]} both hold a folder cat, and no image beside it"
     with pytest.raises(DataError, match=told):
-        load(named(str(tmp_path)))
+        load(make_data_config(str(tmp_path)))
     (tmp_path / outer[0]).rename(tmp_path / "Training")
     (tmp_path / outer[1]).rename(tmp_path / "Testing")
-    assert load(named(str(tmp_path))).classes == ("cat", "dog")
+    assert load(make_data_config(str(tmp_path))).classes == ("cat", "dog")
 
 
 def test_columns_of_a_csv_are_its_own(tmp_path: Path) -> None:
@@ -244,33 +250,31 @@ def test_columns_of_a_csv_are_its_own(tmp_path: Path) -> None:
     table = tmp_path / "list.csv"
     table.write_text("image,Mass\n" + "".join(f"{number}.png,1\n" for number in range(4)))
     with pytest.raises(ArgumentError, match=r"invalid data\.label = 'Findngs' \(expected one column of"):
-        load(named(str(table), label="Findngs"), FINDINGS)
+        load(make_data_config(str(table), label="Findngs"), FINDINGS)
     table.write_text("image,label\n0.png,a\n1.png,b\n")
     with pytest.raises(ArgumentError, match=r"invalid data\.label = 'image' \(expected another column"):
-        load(named(str(table), label="image"))
+        load(make_data_config(str(table), label="image"))
     np.savez(tmp_path / "mine.npz", images=np.zeros((4, 8, 8)), labels=np.arange(4) % 2)
     with pytest.raises(ArgumentError, match=r"invalid data\.label = 'kind' \(expected empty, as only a csv"):
-        load(named(str(tmp_path / "mine.npz"), label="kind"))
+        load(make_data_config(str(tmp_path / "mine.npz"), label="kind"))
 
 
 def test_what_looks_like_tables_is_told_which_task_reads_them(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text("")
     with pytest.raises(DataError, match=r"looks like tables, as there is a schema\.toml: task tabular"):
-        load(named(str(tmp_path)))
+        load(make_data_config(str(tmp_path)))
 
 
 def test_what_is_not_there_is_said_to_be_so(tmp_path: Path) -> None:
-    with pytest.raises(
-        ArgumentError, match=r"'potos' \(expected one of digits, .* and there is no .*/potos"
-    ):
-        load(named("potos", root=str(tmp_path)))
+    with pytest.raises(ArgumentError, match=r"'potos' \(expected one of digits, .* and there is no .*/potos"):
+        load(make_data_config("potos", root=str(tmp_path)))
 
 
 def test_refuses_two_masks_of_one_name(tmp_path: Path) -> None:
     root = folder(tmp_path / "scans")
     Image.fromarray(np.ones((8, 8), dtype=np.uint8)).save(root / "masks" / "i3.tif")
     with pytest.raises(DataError, match=r"i3\.tif: i3\.png is there, too"):
-        load(named(str(root)), SEGMENTATION)
+        load(make_data_config(str(root)), SEGMENTATION)
 
 
 @pytest.mark.parametrize("part", ["images", "masks"])
@@ -280,4 +284,4 @@ def test_refuses_links_to_images_that_are_not_there(tmp_path: Path, part: str) -
     file.rename(tmp_path / "moved.png")
     file.symlink_to(tmp_path / "not fetched.png")
     with pytest.raises(DataError, match=rf"{part}/i3\.png: is a link to nothing"):
-        load(named(str(root)), SEGMENTATION)
+        load(make_data_config(str(root)), SEGMENTATION)

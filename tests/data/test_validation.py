@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import DataConfig, DataSet, Digits, TensorData, named
-from fedstill.data.loading import Source, load, prepared
-from fedstill.data.object_images import Picture
-from fedstill.data.object_images import data_set as nuclei_data_set
+from fedstill.data import DataConfig, DataSet, Digits, TensorData, make_data_config
+from fedstill.data.loading import ExampleSource, load, prepare_data_set
+from fedstill.data.object_images import InstanceImage
+from fedstill.data.object_images import prepare_instance_images as nuclei_data_set
 from fedstill.runs import build, offline, run
 from fedstill.runs.config import load as run_config
 
@@ -27,7 +27,7 @@ def parted(
 ) -> tuple[set[int], set[int], DataSet]:
     """The patients in training and in what is measured on, of examples that are their patients' numbers."""
     numbers = torch.from_numpy(of).float().view(-1, 1, 1, 1)
-    source = Source(
+    source = ExampleSource(
         name="mine",
         targets=(of % 2).astype(np.int64),
         classes=("even", "odd"),
@@ -37,7 +37,7 @@ def parted(
         sites=sites,
         unit="patient",
     )
-    data = prepared(source, config)
+    data = prepare_data_set(source, config)
     train, measured = (set(part.inputs.flatten().int().tolist()) for part in (data.train, data.test))
     return train, measured, data
 
@@ -77,7 +77,9 @@ def test_a_patient_in_training_and_in_the_sources_own_validation_part_is_refused
 
 
 def test_without_a_site_of_two_it_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"invalid data.validation = 0.25 \(expected 0, as no site has two"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid data.validation = 0.25 \(expected 0, as no site has two"
+    ):
         parted(np.arange(3), np.array([0, 1, 1]), np.array([False, False, True]), FEW)
 
 
@@ -100,12 +102,12 @@ def test_the_test_images_of_digits_are_neither_trained_on_nor_measured_on() -> N
 
 def test_patients_are_counted_and_not_their_pictures() -> None:
     pictures = [
-        Picture(
+        InstanceImage(
             np.zeros((3, 8, 8), np.uint8), np.eye(8, dtype=np.int32), f"s{n}", "", n > 7, patient=f"p{n // 2}"
         )
         for n in range(10)
     ]
-    config = named("mine", patch=8, validation=0.25)
+    config = make_data_config("mine", patch=8, validation=0.25)
     data = nuclei_data_set(pictures, config, "mine", "", "organ")
     assert "measured on 1 of 4 training patients" in data.note
     assert len(data.test) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.registry import look_in
-from fedstill.data import load, named
+from fedstill.data import load, make_data_config
 from fedstill.tasks import TaskConfig
 
 ROOT = Path(__file__).parents[2]
@@ -23,4 +23,4 @@ def pack(name: str, file: str, task: TaskConfig, **options: Any) -> DataSet:
     """A pack's data; without its file the test is skipped."""
     if not (DATA / file).is_file():
         pytest.skip(f"{file} is not here")
-    return load(named(f"packs.{name}", root=str(DATA), **options), task)
+    return load(make_data_config(f"packs.{name}", root=str(DATA), **options), task)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
-from fedstill.data import load, named
+from fedstill.data import load, make_data_config
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
 from fedstill.tasks.instances import InstancesConfig
@@ -118,13 +118,13 @@ def test_word_numbers_by_hand(tmp_path: Path) -> None:
         vocab=np.frombuffer(b"\n".join(words), dtype=np.uint8),
         classes=np.array(["x", "y"]),
     )
-    config = named("packs.texts:AGNews", root=str(tmp_path), length=4)
+    config = make_data_config("packs.texts:AGNews", root=str(tmp_path), length=4)
     data = load(config, TextConfig())
     film, unknown, last = (1 + zlib.crc32(word) % 16384 for word in (b"film", b"#2", b"last"))
     assert data.train.inputs.tolist() == [[film, unknown, last, 0]]
     assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
     assert data.classes == ("x", "y")
-    told = named("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labeled()  # type: ignore[attr-defined]
+    told = make_data_config("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labeled()  # type: ignore[attr-defined]
     assert told.texts == [["film", "\ufffd", "last"], ["film"]]
 
 
@@ -154,7 +154,7 @@ def test_mosaics_are_cut_row_by_row_and_end_in_a_test_part(tmp_path: Path) -> No
         offsets=np.cumsum([0, *map(len, streams)]),
         classes=["a", "b"],
     )
-    data = load(named("packs.cifar:CIFAR100", root=str(tmp_path)))
+    data = load(make_data_config("packs.cifar:CIFAR100", root=str(tmp_path)))
     assert (len(data.train), len(data.test), data.classes) == (1000, 200, ("a", "b"))
     for i in (0, 1, 19, 20, 499, 500, 999):
         tile, label = i % 500, i // 500

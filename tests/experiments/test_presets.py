@@ -11,7 +11,7 @@ import pytest
 
 from fedstill.compare import comparison_file
 from fedstill.core.toml import parse
-from fedstill.data.config import check_serves
+from fedstill.data.config import check_supports_task
 from fedstill.runs import config, presets
 from tests.experiments.packs import PRESETS
 from tests.own_lab import Lab
@@ -24,7 +24,7 @@ def preset(name: str) -> str:
 @pytest.mark.parametrize("name", sorted(file.stem for file in PRESETS.glob("*.toml")))
 def test_every_preset_is_a_run(name: str) -> None:
     run = config.load(preset(name))
-    check_serves(run.data, run.task)
+    check_supports_task(run.data, run.task)
     assert run.name == name
     assert (PRESETS / f"{name}.toml").read_text().startswith("# ")
     assert config.read_toml(config.to_toml(run)) == run
@@ -94,7 +94,7 @@ def test_the_papers_presets_of_maps_have_what_the_appendix_prints(
 ) -> None:
     """FedIOD, appendix; of reconstruction it prints no batch."""
     run = config.load(preset(f"paper-{name}"))
-    check_serves(run.data, run.task)
+    check_supports_task(run.data, run.task)
     given, method = run.nodes.local, run.method
     assert (given.lr, given.batch, given.epochs, given.optimizer) == (*local, "adam")
     assert (method.steps, method.batch, method.student_batch) == (steps, batch, batch)
@@ -121,7 +121,7 @@ def test_presets_of_the_papers_inherit_no_smoothing_and_fediods_tell_the_best_ev
 
 def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     run = config.load(preset("paper-xray"))
-    check_serves(run.data, run.task)
+    check_supports_task(run.data, run.task)
     local, method = run.nodes.local, run.method
     assert (local.optimizer, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
     assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)

@@ -15,24 +15,24 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import BundleError, NodeFault, QueryMismatch
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation import offline_files, signed_files
 from fedstill.federation.inprocess import InProcess, partition
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.offline_files import (
     FORMAT,
-    AnswersHeader,
-    NodeAnswers,
+    NodeResponses,
     Queries,
     Replies,
-    pack_answers,
-    read_answers,
+    ResponsesHeader,
+    pack_responses,
     read_queries,
+    read_responses,
     write_queries,
 )
-from fedstill.federation.offline_link import AnswerFiles
+from fedstill.federation.offline_link import ResponseFiles
 from fedstill.federation.remote import Remote
-from fedstill.federation.secure_aggregation import Sent
+from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.methods import fedkd
 from fedstill.methods._server import Server
 from fedstill.methods.fedkd import FedKD
@@ -58,8 +58,10 @@ SPEC = InputSpec(ClassificationConfig(), ("a", "b", "c"), SHAPE, (0.5,), (0.5,))
 NAMES = ("node-0", "node-1", "node-2")
 
 
-def public_data() -> Public:
-    return Public("made", torch.randn(N, *SHAPE, generator=torch.Generator().manual_seed(99)), note="by hand")
+def public_data() -> PublicData:
+    return PublicData(
+        "made", torch.randn(N, *SHAPE, generator=torch.Generator().manual_seed(99)), note="by hand"
+    )
 
 
 def live() -> InProcess:
@@ -105,11 +107,11 @@ class World:
     def keys(self) -> dict[str, str]:
         return {name: self.print(name) for name in NAMES}
 
-    def read(self, name: str = "node-0", keys: Mapping[str, str] | None = None) -> NodeAnswers:
-        return read_answers(self.path(name), self.queries, keys)
+    def read(self, name: str = "node-0", keys: Mapping[str, str] | None = None) -> NodeResponses:
+        return read_responses(self.path(name), self.queries, keys)
 
-    def files(self) -> AnswerFiles:
-        return AnswerFiles(self.queries, [self.read(name) for name in NAMES])
+    def files(self) -> ResponseFiles:
+        return ResponseFiles(self.queries, [self.read(name) for name in NAMES])
 
     def federation(self) -> Remote:
         plan, declared = self.queries.plan, self.queries.declared()
@@ -134,13 +136,13 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world.queries = read_queries(world.path("queries"))
     federation, given = live(), world.queries
     responses = {
-        number: federation._answer(NAMES, Sent(call.query, number, call.tensors, False))
+        number: federation._answer(NAMES, SentQuery(call.query, number, call.tensors, False))
         for number, call in enumerate(given.calls)
     }
     for name in NAMES:
         mine = {number: response[name] for number, response in responses.items()}
         signed_files.write(
-            world.path(name), pack_answers(header(given, name), replies(name, mine)), world.key(name)
+            world.path(name), pack_responses(header(given, name), replies(name, mine)), world.key(name)
         )
     return folder
 
@@ -154,8 +156,8 @@ def world(first: Path, tmp_path: Path) -> World:
     return World(tmp_path, read_queries(tmp_path / "queries.safetensors"))
 
 
-def header(given: Queries, name: str) -> AnswersHeader:
-    return AnswersHeader(given.sha256, given.signer, False, name, PolicyConfig())
+def header(given: Queries, name: str) -> ResponsesHeader:
+    return ResponsesHeader(given.sha256, given.signer, False, name, PolicyConfig())
 
 
 def replies(name: str, responses: Mapping[int, Any]) -> Replies:
@@ -238,9 +240,9 @@ def test_queries_come_back_as_they_were(world: World) -> None:
 
 def test_the_same_queries_give_the_same_file_and_others_do_not_replace_it(world: World) -> None:
     path, key = world.path("queries"), world.key("server")
-    before = path.read_bytes(), signed_files.signature_of(path).read_bytes()
+    before = path.read_bytes(), signed_files.signature_path(path).read_bytes()
     assert write_queries(path, asked(), key) == world.queries.sha256
-    assert (path.read_bytes(), signed_files.signature_of(path).read_bytes()) == before
+    assert (path.read_bytes(), signed_files.signature_path(path).read_bytes()) == before
     with pytest.raises(BundleError, match="holds something else already"):
         write_queries(path, with_levels(100), key)
     assert path.read_bytes() == before[0]
@@ -258,7 +260,7 @@ def test_a_changed_byte_is_refused_before_anything_is_parsed(
     path.write_bytes(blob)
     with pytest.raises(BundleError, match="does not fit its signature"):
         read_queries(path) if which == "queries" else world.read(which)
-    signed_files.signature_of(path).unlink()
+    signed_files.signature_path(path).unlink()
     with pytest.raises(BundleError, match=r"\.sig is missing"):
         read_queries(path) if which == "queries" else world.read(which)
 
@@ -337,13 +339,13 @@ def test_answers_are_trusted_only_with_the_nodes_own_key(world: World) -> None:
 
 
 def test_two_files_of_one_node_are_refused(world: World) -> None:
-    for name in (world.path("node-0"), signed_files.signature_of(world.path("node-0"))):
+    for name in (world.path("node-0"), signed_files.signature_path(world.path("node-0"))):
         copy = name.with_name(name.name.replace("node-0", "again"))
         copy.write_bytes(name.read_bytes())
     with pytest.raises(BundleError, match=r"node-0\.safetensors and .*again\.safetensors are both of node"):
-        AnswerFiles(world.queries, [world.read(), world.read("again")])
+        ResponseFiles(world.queries, [world.read(), world.read("again")])
     with pytest.raises(BundleError, match="there are no answers"):
-        AnswerFiles(world.queries, [])
+        ResponseFiles(world.queries, [])
 
 
 @pytest.mark.parametrize(

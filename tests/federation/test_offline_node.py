@@ -19,12 +19,12 @@ from fedstill.cli import main as cli
 from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
 from fedstill.core.registry import looking_in
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation import offline_node, signed_files
 from fedstill.federation.offline_files import Queries, write_queries
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
-from fedstill.node.replies import Progress
+from fedstill.node.replies import TrainingProgress
 from fedstill.node.requests import Requests
 from fedstill.node.security_log import SecurityLog
 from fedstill.node.session import Session
@@ -74,7 +74,7 @@ def make_node(folder: Path, policy: str = "") -> Path:
 
 def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Path:
     """A file of queries; the last query has other tensors, if any are given."""
-    public = Public(
+    public = PublicData(
         "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
     )
     table = {"name": method, **vars(CONFIG)}
@@ -120,7 +120,7 @@ def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_pa
     queries = make_queries(tmp_path / "queries.safetensors")
     offline_node.answer(node, queries, tmp_path / "answers")
     (entry,) = [line for line in entries(node) if line["part"] == "kept"]
-    (kept,) = node.glob(f"runs/*/{offline_node.LET_OUT}")
+    (kept,) = node.glob(f"runs/*/{offline_node.RELEASED_FILE}")
     blob = kept.read_bytes()
     tried = {hashlib.new(name, blob).hexdigest() for name in ("sha256", "blake2s", "sha3_256")}
     assert entry["content"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
@@ -219,7 +219,7 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     assert len(asked) == {"training": 0, "answers": 1, "the end": ASKS}[at]
     assert len(learned) == (at == "training")
     assert not out.exists()
-    assert not list(node.glob(f"runs/*/{offline_node.LET_OUT}"))
+    assert not list(node.glob(f"runs/*/{offline_node.RELEASED_FILE}"))
 
 
 def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> N
 def test_what_is_left_of_a_limit_is_known_before_any_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = len(CONFIG.calls(Public("made", torch.zeros(23, *SHAPE)), 4))
+    asked = len(CONFIG.calls(PublicData("made", torch.zeros(23, *SHAPE)), 4))
     node = make_node(tmp_path / "clinic", f"max_queries = {asked + 1}\n")
     offline_node.answer(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
     monkeypatch.setattr(Session, "learn", lambda *given: pytest.fail("it trained for nothing"))

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
@@ -66,10 +66,10 @@ def some(first: int, count: int) -> TensorData:
     return TensorData(x[first : first + count].clone(), y[first : first + count].clone())
 
 
-def public() -> Public:
+def public() -> PublicData:
     """37 labeled images: a remainder in every batch."""
     data = some(400, 37)
-    return Public("held-out", data.inputs, data.targets)
+    return PublicData("held-out", data.inputs, data.targets)
 
 
 def setting(name: str, options: dict[str, Any], **changes: Any) -> Setting:

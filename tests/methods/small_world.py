@@ -14,7 +14,7 @@ from torch import nn
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation.inprocess import InProcess, partition
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import Sent
@@ -25,7 +25,7 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, signature
+from fedstill.node.node_group import NodeGroup, stacking_key
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
@@ -43,11 +43,11 @@ def made(name: str, *names: str | int, parted: bool = False) -> nn.Module:
     return split(model, "model") if parted else model
 
 
-def public_data(count: int) -> Public:
+def public_data(count: int) -> PublicData:
     """Labeled public images."""
     generator = torch.Generator().manual_seed(99)
     inputs = torch.randn(count, *SHAPE, generator=generator)
-    return Public("made", inputs, torch.randint(CLASSES, (count,), generator=generator))
+    return PublicData("made", inputs, torch.randint(CLASSES, (count,), generator=generator))
 
 
 def disagreeing(model: nn.Module) -> nn.Module:
@@ -116,12 +116,12 @@ class World:
 
     def kept(self) -> dict[str, Any]:
         """What a run remembers, to go on."""
-        return {"server": self.server.kept(), "nodes": [node.state() for node in self.nodes]}
+        return {"server": self.server.kept(), "nodes": [node.state_dict() for node in self.nodes]}
 
     def take_up(self, kept: Any) -> None:
         """Go on from what was remembered."""
         for node, own in zip(self.nodes, kept["nodes"], strict=True):
-            node.load(own)
+            node.load_state_dict(own)
         self.server.take_up(kept["server"])
 
 

@@ -45,7 +45,7 @@ CELLS = {
 
 
 def rows(cells: dict[str, list[Any]], schema: Schema = SCHEMA) -> TensorData:
-    return tables.encoded(cells, schema, "clinic", lambda row: f"row {row}")
+    return tables.encode_rows(cells, schema, "clinic", lambda row: f"row {row}")
 
 
 def asked(schema: Schema = SCHEMA) -> tuple[Query, Any]:

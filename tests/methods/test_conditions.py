@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, NodeFault, QueryRefused
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods._label_maps import FromMaps, Maps, told, whose
 from fedstill.methods._server import Server
@@ -78,10 +78,10 @@ def test_drawn_maps_ask_nobody() -> None:
 
 def test_public_maps_are_those_of_public_labels() -> None:
     one, data = world(conditions="drawn"), blobs(6, 9)
-    public = Public("held-out", data.inputs, data.targets)
+    public = PublicData("held-out", data.inputs, data.targets)
     maps = Maps(FromMaps(conditions="public"), at(one, public=public))
     assert torch.equal(maps.pool, TASK.label_maps(data))
-    for lacking in (None, Public("noise", data.inputs)):
+    for lacking in (None, PublicData("noise", data.inputs)):
         with pytest.raises(
             ArgumentError, match=r"invalid method\.conditions = 'public' \(expected nodes or drawn"
         ):

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ModelError
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.methods import fedad
 from fedstill.methods.fedad import ATTENTION, FedAD
 from fedstill.models import build
@@ -50,7 +50,7 @@ def world(
     task: Task = IMAGES,
     stacked: bool = True,
 ) -> World:
-    public = Public("made", torch.rand(N, *SHAPE, generator=torch.Generator().manual_seed(9)) * 2 - 1)
+    public = PublicData("made", torch.rand(N, *SHAPE, generator=torch.Generator().manual_seed(9)) * 2 - 1)
 
     def data(index: int) -> TensorData:
         generator = torch.Generator().manual_seed(index)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import QueryRefused
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.data.augmentation import shifted
+from fedstill.data.augmentation import random_shift
 from fedstill.federation.federation import Responses
 from fedstill.methods import fedkd
 from fedstill.methods._perturbing import dequantize
@@ -82,7 +82,7 @@ def by_hand(here: World, predictions: int = 1) -> torch.Tensor:
     for p in range(predictions):
         x = here.public.inputs
         if p:
-            x = shifted(x, torch_generator(derive(SEED, "view", p), "view"), flip=False)
+            x = random_shift(x, torch_generator(derive(SEED, "view", p), "view"), flip=False)
         for k, node in enumerate(here.nodes):
             with torch.no_grad():
                 z = node.model.eval()(x)
@@ -122,7 +122,7 @@ def test_a_bound_fixed_beforehand_is_not_asked_for_and_clips() -> None:
     assert "logit range" not in here.audit.summary()["by_kind"]
     assert targets(here).abs().max() <= 0.5
     agreed = run(world(replace(CLEAR, levels=200)), 1)
-    assert ("run", "n0", "up", "logit range") in agreed.audit.sums.bytes
+    assert ("run", "n0", "up", "logit range") in agreed.audit.totals.bytes
 
 
 def test_the_servers_noise_is_laplace_on_the_weighted_sum() -> None:
@@ -228,7 +228,7 @@ def test_several_predictions_are_of_the_images_that_the_student_sees() -> None:
     assert not torch.allclose(expected[0], expected[1], atol=1e-2)
     # The student's second pass is on the images and answers of the second view.
     with torch.no_grad():
-        x = shifted(here.public.inputs, torch_generator(derive(SEED, "view", 1), "view"), flip=False)
+        x = random_shift(here.public.inputs, torch_generator(derive(SEED, "view", 1), "view"), flip=False)
         z = here.server.student(x)
     here.server.method = replace(config, batch=N, lr=0.0, lr_end=0.0)
     expected_loss = TASK.distillation_loss(z, expected[1], math.inf).mean().item()

@@ -14,7 +14,7 @@ from fedstill import tasks
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.methods import fedkd
 from fedstill.methods.centralized import Centralized
 from fedstill.methods.ensemble import NodeEnsemble
@@ -85,7 +85,7 @@ def setting(name: str, method: Any, **changes: Any) -> Setting:
         "student": model_of(name, "student"),
         "test": data_of(name, 16, 9),
         "method": method,
-        "public": Public("held-out", public.inputs, public.targets),
+        "public": PublicData("held-out", public.inputs, public.targets),
         "policies": [PolicyConfig(outputs_only=False)] * 2,
         "local": LOCAL,
         "engine": EngineConfig(name="one-by-one"),
@@ -164,9 +164,9 @@ def test_maps_and_images_are_ensembled_pixel_by_pixel(name: str, predictions: in
 
 
 def test_large_pictures_are_asked_about_in_smaller_queries() -> None:
-    pictures = Public("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
+    pictures = PublicData("made", torch.zeros(1, 3, 256, 256).expand(100, -1, -1, -1))
     assert fedkd.chunk(pictures) == 2**24 // (3 * 256 * 256) == 85
-    assert fedkd.chunk(Public("made", torch.zeros(5, 3, 32, 32))) == 2000
+    assert fedkd.chunk(PublicData("made", torch.zeros(5, 3, 32, 32))) == 2000
     asked = FedKD(weights="equal", z_max=1.0).planned_queries(pictures, 0)
     assert [call.tensors["rows"].tolist() for call in asked] == [[0, 85], [85, 100]]
 

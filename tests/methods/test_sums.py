@@ -14,8 +14,8 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.public import Public
-from fedstill.federation.secure_aggregation import check_summed
+from fedstill.data.public import PublicData
+from fedstill.federation.secure_aggregation import check_secure_aggregation
 from fedstill.methods.co_dream import CoDream
 from fedstill.methods.dsfl import DSFL
 from fedstill.methods.fedavg import FedAvg
@@ -178,7 +178,7 @@ def asked(name: str) -> str:
     )
     try:
         queries = replace(method, **chosen).node_side(at).queries
-        check_summed(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), queries)
+        check_secure_aggregation(small_world.make_nodes([made("mlp:8", at) for at in range(3)]), queries)
     except ArgumentError:
         return ""
     return "sums" if any(query.sums for query in queries.values()) else "nothing leaves"
@@ -224,7 +224,7 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
         targets = torch.arange(classes).repeat_interleave(counts)
         return TensorData(torch.zeros(len(targets), *small_world.SHAPE), targets)
 
-    public = Public("made", torch.zeros(4, *small_world.SHAPE), torch.zeros(4, dtype=torch.int64))
+    public = PublicData("made", torch.zeros(4, *small_world.SHAPE), torch.zeros(4, dtype=torch.int64))
     here = small_world.world(
         method,
         make_nodes(models, data=data),

@@ -13,7 +13,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data.tables import check_rows
+from fedstill.data.tables import check_features
 from fedstill.models import build
 from fedstill.models.extractor_head import features, split
 from fedstill.models.generators import (
@@ -123,7 +123,7 @@ def test_rows_that_are_made_are_rows_that_the_schema_allows() -> None:
     w = torch.randn(200, 6)
     x = G(w)
     assert x.shape == (200, 6)
-    check_rows(x.detach(), SCHEMA, "made")
+    check_features(x.detach(), SCHEMA, "made")
     assert x[:, 3:].sum(1).eq(1).all()
     empty = x[:, 1] == 1
     assert 0 < empty.sum() < 200

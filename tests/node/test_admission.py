@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.node_data import PrivateConfig
+from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder, requests
 from fedstill.node.policy import PolicyConfig
@@ -26,7 +27,6 @@ from fedstill.node.security_log import FILE, SecurityLog
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
 from tests.audited import entries
-from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
 EACH, LISTED = 'approve = "each run"\n', 'approve = "listed"\n'
 KNOWN, OTHER = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20", "0" * 32
@@ -166,7 +166,7 @@ def test_a_server_that_tries_list_after_list_learns_no_class_that_a_node_has(tmp
     with pytest.raises(
         ArgumentError, match=r"invalid data\.classes = .* \(expected empty, as data.schema says"
     ):
-        PrivateConfig(source="csv", schema="ours.toml", classes=("a", "b"))
+        NodeDataConfig(source="csv", schema="ours.toml", classes=("a", "b"))
 
 
 def test_a_run_of_the_owners_classes_is_let_in(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: 
     with pytest.raises(
         ArgumentError, match=r"invalid data\.schema = 'ours.toml' \(expected empty, as source npz"
     ):
-        PrivateConfig(schema="ours.toml")
+        NodeDataConfig(schema="ours.toml")
 
 
 # --- approval -----------------------------------------------------------------------------------------

@@ -17,20 +17,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 from fedstill.core import timing
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation import offline_node
 from fedstill.node import memory_limits
-from fedstill.node.host import Host
+from fedstill.node.node_service import Host
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan, fingerprint, public_tensors
 from fedstill.protocol.wire_format import HEADER, METADATA, WireConfig, decode_header, pack
 from tests.forked import FORKING
-from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 GIB = 2**30
 # At a join it is not said what of a run is too large: that would tell how many records there are.
@@ -183,7 +183,7 @@ def test_a_query_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path:
 def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Path) -> None:
     """Named 100,000 times, one of 64 x 64 pixels would take 1.6 GB."""
     spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
-    public = Public("ours", torch.zeros(4, *spec.shape), None, "")
+    public = PublicData("ours", torch.zeros(4, *spec.shape), None, "")
     plan = dataclasses.replace(fedmd(first=0)[0], spec=spec, public=fingerprint(public))
     asked = {"operation": "answer_query", "run": "one", "query": "communicate", "differentiable": False}
     messages = [
@@ -240,7 +240,7 @@ def test_the_processes_that_serve_have_the_ceiling(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("FEDSTILL_NODE", str(clinic.folder))
     monkeypatch.setattr(flare, "collab", type("Site", (), {"site_name": "clinic"}))
     limited: list[str] = []
-    monkeypatch.setattr("fedstill.node.host.limit_process", lambda most, device: limited.append(most))
+    monkeypatch.setattr("fedstill.node.node_service.limit_process", lambda most, device: limited.append(most))
     flare.NodeProgram().begin()
     assert limited == [GIB]
 
@@ -298,8 +298,8 @@ def test_a_file_of_queries_is_a_message(tmp_path: Path) -> None:
 # --- time ---------------------------------------------------------------------------------------------
 
 
-def fedmd(**options: Any) -> tuple[RunPlan, Public]:
-    public = Public("ours", torch.zeros(40, *SHAPE), None, "")
+def fedmd(**options: Any) -> tuple[RunPlan, PublicData]:
+    public = PublicData("ours", torch.zeros(40, *SHAPE), None, "")
     method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 32, **options}
     return dataclasses.replace(PLAN, method=method, public=fingerprint(public)), public
 
@@ -421,7 +421,9 @@ def test_a_message_for_which_there_is_no_memory_leaves_the_node_serving(tmp_path
     """Read by Rust it would end the process, or its call, with what no one handles."""
     large = pack({"operation": "identify"}, {"x": torch.zeros(2**24)})
     policy = f"max_memory = {2**20 * 100}"
-    replies, _ = served(tmp_path / "large", large, pack({"operation": "identify"}), policy=policy, ceiling=True)
+    replies, _ = served(
+        tmp_path / "large", large, pack({"operation": "identify"}), policy=policy, ceiling=True
+    )
     assert replies[0]["rule"] == "max_memory: it would take more than the node's owner allows"
     assert "rule" not in replies[1]
 
@@ -437,7 +439,7 @@ def test_an_answer_for_whose_bytes_there_is_no_memory_is_refused_and_can_be_aske
         return pack(header)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedstill.node.host.pack", full)
+        patch.setattr("fedstill.node.node_service.pack", full)
         assert clinic.query(0)["rule"] == "max_memory: it would take more than the node's owner allows"
     assert clinic.left() == [(0, "answer")], "it is charged"
     _, released = clinic.query(0)

@@ -14,18 +14,18 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
 
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.methods import fedmd
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, owner_folder
-from fedstill.node.audit_entries import DATA
+from fedstill.node.audit_entries import NODE_DATA
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict
 from fedstill.protocol.run_plan import describe, fingerprint, public_tensors
 from tests.node.judging import NAME, POLICY
-from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
 
 PRIVATE = """
 [privacy]
@@ -236,7 +236,7 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server can make a query fail behind the training: kept, each repetition would be a free round."""
-    public = Public("shared", image(5), None, "")
+    public = PublicData("shared", image(5), None, "")
     method = {"name": "fedmd", "rounds": 20, "first": 1}
     plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", ""))
     clinic = Clinic(tmp_path / "clinic", PRIVATE, plan)

@@ -15,13 +15,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 from fedstill.data import node_data
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.models.module_utils import to_vector
-from fedstill.node import host as host_module
+from fedstill.node import node_service as host_module
 from fedstill.node import owner_folder, refusals
-from fedstill.node.audit_entries import ALL, DATA
+from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
@@ -31,7 +32,6 @@ from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.node import test_host
-from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 
 def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
@@ -100,9 +100,11 @@ def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
     assert "run 'one' is known here, and it was begun otherwise" in said
     told = json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())
     assert told["plan"]["method"]["batch"] == 4
-    data = node_data.load(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
+    data = node_data.load_node_data(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
     plain = digest("data", {"inputs": data.inputs, "targets": data.targets})
-    assert told["data"] == keyed_digest(owner_folder.secret(clinic.folder), plain), "nobody else can try records out"
+    assert told["data"] == keyed_digest(owner_folder.secret(clinic.folder), plain), (
+        "nobody else can try records out"
+    )
 
 
 def test_a_run_of_which_nothing_has_left_is_bound_to_nothing(tmp_path: Path) -> None:
@@ -207,23 +209,23 @@ def test_for_an_option_that_a_task_has_not_no_plug_in_is_imported(
     assert "antigravity" not in sys.modules
 
 
-PUBLIC = Public("ours", torch.zeros(6, *SHAPE), None, "")
+PUBLIC = PublicData("ours", torch.zeros(6, *SHAPE), None, "")
 
 
 @pytest.mark.parametrize(
     ("public", "said"),
     [
-        (Public("ours", torch.full((6, *SHAPE), float("nan"))), "NaN or infinity"),
-        (Public("ours", torch.zeros(6, 3, 5, 5)), "expected (N, 1, 8, 8)"),
-        (Public("ours", torch.zeros(65, *SHAPE)), "have 65 inputs (expected 64"),
+        (PublicData("ours", torch.full((6, *SHAPE), float("nan"))), "NaN or infinity"),
+        (PublicData("ours", torch.zeros(6, 3, 5, 5)), "expected (N, 1, 8, 8)"),
+        (PublicData("ours", torch.zeros(65, *SHAPE)), "have 65 inputs (expected 64"),
         (
-            Public("ours", torch.zeros(6, *SHAPE), torch.full((6,), 10)),
+            PublicData("ours", torch.zeros(6, *SHAPE), torch.full((6,), 10)),
             "label 10 of example 0 is outside 0..9",
         ),
     ],
 )
 def test_public_data_that_no_sound_server_sends_are_refused(
-    tmp_path: Path, public: Public, said: str
+    tmp_path: Path, public: PublicData, said: str
 ) -> None:
     plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
     clinic = Clinic(tmp_path / "clinic", "max_rows = 64", plan)
@@ -294,7 +296,7 @@ def test_parameters_that_are_no_vector_of_float32_reach_no_network(bad: str, tmp
 def test_only_the_last_public_data_are_kept(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     for run, value in (("one", 0.0), ("two", 0.5)):
-        public = Public("ours", torch.full((6, *SHAPE), value))
+        public = PublicData("ours", torch.full((6, *SHAPE), value))
         plan = RunPlan(run, {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
         clinic.say("join", public_tensors(public), plan=plan.to_dict())
     assert len(list((clinic.folder / "public").iterdir())) == 1
@@ -449,7 +451,7 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As what is asked can make it do, or not, by what a private model has learned."""
-    public = Public("p", torch.zeros(4, *SHAPE))
+    public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
     plan = RunPlan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
     privacy = "[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1.0\naccountant = 'rdp'\n"
@@ -470,7 +472,7 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
 
 def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     """As public images at the end of float32 can make it: a refusal would tell, and nothing be counted."""
-    public = Public("p", torch.zeros(4, *SHAPE))
+    public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
     plan = RunPlan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
     most = 3 * len(SPEC.classes)
@@ -484,7 +486,9 @@ def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     _, released = clinic.say("answer_query", one, number=0, **call)
     assert (released["logits"] == -128).all()
     assert clinic.session.audit.spent(DATA, ALL).bytes == released["logits"].numel()
-    assert clinic.say("answer_query", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", "as of numbers"
+    assert clinic.say("answer_query", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", (
+        "as of numbers"
+    )
 
 
 ESTIMATOR = """
@@ -527,7 +531,7 @@ def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
     np.savez(clinic.folder / "data.npz", images=records, labels=np.arange(20_000) % 10)
     said = []
     for run, count in (("one", 20_000), ("two", 40_000), ("three", 60_000)):
-        public = Public("p", torch.zeros(count, *SHAPE))
+        public = PublicData("p", torch.zeros(count, *SHAPE))
         method = {"name": "fedkd", "weights": "equal", "levels": 0}
         plan = RunPlan(run, method, spec, public=fingerprint(public), public_note=("p", ""))
         clinic.plan = plan
@@ -640,7 +644,9 @@ def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
     told = clinic.say("answer_query", {**sound, name: tensor}, query="digest", number=0, differentiable=False)
     assert (told["kind"], told["rule"].startswith(rule)) == ("QueryRefused", True), told
     assert torch.equal(to_vector(clinic.session.node.model), before)
-    assert isinstance(clinic.say("answer_query", sound, query="digest", number=0, differentiable=False), tuple)
+    assert isinstance(
+        clinic.say("answer_query", sound, query="digest", number=0, differentiable=False), tuple
+    )
 
 
 @pytest.mark.parametrize(

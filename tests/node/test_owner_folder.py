@@ -30,8 +30,8 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.models.predictors import Predictor
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.node_file import NodeFile
+from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
 from fedstill.privacy.config import MECHANISMS
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
@@ -294,7 +294,7 @@ def test_a_model_that_is_not_to_be_trained_is_frozen(tmp_path: Path) -> None:
 
 def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:regression"')
-    data, _ = node_data.load(owner_folder.read(folder).data, folder, DIGITS)
+    data, _ = node_data.load_node_data(owner_folder.read(folder).data, folder, DIGITS)
     model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
     assert isinstance(model, Predictor)
     x, y = load_digits(return_X_y=True)

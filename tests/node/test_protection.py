@@ -14,7 +14,7 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.federation.inprocess import InProcess, partition
 from fedstill.methods import train_round
 from fedstill.methods._critics import CriticOptions
@@ -25,12 +25,12 @@ from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.run_mechanism import Mechanism
-from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, DPTrainingConfig
+from fedstill.privacy.config import DPTrainingConfig, GradientsConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.events import Event, PrivacyCost, cost_to_dict, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig, TeacherEnsemble
@@ -136,7 +136,7 @@ class World:
         return self.mechanism.rule(self.federation.queries["examine"], "d/dx").bound(found)
 
     def spent(self) -> Mapping[str, int]:
-        return self.audit.spent("clinic", "run").run
+        return self.audit.spending("clinic", "run").run
 
 
 def made(
@@ -269,7 +269,7 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
         own.requires_grad_(False)
     node = Node("clinic", records(), model, Gate("clinic", PolicyConfig(), AuditLog()), 3)
     task, features = change.pop("task", TASK), change.pop("features", None)
-    compute, public = Compute(EngineConfig(**engine)), Public("p", inputs, labels)
+    compute, public = Compute(EngineConfig(**engine)), PublicData("p", inputs, labels)
     setting = NodeSetting(task, LOCAL, compute, public, features)
     side, config = METHOD.node_side(setting), under(change.pop("mechanism", "noisy-outputs"), **change)
     about = (side, METHOD, setting)
@@ -395,7 +395,10 @@ def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
     patients = torch.arange(24) // 4
     assert PER_RECORD_ONLY in made(under("dp-sgd"), records(groups=patients)).mechanism.statement().assumes
     # Nor does one record decide whether it is said: that would be told before anything is charged.
-    assert PER_RECORD_ONLY in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
+    assert (
+        PER_RECORD_ONLY
+        in made(under("dp-sgd"), records(groups=torch.arange(24))).mechanism.statement().assumes
+    )
     assert PER_RECORD_ONLY not in made(under("dp-sgd"), records()).mechanism.statement().assumes
     whole = made(under("dp-sgd", group_size=4), records(groups=patients)).mechanism.statement()
     assert PER_RECORD_ONLY not in whole.assumes
@@ -462,6 +465,8 @@ def test_no_more_private_steps_are_taken_than_are_charged(asked: str) -> None:
         prepare(side, [node])
         RequestHandler(Group([node]), side, COMPUTE).answer(asked, 0, {"x": X}, False)
 
-    with pytest.raises(ArgumentError, match=r"steps of the \w+ of invalid n = 'more' \(expected as many private"):
+    with pytest.raises(
+        ArgumentError, match=r"steps of the \w+ of invalid n = 'more' \(expected as many private"
+    ):
         attempt()
-    assert asked == "early" or node.due is None
+    assert asked == "early" or node.remaining_private_steps is None

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, OwnDataError, QueryRefused
-from fedstill.data.node_data import PrivateConfig
+from fedstill.data.node_data import NodeDataConfig
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner_folder
-from fedstill.node.audit_entries import ALL, Asked
+from fedstill.node.audit_entries import ALL_RUNS, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
@@ -21,7 +21,7 @@ from fedstill.node.policy_checks import privacy_faults
 from fedstill.node.run_budgets import Budgets
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.accounting import compute_epsilon
-from fedstill.privacy.config import NoPrivacy, PrivacyConfig, DPTrainingConfig
+from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, total_cost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
@@ -76,7 +76,7 @@ class Node:
         return self.gate.release(asked, "answer", tensors or LOGITS, query or self.query, X)
 
     def spent(self) -> Spent:
-        return self.audit.spent("clinic", self.run)
+        return self.audit.spending("clinic", self.run)
 
     def requires_approval(self, first: int = 0, most: int = 1000) -> int:
         """How many queries it answers before it refuses."""
@@ -119,7 +119,7 @@ def test_a_refused_query_is_refused_before_it_is_computed_and_charges_nothing() 
     with pytest.raises(QueryRefused, match="privacy budget"):  # and once more where it would leave
         node.gate.release(asked, "answer", LOGITS, node.query, X)
     assert node.spent() == spent
-    assert node.gate.audit.spent("clinic", ALL).queries == answered
+    assert node.gate.audit.spending("clinic", ALL).queries == answered
 
 
 def test_a_query_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
@@ -142,7 +142,9 @@ def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_no
     assert cost_from_dict(node.spent().run) == total_cost(node.mechanism.schedule())
     assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
-    with pytest.raises(OwnDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"):
+    with pytest.raises(
+        OwnDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"
+    ):
         narrow.query(0, tensors=told)
     assert narrow.spent() == Spent({}, {})
     row = replace(config.outputs, how="gaussian")  # a row's length is bounded, whatever is in it
@@ -488,7 +490,7 @@ def test_slices_of_a_volume_are_protected_together_or_not_at_all() -> None:
     images, none = torch.zeros(60, 1, 4, 4), torch.zeros(60, dtype=torch.long)
     by_patient = owner_folder.TensorData(images, none, torch.arange(60) // 6)
     by_height = replace(by_patient, groups=torch.arange(60) % 6)
-    nifti = PrivateConfig("nifti", "scans")
+    nifti = NodeDataConfig("nifti", "scans")
     for data, group, size in (
         (replace(by_patient, groups=None), "", 1),
         (by_patient, "patient", 1),

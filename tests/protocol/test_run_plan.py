@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.config_tables import as_table
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.methods.fediod import FedIOD
 from fedstill.protocol.run_plan import RunPlan, describe, fingerprint
 from fedstill.protocol.wire_format import WireConfig
@@ -65,7 +65,7 @@ def test_any_other_plan_is_another_run(change: dict[str, object]) -> None:
 
 
 def test_public_data_decide_how_often_is_asked() -> None:
-    public = Public("shared", torch.zeros(3000, 1, 8, 8))
+    public = PublicData("shared", torch.zeros(3000, 1, 8, 8))
     plan = replace(PLAN, method={"name": "fedkd", "z_max": 4.0}, public=fingerprint(public))
     found = describe(plan, public).queries["predict"]
     assert found["times"] * found["rows"] >= 3000

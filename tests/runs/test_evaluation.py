@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from fedstill.core.compute import Compute
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.run_writer import Records
 from fedstill.core.text_format import finite
 from fedstill.runs import bootstrap_weights
@@ -28,7 +28,7 @@ NAMES, SITES = ("p0", "p1", "p2", "p3"), ("A", "B", "A", "")
 
 def parted() -> TensorData:
     """Eight examples of four patients, the last at no site."""
-    cases = Cases(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), NAMES, SITES)
+    cases = CaseIndex(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), NAMES, SITES)
     return TensorData(torch.zeros(8, 1, 4, 4), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), cases=cases)
 
 
@@ -87,7 +87,7 @@ def test_models_are_told_apart_case_by_case() -> None:
     """Dice of two patients, of two slices each, of which one has nothing to be found."""
     truth = torch.zeros(4, 2, 2, dtype=torch.int64)
     truth[0, 0] = 1  # two pixels of the first patient
-    cases = Cases(torch.tensor([3, 3, 1, 1]), NAMES, SITES)
+    cases = CaseIndex(torch.tensor([3, 3, 1, 1]), NAMES, SITES)
     data = TensorData(torch.zeros(4, 1, 2, 2), truth, cases=cases)
     look = Evaluation(SegmentationConfig().make(2), data, Compute(), seed=0)
     everything = torch.stack([torch.zeros(4, 2, 2), torch.ones(4, 2, 2)], 1)
@@ -116,7 +116,7 @@ def test_labels_are_told_one_by_one() -> None:
 def test_a_nodes_own_model_is_measured_on_the_labels_that_it_knows() -> None:
     """What no example of its data says anything of has no trained output, which guesses."""
     task = MultiLabelConfig().make(2)
-    cases = Cases(torch.tensor([0, 1, 2, 3]), NAMES, ("A",) * 4)
+    cases = CaseIndex(torch.tensor([0, 1, 2, 3]), NAMES, ("A",) * 4)
     data = TensorData(torch.zeros(4, 1, 4, 4), torch.tensor([[1, 1], [0, 0], [1, 1], [0, 0]]), cases=cases)
     # The first label, and that of one example only.
     knows = TensorData(torch.zeros(2, 1, 4, 4), torch.tensor([[-1, -1], [0, -1]]))
@@ -189,7 +189,7 @@ def test_one_case_has_no_interval() -> None:
 def test_other_tasks_leading_figures_are_weighed_as_they_are_counted(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     task = TASKS[name]().make(2 if name != "reconstruction" else 1)
-    cases = Cases(torch.tensor([0, 0, 0, 2, 2, 3]), NAMES, SITES)  # the second patient is elsewhere
+    cases = CaseIndex(torch.tensor([0, 0, 0, 2, 2, 3]), NAMES, SITES)  # the second patient is elsewhere
     if name == "multi-label":
         outputs = torch.randn(6, 2, generator=generator)
         targets = torch.tensor([[0, 1], [1, 0], [-1, 1], [1, 0], [0, -1], [1, 1]])
@@ -206,4 +206,6 @@ def test_other_tasks_leading_figures_are_weighed_as_they_are_counted(name: str) 
     weights[0, without] = 2.0
     left = task.bootstrap_metric(outputs, targets, cases, weights)
     assert left is not None
-    assert left[0] == pytest.approx(task.compute_primary_metric(outputs[without], targets[without], cases.subset(without)))
+    assert left[0] == pytest.approx(
+        task.compute_primary_metric(outputs[without], targets[without], cases.subset(without))
+    )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.runs.example_predictions import SIDE, portray, ranked
 from fedstill.tasks import Task
 from fedstill.tasks.classification import ClassificationConfig
@@ -36,7 +36,7 @@ def strips(columns: list[int]) -> torch.Tensor:
 @pytest.fixture
 def patients() -> tuple[TensorData, torch.Tensor]:
     """Four patients of two slices; the truth is 2 and 4 columns, and a model sees 4, 3, 1 and 2 of the 4."""
-    cases = Cases(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), ("a", "b", "c", "d"), ("x", "x", "y", ""))
+    cases = CaseIndex(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), ("a", "b", "c", "d"), ("x", "x", "y", ""))
     truth = strips([2, 4] * 4)
     images = torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     return TensorData(images, truth, None, cases), strips([2, 4, 2, 3, 2, 1, 2, 2])
@@ -78,7 +78,7 @@ def test_a_case_that_nothing_can_be_said_of_is_left_out() -> None:
     assert ranked([math.nan, 1.0, 3.0, 2.0]) == [("best", 2), ("median", 3), ("worst", 1)]
     assert ranked([math.nan]) == []
     # Cases of the whole data set that are not in this part have no score: they are never chosen.
-    cases = Cases(torch.tensor([2, 4]), tuple("abcde"), ("",) * 5)
+    cases = CaseIndex(torch.tensor([2, 4]), tuple("abcde"), ("",) * 5)
     test = TensorData(torch.zeros(2, 1, 8, 8), strips([2, 2]), None, cases)
     found = portray(segmentation(), test, {"student": certain(strips([1, 2]))}, *ONE)
     assert found is not None
@@ -94,7 +94,7 @@ def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
     places = [(row, column) for row in (0, side) for column in (0, side)]
     patches = [objects[row : row + side, column : column + side] for row, column in places]
     classes = torch.tensor(np.stack(patches) > 0).long()  # all of them inside, no contour
-    cases = Cases(
+    cases = CaseIndex(
         torch.zeros(4, dtype=torch.int64), ("s",), ("liver",), torch.tensor(places), ((400, 400),), (objects,)
     )
     test = TensorData(torch.zeros(4, 3, side, side), classes, None, cases)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.runs.config import from_dict
 from fedstill.runs.predictions import FILE, MOST_CLASSES, TestNames, predictions
@@ -167,7 +167,7 @@ def test_survival_has_times_and_probabilities_beyond_each_interval() -> None:
 
 def test_images_have_a_figure_each_though_they_are_slices_of_cases() -> None:
     truth = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    cases = Cases(torch.tensor([0, 0, 1]), ("p", "q"), ("", ""))
+    cases = CaseIndex(torch.tensor([0, 0, 1]), ("p", "q"), ("", ""))
     task, data = Reconstruction(), TensorData(truth, truth, cases=cases)
     outputs = truth * 0.5
     rows = lines(predictions(task, {"student": (outputs, data)}, TestNames()))

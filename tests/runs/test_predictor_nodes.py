@@ -23,13 +23,13 @@ from fedstill.core.errors import (
     QueryRefused,
     RunFolderError,
 )
-from fedstill.data import named
+from fedstill.data import make_data_config
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
 from fedstill.models.predictors import file_of
 from fedstill.node import owner_folder, owner_model
-from fedstill.node.host import Host
+from fedstill.node.node_service import Host
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict
@@ -39,7 +39,7 @@ from tests.predictors import serving, write_onnx
 from tests.runs.test_remote_run import Heard, changed, live
 from tests.runs.test_table_nodes import hosts, run_of
 
-WINE = load(named("wine"), TASKS["tabular"]())
+WINE = load(make_data_config("wine"), TASKS["tabular"]())
 X, Y = WINE.train.inputs, WINE.train.targets
 TEST = (WINE.test.inputs, WINE.test.targets)
 # Each knows two of the three classes: no node's own model finds the third.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstill.core.dataset import TensorData
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
 from fedstill.runs import run_warnings
@@ -66,7 +66,7 @@ def test_classes_that_no_node_holds_are_named() -> None:
 
 
 def test_the_same_inputs_in_two_of_test_public_and_private_data_are_counted() -> None:
-    test, public = images(0, 10), Public("other", images(8, 6).inputs)  # 0..9 and 8..13
+    test, public = images(0, 10), PublicData("other", images(8, 6).inputs)  # 0..9 and 8..13
     assert run_warnings.shared(test, public, [images(100, 3), images(9, 1), images(12, 2)]) == [
         "1 of 10 test examples are among the private data, too: figures flatter",
         "2 of 10 test examples are among the public data, too: figures flatter",
@@ -117,9 +117,9 @@ def test_a_run_tells_them_in_result_terminal_and_page(
 
 def test_public_data_of_another_shape_are_told() -> None:
     done = "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
-    public = Public("color", torch.zeros(1, 1, 8, 8), reshaped=done)
+    public = PublicData("color", torch.zeros(1, 1, 8, 8), reshaped=done)
     assert run_warnings.reshaped(public) == f"public data color are {done}"
-    assert run_warnings.reshaped(Public("gray", torch.zeros(1, 1, 8, 8))) is None
+    assert run_warnings.reshaped(PublicData("gray", torch.zeros(1, 1, 8, 8))) is None
     assert run_warnings.reshaped(None) is None
 
 

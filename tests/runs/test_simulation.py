@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import EngineConfig
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, ModelError, QueryRefused
 from fedstill.core.workers import Workers
-from fedstill.data.public import Public
+from fedstill.data.public import PublicData
 from fedstill.methods.ensemble import NodeEnsemble
 from fedstill.methods.fedad import FedAD
 from fedstill.methods.fedavg import FedAvg
@@ -28,10 +28,10 @@ from fedstill.methods.fl_mrcm import FLMRCM
 from fedstill.methods.standalone import Standalone
 from fedstill.models import build
 from fedstill.node.policy import PolicyConfig
-from fedstill.privacy.config import NoPrivacy, PrivacyConfig, DPTrainingConfig
+from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.runs.build import told_cases
+from fedstill.runs.build import case_counts
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
@@ -118,7 +118,7 @@ def test_nodes_are_measured_on_findings_that_public_data_taught_them() -> None:
         targets = torch.nn.functional.one_hot(blobs(30, node).targets, 3)
         targets[:, node] = -1
         parts.append(TensorData(blobs(30, node).inputs, targets))
-    public = Public("public", inputs.inputs, torch.nn.functional.one_hot(inputs.targets, 3))
+    public = PublicData("public", inputs.inputs, torch.nn.functional.one_hot(inputs.targets, 3))
     test = TensorData(blobs(40, 9).inputs, torch.nn.functional.one_hot(blobs(40, 9).targets, 3))
     for labeled in (True, False):
         method = FedKD(epochs=1, batch=10, levels=0, labeled=labeled)
@@ -268,13 +268,13 @@ def untouched(one: Setting, error: type[Exception], said: str) -> str:
 
 
 def test_public_data_of_another_shape_are_refused() -> None:
-    public = Public("elsewhere", torch.zeros(5, 1, 12, 8))
+    public = PublicData("elsewhere", torch.zeros(5, 1, 12, 8))
     said = re.escape(f"shape of public invalid data = (1, 12, 8) (expected {SHAPE}, as in the test data")
     untouched(setting(FedAvg(rounds=1), public=public), ArgumentError, said)
 
 
 def test_public_data_of_the_right_shape_are_named_in_the_figures() -> None:
-    public = Public("elsewhere", torch.zeros(5, *SHAPE), note="five images")
+    public = PublicData("elsewhere", torch.zeros(5, *SHAPE), note="five images")
     results = Simulation(setting(FedAvg(rounds=1), public=public)).run()
     assert results["public"] == {"name": "elsewhere", "examples": 5, "note": "five images"}
     assert Simulation(setting(FedAvg(rounds=1))).run()["public"] is None
@@ -297,7 +297,7 @@ def test_options_that_only_the_server_knows_to_be_wrong_are_refused_before_train
 ) -> None:
     changes: dict[str, Any] = {}
     if isinstance(method, FedAD):
-        changes = {"student": build("mlp:8", SHAPE, 3, 0), "public": Public("p", blobs(6, 1).inputs)}
+        changes = {"student": build("mlp:8", SHAPE, 3, 0), "public": PublicData("p", blobs(6, 1).inputs)}
     untouched(setting(method, "small-cnn:4", **changes), error, said)
 
 
@@ -392,7 +392,7 @@ def test_a_frozen_network_draws_nothing_and_others_that_are_computed_at_once_do(
         networks = [nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3)) for _ in range(3)]
         networks[0].requires_grad_(False)
         method = FedMD(first=1, rounds=2, student_epochs=1)
-        given = {"models": networks, "student": student, "public": Public("made", public.inputs)}
+        given = {"models": networks, "student": student, "public": PublicData("made", public.inputs)}
         experiment = Simulation(setting(method, **given))
         experiment.compute.workers = Workers(count)
         experiment.run()
@@ -420,8 +420,8 @@ def test_a_run_says_that_its_epsilon_is_of_one_record_of_several() -> None:
 def test_a_result_says_of_how_many_cases_its_test_examples_are() -> None:
     part = blobs(4, 0)
     of, places = torch.tensor([2, 2, 5, 5]), torch.zeros(4, 2, dtype=torch.int64)
-    cases = Cases(of, tuple("abcdef"), ("",) * 6)
-    assert told_cases(part) == {}
-    assert told_cases(replace(part, cases=cases)) == {"test_cases": 2, "case": "patient"}
-    assert told_cases(replace(part, cases=replace(cases, places=places)))["case"] == "picture"
-    assert told_cases(replace(part, cases=replace(cases, of=torch.arange(4)))) == {}
+    cases = CaseIndex(of, tuple("abcdef"), ("",) * 6)
+    assert case_counts(part) == {}
+    assert case_counts(replace(part, cases=cases)) == {"test_cases": 2, "case": "patient"}
+    assert case_counts(replace(part, cases=replace(cases, places=places)))["case"] == "picture"
+    assert case_counts(replace(part, cases=replace(cases, of=torch.arange(4)))) == {}

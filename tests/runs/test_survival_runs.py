@@ -11,7 +11,7 @@ import torch
 import fedstill
 from fedstill.cli import main as cli
 from fedstill.core.errors import DataError
-from fedstill.data.tables import read_folder, read_schema
+from fedstill.data.tables import read_schema, read_table_folder
 from fedstill.models import MLP
 from tests import survivors
 from tests.runs.small_run import result_of, small_run
@@ -77,7 +77,7 @@ def test_a_table_without_an_event_is_none_of_survival(
 def test_distil_takes_times_and_events_as_tensors(tmp_path: Path) -> None:
     folder = survivors.write(tmp_path, sites=2)
     schema = read_schema(folder / "schema.toml")
-    data = read_folder(folder, schema).data
+    data = read_table_folder(folder, schema).data
     rows = torch.arange(len(data)) % 3
     parts = [(data.inputs[rows == place], data.targets[rows == place]) for place in range(3)]
     torch.manual_seed(0)

@@ -11,9 +11,9 @@ import torch
 import fedstill
 from fedstill.cli import main as cli
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.data import named
+from fedstill.data import make_data_config
 from fedstill.data.loading import load
-from fedstill.data.tables import check_rows, of_frame
+from fedstill.data.tables import check_features, encode_frame
 from fedstill.models import MLP, Linear
 from fedstill.tasks.classification import TabularConfig
 from tests.runs.small_run import result_of, small_run
@@ -83,9 +83,9 @@ def test_made_rows_are_kept_and_the_page_shows_the_schema(tmp_path: Path) -> Non
     assert run(tmp_path, "--public.name", "none", "--method.steps", "20", method="fediod") == 0
     from safetensors.torch import load_file
 
-    data = load(named("wine"), TabularConfig())
+    data = load(make_data_config("wine"), TabularConfig())
     kept = load_file(tmp_path / "run" / "samples.safetensors")
-    check_rows(next(iter(kept.values())), data.schema, "made")
+    check_features(next(iter(kept.values())), data.schema, "made")
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "flavanoids" in page
     assert "0.3 to 5.2" in page
@@ -184,7 +184,7 @@ def test_distil_takes_features_and_data_frames_alike() -> None:
 
 def test_a_column_patient_of_a_data_frame_groups_its_rows() -> None:
     whose = Frame(frame(0), patient=["a", "a ", *"bbbb", *range(54)])
-    groups = of_frame(whose, COLUMNS, "data[0]").groups
+    groups = encode_frame(whose, COLUMNS, "data[0]").groups
     assert groups is not None
     assert len(set(groups.tolist())) == 56
     assert groups[0] == groups[1]
@@ -203,7 +203,7 @@ def test_a_column_patient_of_a_data_frame_groups_its_rows() -> None:
 )
 def test_rejects_patients_of_a_data_frame_that_are_not_known(column: dict[str, list[Any]]) -> None:
     with pytest.raises(DataError, match=r"data\[0\].*'[Pp]atient'"):
-        of_frame(Frame(frame(0), **column), COLUMNS, "data[0]")
+        encode_frame(Frame(frame(0), **column), COLUMNS, "data[0]")
 
 
 def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> None:
@@ -211,7 +211,9 @@ def test_without_a_schema_features_are_any_numbers_but_nobody_makes_rows() -> No
     data = (x, (x[:, 0] > 0).long())
     models = [MLP((3,), 2, 8) for _ in range(2)]
     assert fedstill.distil([data, data], models, MLP((3,), 2, 8), data, 2, **QUICK).results["accuracy"] > 80
-    with pytest.raises(ArgumentError, match=r"invalid schema = '' \(expected a table's columns, within which"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid schema = '' \(expected a table's columns, within which"
+    ):
         fedstill.distil([data], models[:1], MLP((3,), 2, 8), data, 2, task="tabular")
 
 

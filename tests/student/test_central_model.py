@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedstill
-from fedstill.core.dataset import Cases, DataSet, TensorData
+from fedstill.core.dataset import CaseIndex, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, ModelError, RunFolderError
-from fedstill.data import load, named, new_data
+from fedstill.data import load, make_data_config, new_data
 from fedstill.data.input_spec import InputSpec
-from fedstill.data.new_data import Reading, measured, unlabeled
+from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
 from fedstill.runs.run_warnings import digests
 from fedstill.runs.student_file import StudentFile
@@ -179,7 +179,7 @@ def test_of_a_time_until_an_event_is_told_that_it_has_not_come(tmp_path: Path) -
     student = fedstill.load(written(tmp_path / "run", network, "linear", spec), nn.Linear(1, 3))
     assert student.probabilities({"age": [50]}).tolist() == [[0.5, 0.25, 0.125]]
     (tmp_path / "new.csv").write_text("age\n50\n", encoding="utf-8")
-    predict(student, str(tmp_path / "new.csv"), Reading(), tmp_path / "a.csv")
+    predict(student, str(tmp_path / "new.csv"), NewDataOptions(), tmp_path / "a.csv")
     lines = (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
     assert lines == ["example,beyond 10,beyond 20,beyond 30", "0,0.500000,0.250000,0.125000"]
 
@@ -188,7 +188,7 @@ def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:
     spec = InputSpec(TASKS["segmentation"](), ("background", "tumor"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", nn.Conv2d(1, 2, 1), "unet", spec), nn.Conv2d(1, 2, 1))
     with pytest.raises(MethodRefused, match="answers with maps"):
-        predict(student, "x.npz", Reading(), tmp_path / "a.csv")
+        predict(student, "x.npz", NewDataOptions(), tmp_path / "a.csv")
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-6
     with pytest.raises(ModelError, match="'unet' cannot be exported as huggingface"):
         export(student, "huggingface", tmp_path / "folder")  # which would make a U-Net of it
@@ -226,17 +226,17 @@ def test_a_folder_of_images_is_read_for_asking_and_for_measuring(cats: Path, tmp
             Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.png")
     student = fedstill.load(cats)
     with pytest.raises(DataError, match="fit"):
-        predict(student, str(tmp_path / "pets"), Reading(), tmp_path / "a.csv")
-    assert predict(student, str(tmp_path / "pets"), Reading(fit=True), tmp_path / "a.csv") == 4
+        predict(student, str(tmp_path / "pets"), NewDataOptions(), tmp_path / "a.csv")
+    assert predict(student, str(tmp_path / "pets"), NewDataOptions(fit=True), tmp_path / "a.csv") == 4
     lines = list(csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8")))
     assert [line["example"] for line in lines] == ["cat/0.png", "cat/1.png", "dog/0.png", "dog/1.png"]
-    data = measured(str(tmp_path / "pets"), PIXELS, Reading(fit=True))
+    data = load_labeled(str(tmp_path / "pets"), PIXELS, NewDataOptions(fit=True))
     told = student.network(data.inputs).softmax(1)[:, 0].tolist()
     assert [float(line["cat"]) for line in lines] == pytest.approx(told, abs=1e-5)
     assert data.targets.tolist() == [0, 0, 1, 1]
     (tmp_path / "flat").mkdir()
     (tmp_path / "pets/cat/0.png").rename(tmp_path / "flat" / "=1+1.png")
-    predict(student, str(tmp_path / "flat"), Reading(fit=True), tmp_path / "a.csv")
+    predict(student, str(tmp_path / "flat"), NewDataOptions(fit=True), tmp_path / "a.csv")
     (line,) = csv.DictReader((tmp_path / "a.csv").open(encoding="utf-8"))
     assert line["example"] == "'=1+1.png", "no spreadsheet computes what somebody has called a file"
 
@@ -244,26 +244,26 @@ def test_a_folder_of_images_is_read_for_asking_and_for_measuring(cats: Path, tmp
 def test_one_class_of_a_student_counts_by_its_name(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 8, 8, 3), dtype=np.uint8), np.array(["dog", "dog"])
     np.savez(tmp_path / "dogs.npz", images=images, labels=labels, site=np.array(["x", "y"]))
-    data = measured(str(tmp_path / "dogs.npz"), PIXELS, Reading())
+    data = load_labeled(str(tmp_path / "dogs.npz"), PIXELS, NewDataOptions())
     assert data.targets.tolist() == [1, 1]
     assert data.cases is not None
     assert data.cases.sites == ("x", "y")
     with pytest.raises(ArgumentError, match=r"invalid data\.sites = 'z' \(expected some of x, y"):
-        measured(str(tmp_path / "dogs.npz"), PIXELS, Reading(sites=("z",)))
+        load_labeled(str(tmp_path / "dogs.npz"), PIXELS, NewDataOptions(sites=("z",)))
 
 
 def test_a_data_set_with_a_name_is_measured_at_the_sites_that_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     images = torch.zeros(4, *PIXELS.shape)
-    cases = Cases(torch.arange(4), ("p", "q", "r", "s"), ("north", "south", "north", "south"))
+    cases = CaseIndex(torch.arange(4), ("p", "q", "r", "s"), ("north", "south", "north", "south"))
     data = TensorData(images, torch.tensor([0, 1, 1, 0]), cases=cases)
     whole = DataSet("four", data, data, PIXELS.classes, PIXELS.mean, PIXELS.std)
     monkeypatch.setattr(new_data, "load", lambda *_, **__: whole)
-    assert measured("digits", PIXELS, Reading(sites=("south",))).targets.tolist() == [1, 0]
-    assert len(measured("digits", PIXELS, Reading())) == 4
+    assert load_labeled("digits", PIXELS, NewDataOptions(sites=("south",))).targets.tolist() == [1, 0]
+    assert len(load_labeled("digits", PIXELS, NewDataOptions())) == 4
     with pytest.raises(ArgumentError, match=r"invalid data\.sites = 'east' \(expected some of north, south"):
-        measured("digits", PIXELS, Reading(sites=("east",)))
+        load_labeled("digits", PIXELS, NewDataOptions(sites=("east",)))
 
 
 def test_maps_are_brought_to_a_size_as_a_run_brings_its_own(tmp_path: Path) -> None:
@@ -272,9 +272,9 @@ def test_maps_are_brought_to_a_size_as_a_run_brings_its_own(tmp_path: Path) -> N
     images, masks = draw.integers(0, 256, (6, 16, 16), dtype=np.uint8), draw.integers(0, 2, (6, 16, 16))
     np.savez(tmp_path / "scans.npz", images=images, masks=masks)
     task = TASKS["segmentation"]()
-    run = load(named(str(tmp_path / "scans.npz"), size=8), task)
-    data = measured(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
+    run = load(make_data_config(str(tmp_path / "scans.npz"), size=8), task)
+    data = load_labeled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), NewDataOptions(fit=True))
     own = torch.cat([run.train.inputs, run.test.inputs])
     assert set(digests(own)) == set(digests(data.inputs))
-    _, pixels = unlabeled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), Reading(fit=True))
+    _, pixels = load_unlabeled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), NewDataOptions(fit=True))
     torch.testing.assert_close((pixels - 0.5) / 0.5, data.inputs)

@@ -1,4 +1,4 @@
-"""Nuclei: figures of stitched pictures, and maps for generators."""
+"""Objects as pixel classes and back, object metrics, and metrics of stitched images."""
 
 from __future__ import annotations
 
@@ -8,17 +8,236 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.tasks.instances import Instances, InstancesConfig, stitch, three_classes
+from fedstill.tasks.instances import (
+    Instances,
+    InstancesConfig,
+    aji,
+    grow,
+    match_objects,
+    object_dice,
+    objects_of,
+    panoptic_quality,
+    separate,
+    stitch,
+    three_classes,
+)
+from fedstill.tasks.synthetic_maps import nuclei
+
+Map = npt.NDArray[np.int64]
+
+
+def draw_objects(*corners: tuple[int, int, int, int]) -> Map:
+    """20 x 20 pixels, objects 1, 2, ... in rows a..b and columns c..d, ends not included."""
+    labels = np.zeros((20, 20), dtype=np.int64)
+    for number, (a, b, c, d) in enumerate(corners, 1):
+        labels[a:b, c:d] = number
+    return labels
+
+
+def one_hot(classes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    return np.stack([classes == kind for kind in range(3)]).astype(np.float32)
+
+
+def test_the_contour_is_two_pixels_of_the_object_and_none_of_the_background() -> None:
+    classes = three_classes(draw_objects((4, 12, 5, 14)))
+    inside = draw_objects((6, 10, 7, 12))
+    assert np.array_equal(classes == 1, inside == 1)
+    assert np.array_equal(classes > 0, draw_objects((4, 12, 5, 14)) > 0)
+    assert classes.dtype == np.uint8
+
+
+def test_touching_objects_have_contour_between_them_and_cut_ones_none_at_the_pictures_end() -> None:
+    classes = three_classes(draw_objects((0, 20, 0, 10), (0, 20, 10, 20)))
+    assert classes[7].tolist() == [1] * 8 + [2] * 4 + [1] * 8
+    assert (classes[0] == classes[7]).all()
+
+
+def test_small_objects_keep_an_inside() -> None:
+    classes = three_classes(draw_objects((2, 5, 2, 5), (8, 10, 8, 10)))  # 3 x 3 and 2 x 2
+    assert (classes[2:5, 2:5] == 1).sum() == 1  # one pixel less of contour
+    assert (classes[8:10, 8:10] == 1).all()  # none
+
+
+def test_neighbors_far_apart_in_number_do_not_matter() -> None:
+    labels = draw_objects((0, 9, 0, 9), (9, 18, 9, 18))
+    other = np.where(labels == 2, 70_000, labels).astype(np.int32)
+    assert np.array_equal(three_classes(other), three_classes(labels))
+
+
+@given(st.integers(0, 1000), st.booleans())
+def test_true_classes_give_back_the_objects(seed: int, touching: bool) -> None:
+    truth = nuclei(96, 80, torch_generator(seed, "test"))
+    if touching:  # grown until many meet
+        truth = grow(truth, np.ones(truth.shape, dtype=bool), 4)
+    found = objects_of(three_classes(truth))
+    assert found.max() >= truth.max()
+    assert aji(match_objects(found, truth)) > 0.95
+
+
+def test_objects_are_separated_at_their_contour_and_grow_back() -> None:
+    truth = draw_objects((2, 12, 2, 9), (2, 12, 9, 18))
+    found = separate(one_hot(three_classes(truth)), 20)
+    assert np.array_equal(found, truth)
+
+
+def test_small_objects_are_noise_once_grown() -> None:
+    truth = draw_objects((2, 12, 2, 12), (14, 18, 14, 18))  # 100 and 16 pixels
+    classes = one_hot(three_classes(truth))
+    assert separate(classes, 17).max() == 1
+    assert separate(classes, 16).max() == 2
+    assert separate(classes, 101).max() == 0
+
+
+def test_numbers_have_no_gaps_where_small_objects_are_left_out() -> None:
+    truth = draw_objects((0, 2, 0, 2), (4, 16, 4, 16))
+    assert set(np.unique(separate(one_hot(three_classes(truth)), 20))) == {0, 1}
+
+
+def test_growth_ends_at_the_background_and_near_what_is_inside() -> None:
+    probabilities = np.zeros((3, 9, 40), dtype=np.float32)
+    probabilities[2] = 1.0  # contour all over
+    probabilities[:, 4, 4], probabilities[:, 4, 6] = (0, 1, 0), (1, 0, 0)
+    found = separate(probabilities, 0)
+    rows, columns = np.indices(found.shape)
+    near = np.abs(rows - 4) + np.abs(columns - 4) <= 4  # twice the contour's two pixels
+    near[4, 6:9] = False  # background, and what is further away around it
+    assert np.array_equal(found == 1, near)
+
+
+def test_an_unsure_pixel_is_of_no_object() -> None:
+    third = np.full((3, 8, 8), 1 / 3, dtype=np.float32)
+    assert separate(third, 0).max() == 0
+
+
+@pytest.mark.parametrize("kind", [0, 2])
+def test_without_an_inside_there_is_no_object(kind: int) -> None:
+    probabilities = np.zeros((3, 8, 8), dtype=np.float32)
+    probabilities[kind] = 1.0
+    assert separate(probabilities, 0).max() == 0
+
+
+NO_OBJECTS = np.zeros((4, 8), dtype=np.int64)
+
+
+def draw_small_objects(*boxes: tuple[int, int, int, int]) -> Map:
+    """Objects 1, 2, ... in boxes of rows a..b and columns c..d, ends not included."""
+    labels = NO_OBJECTS.copy()
+    for number, (a, b, c, d) in enumerate(boxes, 1):
+        labels[a:b, c:d] = number
+    return labels
+
+
+def random_map(seed: int, objects: int = 5) -> Map:
+    """Blocks of random numbers, so that objects have several pieces, touch and overlap."""
+    rng = np.random.default_rng(seed)
+    return np.kron(rng.integers(0, objects + 1, (4, 4)), np.ones((2, 3), dtype=np.int64)).astype(np.int64)
+
+
+def object_metrics(prediction: Map, truth: Map) -> tuple[float, float, float]:
+    objects = match_objects(prediction, truth)
+    return object_dice(objects), aji(objects), panoptic_quality(objects)
+
+
+# --- by hand ---------------------------------------------------------------------------------------
+
+
+def test_equal_maps_are_perfect_whatever_the_numbers() -> None:
+    truth = draw_small_objects((0, 2, 0, 3), (2, 4, 4, 8))
+    assert object_metrics(np.where(truth == 1, 40, truth * 3), truth) == (1, 1, 1)
+
+
+def test_empty_sides() -> None:
+    some = draw_small_objects((0, 2, 0, 3))
+    assert object_metrics(NO_OBJECTS, NO_OBJECTS) == (1, 1, 1)
+    assert object_metrics(NO_OBJECTS, some) == (0, 0, 0)
+    assert object_metrics(some, NO_OBJECTS) == (0, 0, 0)
+
+
+def test_no_prediction_is_assigned_twice_and_the_best_pair_comes_first() -> None:
+    # In order of true objects the first would take the prediction with 2 of 12; the second has 8 of 10.
+    truth = draw_small_objects((0, 2, 0, 2), (0, 2, 2, 6))
+    prediction = draw_small_objects((0, 2, 1, 6))  # 10: 2 of the first, 8 of the second
+    assert aji(match_objects(prediction, truth)) == pytest.approx(8 / (10 + 4))
+
+
+# --- slow readings ---------------------------------------------------------------------------------
+
+
+def masks(labels: Map) -> list[npt.NDArray[np.bool_]]:
+    return [labels == number for number in np.unique(labels) if number]
+
+
+def slow_object_dice(prediction: Map, truth: Map) -> float:
+    def one_way(of: list[npt.NDArray[np.bool_]], others: list[npt.NDArray[np.bool_]]) -> float:
+        total = 0.0
+        for one in of:
+            covers = [((one & o).sum(), 2 * (one & o).sum() / (one.sum() + o.sum())) for o in others]
+            total += one.sum() * max(covers, default=(0, 0.0))[1]
+        return total / sum(one.sum() for one in of)
+
+    return (one_way(masks(truth), masks(prediction)) + one_way(masks(prediction), masks(truth))) / 2
+
+
+def slow_aji(prediction: Map, truth: Map) -> float:
+    left, right = masks(truth), masks(prediction)
+    both = union = 0
+    while True:
+        pairs = [
+            ((a & b).sum() / (a | b).sum(), -i, -j) for i, a in enumerate(left) for j, b in enumerate(right)
+        ]
+        best, i, j = max(pairs, default=(0, 0, 0))
+        if best == 0:
+            return both / (union + sum(one.sum() for one in left + right))
+        a, b = left.pop(-i), right.pop(-j)
+        both, union = both + (a & b).sum(), union + (a | b).sum()
+
+
+@given(st.integers(0, 10_000))
+def test_figures_equal_the_slow_definitions(seed: int) -> None:
+    prediction, truth = random_map(seed), random_map(seed + 20_000)
+    if not (prediction.any() and truth.any()):
+        return
+    objects = match_objects(prediction, truth)
+    assert object_dice(objects) == pytest.approx(slow_object_dice(prediction, truth))
+    assert aji(objects) == pytest.approx(slow_aji(prediction, truth))
+
+
+@given(st.integers(0, 10_000))
+def test_figures_do_not_see_which_numbers_objects_have_and_stay_in_range(seed: int) -> None:
+    prediction, truth = random_map(seed), random_map(seed + 20_000)
+    other = np.random.default_rng(seed).permutation(np.arange(1, 60))[:6]
+    other[0] = 0  # the background stays
+    first = object_metrics(prediction, truth)
+    assert object_dice(match_objects(other[prediction], truth)) == pytest.approx(first[0])
+    assert panoptic_quality(match_objects(other[prediction], truth)) == pytest.approx(first[2])
+    assert all(0 <= metric <= 1 for metric in first)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_panoptic_quality_is_monais(seed: int) -> None:
+    metrics = pytest.importorskip("monai.metrics")
+    rng = np.random.default_rng(seed)
+    truth = np.arange(1, 17).reshape(4, 4).repeat(5, 0).repeat(5, 1)
+    truth[rng.random(truth.shape) < 0.1] = 0
+    prediction = np.roll(truth, seed % 2, axis=1)
+    prediction[rng.random(truth.shape) < 0.1] = 0
+    prediction[:5] = 0  # four misses at least
+    theirs = metrics.compute_panoptic_quality(torch.from_numpy(prediction), torch.from_numpy(truth))
+    assert panoptic_quality(match_objects(prediction, truth)) == pytest.approx(theirs.item(), abs=1e-5)
+    assert theirs > 0.1  # there were hits
+
 
 TASK = Instances()
 Objects = npt.NDArray[np.int32]
 
 
-def boxes(*corners: tuple[int, int, int, int], size: tuple[int, int] = (40, 40)) -> Objects:
+def draw_large_objects(*corners: tuple[int, int, int, int], size: tuple[int, int] = (40, 40)) -> Objects:
     labels = np.zeros(size, dtype=np.int32)
     for number, (a, b, c, d) in enumerate(corners, 1):
         labels[a:b, c:d] = number
@@ -31,7 +250,7 @@ def whole(*pictures: Objects) -> tuple[torch.Tensor, torch.Tensor]:
     return 40 * torch.nn.functional.one_hot(targets, 3).movedim(-1, 1).float(), targets
 
 
-def cut(size: int, step: int, *pictures: Objects) -> tuple[torch.Tensor, torch.Tensor, Cases]:
+def cut(size: int, step: int, *pictures: Objects) -> tuple[torch.Tensor, torch.Tensor, CaseIndex]:
     """The same, in patches."""
     outputs, targets, of, places = [], [], [], []
     for case, picture in enumerate(pictures):
@@ -44,12 +263,12 @@ def cut(size: int, step: int, *pictures: Objects) -> tuple[torch.Tensor, torch.T
                 places.append((top, left))
     names = tuple(f"slide {n}" for n in range(len(pictures)))
     sizes = tuple((one.shape[0], one.shape[1]) for one in pictures)
-    cases = Cases(torch.tensor(of), names, ("",) * len(names), torch.tensor(places), sizes, pictures)
+    cases = CaseIndex(torch.tensor(of), names, ("",) * len(names), torch.tensor(places), sizes, pictures)
     return torch.stack(outputs), torch.stack(targets), cases
 
 
 PERFECT = {"dice": 100, "object_dice": 100, "aji": 100, "pq": 100, "hd95": 0}
-TWO = boxes((2, 18, 2, 18), (2, 18, 18, 34))  # 256 pixels each, side by side
+TWO = draw_large_objects((2, 18, 2, 18), (2, 18, 18, 34))  # 256 pixels each, side by side
 
 
 def test_certain_and_right_is_perfect_also_where_objects_touch() -> None:
@@ -78,7 +297,7 @@ def test_one_nucleus_found_in_two_halves() -> None:
 
 
 def test_empty_pictures() -> None:
-    nothing = boxes()
+    nothing = draw_large_objects()
     metrics = TASK.compute_metrics(*whole(nothing))
     assert math.isnan(metrics.pop("hd95"))
     assert set(metrics.values()) == {100}
@@ -89,7 +308,7 @@ def test_empty_pictures() -> None:
 
 
 def test_figures_are_means_over_pictures() -> None:
-    told, _ = whole(TWO, boxes())
+    told, _ = whole(TWO, draw_large_objects())
     _, targets = whole(TWO, TWO)
     metrics = TASK.compute_metrics(told, targets)
     assert metrics["aji"] == 50
@@ -98,9 +317,9 @@ def test_figures_are_means_over_pictures() -> None:
 
 
 def test_small_finds_are_noise() -> None:
-    _, targets = whole(boxes((2, 18, 2, 18)))  # 256 pixels
-    small, _ = whole(boxes((2, 18, 2, 18), (30, 34, 30, 34)))  # and 16
-    large, _ = whole(boxes((2, 18, 2, 18), (30, 34, 30, 35)))  # and 20
+    _, targets = whole(draw_large_objects((2, 18, 2, 18)))  # 256 pixels
+    small, _ = whole(draw_large_objects((2, 18, 2, 18), (30, 34, 30, 34)))  # and 16
+    large, _ = whole(draw_large_objects((2, 18, 2, 18), (30, 34, 30, 35)))  # and 20
     assert TASK.compute_metrics(small, targets)["aji"] == 100
     assert TASK.compute_metrics(large, targets)["aji"] == pytest.approx(100 * 256 / 276)
 
@@ -117,7 +336,7 @@ def test_the_objects_of_a_picture_can_be_had_for_drawing() -> None:
 
 @pytest.mark.parametrize("step", [20, 10])
 def test_patches_are_judged_as_the_picture_they_were_cut_from(step: int) -> None:
-    outputs, targets, cases = cut(20, step, TWO, boxes((10, 30, 10, 30)))
+    outputs, targets, cases = cut(20, step, TWO, draw_large_objects((10, 30, 10, 30)))
     assert TASK.compute_metrics(outputs, targets, cases) == PERFECT
     # by themselves, the parts of a nucleus would each be one
     assert TASK.case_scores(outputs, targets, cases).tolist() == [100, 100]
@@ -126,15 +345,15 @@ def test_patches_are_judged_as_the_picture_they_were_cut_from(step: int) -> None
 
 def test_the_truth_is_the_objects_of_the_case() -> None:
     outputs, targets, cases = cut(20, 20, TWO)
-    other = boxes((2, 18, 2, 34))  # the same pixels, but one object
-    of_case = Cases(cases.of, cases.names, cases.sites, cases.places, cases.sizes, (other,))
+    other = draw_large_objects((2, 18, 2, 34))  # the same pixels, but one object
+    of_case = CaseIndex(cases.of, cases.names, cases.sites, cases.places, cases.sizes, (other,))
     assert TASK.compute_metrics(outputs, targets, of_case)["aji"] == pytest.approx(100 * 256 / 768)
-    without = Cases(cases.of, cases.names, cases.sites, cases.places, cases.sizes)
+    without = CaseIndex(cases.of, cases.names, cases.sites, cases.places, cases.sizes)
     assert TASK.compute_metrics(outputs, targets, without) == PERFECT  # from the targets, stitched
 
 
 def test_a_part_of_the_cases_keeps_their_numbers() -> None:
-    outputs, targets, cases = cut(20, 20, boxes(), TWO)
+    outputs, targets, cases = cut(20, 20, draw_large_objects(), TWO)
     second = torch.nonzero(cases.of == 1).flatten()
     part = cases.subset(second)
     assert TASK.compute_metrics(outputs[second], targets[second], part) == PERFECT
@@ -142,7 +361,7 @@ def test_a_part_of_the_cases_keeps_their_numbers() -> None:
 
 
 def test_only_what_patches_cover_is_judged() -> None:
-    outputs, targets, cases = cut(20, 20, boxes((2, 18, 2, 18), (2, 18, 22, 38)))
+    outputs, targets, cases = cut(20, 20, draw_large_objects((2, 18, 2, 18), (2, 18, 22, 38)))
     upper_left = torch.tensor([0])
     metrics = TASK.compute_metrics(outputs[upper_left], targets[upper_left], cases.subset(upper_left))
     assert metrics == PERFECT
@@ -153,7 +372,7 @@ def test_probabilities_and_not_logits_are_averaged_where_patches_overlap() -> No
     # Three patches of one place: one is very sure that there is nothing, two are fairly sure of the truth.
     none = torch.zeros_like(outputs)
     none[:, 0] = 400.0
-    thrice = Cases(
+    thrice = CaseIndex(
         torch.tensor([0, 0, 0]), cases.names, cases.sites, torch.zeros(3, 2).long(), ((40, 40),), (TWO,)
     )
     told = torch.cat([none, outputs / 4, outputs / 4])
@@ -203,9 +422,9 @@ def pieces(picture: torch.Tensor, places: list[tuple[int, int]], size: int) -> t
     return torch.stack([picture[:, top : top + size, left : left + size] for top, left in places])
 
 
-def cases(of: list[int], places: list[tuple[int, int]], *sizes: tuple[int, int]) -> Cases:
+def cases(of: list[int], places: list[tuple[int, int]], *sizes: tuple[int, int]) -> CaseIndex:
     names = tuple("abcdef"[: len(sizes)])
-    return Cases(torch.tensor(of), names, ("",) * len(sizes), torch.tensor(places), sizes)
+    return CaseIndex(torch.tensor(of), names, ("",) * len(sizes), torch.tensor(places), sizes)
 
 
 PLACES = [(0, 0), (0, 3), (4, 0), (4, 3)]

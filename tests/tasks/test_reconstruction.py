@@ -1,19 +1,72 @@
-"""Reconstruction behind the task protocol."""
+"""Reconstruction: SSIM, PSNR and NMSE against scikit-image, k-space masks, and the task itself."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from fedstill.core.dataset import Cases, TensorData
+from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import reconstruction
 from fedstill.tasks.reconstruction import Reconstruction, ReconstructionConfig, lines, undersample
+
+
+def image_pair(count: int = 3, side: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    true = torch.rand(count, 1, side, side, generator=generator)
+    noise = torch.linspace(0.05, 0.3, count).view(-1, 1, 1, 1)
+    return (true + noise * torch.randn(true.shape, generator=generator)).clamp(0, 1), true
+
+
+def test_against_scikit_image() -> None:
+    metrics = pytest.importorskip("skimage.metrics")
+    found, true = image_pair()
+    for row in range(len(true)):
+        x, y = found[row, 0].numpy(), true[row, 0].numpy()
+        # scikit-image leaves the border out, which is reflected here.
+        wide = (np.pad(image, 5, mode="reflect") for image in (y, x))
+        expected = metrics.structural_similarity(
+            *wide, data_range=1.0, gaussian_weights=True, sigma=1.5, use_sample_covariance=False
+        )
+        assert reconstruction.ssim(found, true)[row].item() == pytest.approx(100 * expected, abs=1e-3)
+        expected = metrics.peak_signal_noise_ratio(y, x, data_range=1.0)
+        assert reconstruction.psnr(found, true)[row].item() == pytest.approx(expected, abs=1e-4)
+        expected = metrics.normalized_root_mse(y, x, normalization="euclidean") ** 2
+        assert reconstruction.nmse(found, true)[row].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_psnr_and_nmse_by_hand() -> None:
+    true, found = torch.full((1, 1, 8, 8), 0.5), torch.full((1, 1, 8, 8), 0.7)
+    assert reconstruction.psnr(found, true).item() == pytest.approx(-10 * math.log10(0.04))
+    assert reconstruction.nmse(found, true).item() == pytest.approx(0.04 / 0.25)
+
+
+def test_what_is_outside_the_range_is_cut_off() -> None:
+    true = torch.ones(1, 1, 16, 16)
+    for name in ("ssim", "psnr", "nmse"):
+        metric = getattr(reconstruction, name)
+        assert metric(3 * true, true).item() == pytest.approx(metric(true, true).item())
+
+
+def test_each_image_is_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, true = image_pair(5)
+    together = reconstruction.ssim(found, true)
+    monkeypatch.setattr(reconstruction, "AT_ONCE", 2)
+    torch.testing.assert_close(reconstruction.ssim(found, true), together)
+    alone = torch.cat([reconstruction.ssim(found[row : row + 1], true[row : row + 1]) for row in range(5)])
+    torch.testing.assert_close(alone, together)
+    assert (together.diff() < 0).all()  # more noise, less alike
+
+
+def test_a_black_image_has_no_nmse() -> None:
+    assert reconstruction.nmse(torch.rand(1, 1, 8, 8), torch.zeros(1, 1, 8, 8)).isnan().all()
+
 
 TASK = Reconstruction()
 
@@ -35,7 +88,7 @@ def test_options_reach_the_task() -> None:
     assert isinstance(task, Reconstruction)
     assert (task.acceleration, task.center) == (8, 0.04)
     assert (TASK.acceleration, TASK.center) == (4, 0.08)
-    assert ReconstructionConfig().make(("image",)).outputs((1, 64, 48)) == (1, 64, 48)
+    assert ReconstructionConfig().make(("image",)).output_shape((1, 64, 48)) == (1, 64, 48)
     assert (TASK.metric, TASK.kind, TASK.condition_channels) == ("ssim", "image", 2)
 
 
@@ -121,7 +174,7 @@ def test_scores_are_the_means_of_cases_that_are_here() -> None:
     assert each is not None
     assert each.shape == (3,)
     assert (each.diff() < 0).all()
-    cases = Cases(torch.tensor([2, 0, 2]), ("a", "b", "c"), ("", "", ""))
+    cases = CaseIndex(torch.tensor([2, 0, 2]), ("a", "b", "c"), ("", "", ""))
     told = TASK.case_scores(found, true, cases)
     assert told is not None
     assert told.shape == (2,)
@@ -214,7 +267,7 @@ def test_a_centre_with_more_lines_than_may_be_measured_is_refused() -> None:
     assert lines(64, 4, 0.25).sum() == 16
 
 
-def test_by_hand() -> None:
+def test_undersampling_by_hand() -> None:
     """Columns 1 0 | 1 0: the mean is 1/2, the other line the alternation."""
     image = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     middle = torch.tensor([False, True])  # the zero frequency alone

@@ -13,7 +13,7 @@ import torch
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
-from fedstill.data.tables import encoded
+from fedstill.data.tables import encode_rows
 from fedstill.tasks.survival import Floats, SurvivalConfig, by_interval, concordance, integrated_brier
 
 TASK = SurvivalConfig().make(3)
@@ -121,9 +121,14 @@ def test_figures_of_hazards() -> None:
     told = TASK.compute_metrics(sure, targets)
     assert (told["concordance"], told["brier"]) == (100, pytest.approx(0, abs=1e-12))
     assert TASK.compute_metrics(-sure, targets)["concordance"] < 50
-    draws = TASK.bootstrap_metric(sure.roll(1, 0), targets, None, np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]))
+    draws = TASK.bootstrap_metric(
+        sure.roll(1, 0), targets, None, np.array([[1.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
+    )
     assert draws is not None
-    assert draws.tolist() == [TASK.compute_primary_metric(sure.roll(1, 0), targets), TASK.compute_primary_metric(sure[:2], targets[1:])]
+    assert draws.tolist() == [
+        TASK.compute_primary_metric(sure.roll(1, 0), targets),
+        TASK.compute_primary_metric(sure[:2], targets[1:]),
+    ]
 
 
 def test_balance_is_lowest_where_every_interval_and_what_follows_is_as_likely() -> None:
@@ -167,20 +172,20 @@ SCHEMA = Schema("days", (AGE, DAYS, DIED), event="died", intervals=30)
 def test_times_are_counted_in_intervals_of_the_schemas_range_and_never_split_hairs() -> None:
     days = list(range(30, 61))  # where intervals meet: each in the one that begins there
     cells = {"age": [50] * 31, "days": days, "died": [1] * 31}
-    data = encoded(cells, SCHEMA, "rows", str)
+    data = encode_rows(cells, SCHEMA, "rows", str)
     assert data.inputs.tolist() == [[0.0]] * 31
     assert data.targets.tolist() == [[place, 1] for place in range(31)]
     responses = by_interval(data.targets, 30)
     assert responses.argmax(1).tolist() == [*range(30), 29]
     assert SCHEMA.classes[:2] == ("30 to 31", "31 to 32")
-    assert encoded({**cells, "died": [0] * 31}, SCHEMA, "rows", str).targets[:, 1].sum() == 0
+    assert encode_rows({**cells, "died": [0] * 31}, SCHEMA, "rows", str).targets[:, 1].sum() == 0
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"event": "dead"}, r"invalid event = 'dead' \(expected one of the columns, a category of two"),
-        ({"event": "age"}, "event is 'age'"),
+        ({"event": "age"}, "invalid event = 'age'"),
         ({"target": "died", "event": "died"}, r"invalid target = 'died' \(expected a number"),
         ({"intervals": 0}, r"invalid intervals = 0 \(expected from 1 to 1000"),
     ],

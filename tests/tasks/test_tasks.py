@@ -13,11 +13,11 @@ import torch
 from fedstill.cli.list_command import tasks_by_method
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
-from fedstill.data import named
+from fedstill.data import make_data_config
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loading import load
-from fedstill.data.node_data import PrivateConfig
-from fedstill.data.node_data import load as load_private
+from fedstill.data.node_data import NodeDataConfig
+from fedstill.data.node_data import load_node_data as load_private
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.models import example
 from fedstill.protocol.method import METHODS, refusal
@@ -29,7 +29,7 @@ from fedstill.tasks.task import ENSEMBLES
 
 
 def tasks() -> list[Task]:
-    return [TASKS[name]().example() for name in TASKS]
+    return [TASKS[name]().minimal_task() for name in TASKS]
 
 
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
@@ -55,7 +55,7 @@ def test_options_of_another_task_are_refused() -> None:
         ArgumentError, match=r"invalid task\.acceleration = 4 \(expected none, as task 'segmentation'"
     ):
         from_dict({"method": {"name": "fedavg"}, "task": {"name": "segmentation", "acceleration": 4}})
-    with pytest.raises(ArgumentError, match=r"task\.dice is -1"):
+    with pytest.raises(ArgumentError, match=r"invalid task\.dice = -1"):
         SegmentationConfig(dice=-1.0)
 
 
@@ -67,10 +67,10 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         "from fedstill.tasks import Metric, Task, TaskConfig\n"
         "from fedstill.tasks.classification import Classification\n"
         "from fedstill.tasks.classification import SoftmaxTask\n"
-        "class Half(SoftmaxTask):\n    name, kind, figures = 'half', 'class', (Metric('a', 'A'),)\n"
-        "class Begun(Task):\n    name, kind, figures = 'begun', 'class', (Metric('a', 'A'),)\n"
+        "class Half(SoftmaxTask):\n    name, kind, metrics = 'half', 'class', (Metric('a', 'A'),)\n"
+        "class Begun(Task):\n    name, kind, metrics = 'begun', 'class', (Metric('a', 'A'),)\n"
         "class Kindless(Classification):\n    kind = 'classes'\n"
-        "class Figureless(Classification):\n    figures = ('accuracy',)\n"
+        "class Figureless(Classification):\n    metrics = ('accuracy',)\n"
         "@dataclass(frozen=True)\nclass Empty(TaskConfig):\n    rate: float = 1.0\n"
         "class Loose(TaskConfig):\n    makes = Classification\n"
         "@dataclass(frozen=True)\nclass Abstract(TaskConfig):\n    makes = Half\n"
@@ -83,16 +83,18 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         ("Half", "a subclass of TaskConfig"),
         ("Empty", "one with makes: ClassVar"),
         ("Loose", "a frozen dataclass"),
-        ("Abstract", "one whose Half also has counts, loss, metrics$"),
+        ("Abstract", "one whose Half also has compute_metrics, counts, loss$"),
         (
             "Bare",
             "one whose Begun also has "
-            "balance, confidence, counts, distance, expertise, loss, metrics, uniqueness$",
+            "balance_loss, confidence_loss, compute_metrics, counts, distillation_loss, expertise, loss, uniqueness_loss$",
         ),
         ("NoKind", "one whose Kindless has a kind, one of class, labels, map, image"),
-        ("NoFigures", "one whose Figureless has figures, a tuple of Figure"),
+        ("NoFigures", "one whose Figureless has metrics, a tuple of Metric"),
     ):
-        with pytest.raises(ArgumentError, match=rf"^invalid task = 'careless_tasks:{name}' \(expected {said}"):
+        with pytest.raises(
+            ArgumentError, match=rf"^invalid task = 'careless_tasks:{name}' \(expected {said}"
+        ):
             TASKS[f"careless_tasks:{name}"]
 
 
@@ -115,21 +117,21 @@ def test_data_that_serve_a_task_serve_all_of_its_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like: str
 ) -> None:
     ours = TASKS[like]()
-    kind = type("Mine", (type(ours.example()),), {"name": "mine"})
+    kind = type("Mine", (type(ours.minimal_task()),), {"name": "mine"})
     monkeypatch.setattr(Mine, "makes", kind, raising=False)
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=pixels, **ARRAYS[like])
-    config = named(str(tmp_path / "data.npz"), **({"patch": 8} if like == "instances" else {}))
+    config = make_data_config(str(tmp_path / "data.npz"), **({"patch": 8} if like == "instances" else {}))
     data, mine = load(config, ours), load(config, Mine())
     assert torch.equal(mine.train.inputs, data.train.inputs)
     assert torch.equal(mine.train.targets, data.train.targets)
     assert mine.classes == data.classes
-    node, spec = load_private(PrivateConfig(), tmp_path, InputSpec.of(Mine(), mine))
-    theirs, _ = load_private(PrivateConfig(), tmp_path, InputSpec.of(ours, data))
+    node, spec = load_private(NodeDataConfig(), tmp_path, InputSpec.of(Mine(), mine))
+    theirs, _ = load_private(NodeDataConfig(), tmp_path, InputSpec.of(ours, data))
     assert torch.equal(node.targets, theirs.targets)
     assert spec.make_task().name == "mine"
     if like != "instances":  # whose spec the run says
-        assert load_private(PrivateConfig(), tmp_path, task=Mine())[1].task == Mine()
+        assert load_private(NodeDataConfig(), tmp_path, task=Mine())[1].task == Mine()
     public = load_public(PublicConfig("noise", limit=3), mine, Mine())[1]
     assert public is not None
     assert len(public) == 3
@@ -146,18 +148,18 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     assert "label maps" in str(found["asyndgan"]["classification"])
     assert found["asyndgan"]["segmentation"] is None
     needs = METHODS["fedgen"]().needs()
-    assert refusal(needs, ClassificationConfig().example()) is None
+    assert refusal(needs, ClassificationConfig().minimal_task()) is None
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "call",
     [
         lambda task, x, maps: task.label_maps(TensorData(x, maps)),
         lambda task, x, maps: task.encode_maps(maps),
         lambda task, x, maps: task.targets_from_maps(maps, x),
         lambda task, x, maps: task.sample_maps(2, 8, 8, torch.Generator()),
     ],
-    ids=["maps", "condition", "labels", "draw_maps"],
+    ids=["label_maps", "encode_maps", "targets_from_maps", "sample_maps"],
 )
 def test_a_task_without_label_maps_says_so_to_whoever_wants_them(call: Callable[..., object]) -> None:
     with pytest.raises(MethodRefused, match=r"task classification has no label maps to make inputs from$"):
@@ -173,5 +175,7 @@ def test_an_ensemble_lets_gradients_through(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(ENSEMBLES._found, "cuts", cuts)
     responses, weights = torch.zeros(2, 3, 4), torch.full((2, 1, 4), 0.5)
     assert Classification(4).ensemble(responses, weights, "cuts").shape == (3, 4)
-    with pytest.raises(ArgumentError, match=r"invalid ensemble = 'cuts' \(expected one that lets gradients through"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid ensemble = 'cuts' \(expected one that lets gradients through"
+    ):
         Classification(4).ensemble(responses.requires_grad_(), weights, "cuts")

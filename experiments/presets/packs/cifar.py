@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from fedstill.core.dataset import Column
 from fedstill.data import ArrayData, Targets, find_file
-from fedstill.data.images import Bytes, decoded
-from fedstill.data.raw import need, read_npz
+from fedstill.data.images import Bytes, decode_image
+from fedstill.data.raw import read_npz, require_array
 
 SIDE = 32  # of an image
 ROWS, COLUMNS = 30, 20  # tiles of a mosaic, all of one class
@@ -34,7 +34,7 @@ class CIFAR10(ArrayData):
         """All images."""
         path = find_file(self, "cifar10_jpeg.npz")
         arrays = read_npz(path)
-        told = {name: need(path, arrays, name) for name in ("labels", "split", "classes")}
+        told = {name: require_array(path, arrays, name) for name in ("labels", "split", "classes")}
         return {"images": np.stack(list(_images(path, arrays))), **told}
 
 
@@ -52,7 +52,7 @@ class CIFAR100(ArrayData):
         """All images, by class."""
         path = find_file(self, "cifar100_mosaic.npz")
         arrays = read_npz(path)
-        classes, tiles = need(path, arrays, "classes"), ROWS * COLUMNS
+        classes, tiles = require_array(path, arrays, "classes"), ROWS * COLUMNS
         mosaics = np.stack(list(_images(path, arrays)))  # (classes, 3, rows * 32, columns * 32)
         grid = mosaics.reshape(len(classes), 3, ROWS, SIDE, COLUMNS, SIDE).transpose(0, 2, 4, 1, 3, 5)
         return {
@@ -64,6 +64,6 @@ class CIFAR100(ArrayData):
 
 
 def _images(path: Path, arrays: Mapping[str, Column]) -> Iterator[Bytes]:
-    joined = need(path, arrays, "jpeg").tobytes()
-    for number, (start, end) in enumerate(pairwise(need(path, arrays, "offsets").tolist())):
-        yield decoded(io.BytesIO(joined[start:end]), f"{path}: JPEG stream {number}")
+    joined = require_array(path, arrays, "jpeg").tobytes()
+    for number, (start, end) in enumerate(pairwise(require_array(path, arrays, "offsets").tolist())):
+        yield decode_image(io.BytesIO(joined[start:end]), f"{path}: JPEG stream {number}")

@@ -10,8 +10,8 @@ import numpy as np
 from fedstill.core.dataset import DataSet
 from fedstill.data import DataConfig, Targets, find_file
 from fedstill.data.config import Side
-from fedstill.data.loading import PATIENT, SITE, of_images
-from fedstill.data.raw import Raw, need, read_npz
+from fedstill.data.loading import PATIENT, SITE, prepare_images
+from fedstill.data.raw import RawImages, read_npz, require_array
 from fedstill.tasks import TaskConfig
 
 FLAIR = 1  # of pre-contrast, FLAIR, post-contrast
@@ -39,15 +39,15 @@ class BrainMRI(DataConfig):
         path = find_file(self, "brain_mri_lgg.npz")
         arrays = read_npz(path)
         columns = {
-            SITE: need(path, arrays, "sites")[need(path, arrays, "site")],
-            PATIENT: need(path, arrays, "patients")[need(path, arrays, "patient")],
-            "slice": need(path, arrays, "slice_no"),
+            SITE: require_array(path, arrays, "sites")[require_array(path, arrays, "site")],
+            PATIENT: require_array(path, arrays, "patients")[require_array(path, arrays, "patient")],
+            "slice": require_array(path, arrays, "slice_no"),
         }
-        raw = Raw(
-            need(path, arrays, "images").transpose(0, 3, 1, 2),
-            need(path, arrays, "masks").astype(np.int64),
+        raw = RawImages(
+            require_array(path, arrays, "images").transpose(0, 3, 1, 2),
+            require_array(path, arrays, "masks").astype(np.int64),
             ("background", "tumor"),
             columns=columns,
         )
         channels = self.channels or ((FLAIR,) if task.targets == "image" else ())
-        return of_images(raw, self, task, self.title, self.note, self.size, channels, self.sites)
+        return prepare_images(raw, self, task, self.title, self.note, self.size, channels, self.sites)

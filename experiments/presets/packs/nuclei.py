@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedstill.core.dataset import Column, DataSet
-from fedstill.data import PictureData, find_file
-from fedstill.data.images import decoded, instance_map
+from fedstill.data import InstanceImageData, find_file
+from fedstill.data.images import decode_image, read_instance_map
 from fedstill.data.loading import check_sites
-from fedstill.data.object_images import Picture, data_set, picture
-from fedstill.data.raw import need, read_npz
+from fedstill.data.object_images import InstanceImage, make_instance_image, prepare_instance_images
+from fedstill.data.raw import read_npz, require_array
 from fedstill.tasks import TaskConfig
 
 TISSUE = "he_256x320"  # the stained one among the kinds of DSB 2018
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoNuSeg(PictureData):
+class MoNuSeg(InstanceImageData):
     """MoNuSeg 2018: nuclei of H&E tissue, 1000 x 1000 at 40x; sites are organs."""
 
     title: ClassVar[str] = "monuseg"
@@ -30,7 +30,7 @@ class MoNuSeg(PictureData):
     sites: tuple[str, ...] = ()
     """Use only these organs; empty: those that are in both parts."""
 
-    def pictures(self) -> Sequence[Picture]:
+    def pictures(self) -> Sequence[InstanceImage]:
         """Those of all organs."""
         return _pictures(find_file(self, "nuclei_monuseg.npz"), "organ", "split")
 
@@ -41,11 +41,11 @@ class MoNuSeg(PictureData):
             both = {one.site for one in pictures if one.test} & {one.site for one in pictures if not one.test}
             config = replace(self, sites=tuple(sorted(both)))
             note += f"; organs in both parts: {', '.join(config.sites)}"
-        return data_set(pictures, config, self.title, note, "organ")
+        return prepare_instance_images(pictures, config, self.title, note, "organ")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSB2018(PictureData):
+class DSB2018(InstanceImageData):
     """Data Science Bowl 2018: nuclei in four kinds of pictures, which are the sites."""
 
     title: ClassVar[str] = "dsb2018"
@@ -54,18 +54,18 @@ class DSB2018(PictureData):
     sites: tuple[str, ...] = ()
     """Use only these kinds of pictures; empty: the stained tissue."""
 
-    def pictures(self) -> Sequence[Picture]:
+    def pictures(self) -> Sequence[InstanceImage]:
         """Those of some kinds."""
         return _pictures(find_file(self, "nuclei_dsb2018.npz"), "group", only=self.sites or (TISSUE,))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nuclei(PictureData):
+class Nuclei(InstanceImageData):
     """MoNuSeg 2018 and the stained tissue of Data Science Bowl 2018, which are the sites."""
 
     title: ClassVar[str] = "nuclei"
 
-    def pictures(self) -> Sequence[Picture]:
+    def pictures(self) -> Sequence[InstanceImage]:
         """Those of both sources."""
         sources = {"monuseg": MoNuSeg(root=self.root), "dsb2018": DSB2018(root=self.root)}
         return [replace(one, site=site) for site, source in sources.items() for one in source.pictures()]
@@ -75,13 +75,13 @@ class Nuclei(PictureData):
         pictures = self.pictures()
         count = sum(one.site == "dsb2018" for one in pictures)
         note = f"{MoNuSeg.note}, and the {count} of stained tissue of Data Science Bowl 2018"
-        return data_set(pictures, self, self.title, note, "site")
+        return prepare_instance_images(pictures, self, self.title, note, "site")
 
 
-def _pictures(path: Path, site: str, split: str = "", only: Sequence[str] = ()) -> list[Picture]:
+def _pictures(path: Path, site: str, split: str = "", only: Sequence[str] = ()) -> list[InstanceImage]:
     """What a pack has of some sites: ``split`` is the array that tells the parts, if there is one."""
     arrays = read_npz(path)
-    names, sites = need(path, arrays, "name"), need(path, arrays, site)
+    names, sites = require_array(path, arrays, "name"), require_array(path, arrays, site)
     check_sites(only, sorted({str(name) for name in sites}))
     images, maps = (_streams(path, arrays, part) for part in ("image", "label"))
     pictures = []
@@ -89,14 +89,14 @@ def _pictures(path: Path, site: str, split: str = "", only: Sequence[str] = ()) 
         if only and sites[number] not in only:
             continue  # decoding takes a while
         what = f"{path}: picture {name!s}"
-        image = decoded(io.BytesIO(images[number]), what)
-        instances = instance_map(io.BytesIO(maps[number]), what)
-        test = bool(need(path, arrays, split)[number] == "test") if split else None
-        pictures.append(picture(image, instances, str(name), str(sites[number]), test, what))
+        image = decode_image(io.BytesIO(images[number]), what)
+        instances = read_instance_map(io.BytesIO(maps[number]), what)
+        test = bool(require_array(path, arrays, split)[number] == "test") if split else None
+        pictures.append(make_instance_image(image, instances, str(name), str(sites[number]), test, what))
     return pictures
 
 
 def _streams(path: Path, arrays: dict[str, Column], part: str) -> list[bytes]:
-    joined = need(path, arrays, f"{part}_bytes").tobytes()
-    ends = [int(end) for end in need(path, arrays, f"{part}_offsets")]
+    joined = require_array(path, arrays, f"{part}_bytes").tobytes()
+    ends = [int(end) for end in require_array(path, arrays, f"{part}_offsets")]
     return [joined[start:end] for start, end in pairwise(ends)]

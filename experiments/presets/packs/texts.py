@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedstill.data import TextData, find_file
-from fedstill.data.raw import need, read_npz
-from fedstill.data.text import HF, Labeled, read_table
+from fedstill.data.raw import read_npz, require_array
+from fedstill.data.text import HF_PREFIX, LabeledTexts, read_labeled_texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,9 @@ class SST2(TextData):
     title: ClassVar[str] = "sst2"
     note: ClassVar[str] = "official split, trained on train and dev"
 
-    def labeled(self) -> Labeled:
+    def labeled(self) -> LabeledTexts:
         """All sentences."""
-        return replace(read_table(find_file(self, "sst2.csv.gz")), classes=("negative", "positive"))
+        return replace(read_labeled_texts(find_file(self, "sst2.csv.gz")), classes=("negative", "positive"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +31,18 @@ class AGNews(TextData):
     title: ClassVar[str] = "ag-news"
     note: ClassVar[str] = "official split; two thirds of the words, all rare, are known by number"
 
-    def labeled(self) -> Labeled:
+    def labeled(self) -> LabeledTexts:
         """All texts; a word that is known by number only is that number, apart from real words."""
         path = find_file(self, "ag_news_tokens.npz")
         arrays = read_npz(path)
         low, high, lengths, labels, vocabulary, names, split = (
-            need(path, arrays, name)
+            require_array(path, arrays, name)
             for name in ("tokens_lo", "tokens_hi", "lengths", "labels", "vocab", "classes", "split")
         )
         numbers, lengths = low.astype(np.int64) + (high.astype(np.int64) << 16), lengths.astype(np.int64)
         words = vocabulary.tobytes().decode("utf-8").split("\n")
         # A token that a tokenizer does not know is its unknown one, so any rare mark will do.
-        rare = "\ufffd" if self.vocabulary.startswith(HF) else "#{}"
+        rare = "\ufffd" if self.vocabulary.startswith(HF_PREFIX) else "#{}"
         told = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
         texts = [text.tolist() for text in np.split(told[numbers], np.cumsum(lengths)[:-1])]
-        return Labeled(texts, labels.astype(np.int64), tuple(map(str, names)), split == 1)
+        return LabeledTexts(texts, labels.astype(np.int64), tuple(map(str, names)), split == 1)

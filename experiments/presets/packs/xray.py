@@ -10,8 +10,8 @@ import numpy as np
 from fedstill.core.dataset import DataSet
 from fedstill.data import DataConfig, Targets, find_file
 from fedstill.data.config import Side
-from fedstill.data.loading import PATIENT, of_images
-from fedstill.data.raw import Raw, need, read_npz
+from fedstill.data.loading import PATIENT, prepare_images
+from fedstill.data.raw import RawImages, read_npz, require_array
 from fedstill.tasks import TaskConfig
 
 
@@ -32,12 +32,12 @@ class ChestXray(DataConfig):
         """All images with their findings."""
         path = find_file(self, "chest_xray_nih1000.npz")
         arrays = read_npz(path)
-        raw = Raw(
-            need(path, arrays, "images")[:, None],
-            need(path, arrays, "labels").astype(np.int64),
-            tuple(str(name) for name in need(path, arrays, "label_names")),
-            columns={PATIENT: need(path, arrays, "patient").astype(np.str_)},
+        raw = RawImages(
+            require_array(path, arrays, "images")[:, None],
+            require_array(path, arrays, "labels").astype(np.int64),
+            tuple(str(name) for name in require_array(path, arrays, "label_names")),
+            columns={PATIENT: require_array(path, arrays, "patient").astype(np.str_)},
         )
         side = self.size or raw.images.shape[-1]
         note = f"{len(raw.images)} of the images of NIH ChestX-ray14, reduced to {side} x {side}"
-        return of_images(raw, self, task, self.title, note, self.size)
+        return prepare_images(raw, self, task, self.title, note, self.size)
