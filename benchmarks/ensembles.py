@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.errors import FedstillError
 from fedstill.node import local_training
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import load
 from fedstill.tasks import formulas
 
@@ -43,7 +43,7 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
     responses = torch.stack(
         [local_training.predict(node.model, test.inputs, experiment.compute) for node in experiment.nodes]
     )  # (K, N, classes)
-    weights = task.importance(torch.stack([task.counts(node.data) for node in experiment.nodes]))
+    weights = task.importance_weights(torch.stack([task.counts(node.data) for node in experiment.nodes]))
     outputs: dict[str, torch.Tensor] = {way: task.ensemble(responses, weights, way) for way in WAYS}
     for turns in TURNS:
         outputs[f"turns={turns}"] = formulas.consensus(responses.log_softmax(2), weights, turns)

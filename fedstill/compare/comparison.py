@@ -22,11 +22,11 @@ from fedstill.core.compute import Compute
 from fedstill.core.config_tables import layered
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.core.toml import Table
-from fedstill.protocol.method import METHODS, side_of
-from fedstill.protocol.payload_kinds import PRIVATE_DATA, Kind
+from fedstill.protocol.method import METHODS, build_node_side
+from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query, stand_in
 from fedstill.runs import presets
-from fedstill.runs.config import PaperFigure, RunConfig, from_dict, to_dict
+from fedstill.runs.config import PaperMetric, RunConfig, from_dict, to_dict
 
 SINGLE = ""  # the name of the only setting, where a comparison names none
 # What a paper may publish beside a task's figures: bytes of a run, all nodes, both ways.
@@ -73,7 +73,7 @@ class Comparison:
     note: str = ""
     settings: Mapping[str, Table] = field(default_factory=lambda: {SINGLE: {}})
     runs: Mapping[str, Table] = field(default_factory=dict)
-    paper: tuple[PaperFigure, ...] = ()
+    paper: tuple[PaperMetric, ...] = ()
     changed: tuple[str, ...] = ()
     leakage: Table | None = None
 
@@ -145,7 +145,7 @@ class Comparison:
         ]
         return tomli_w.dumps(table)
 
-    def published(self, setting: str, label: str, metric: str) -> PaperFigure | None:
+    def published(self, setting: str, label: str, metric: str) -> PaperMetric | None:
         """The published figure of a method: by its label or, where no label is so called, by its name."""
         names = {label}
         name = str(self.methods[label]["name"])
@@ -159,15 +159,15 @@ class Comparison:
 
 def queries(config: RunConfig) -> Mapping[str, Query]:
     """The queries that a run's method declares, by name."""
-    task = config.task.example()
+    task = config.task.minimal_task()
     setting = NodeSetting(
         task, config.nodes.local, Compute(), stand_in(task), secure_aggregation=config.link.secure_aggregation
     )
-    queries: Mapping[str, Query] = side_of(config.method, setting).queries
+    queries: Mapping[str, Query] = build_node_side(config.method, setting).queries
     return queries
 
 
-def what_leaves(config: RunConfig) -> tuple[Kind, ...]:
+def what_leaves(config: RunConfig) -> tuple[PayloadKind, ...]:
     """The kinds of tensor that leave a node in a run, in alphabetical order."""
     asked = queries(config).values()
     return tuple(sorted({kind for query in asked for kind in query.kinds().values()}))

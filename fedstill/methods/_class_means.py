@@ -59,6 +59,6 @@ def require_vectors(name: str, sent: torch.Tensor | float, nodes: int, classes: 
         raise ArgumentError(name, f"{sent.dtype} {tuple(sent.shape[1:])}", expected)
 
 
-def wanted(of: dict[str, torch.Tensor], group: Group, y: torch.Tensor) -> torch.Tensor:
+def wanted(of: dict[str, torch.Tensor], group: NodeGroup, y: torch.Tensor) -> torch.Tensor:
     """Of each node's vectors ``(C, p)``, by its name, those of its examples' classes y ``(G, B)``."""
-    return stack([of[node.name][mine] for node, mine in zip(group.nodes, y, strict=False)])
+    return stack_tensors([of[node.name][mine] for node, mine in zip(group.nodes, y, strict=False)])

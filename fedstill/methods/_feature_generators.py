@@ -83,7 +83,12 @@ class Received:
     """
 
     def __init__(
-        self, method: FeatureGenerators, group: Group, generator: torch.Tensor, counts: torch.Tensor, t: int
+        self,
+        method: FeatureGenerators,
+        group: NodeGroup,
+        generator: torch.Tensor,
+        counts: torch.Tensor,
+        t: int,
     ) -> None:
         node, self.classes, self.t = group.nodes[0], counts.shape[1], t
         sizes = method.sizes(node.model, node.data.inputs[:2], self.classes)
@@ -93,7 +98,7 @@ class Received:
         load_vector(self._generator, generator[0])
         self._noise, self._counts = method.noise, counts[0].cpu()
 
-    def features(self, group: Group, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
+    def features(self, group: NodeGroup, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
         """G(z, y) for labels ``(G, B)``, z drawn by each node: ``(G, B, p)``, constant."""
         z = draw_noise(group, y.shape, self._noise, self.t, *purpose)
         with torch.no_grad():
@@ -101,19 +106,19 @@ class Received:
         f: torch.Tensor = flat.float().view(*y.shape, -1)
         return f
 
-    def labels(self, group: Group, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
+    def labels(self, group: NodeGroup, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
         """Labels y ~ p(y), drawn by each node: ``shape`` is (G, B)."""
         rows, batch = shape
         draws = [node.draw("y", self.t, *purpose) for node in group.nodes[:rows]]
         drawn = [torch.multinomial(self._counts, batch, replacement=True, generator=draw) for draw in draws]
-        return stack(drawn).to(group.device)
+        return stack_tensors(drawn).to(group.device)
 
 
-def draw_noise(group: Group, shape: Sequence[int], noise: int, *purpose: str | int) -> torch.Tensor:
+def draw_noise(group: NodeGroup, shape: Sequence[int], noise: int, *purpose: str | int) -> torch.Tensor:
     """z ~ N(0, I), drawn by each of the first nodes: ``shape`` is (G, B), the result ``(G, B, noise)``."""
     rows, batch = shape
     draws = [node.draw("z", *purpose) for node in group.nodes[:rows]]
-    return stack([torch.randn(batch, noise, generator=draw) for draw in draws]).to(group.device)
+    return stack_tensors([torch.randn(batch, noise, generator=draw) for draw in draws]).to(group.device)
 
 
 def imagined(
@@ -126,9 +131,9 @@ def imagined(
     return z.to(compute.device), y.to(compute.device)
 
 
-def uploaded(like: nn.Module, vectors: torch.Tensor) -> Bench:
+def uploaded(like: nn.Module, vectors: torch.Tensor) -> StackedModules:
     """Networks like one, with the parameters that K nodes uploaded, ``(K, P)``: as used, never trained."""
-    bench = Bench([copied(like) for _ in vectors])
+    bench = StackedModules([copied(like) for _ in vectors])
     bench.train(False)
     for module, vector in zip(bench.modules, vectors, strict=True):
         load_vector(module, vector)

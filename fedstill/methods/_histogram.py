@@ -18,7 +18,7 @@ from fedstill.protocol.queries import NodeSetting, query
 Tensors = Mapping[str, torch.Tensor]
 
 
-def sizes(nodes: Group) -> torch.Tensor:
+def sizes(nodes: NodeGroup) -> torch.Tensor:
     """How many examples each node holds: ``(G,)``."""
     return torch.tensor([float(len(node.data)) for node in nodes.nodes], device=nodes.device)
 
@@ -27,7 +27,7 @@ class TellsSize:
     """Nodes tell how many examples they hold."""
 
     @query(releases={"sizes": DATA_SIZES}, times=1, reads=("sizes",), closed=True, sums={"sizes": "sum"})
-    def tell_size(self, nodes: Group) -> Tensors:
+    def tell_size(self, nodes: NodeGroup) -> Tensors:
         """n_k, ``sizes`` (K,)."""
         return {"sizes": sizes(nodes)}
 
@@ -63,7 +63,7 @@ class CountsLabels:
         closed=True,
         sums={"counts": "sum", "sizes": "sum"},
     )
-    def count_labels(self, nodes: Group) -> Tensors:
+    def count_labels(self, nodes: NodeGroup) -> Tensors:
         """How many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
         counts = torch.stack([nodes.at.task.counts(node.data) for node in nodes.nodes])
         return {"counts": counts, **({"sizes": sizes(nodes)} if _several(nodes.at) else {})}

@@ -32,7 +32,7 @@ class Audited(CountsLabels, CriticOptions):
         reads=(),
         trains=lambda self, at: ("critic",) if self.critical else (),
     )
-    def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
+    def examine(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """Scores of inputs; and a critic's, after one step of it on them and on as many of the node's own."""
         response = self.critics(nodes.at).judge(nodes, nodes.number, x)
         return {"logits": nodes.bench("model")(nodes.at.task.observe(x)), **response}

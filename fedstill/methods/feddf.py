@@ -85,7 +85,7 @@ class FedDF(CountsLabels, Averaging):
         """One student an architecture; the central one must be of one of them."""
         students: dict[str, nn.Module] = {}
         for names, network in server.kinds:
-            mine = kind(network) == kind(server.student)
+            mine = architecture_key(network) == kind(server.student)
             students[names[0]] = server.student if mine else copied(network)
         if server.student not in students.values():
             allowed = f"an architecture of the nodes: {', '.join(f'that of {name}' for name in students)}"

@@ -86,7 +86,7 @@ class FedGEN(FeatureGenerators):
     )
     def train(
         self,
-        nodes: Group,
+        nodes: NodeGroup,
         generator: torch.Tensor,
         parameters: torch.Tensor,
         counts: torch.Tensor,
@@ -98,12 +98,12 @@ class FedGEN(FeatureGenerators):
         train_round(nodes, round, self.rounds, self.work(nodes, G))
         return {"parameters": nodes.vectors("model", self.part)}
 
-    def work(self, nodes: Group, G: Received) -> Work:
+    def work(self, nodes: NodeGroup, G: Received) -> Work:
         """A step of F_i and D_i on their own data, on G(z, y') and, if so wished, on G(z, y)."""
         task, smoothing, turns = nodes.at.task, nodes.at.local.smoothing, itertools.count()
         alpha, beta = (weight * self.decay**G.t for weight in (self.alpha, self.beta))
 
-        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             turn, model = next(turns), group.bench("model")
             d = model(model(x, EXTRACTOR), HEAD)  # D_i(F_i(x))  (G, B, C)
             loss: torch.Tensor = task.loss(d, y, smoothing)  # (G,)
@@ -144,7 +144,7 @@ class FedGEN(FeatureGenerators):
         return self.teach(server, state, uploaded(shared, responses["parameters"]), told.counts, t)
 
     def teach(
-        self, server: Server, state: Teaching, uploads: Bench, n_y: torch.Tensor, t: int
+        self, server: Server, state: Teaching, uploads: StackedModules, n_y: torch.Tensor, t: int
     ) -> Mapping[str, float]:
         """Steps of G, which learns in training mode: no G of the nodes' own is listened to beside it."""
         losses = torch.zeros(2)
@@ -158,7 +158,13 @@ class FedGEN(FeatureGenerators):
         return dict(zip(("generator", "diversity"), losses.tolist(), strict=True))
 
     def generator_loss(
-        self, task: Task, G: nn.Module, uploads: Bench, z: torch.Tensor, y: torch.Tensor, n_y: torch.Tensor
+        self,
+        task: Task,
+        G: nn.Module,
+        uploads: StackedModules,
+        z: torch.Tensor,
+        y: torch.Tensor,
+        n_y: torch.Tensor,
     ) -> torch.Tensor:
         """CE of the heads' weighted ensemble on G(z, y), and the diversity loss, unweighted: ``(2,)``.
 

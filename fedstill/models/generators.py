@@ -114,7 +114,7 @@ class ConditionalGenerator(_Normalized):
     sigmoid and the data set's normalization. Published: w = 64, nine blocks.
 
     Args:
-        conditions: channels of a map, ``Task.conditions``.
+        conditions: channels of a map, ``Task.condition_channels``.
         channels: of the images, as ``mean`` and ``std``, the data set's declared normalization, have them.
         width: w.
     """

@@ -40,7 +40,7 @@ class Interface:
     @property
     def outputs(self) -> tuple[int, ...]:
         """The shape of a model's output for one input."""
-        return self.task.outputs(self.shape)
+        return self.task.output_shape(self.shape)
 
     def raw(self, x: Floats) -> Floats:
         """Inputs ``(B, ...)`` as they were: pixels from 0 to 1, or a table's columns in their own units.

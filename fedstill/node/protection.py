@@ -153,7 +153,7 @@ def _teach(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> 
     """Copies of the node's model in its place, each with its own part of the records."""
     networks = [copied(node.model) for _ in parts]
     node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
-    node.frozen["model"] = frozen(node.model)
+    node.frozen["model"] = frozen_parameter_names(node.model)
     node.teachers = teachers_of(node, parts)
 
 

@@ -129,7 +129,7 @@ class Session:
             raise OwnDataError(str(error)) from error
         self.audit = audit_file.open_audit(file, folder)
         held.callback(self.audit.close)
-        gate = Gate(file.name, file.policy, self.audit, plan.run, DATA)
+        gate = Gate(file.name, file.policy, self.audit, plan.run, NODE_DATA)
         gate.approved = self.approved
         gate.outputs = self.task.output_shape(spec.shape)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
@@ -192,11 +192,11 @@ class Session:
         """Let others at this run, and other runs at this node."""
         self._held.close()
 
-    def about(self) -> About:
+    def about(self) -> NodeStatus:
         """What a server may know beforehand."""
         gate = self.node.gate
         limit = gate.policy.max_queries
-        return About(
+        return NodeStatus(
             objections=self.objections(),
             max_queries=max(limit - self._elsewhere(), 0) if limit else None,
             learned=self.training.done,
@@ -210,7 +210,7 @@ class Session:
             notes=tuple(self.side.notes),
         )
 
-    def learn(self, seconds: float) -> Progress:
+    def learn(self, seconds: float) -> TrainingProgress:
         """Go on with the local training that the method wants first, for some seconds.
 
         How well it goes is nobody's to know, nor how many steps there are, which would tell the number of
@@ -228,7 +228,7 @@ class Session:
                 logger.info("local training is done: %d steps", self.training.steps)
             elif self.training.percent > before:
                 logger.info("local training: %d %% done", self.training.percent)
-        return Progress(self.training.percent, self.training.done)
+        return TrainingProgress(self.training.percent, self.training.done)
 
     def _save_now_and_then(self) -> None:
         if time.monotonic() - self.kept.saved > SECONDS_BETWEEN:

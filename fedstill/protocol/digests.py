@@ -26,12 +26,12 @@ def fingerprint(tensors: Mapping[str, torch.Tensor], *words: str) -> str:
     return hashed.hexdigest()
 
 
-def chained(before: str, content: str) -> str:
+def chain_digest(before: str, content: str) -> str:
     """A fingerprint of everything up to and including one content."""
     return hashlib.blake2b(f"{before} {content}".encode(), digest_size=16).hexdigest()
 
 
-def keyed(secret: int, content: str) -> str:
+def keyed_digest(secret: int, content: str) -> str:
     """A fingerprint that nobody without the secret can make: by a plain one of records, which a backup or an
     audit log may show, anybody could try out what they are."""
     key = hashlib.blake2b(str(secret).encode(), digest_size=32).digest()

@@ -1,7 +1,7 @@
 """What a server says to a node: a form for each message, which the server writes and the node reads.
 
 A message is a header of JSON values with named tensors beside it (:mod:`fedstill.protocol.wire_format`).
-``do`` says which form it has; an :class:`Envelope` says which run it is of.
+``operation`` says which form it has; an :class:`Envelope` says which run it is of.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError
 from fedstill.core.options import Checked
 from fedstill.core.text_format import clip
-from fedstill.protocol.secure_aggregation import SumCall, SumNumber
+from fedstill.protocol.secure_aggregation import SumNumber, SumRequest
 
 MOST = 2**31  # numbers of queries are below it
 LONGEST = 100  # characters of a value that an error quotes
@@ -44,19 +44,19 @@ class Envelope(Checked):
 class Message(Checked):
     """One thing that a server says to a node; a subclass for each."""
 
-    do: ClassVar[str]
+    operation: ClassVar[str]
 
     def header(self, envelope: Envelope) -> dict[str, Any]:
         """As JSON values; :func:`read_message` gives the same back."""
-        told = {"do": self.do, **asdict(self), **asdict(envelope)}
+        told = {"operation": self.operation, **asdict(self), **asdict(envelope)}
         return {name: value for name, value in told.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class SayHello(Message):
+class IdentifyNode(Message):
     """Say who you are."""
 
-    do: ClassVar[str] = "hello"
+    operation: ClassVar[str] = "identify"
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,18 @@ class JoinRun(Message):
     """Make ready for a run, or for its going on. The tensors are the public data, once a node wants them.
 
     Args:
-        plan: a table of a :class:`fedstill.protocol.run_plan.Plan`; it is read once its server is admitted.
+        plan: a table of a :class:`fedstill.protocol.run_plan.RunPlan`; it is read once its server is admitted.
     """
 
-    do: ClassVar[str] = "join"
+    operation: ClassVar[str] = "join"
     plan: Any
 
 
 @dataclass(frozen=True)
-class Learn(Message):
+class TrainLocally(Message):
     """Go on with the local training that the method wants first, for so many seconds."""
 
-    do: ClassVar[str] = "learn"
+    operation: ClassVar[str] = "train_locally"
     seconds: float
 
 
@@ -89,15 +89,15 @@ class AnswerQuery(Message):
         sum: of which nodes a sum is made; None: the answer leaves by itself.
     """
 
-    do: ClassVar[str] = "answer"
+    operation: ClassVar[str] = "answer_query"
     query: str
     number: Number
     differentiable: bool
-    sum: SumCall | None = None
+    sum: SumRequest | None = None
 
 
 @dataclass(frozen=True)
-class PullBack(Message):
+class ComputeGradients(Message):
     """Pull gradients that reached an answer back to the query's tensors.
 
     Args:
@@ -106,68 +106,68 @@ class PullBack(Message):
         sum: as of an answer.
     """
 
-    do: ClassVar[str] = "pull back"
+    operation: ClassVar[str] = "compute_gradients"
     number: Number
     query: str = "gradient"
-    sum: SumCall | None = None
+    sum: SumRequest | None = None
 
 
 @dataclass(frozen=True)
-class Introduce(Message):
+class SendKeys(Message):
     """Show your card: whose keys hide your part of a sum."""
 
-    do: ClassVar[str] = "introduce"
+    operation: ClassVar[str] = "send_keys"
 
 
 @dataclass(frozen=True)
-class Meet(Message):
+class ReceiveKeys(Message):
     """The tensors are the cards of all that add to sums."""
 
-    do: ClassVar[str] = "meet"
+    operation: ClassVar[str] = "receive_keys"
 
 
 @dataclass(frozen=True)
-class Agree(Message):
+class ConfirmSurvivors(Message):
     """Say who added to a sum, sealed for each other survivor."""
 
-    do: ClassVar[str] = "agree"
+    operation: ClassVar[str] = "confirm_survivors"
     sum: SumNumber
     survivors: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Reveal(Message):
+class RevealMasks(Message):
     """Reveal those masks of a sum that do not cancel: all survivors agree, in these words, who they are."""
 
-    do: ClassVar[str] = "reveal"
+    operation: ClassVar[str] = "reveal_masks"
     sum: SumNumber
     words: Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Remember(Message):
-    """Keep your state as it is before query ``mark``."""
+class SaveCheckpoint(Message):
+    """Save the node's state as it is before query number ``checkpoint``."""
 
-    do: ClassVar[str] = "remember"
-    mark: Number
+    operation: ClassVar[str] = "save_checkpoint"
+    checkpoint: Number
 
 
 @dataclass(frozen=True)
-class Recall(Message):
-    """Go back to where you were before query ``mark``; 0 is before the first."""
+class LoadCheckpoint(Message):
+    """Restore the state before query number ``checkpoint``; 0 is the state before the first query."""
 
-    do: ClassVar[str] = "recall"
-    mark: Number
+    operation: ClassVar[str] = "load_checkpoint"
+    checkpoint: Number
 
 
 @dataclass(frozen=True)
 class LeaveRun(Message):
     """The run is over."""
 
-    do: ClassVar[str] = "leave"
+    operation: ClassVar[str] = "leave"
 
 
-MESSAGES: Mapping[str, type[Message]] = {form.do: form for form in Message.__subclasses__()}
+MESSAGES: Mapping[str, type[Message]] = {form.operation: form for form in Message.__subclasses__()}
 
 
 def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
@@ -176,17 +176,17 @@ def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
     Raises:
         ArgumentError: it is of no form.
 
-    >>> read_message({"do": "recall", "mark": 3, "run": "one"})
-    (Recall(mark=3), Envelope(run='one', server='', message=None))
-    >>> read_message({"do": "recall", "mark": "../x"})
+    >>> read_message({"operation": "load_checkpoint", "checkpoint": 3, "run": "one"})
+    (LoadCheckpoint(checkpoint=3), Envelope(run='one', server='', message=None))
+    >>> read_message({"operation": "load_checkpoint", "checkpoint": "../x"})
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.ArgumentError: invalid mark = '../x' (expected a whole number)
+    fedstill.core.errors.ArgumentError: invalid checkpoint = '../x' (expected a whole number)
     """
-    do = header.get("do")
-    form = MESSAGES.get(do) if isinstance(do, str) else None
+    operation = header.get("operation")
+    form = MESSAGES.get(operation) if isinstance(operation, str) else None
     if form is None:
-        raise ArgumentError("do", do, f"one of {', '.join(MESSAGES)}")
+        raise ArgumentError("operation", operation, f"one of {', '.join(MESSAGES)}")
     try:
         return _read(form, header), _read(Envelope, header)
     except ArgumentError as error:  # of a long value what is allowed would be cut off

@@ -14,7 +14,7 @@ Of = Literal[
 OUTPUTS = ("scores", "rows", "answers", "critic", "gradients", "counts")
 
 
-class Kind(str):
+class PayloadKind(str):
     """A kind of tensor, by its name.
 
     A node's owner lets it out by ``of``; a kind that a plug-in's method releases bears its package's name
@@ -37,7 +37,7 @@ class Kind(str):
         without: how a run does without it.
         package: whose method releases it; empty: one of ours.
 
-    >>> Kind("class logits", "a mean score vector for each class", of="rows").at("my_lab")
+    >>> PayloadKind("class logits", "a mean score vector for each class", of="rows").at("my_lab")
     'my_lab: class logits'
     """
 
@@ -60,21 +60,21 @@ class Kind(str):
         common: float | None = None,
         without: str = "",
         package: str = "",
-    ) -> Kind:
+    ) -> PayloadKind:
         kind = super().__new__(cls, name)
         kind.says, kind.of, kind.by_class, kind.of_maps = says, of, by_class, of_maps
         kind.common, kind.without, kind.package = common, without, package
         return kind
 
-    def hinted(self, without: str) -> Kind:
+    def with_opt_out(self, without: str) -> PayloadKind:
         """The same kind, with how a run of some method does without it."""
         about: dict[str, Any] = {**vars(self), "without": without}
-        return Kind(str(self), **about)
+        return PayloadKind(str(self), **about)
 
-    def at(self, package: str) -> Kind:
+    def at(self, package: str) -> PayloadKind:
         """The same kind as a package's method releases it."""
         about: dict[str, Any] = {**vars(self), "package": package}
-        return Kind(f"{package}: {self}", **about)
+        return PayloadKind(f"{package}: {self}", **about)
 
     @property
     def by_name(self) -> bool:
@@ -87,66 +87,68 @@ class Kind(str):
         return self.of in OUTPUTS
 
 
-INPUTS = Kind("inputs", "the inputs that the server asked about", of="query")
-INDICES = Kind("indices", "which rows of the public data a query is about", of="query")
-SCHEDULE = Kind("schedule", "the number of the round", of="query")
-SOURCES = Kind("sources", "which of the nodes' label maps the server's images are made from", of="query")
-LOGITS = Kind(
+INPUTS = PayloadKind("inputs", "the inputs that the server asked about", of="query")
+INDICES = PayloadKind("indices", "which rows of the public data a query is about", of="query")
+SCHEDULE = PayloadKind("schedule", "the number of the round", of="query")
+SOURCES = PayloadKind(
+    "sources", "which of the nodes' label maps the server's images are made from", of="query"
+)
+LOGITS = PayloadKind(
     "logits",
     "the score that a node's model gives each class, for each input it was asked about",
     of="scores",
     common=0.0,
 )
-CRITIC = Kind(
+CRITIC = PayloadKind(
     "critic",
     "how unlike its own data a node's critic finds each input, part by part",
     of="critic",
     common=1.0,  # an untrained critic says next to nothing
 )
-GRADIENTS = Kind(
+GRADIENTS = PayloadKind(
     "gradients", "slopes of the server's loss, which tell it how to change its inputs", of="gradients"
 )
-LABEL_COUNTS = Kind(
+LABEL_COUNTS = PayloadKind(
     "label counts", "how many examples of each class a node holds", of="counts", by_class=True
 )
-COLUMN_SUMS = Kind(
+COLUMN_SUMS = PayloadKind(
     "column sums",
     "the sum of each column of numbers of a node's table, and of its squares, within the schema's ranges",
     of="moments",
 )
-DATA_SIZES = Kind("data sizes", "how many examples a node holds", of="counts")
-LABEL_MAPS = Kind(
+DATA_SIZES = PayloadKind("data sizes", "how many examples a node holds", of="counts")
+LABEL_MAPS = PayloadKind(
     "label maps",
     "what is where in each of a node's training images, or of what the server asks about",
     of_maps=True,
 )
-DIFFERENCE = Kind(
+DIFFERENCE = PayloadKind(
     "difference",
     "how far an image that the server made is from the node's own of the same label map",
     of_maps=True,
 )
-PRIVATE_DATA = Kind("private data", "training examples themselves, as they are")
+PRIVATE_DATA = PayloadKind("private data", "training examples themselves, as they are")
 # Weights come with counts of batches.
-PARAMETERS = Kind("parameters", "the weights of a model", of="model", common=1.0)
-EXTRACTOR_PARAMETERS = Kind(
+PARAMETERS = PayloadKind("parameters", "the weights of a model", of="model", common=1.0)
+EXTRACTOR_PARAMETERS = PayloadKind(
     "extractor parameters", "the weights of a model but for its last part, the head", of="model", common=1.0
 )
-HEAD_PARAMETERS = Kind(
+HEAD_PARAMETERS = PayloadKind(
     "head parameters",
     "the weights of a model's last part, which tells the classes apart",
     of="model",
     common=1.0,
 )
-GENERATOR_PARAMETERS = Kind(
+GENERATOR_PARAMETERS = PayloadKind(
     "generator parameters",
     "the weights of a network that makes inputs or features like the node's",
     of="model",
     common=1.0,
 )
 
-KNOWN = {str(kind): kind for kind in list(vars().values()) if isinstance(kind, Kind)}
+KNOWN = {str(kind): kind for kind in list(vars().values()) if isinstance(kind, PayloadKind)}
 
 
-def kind_named(name: str) -> Kind:
+def payload_kind(name: str) -> PayloadKind:
     """A kind by its name; of one that is not declared here the worst is supposed."""
-    return name if isinstance(name, Kind) else KNOWN.get(name) or Kind(name)
+    return name if isinstance(name, PayloadKind) else KNOWN.get(name) or PayloadKind(name)

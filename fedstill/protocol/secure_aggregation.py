@@ -20,23 +20,26 @@ from annotated_types import Interval
 from fedstill.core.errors import ArgumentError, DataError, NodeFault
 from fedstill.core.options import Checked
 
-Added = Literal["sum", "mean", "size", "counts"]
+SumWeighting = Literal["sum", "mean", "size", "counts"]
 """How a part is added: as it is; as it is, for its mean; or for its mean weighed by what each node told of
 the size of its data, or of its examples of each class (by the part's second axis)."""
 
-Spoil = Callable[[Sequence[int], int], torch.Tensor]
+Corruption = Callable[[Sequence[int], int], torch.Tensor]
 
 SUM = "sum of the nodes"  # stands for all nodes in answers
 WEIGHT = ":weight"  # "logits:weight" goes with a sum of "logits" that is weighed
 LEAST = 3  # nodes in a sum: of two, each could take its own away
-FRACTION, FINER = 32, 36  # bits behind the point, and those of gradients of what is pulled back at scale 1
+FRACTION_BITS, GRADIENT_FRACTION_BITS = (
+    32,
+    36,
+)  # bits behind the point, and those of gradients of what is pulled back at scale 1
 
 
 SumNumber = Annotated[int, Interval(ge=0, lt=2**53)]
 
 
 @dataclass(frozen=True)
-class SumCall(Checked):
+class SumRequest(Checked):
     """Of which nodes one sum is made.
 
     Args:
@@ -60,7 +63,7 @@ class SumCall(Checked):
             raise ArgumentError("members", list(self.members), "names of nodes, each once")
 
 
-def to_ring(tensor: torch.Tensor, fraction: int = FRACTION) -> torch.Tensor:
+def to_ring(tensor: torch.Tensor, fraction: int = FRACTION_BITS) -> torch.Tensor:
     """Numbers as whole ones of 64 bits, rounded at so many bits behind the point; of equal shape.
 
     What is larger wraps around, as a sum does: a refusal would tell how large one node's answer is.
@@ -79,7 +82,7 @@ def to_ring(tensor: torch.Tensor, fraction: int = FRACTION) -> torch.Tensor:
     return (scaled - turns * 2.0**64).to(torch.int64)
 
 
-def from_ring(tensor: torch.Tensor, fraction: int = FRACTION) -> torch.Tensor:
+def from_ring(tensor: torch.Tensor, fraction: int = FRACTION_BITS) -> torch.Tensor:
     """What :func:`to_ring` made, or a sum of it, in float64.
 
     >>> from_ring(to_ring(torch.tensor([0.5])) + to_ring(torch.tensor([0.25])))
@@ -88,24 +91,24 @@ def from_ring(tensor: torch.Tensor, fraction: int = FRACTION) -> torch.Tensor:
     return tensor.double() / 2.0**fraction
 
 
-def fraction_of(kind: Any) -> int:
+def fraction_bits(kind: Any) -> int:
     """Bits behind the point for a kind of tensor."""
-    return FINER if kind.of == "gradients" else FRACTION
+    return GRADIENT_FRACTION_BITS if kind.of == "gradients" else FRACTION_BITS
 
 
-def scale_of(pull: Mapping[str, torch.Tensor]) -> float:
+def gradient_scale(pull: Mapping[str, torch.Tensor]) -> float:
     """The power of two that takes the largest of all numbers to between a half and 1; 1 where all are 0.
 
     Gradients are linear in what is pulled back: by its scale a server could find how large one node's are.
 
-    >>> scale_of({"z": torch.tensor([0.3, -5.0])}), scale_of({"z": torch.zeros(2)})
+    >>> gradient_scale({"z": torch.tensor([0.3, -5.0])}), gradient_scale({"z": torch.zeros(2)})
     (8.0, 1.0)
     """
     largest = max((float(tensor.abs().max()) for tensor in pull.values() if tensor.numel()), default=0.0)
     return math.ldexp(1.0, math.frexp(largest)[1]) if largest else 1.0
 
 
-def weight_of(how: Added, told: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+def node_weight(how: SumWeighting, told: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     """A node's own weight, by what it has told of itself, by the way of weighing: ``()``, or ``(C,)`` by
     class; None: the part is added as it is.
 
@@ -126,12 +129,12 @@ def spread(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return weight.reshape(1, -1, *(1,) * (like.ndim - 2))
 
 
-def summands(
+def sum_contributions(
     released: Mapping[str, torch.Tensor],
     kinds: Mapping[str, Any],
-    sums: Mapping[str, Added],
+    sums: Mapping[str, SumWeighting],
     told: Mapping[str, torch.Tensor],
-    spoil: Spoil | None = None,
+    spoil: Corruption | None = None,
     always: bool = False,
 ) -> dict[str, torch.Tensor]:
     """What one node adds: its part of each sum, weighed, and its weights, as whole numbers of 64 bits.
@@ -153,12 +156,12 @@ def summands(
     """
     parts, weights = {}, {}
     for name, tensor in sorted(released.items()):
-        weight = weight_of(sums.get(name, "sum"), told)
+        weight = node_weight(sums.get(name, "sum"), told)
         parts[name] = tensor.double().cpu()
         if weight is not None:
             parts[name] = parts[name] * spread(weight, parts[name])
             weights[name + WEIGHT] = to_ring(weight)
-    bits = {name: fraction_of(kinds[name]) for name in parts}
+    bits = {name: fraction_bits(kinds[name]) for name in parts}
     sound = not always and all(_fits(part, bits[name]) for name, part in parts.items())
     if spoil is not None and not sound:
         return {name: spoil(part.shape, place) for place, (name, part) in enumerate(parts.items())} | weights
@@ -189,7 +192,7 @@ def spoilt(ring: Mapping[str, torch.Tensor]) -> bool:
     return any(bool((tensor.double().abs() >= 2.0**60).any()) for tensor in ring.values())
 
 
-def read_sums(
+def decode_sums(
     ring: Mapping[str, torch.Tensor], kinds: Mapping[str, Any]
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the sums or weighted means in a total, float32, and the weight that divided each, float64.
@@ -200,14 +203,14 @@ def read_sums(
 
     >>> from fedstill.protocol.payload_kinds import LOGITS
     >>> ring = {"z": to_ring(torch.tensor([[6.0, 2.0, 0.0]])), "z:weight": to_ring(torch.tensor([3.0, 2, 0]))}
-    >>> read_sums(ring, {"z": LOGITS})[0]["z"]
+    >>> decode_sums(ring, {"z": LOGITS})[0]["z"]
     tensor([[2., 1., 1.]])
     """
     values, weights = {}, {}
     for name, tensor in ring.items():
         if name.endswith(WEIGHT):
             continue
-        value = from_ring(tensor, fraction_of(kinds[name]))
+        value = from_ring(tensor, fraction_bits(kinds[name]))
         if name + WEIGHT in ring:
             weight = spread(from_ring(ring[name + WEIGHT]), value)
             absent = weight == 0  # (1, C, ...), of classes
@@ -221,7 +224,9 @@ def read_sums(
     return values, weights
 
 
-def ill_formed(each: Mapping[str, Mapping[str, torch.Tensor]], wanted: Sequence[str]) -> dict[str, str]:
+def invalid_contributions(
+    each: Mapping[str, Mapping[str, torch.Tensor]], wanted: Sequence[str]
+) -> dict[str, str]:
     """Nodes whose summands are none, by name: all that can be seen of one before it is added.
 
     Raises:

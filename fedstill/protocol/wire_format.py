@@ -24,7 +24,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.options import Checked
-from fedstill.protocol.payload_kinds import INPUTS, kind_named
+from fedstill.protocol.payload_kinds import INPUTS, payload_kind
 
 MOST = 2**62  # numbers of a shape, and of what torch makes of it
 LENGTH = 8  # bytes in which the header says how long it is
@@ -54,9 +54,9 @@ def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -
     """Tensors on the CPU as one blob, each from a multiple of its numbers' size; equal ones are equal bytes.
 
     >>> blob = to_bytes({"x": torch.tensor([1.5, 2.0])}, {"note": "two"})
-    >>> header_of(blob)["x"]
+    >>> decode_header(blob)["x"]
     {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 8]}
-    >>> tensors_of(blob, header_of(blob))["x"].tolist()
+    >>> decode_tensors(blob, decode_header(blob))["x"].tolist()
     [1.5, 2.0]
     """
     header: dict[str, Any] = {METADATA: dict(metadata)}
@@ -85,7 +85,7 @@ def header_size(blob: bytes) -> int:
     return length if length <= len(blob) - LENGTH else 0
 
 
-def header_of(blob: bytes) -> dict[str, Any]:
+def decode_header(blob: bytes) -> dict[str, Any]:
     """What stands before the tensors.
 
     Raises:
@@ -100,7 +100,7 @@ def header_of(blob: bytes) -> dict[str, Any]:
     return header
 
 
-def tensors_of(blob: bytes, header: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def decode_tensors(blob: bytes, header: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Copies of the tensors that a header names, each where torch lets tensors begin.
 
     Raises:
@@ -132,7 +132,7 @@ Tensors = Mapping[str, torch.Tensor]
 Form = Literal["float32", "float16", "int8"]
 SCALE = ":scale"  # "x:scale" goes with an "x" of int8 or float16: what each row is multiplied by
 HEADER, STRIDES = "fedstill", "strides"  # in the metadata of a message
-MOST_HEADER = 1_000_000  # bytes of a message before its tensors: parsed, they take fifty times as much memory
+MAX_HEADER = 1_000_000  # bytes of a message before its tensors: parsed, they take fifty times as much memory
 
 
 @dataclass(frozen=True)
@@ -148,15 +148,15 @@ class WireConfig(Checked):
 
     def form(self, kind: str) -> Form:
         """The form in which a kind of tensor travels."""
-        if kind_named(kind).of == "gradients":
+        if payload_kind(kind).of == "gradients":
             return self.gradients
         return self.inputs if kind == INPUTS else "float32"
 
-    def coarsen(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, torch.Tensor]:
-        """Tensors as they travel, by name, each of a kind; :func:`refine` takes them back to float32.
+    def compress(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, torch.Tensor]:
+        """Tensors as they travel, by name, each of a kind; :func:`decompress` takes them back to float32.
 
         >>> wire = WireConfig(inputs="int8")
-        >>> sent = wire.coarsen({"x": torch.tensor([[0.5, -1.27], [2.54, 0.0]])}, {"x": "inputs"})
+        >>> sent = wire.compress({"x": torch.tensor([[0.5, -1.27], [2.54, 0.0]])}, {"x": "inputs"})
         >>> sent["x"].tolist(), [round(scale, 4) for scale in sent["x:scale"].tolist()]
         ([[50, -127], [127, 0]], [0.01, 0.02])
         """
@@ -176,13 +176,13 @@ class WireConfig(Checked):
         return sent
 
 
-def refine(tensors: Tensors) -> dict[str, torch.Tensor]:
+def decompress(tensors: Tensors) -> dict[str, torch.Tensor]:
     """Tensors that have traveled, in float32 again; others as they are.
 
     Raises:
         DataError: a scale without its tensor, or not one for each row.
 
-    >>> refine({"x": torch.tensor([[50, -127]], dtype=torch.int8), "x:scale": torch.tensor([0.01])})["x"]
+    >>> decompress({"x": torch.tensor([[50, -127]], dtype=torch.int8), "x:scale": torch.tensor([0.01])})["x"]
     tensor([[ 0.5000, -1.2700]])
     """
     whole: dict[str, torch.Tensor] = {}
@@ -283,10 +283,10 @@ def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
 
 
 # What reading bytes can raise that somebody made up; a RuntimeError is torch's, of a shape beyond all memory.
-NO_MESSAGE = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
+DECODE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
-def unpack(message: bytes, max_header: int = MOST_HEADER) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def unpack(message: bytes, max_header: int = MAX_HEADER) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What :func:`pack` made a message of, tensors on the CPU.
 
     Args:
@@ -301,12 +301,12 @@ def unpack(message: bytes, max_header: int = MOST_HEADER) -> tuple[dict[str, Any
     if 0 < max_header < length:
         raise DataError(f"its header has {length} bytes (expected {max_header} (max_header))")
     try:
-        names = header_of(message)
+        names = decode_header(message)
         told = json.loads(names[METADATA][HEADER])
         header, strides = told[HEADER], told[STRIDES]
-        loaded = tensors_of(message, names)
+        loaded = decode_tensors(message, names)
         tensors = {name: _laid_out(tensor, strides.get(name)) for name, tensor in loaded.items()}
-    except NO_MESSAGE as error:
+    except DECODE_ERRORS as error:
         raise DataError(f"{len(message)} bytes are no message of fedstill: {error}") from error
     if not isinstance(header, dict):
         raise DataError("a message's header is no table")

@@ -347,7 +347,7 @@ class Run(ABC):
 
     def _spent(self) -> dict[str, tuple[Counter[str], int]]:
         """What each node's releases cost, and how many of them have no guarantee."""
-        paid = {name: self.audit.spending(name, ALL) for name in self.server.federation.nodes}
+        paid = {name: self.audit.spending(name, ALL_RUNS) for name in self.server.federation.nodes}
         return {name: (Counter(spent.total), spent.bare_total) for name, spent in paid.items()}
 
     def _take_turns(self, server: Server) -> None:

@@ -178,7 +178,7 @@ def _about(node: NodeResponses) -> dict[str, Any]:
         "asker_known": node.header.compared,
         "policy": asdict(node.header.policy),
         "noise": node.replies.mechanisms(),
-        "versions": dict(read(Hello, node.replies.hello).versions),
+        "versions": dict(read(NodeVersions, node.replies.hello).versions),
     }
 
 

@@ -159,7 +159,7 @@ class RemoteRun(Run):
 
     def _about(self, name: str) -> dict[str, Any]:
         """What a node said of itself, and the label counts that it answered."""
-        node = self.federation.node_infos.get(name, NOTHING)
+        node = self.federation.node_infos.get(name, NOT_JOINED)
         told = LabelHistogram.among(self.server.state) if LABEL_COUNTS in self.side.leaves() else None
         row = None if told is None or name not in told.names else told.of([name])
         return {

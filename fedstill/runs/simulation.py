@@ -204,7 +204,7 @@ class Simulation(MeasuredSimulation):
         nodes = [node for group in groups for node in group]
         lasts = {node.name: len(span.steps(local.steps(len(node.data)))) for node in nodes}
         ends = [max(lasts[node.name] for node in group) for group in groups]
-        kinds = [(phase, signature(group[0].model)) for group in groups]
+        kinds = [(phase, stacking_key(group[0].model)) for group in groups]
 
         def advance(nodes: Sequence[Node]) -> tuple[int, list[dict[str, Any]]]:
             lines = []

@@ -17,4 +17,4 @@ from __future__ import annotations
 from fedstill.tasks.config import TASKS, Targets, TaskConfig
 from fedstill.tasks.task import ENSEMBLES, Ensemble, Kind, Metric, Task
 
-__all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Figure", "Kind", "Targets", "Task", "TaskConfig"]
+__all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Metric", "Kind", "Targets", "Task", "TaskConfig"]

@@ -39,7 +39,7 @@ class TaskConfig(Registered):
             return f"one whose {made.__name__} also has {', '.join(sorted(made.__abstractmethods__))}"
         metrics = getattr(made, "metrics", ())
         if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
-            return f"one whose {made.__name__} has figures, a tuple of Figure"
+            return f"one whose {made.__name__} has metrics, a tuple of Metric"
         if getattr(made, "kind", None) not in get_args(Kind):
             return f"one whose {made.__name__} has a kind, one of {', '.join(get_args(Kind))}"
         if not isinstance(getattr(made, "name", None), str):
@@ -58,19 +58,19 @@ class TaskConfig(Registered):
         made: Task = kind(count, **{part.name: getattr(self, part.name) for part in fields(each)})
         return made
 
-    def example(self) -> Task:
+    def minimal_task(self) -> Task:
         """The task of as few classes as it can have: what a method declares does not follow from how many."""
-        return self.make(self.makes.least)
+        return self.make(self.makes.min_classes)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """The task's metrics; what models are judged by first."""
-        return self.example().metrics
+        return self.minimal_task().metrics
 
     @property
     def targets(self) -> Targets:
         """What examples must teach: data that serve one task serve all with the same targets."""
-        if self.makes.like == "instances":
+        if self.makes.data_task == "instances":
             return "instances"
         kind = self.makes.kind
         if kind == "number":

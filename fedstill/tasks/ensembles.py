@@ -19,12 +19,12 @@ def logits(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.
 
 def log_probs(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
     """The same, but each node's own offset, which training leaves arbitrary, is taken away first."""
-    return (weights * task.normalized(responses)).sum(0)
+    return (weights * task.normalize_outputs(responses)).sum(0)
 
 
 def probs(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
     """The weighted mean of what the nodes predict, as an output."""
-    return task.mixture(responses, weights)
+    return task.mix_outputs(responses, weights)
 
 
 def consensus(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:

@@ -79,7 +79,7 @@ class MapTask(SoftmaxTask):
             [data.targets.eq(c).flatten(1).double().mean(1).sum() for c in range(self.classes)]
         )
 
-    def condition(self, maps: torch.Tensor) -> torch.Tensor:
+    def encode_maps(self, maps: torch.Tensor) -> torch.Tensor:
         """Maps ``(..., H, W)`` as a channel a code, ``(..., conditions, H, W)``: 1 where it is, -1 else."""
-        codes = torch.arange(self.conditions, device=maps.device).view(-1, 1, 1)
+        codes = torch.arange(self.condition_channels, device=maps.device).view(-1, 1, 1)
         return maps.unsqueeze(-3).eq(codes).float().mul(2).sub(1)

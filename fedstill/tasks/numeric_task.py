@@ -23,11 +23,11 @@ class Numbers(Task):
 
     # --- FedIOD: answers of K nodes ---
 
-    def confidence(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """0: a number says nothing of how sure its network is."""
         return responses.new_zeros(())
 
-    def uniqueness(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+    def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """``-sum_k pi_k (y_k - y)^2`` around the mean ``y = sum_k pi_k y_k``, a mean over inputs and pixels.
 
         The Jensen-Shannon divergence's counterpart: ``sum_k pi_k KL(N(y_k, 1/2) || N(y, 1/2))``.
@@ -36,7 +36,7 @@ class Numbers(Task):
         variance: torch.Tensor = pi @ (responses - mean).square().flatten(1).mean(1)
         return -variance
 
-    def balance(self, ensembled: torch.Tensor) -> torch.Tensor:
+    def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """0: there are no classes."""
         return ensembled.new_zeros(())
 

@@ -163,7 +163,7 @@ def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], 
     """The nodes' names by architecture, each with a network of it."""
     found: dict[Any, list[Node]] = {}
     for node in nodes:
-        found.setdefault(signature(node.model), []).append(node)
+        found.setdefault(stacking_key(node.model), []).append(node)
     return tuple((tuple(node.name for node in same), same[0].model) for same in found.values())
 
 
@@ -209,9 +209,9 @@ def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=atol)
 
 
-def in_training(node: Node, at: NodeSetting, *roles: str) -> Group:
+def in_training(node: Node, at: NodeSetting, *roles: str) -> NodeGroup:
     """A group of one whose networks of some roles learn."""
-    group = Group([node]).knowing(at)
+    group = NodeGroup([node]).knowing(at)
     for role in node.modules:
         group.bench(role).train(role in roles)
     return group

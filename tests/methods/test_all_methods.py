@@ -29,7 +29,7 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.federation.federation import Federation
 from fedstill.models import build
 from fedstill.models.module_utils import to_vector
-from fedstill.node.audit_entries import ALL
+from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
@@ -383,11 +383,11 @@ def test_each_query_is_asked_as_often_as_it_says(name: str, options: dict[str, A
     asked = one.metrics["queries_by_name"]
     assert set(asked) <= set(declared)
     for node in one.experiment.nodes:
-        assert one.experiment.audit.spent(node.name, ALL).queries <= sum(declared.values())
+        assert one.experiment.audit.spending(node.name, ALL_RUNS).queries <= sum(declared.values())
     if "participation" not in options and name != "centralized":
         assert asked == declared
         for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which asks its target otherwise
-            assert one.experiment.audit.spent(node.name, ALL).queries == sum(declared.values())
+            assert one.experiment.audit.spending(node.name, ALL_RUNS).queries == sum(declared.values())
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

@@ -122,7 +122,9 @@ def away(one: World, *names: str) -> None:
 
     def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
         if query == "tell_maps" and asked[0] in names:
-            one.federation.leave_out(asked[0], query, "no answer", back=True, since=response.args[1].number)
+            one.federation.exclude(
+                asked[0], query, "no answer", may_rejoin=True, since_query=response.args[1].number
+            )
             return {}
         return response()
 
@@ -133,7 +135,7 @@ def test_a_node_that_comes_back_without_having_told_maps_is_not_asked_about_its_
     one = world(ASYN)
     away(one, "n1")
     one.server.step()
-    del one.federation.out["n1"]  # it is back
+    del one.federation.excluded["n1"]  # it is back
     for _ in range(3):
         one.server.step()
     assert one.federation.present == ("n0", "n1", "n2")
@@ -144,8 +146,8 @@ def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:
     one = world(ASYN)
     away(one, "n1")
     one.server.step()
-    del one.federation.out["n1"]
+    del one.federation.excluded["n1"]
     for name in ("n0", "n2"):
-        one.federation.leave_out(name, "judge", "gone", back=False)
+        one.federation.exclude(name, "judge", "gone", may_rejoin=False)
     with pytest.raises(NodeFault, match="none of them has told size and maps"):
         one.server.step()

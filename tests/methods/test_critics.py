@@ -18,7 +18,7 @@ from fedstill.methods._label_maps import told, whose
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.critics import PatchGAN
 from fedstill.models.module_utils import to_vector
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.protocol.local_config import LocalConfig
@@ -47,7 +47,7 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
         [[whose("n0"), 1, 0], [whose("n0"), 4, 3], [whose("n1"), 0, 0], [whose("n0"), 99, 0]]
     )
     x = X.expand(2, *X.shape[1:]).clone().requires_grad_()
-    response = critics.judge(Group([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3))
+    response = critics.judge(NodeGroup([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3))
     difference = response["difference"]  # (2, 4)
     own = a.data.inputs[told(a)]
     turned = torch.rot90(own[4].flip(-1), 1, (-2, -1))
@@ -70,15 +70,15 @@ def test_a_query_with_too_few_maps_is_refused() -> None:
     with pytest.raises(
         ArgumentError, match=r"shape of invalid maps = \(3, 16, 16\) \(expected one for each of 4"
     ):
-        critics.judge(Group([node]), 0, X, MAPS[:, :3])
+        critics.judge(NodeGroup([node]), 0, X, MAPS[:, :3])
     with pytest.raises(ArgumentError, match="shape of source is"):
-        critics.judge(Group([node]), 0, X, MAPS, torch.zeros(1, 4, 2, dtype=torch.int64))
+        critics.judge(NodeGroup([node]), 0, X, MAPS, torch.zeros(1, 4, 2, dtype=torch.int64))
 
 
 def test_reconstructions_critics_see_whole_images_and_not_what_was_measured() -> None:
     one = world(task=RECONSTRUCTION)
     critics = critics_of(task=RECONSTRUCTION)
-    real = critics.own(Group(one.nodes[:1]), 0, 5)[0]
+    real = critics.own(NodeGroup(one.nodes[:1]), 0, 5)[0]
     drawn = one.nodes[0].sample(5, "critic", 0)
     assert torch.equal(real[:, 2:], drawn.targets)
     assert not torch.equal(real[:, 2:], drawn.inputs)
@@ -87,12 +87,12 @@ def test_reconstructions_critics_see_whole_images_and_not_what_was_measured() ->
 def test_a_critic_of_pairs_learns_privately() -> None:
     one = world(specs=("unet:2",))
     node = one.nodes[0]
-    node.private = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
+    node.private_steps = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
     critics = critics_of()
     critics.prepare([node])
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])
     before, data = to_vector(node.modules["critic"]), node.data
-    response = critics.judge(Group([node]), 0, X, MAPS)
+    response = critics.judge(NodeGroup([node]), 0, X, MAPS)
     assert response["critic"].shape == (1, 4, 4, 4)
     assert not torch.equal(to_vector(node.modules["critic"]), before)
     assert node.data is data
@@ -117,7 +117,7 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     assert isinstance(critic, PatchGAN)
     assert critic[0].in_channels == 1 + TASK.condition_channels
     before = to_vector(critic)
-    response = critics.judge(Group([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
+    response = critics.judge(NodeGroup([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
     assert response["critic"].shape == (1, 4, 2, 2)
     assert not torch.equal(to_vector(critic), before)
 
@@ -131,12 +131,14 @@ def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private:
     for number in range(5):
         if number == 3:  # stopped, and begun anew
             node, first = world(config, specs=("unet:2",) * 2).nodes[1], nodes[1]
-            node.load(first.state())
+            node.load_state_dict(first.state_dict())
             nodes = [node]
         for node in nodes:
-            node.private = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
-            before = critics.drawn(Group([node]), number, X) if drawn else {}
-            critics.judge(Group([node]), number, X, MAPS, **before)
+            node.private_steps = (
+                {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
+            )
+            before = critics.drawn(NodeGroup([node]), number, X) if drawn else {}
+            critics.judge(NodeGroup([node]), number, X, MAPS, **before)
         rates.append([node.optimizers["critic"].param_groups[0]["lr"] for node in nodes])
     expected = [0.01 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(5)]  # of 2 + 3 steps
     for found, rate in zip(rates, expected, strict=True):

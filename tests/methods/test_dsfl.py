@@ -98,7 +98,7 @@ def test_what_a_node_learns_by_hand() -> None:
     here.federation.query("learn", rows=rows, t_g=t_g, round=torch.tensor(0))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for epoch in range(2):
-        order = torch.randperm(N, generator=node.draw("distil", 0, epoch))
+        order = torch.randperm(N, generator=node.generator("distil", 0, epoch))
         for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once
             log_q = model(here.public.inputs[part]).log_softmax(1)
             loss = -(t_g[part].softmax(1) * log_q).sum(1).mean()

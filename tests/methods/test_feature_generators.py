@@ -27,7 +27,7 @@ from fedstill.models.generators import FeatureGenerator, condition
 from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting
@@ -77,10 +77,10 @@ def generator_of(config: Any, node: Node) -> nn.Module:
 
 
 def received(config: Any, node: Node, t: int = 1) -> Received:
-    return Received(config, Group([node]), to_vector(generator_of(config, node)).unsqueeze(0), COUNTS, t)
+    return Received(config, NodeGroup([node]), to_vector(generator_of(config, node)).unsqueeze(0), COUNTS, t)
 
 
-def stepped(node: Node, roles: tuple[str, ...], work: Callable[[Group], Any]) -> float:
+def stepped(node: Node, roles: tuple[str, ...], work: Callable[[NodeGroup], Any]) -> float:
     """The loss that a step on four of a node's own examples is said to have."""
     x, y = batch(node)
     group = in_training(node, SETTING, *roles)
@@ -142,9 +142,9 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
     E, D = model.extractor, model.head
-    z = torch.randn(4, config.noise, generator=node.draw("z", 1, 0))
-    z_hat = torch.randn(4, config.noise, generator=node.draw("z", 1, "resampled", 0))
-    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.draw("y", 1, 0))
+    z = torch.randn(4, config.noise, generator=node.generator("z", 1, 0))
+    z_hat = torch.randn(4, config.noise, generator=node.generator("z", 1, "resampled", 0))
+    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.generator("y", 1, 0))
     f, f_hat = E(x), G(condition(z, y, CLASSES)).detach()
     plain = F.cross_entropy(D(f), y, label_smoothing=0.1)  # Eq. 1, smoothed on real data only
     transfer = config.lambda2 * ((f - f_hat) ** 2).mean()  # Eq. 2, per value
@@ -175,7 +175,7 @@ def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> N
     config = replace(CG, gamma=0.6 / ramp(1, CG.rounds))
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
-    z = torch.randn(4, config.noise, generator=node.draw("z", 1, 0))
+    z = torch.randn(4, config.noise, generator=node.generator("z", 1, 0))
     f = model.extractor(x)
     plain = F.cross_entropy(model.head(f), y, label_smoothing=0.1)
     plain = plain + 0.6 * F.mse_loss(f, G(condition(z, y, CLASSES)).detach())
@@ -192,8 +192,10 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     config = replace(GEN, alpha=0.3, beta=beta, decay=decay)
     node = prepared(config)
     (x, y), model, G = batch(node), copy.deepcopy(node.model), generator_of(config, node).eval()
-    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.draw("y", 2, 0))
-    z, z_same = (torch.randn(4, config.noise, generator=node.draw("z", 2, *of)) for of in ((0,), ("same", 0)))
+    y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.generator("y", 2, 0))
+    z, z_same = (
+        torch.randn(4, config.noise, generator=node.generator("z", 2, *of)) for of in ((0,), ("same", 0))
+    )
     imagined, same = (model.head(G(condition(*of, CLASSES)).detach()) for of in ((z, y_hat), (z_same, y)))
     plain = F.cross_entropy(model(x), y, label_smoothing=0.1)
     plain = plain + decay**2 * 0.3 * F.cross_entropy(imagined, y_hat)
@@ -218,7 +220,7 @@ def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
     node = prepared(config)
     (x, y), G, before = batch(node), generator_of(config, node).train(), to_vector(node.model)
     model = copy.deepcopy(node.model)
-    z = draw_noise(Group([node]), (1, 4), config.noise, "generator", 1, 0)[0]
+    z = draw_noise(NodeGroup([node]), (1, 4), config.noise, "generator", 1, 0)[0]
     f, f_hat = model.extractor(x).detach(), G(condition(z, y, CLASSES))
     D = model.head
     plain = slow_divergence(replace(config, temperature=1.0), D(f_hat), D(f).detach())  # Eq. 5
@@ -236,7 +238,7 @@ def test_fedcgs_critic_and_generator_play_and_the_model_stands_still() -> None:
     node = prepared(CG)
     (x, y), G, before = batch(node), generator_of(CG, node).train(), to_vector(node.model)
     critic = copy.deepcopy(node.modules["critic"])
-    z = draw_noise(Group([node]), (1, 4), CG.noise, "generator", 1, 0)[0]
+    z = draw_noise(NodeGroup([node]), (1, 4), CG.noise, "generator", 1, 0)[0]
     f, f_hat = copy.deepcopy(node.model).extractor(x).detach(), G(condition(z, y, CLASSES))
     real, fake = (torch.cat([each, F.one_hot(y, CLASSES).float()], 1) for each in (f, f_hat))
     bce = F.binary_cross_entropy_with_logits

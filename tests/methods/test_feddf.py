@@ -201,7 +201,9 @@ def without(here: World, away: set[str]) -> None:
     def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
         gone = away & set(asked) if query == "train" else set()
         for name in gone:
-            here.federation.leave_out(name, query, "no answer", back=True, since=response.args[1].number)
+            here.federation.exclude(
+                name, query, "no answer", may_rejoin=True, since_query=response.args[1].number
+            )
         return {name: told for name, told in response().items() if name not in gone}
 
     answering(here, heard)

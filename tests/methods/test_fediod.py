@@ -21,7 +21,7 @@ from fedstill.federation.federation import Responses
 from fedstill.methods.fediod import FedIOD
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy import noise
 from fedstill.privacy.dpsgd import DPParameters
@@ -279,10 +279,10 @@ def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_
 
     monkeypatch.setattr(Node, "sample", counted)
     node, x = one.nodes[0], torch.zeros(1, 5, *SHAPE)
-    node.private = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
+    node.private_steps = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
     one.side.prepare([node])
     before = to_vector(node.modules["critic"])
-    one.side.queries["examine"].handler(Group([node]), 0, x=x)
+    one.side.queries["examine"].handler(NodeGroup([node]), 0, x=x)
     assert times[0] == drawn
     assert not torch.equal(to_vector(node.modules["critic"]), before)
 
@@ -305,7 +305,7 @@ def test_what_the_student_froze_stays_and_keeps_its_flag() -> None:
 def test_looking_is_answering_with_nothing_trained_released_or_counted(importance: Any) -> None:
     one = world(replace(SMALL, importance=importance))
     one.server.step()
-    before, audit = copy.deepcopy([node.state() for node in one.nodes]), one.audit.summary()
+    before, audit = copy.deepcopy([node.state_dict() for node in one.nodes]), one.audit.summary()
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in one.nodes])

@@ -129,7 +129,7 @@ def test_digest_and_revisit_by_hand() -> None:
 
     optimizer = torch.optim.Adam(model.parameters(), config.digest_lr)
     for epoch in range(config.digest_epochs):
-        order = torch.randperm(N, generator=node.draw("digest", 0, epoch))
+        order = torch.randperm(N, generator=node.generator("digest", 0, epoch))
         for part in torch.tensor_split(order, 6):  # 23 examples, at most 4 at once
             loss = (model(here.public.inputs[part]) - consensus[part]).abs().mean()
             optimizer.zero_grad()

@@ -19,7 +19,7 @@ from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent
 from fedstill.models import build
 from fedstill.models.extractor_head import EXTRACTOR, split
 from fedstill.models.module_utils import to_vector
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
@@ -63,7 +63,9 @@ def world(
 def test_the_target_tells_the_features_of_its_own_images_in_the_servers_network() -> None:
     made = world(replace(CONFIG, target="n1"))
     server, w = copy.deepcopy(made.server.student), to_vector(made.server.student)
-    told = made.federation.query("tell_features", of=["n1"], parameters=w, round=torch.tensor(1))["features"]
+    told = made.federation.query("tell_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
+        "features"
+    ]
     own = made.nodes[1].sample(6, "target", 1).inputs
     assert told.shape == (1, 6, 16 * 2 * 2)
     torch.testing.assert_close(
@@ -75,7 +77,7 @@ def test_nobody_else_tells_where_a_target_is_named() -> None:
     made = world(replace(CONFIG, target="n1"))
     w, round = to_vector(made.server.student), torch.tensor(0)
     with pytest.raises(QueryRefused, match=r"'n2' refuses query 'tell_features' by rule method.target: n1"):
-        made.federation.query("tell_features", of=["n2"], parameters=w, round=round)
+        made.federation.query("tell_features", nodes=["n2"], parameters=w, round=round)
 
 
 def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
@@ -128,7 +130,7 @@ def test_a_step_at_a_source_by_hand() -> None:
     features = torch.randn(9, 16 * 2 * 2)
     x, y = node.data.inputs[:4], node.data.targets[:4]
 
-    z_t = features[torch.randint(9, (4,), generator=node.draw("target's", 5, 0))]
+    z_t = features[torch.randint(9, (4,), generator=node.generator("target's", 5, 0))]
     z = model.get_submodule("extractor.encoder")(x).flatten(1)
     ones, zeros = torch.ones(4, 1), torch.zeros(4, 1)
     fooled = F.binary_cross_entropy_with_logits
@@ -142,7 +144,7 @@ def test_a_step_at_a_source_by_hand() -> None:
         for parameter, slope in zip(model.parameters(), slopes, strict=True):
             parameter.sub_(rate * slope)
 
-    group = Group([node]).knowing(NodeSetting(TASK, local, Compute()))
+    group = NodeGroup([node]).knowing(NodeSetting(TASK, local, Compute()))
     group.bench("model").train(True)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
     work = config.aligned(group, features, 5)
@@ -164,7 +166,7 @@ def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
     made = run(world(replace(CONFIG, rounds=3)), 1)
     told = made.server.state.features
     assert told is not None
-    made.federation.leave_out("n0", "train", "gone", back=False)
+    made.federation.exclude("n0", "train", "gone", may_rejoin=False)
     run(made, 1)
     assert made.server.state.features is told
     assert made.audit.summary()["queries_by_name"]["align"] == 2

@@ -16,8 +16,8 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.run_mechanism import Mechanism
 from fedstill.privacy.accounting import compute_epsilon
-from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, DPTrainingConfig
-from fedstill.privacy.events import Event, PrivacyCost, cost_to_dict, cost_from_dict, total_cost
+from fedstill.privacy.config import DPTrainingConfig, GradientsConfig, NoPrivacy, PrivacyConfig
+from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
 from fedstill.privacy.pate import PateConfig
 from fedstill.runs.setting import Setting
@@ -96,7 +96,7 @@ def test_a_whole_run_costs_what_its_mechanism_declares(
         told = metrics["privacy"]["nodes"][index]
         if method != "ensemble":  # which is not known beforehand to ask anything
             assert paid(experiment.audit, node.name) == (cost_to_dict(declared), 0)
-        spent = audit.spent(node.name, "run")
+        spent = audit.spending(node.name, "run")
         assert spent.run == paid(experiment.audit, node.name)[0], "also on disk"
         assert spent.bare_run == 0
         cost = compute_epsilon(cost_from_dict(spent.run), 1e-5)
@@ -207,7 +207,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
     assert torch.equal(to_vector(back.student), to_vector(whole.student))
     audit = AuditLog(tmp_path / FILE, read_only=True)
     for node in whole.nodes:
-        assert audit.spent(node.name, "run").run == dict(paid(whole.audit, node.name)[0])
+        assert audit.spending(node.name, "run").run == dict(paid(whole.audit, node.name)[0])
     audit.close()
 
 

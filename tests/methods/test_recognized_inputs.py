@@ -235,14 +235,16 @@ def test_who_was_away_as_label_counts_were_told_does_not_count_once_back(models:
 
     def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
         if query == "count_labels":
-            here.federation.leave_out("n1", query, "no answer", back=True, since=response.args[1].number)
-        return {name: told for name, told in response().items() if name not in here.federation.out}
+            here.federation.exclude(
+                "n1", query, "no answer", may_rejoin=True, since_query=response.args[1].number
+            )
+        return {name: told for name, told in response().items() if name not in here.federation.excluded}
 
     answering(here, heard)
     losses = [here.server.step()]
-    here.federation.out.pop("n1", None)  # it is back
+    here.federation.excluded.pop("n1", None)  # it is back
     losses.append(here.server.step())
     alone = world(config)  # as if there were no n1
     alone.federation.link = LinkConfig(quorum=0.3)
-    alone.federation.leave_out("n1", "count_labels", "gone", back=False)
+    alone.federation.exclude("n1", "count_labels", "gone", may_rejoin=False)
     assert losses == [alone.server.step(), alone.server.step()]

@@ -15,7 +15,7 @@ from fedstill.core.errors import ModelError
 from fedstill.models import check
 from fedstill.models.module_check import needs_two
 from fedstill.models.module_utils import copied
-from fedstill.node.node_group import kind, signature
+from fedstill.node.node_group import architecture_key, stacking_key
 
 SHAPE = (1, 4, 4)
 
@@ -149,7 +149,7 @@ def test_networks_with_older_reparametrizations_are_copied_after_a_forward(how: 
 def test_networks_with_older_reparametrizations_are_of_one_architecture(how: str) -> None:
     one, other, plain = OLD[how](nn.Linear(4, 3)), OLD[how](nn.Linear(4, 3)), nn.Linear(4, 3)
     one(torch.rand(2, 4))
-    assert kind(one) == kind(other) != kind(plain)
+    assert architecture_key(one) == kind(other) != kind(plain)
 
 
 class Scaled(nn.Module):
@@ -160,5 +160,5 @@ class Scaled(nn.Module):
 
 def test_attributes_count_by_what_they_hold_for_averages_and_by_identity_for_stacking() -> None:
     one, same, other = Scaled(1.0), Scaled(1.0), Scaled(2.0)
-    assert kind(one) == kind(same) != kind(other)
-    assert signature(one) != signature(same)
+    assert architecture_key(one) == kind(same) != kind(other)
+    assert stacking_key(one) != signature(same)

@@ -30,7 +30,7 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.local_training import predict, prepare
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group, alike
+from fedstill.node.node_group import NodeGroup, group_by_architecture
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import ClassificationConfig
@@ -207,7 +207,7 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
     prepare([node], LocalConfig())
     assert node.optimizers == {}  # nothing to train
-    bench = Group([node]).bench("model")
+    bench = NodeGroup([node]).bench("model")
     bench.train(False)
     assert bench(IMAGES[None, :5])[0].equal(predictor(IMAGES[:5]))
     assert predict(predictor, IMAGES[:5], compute).equal(predictor(IMAGES[:5]))
@@ -219,7 +219,7 @@ def test_two_nodes_with_predictors_are_never_stacked(regression: Any) -> None:
         Node(name, data, Predictor(regression, DIGITS), Gate(name, PolicyConfig(), AuditLog()), 0)
         for name in ("a", "b")
     ]
-    assert [[node.name for node in group] for group in alike(nodes)] == [["a"], ["b"]]
+    assert [[node.name for node in group] for group in group_by_architecture(nodes)] == [["a"], ["b"]]
 
 
 def test_forests_teach_a_student_by_predictions_alone() -> None:

@@ -142,7 +142,7 @@ def test_what_cannot_be_said_is_nan() -> None:
     for metric in ("accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"):
         drawn = Classification(
             3, metric
-        ).resampled(  # type: ignore[arg-type]
+        ).bootstrap_metric(  # type: ignore[arg-type]
             torch.cat([OUTPUTS[:3], torch.full((1, 3), math.nan)]), TARGETS, None, np.ones((2, 4))
         )
         assert np.isnan(drawn).all()
@@ -178,18 +178,18 @@ def test_answers_are_counted_by_true_class_and_by_confidence() -> None:
     assert told["confusion"] == [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
     assert [each["examples"] for each in told["calibration"]] == [2, 1, 1]  # two are 58 % sure
     assert [each["accuracy"] for each in told["calibration"]] == [50.0, 100.0, 100.0]
-    assert Classification(31).details(torch.zeros(1, 31), torch.tensor([0]))["confusion"] is None
+    assert Classification(31).extra_results(torch.zeros(1, 31), torch.tensor([0]))["confusion"] is None
 
 
 def test_uneven_classes_are_told_with_their_shares() -> None:
     names = ("clear", "ill")
-    assert Classification(2).advice(torch.tensor([0, 1, 1, 0, 1]), names) is None
+    assert Classification(2).metric_advice(torch.tensor([0, 1, 1, 0, 1]), names) is None
     uneven = torch.tensor([1] * 9 + [0])
-    told = Classification(2).advice(uneven, names)
+    told = Classification(2).metric_advice(uneven, names)
     assert told is not None
     assert "ill is 90.0% of the examples and clear 10.0%, where an even share is 50.0%" in told
     assert "task.metric = auc or balanced_accuracy" in told
-    assert Classification(2, "auc").advice(uneven, names) is None
+    assert Classification(2, "auc").metric_advice(uneven, names) is None
 
 
 def test_tasks_are_made_by_name() -> None:

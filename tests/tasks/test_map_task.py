@@ -112,10 +112,10 @@ def test_class_weights_of_another_number_of_classes_are_refused(weights: tuple[f
 
 
 def test_a_condition_has_a_channel_for_each_code() -> None:
-    condition = Instances().condition(torch.tensor([[[0, 1], [2, 1]]], dtype=torch.uint8))
+    condition = Instances().encode_maps(torch.tensor([[[0, 1], [2, 1]]], dtype=torch.uint8))
     assert condition.dtype == torch.float32
     assert condition.tolist() == [[[[1, -1], [-1, -1]], [[-1, 1], [-1, 1]], [[-1, -1], [1, -1]]]]
 
 
 def test_made_to_order_inputs_need_no_balance() -> None:
-    assert Instances().balance(torch.randn(2, 3, 4, 4)) == 0
+    assert Instances().balance_loss(torch.randn(2, 3, 4, 4)) == 0

@@ -91,7 +91,9 @@ def test_who_knows_no_label_weighs_nothing_there() -> None:
     assert weights.tolist() == [[0.75, 0.0, 0.5], [0.25, 1.0, 0.5]]
     responses = torch.tensor([[[1.0, SURE, 1.0]], [[1.0, -2.0, 3.0]]])
     for how in EVERY:
-        assert TASK.ensemble(responses, TASK.importance_weights(counts), how)[0, 1].item() == pytest.approx(-2)
+        assert TASK.ensemble(responses, TASK.importance_weights(counts), how)[0, 1].item() == pytest.approx(
+            -2
+        )
 
 
 # --- FedIOD's losses ------------------------------------------------------------------------------------
@@ -116,7 +118,12 @@ def test_certain_answers_leave_all_gradients_finite() -> None:
     pi = torch.tensor([0.5, 0.5])
     weights = TASK.importance_weights(torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]))
     told = TASK.ensemble(responses, weights, "probs")
-    losses = TASK.confidence_loss(responses, pi) + TASK.uniqueness_loss(responses, pi) + TASK.balance_loss(told) + told.sum()
+    losses = (
+        TASK.confidence_loss(responses, pi)
+        + TASK.uniqueness_loss(responses, pi)
+        + TASK.balance_loss(told)
+        + told.sum()
+    )
     for tau in (1.0, 1e3, math.inf):
         losses = losses + TASK.distillation_loss(told, responses[0], tau).sum()
     losses.backward()  # type: ignore[no-untyped-call]
@@ -217,4 +224,9 @@ def test_a_model_that_broke_has_no_auc_and_infinite_answers_do() -> None:
 def test_it_is_made_by_name() -> None:
     task = MultiLabelConfig().make(("Edema", "Mass"))
     assert isinstance(task, MultiLabel)
-    assert (task.classes, task.count_sensitivity, task.output_shape((1, 64, 64)), task.metric) == (2, 2, (2,), "auc")
+    assert (task.classes, task.count_sensitivity, task.output_shape((1, 64, 64)), task.metric) == (
+        2,
+        2,
+        (2,),
+        "auc",
+    )

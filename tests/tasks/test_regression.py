@@ -54,5 +54,5 @@ def test_every_ensemble_is_the_weighted_mean(how: str) -> None:
 def test_what_is_no_number_a_row(targets: torch.Tensor, said: str) -> None:
     with pytest.raises(DataError, match=said):
         TASK.check(TensorData(torch.zeros(3, 2), targets), "rows")
-    with pytest.raises(ArgumentError, match="classes is 2"):
+    with pytest.raises(ArgumentError, match="invalid classes = 2"):
         RegressionConfig().make(2)
