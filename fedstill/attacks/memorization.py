@@ -366,7 +366,7 @@ class ReferenceImages:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Whose each image is, where that is known of all: no split parts a patient, so that numbers that
         happen to be alike in two places are of two patients."""
-        told = test.groups if test.groups is not None else None if test.cases is None else test.cases.of
+        told = test.groups if test.groups is not None else None if test.cases is None else test.cases.case_ids
         numbers = [part.groups for part in parts if part.groups is not None]
         if told is None or len(numbers) < len(parts):
             return None
@@ -437,7 +437,7 @@ def node_distances(
     # as FID falls with their number.
     many = len(test) > 1
     count = min(len(test), len(images)) if many else len(images)
-    made = space(_evenly_spaced(images, count))
+    generated = space(_evenly_spaced(images, count))
     others = space(_evenly_spaced(task.real_images(test).float(), count)) if many else None
     real = {name: space(those) for name, those in own.items()}
 
@@ -451,15 +451,15 @@ def node_distances(
             for name, each in real.items()
         }
 
-    nodes, held_out = far(made), {} if others is None else far(others)
+    nodes, held_out = far(generated), {} if others is None else far(others)
     return {
         "extractor": space.name,
         "dimensions": dimensions,
-        "generated": len(made),
+        "generated": len(generated),
         "average": fmean(of["fid"] for of in nodes.values()),
         "average_held_out": fmean(of["fid"] for of in held_out.values()) if held_out else None,
         # Vectors enough for all covariances to be known in every direction.
-        "full_rank": min(len(made), *map(len, real.values())) > dimensions,
+        "full_rank": min(len(generated), *map(len, real.values())) > dimensions,
         "nodes": nodes,
         "held_out": held_out,
     }
@@ -541,11 +541,11 @@ class Memorization(Attack):
             name="copying_p",
             head="copying p",
             title="Copying p",
-            says="Copying p: how often generated images that copy nothing would lie as close to private "
+            description="Copying p: how often generated images that copy nothing would lie as close to private "
             "ones; where it is small they depend on these very images, and the closest pairs in the run's "
             "report say whether one is copied.",
             digits=3,
-            lowest=True,
+            lower_is_stronger=True,
         ),
     )
     notes: ClassVar[tuple[str, ...]] = (
@@ -570,13 +570,13 @@ class Memorization(Attack):
     """Closest pairs of a generated and a private image that are kept."""
 
     @property
-    def rows_heard(self) -> int:
+    def transcript_rows(self) -> int:
         return self.images
 
     def run(self, target: Target) -> AttackResult:
-        inputs = target.heard.inputs
+        inputs = target.transcript.inputs
         form = target.experiment.task.form
-        if inputs is None or not target.heard.made or form != "images":
+        if inputs is None or not target.transcript.has_generated_inputs or form != "images":
             reason = "the server made no images that left it: it asked about none, or about public ones"
             if form == "rows":
                 reason = "it compares images, and the inputs of this task are rows of a table"
@@ -627,7 +627,7 @@ class Memorization(Attack):
         strips = [ImageStrip(head=head, stack=stack) for stack, head in shown.items()]
         title = f"The {len(heads)} closest pairs, by {space['extractor']}"
         says = "The private ones are records of nodes."
-        return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), says=says),)
+        return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), note=says),)
 
 
 def examine_images(
@@ -693,19 +693,19 @@ def examine_images(
 
 
 def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[LeakageMetric]:
-    name, who = space["extractor"], f"{images:,} images"
+    name, target = space["extractor"], f"{images:,} images"
     counts = (f"{space[key]:,} {of}" for key, of in (("private", "private"), ("held_out", "held-out")))
-    row = partial(LeakageMetric, attack=name, who=who)
+    row = partial(LeakageMetric, attack=name, target=target)
     yield row(
         metric="nearer to private than to held-out",
         **percent_fields(space["share"], space["low"], space["high"]),
-        without="50%",
-        says=f"{space['generated']:,} generated, {', '.join(counts)}",
+        baseline="50%",
+        note=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
     p, drawings = space["p_value"], "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
-    yield row(metric="p", value=p, text=f"{p:.3g}", without="any p alike", says=drawings, column="copying_p")
+    yield row(metric="p", value=p, text=f"{p:.3g}", baseline="any p alike", note=drawings, column="copying_p")
     z = f"p {_format_value(space['z_p_value'], '.3g')}"
-    yield row(metric="data-copying z", text=_format_value(space["z"], ".1f"), says=z, detail=True)
+    yield row(metric="data-copying z", text=_format_value(space["z"], ".1f"), note=z, detail=True)
     ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
     yield row(metric="closest pair", text=_format_value(min(ratios, default=None), ".2f"), detail=True)
     yield row(metric="held-out images come to", text=_format_value(space["fresh"], ".2f"), detail=True)
@@ -720,16 +720,18 @@ def _distance_rows(space: Mapping[str, Any]) -> Iterator[LeakageMetric]:
             for whose, told in (("generated", of), ("held-out", held_out)):
                 label = f"{metric.upper()}, {whose}"
                 text = _format_value(told.get(metric), form)
-                yield LeakageMetric(attack=name, who=node, metric=label, text=text, detail=True)
-        yield LeakageMetric(attack=name, who=node, metric="its images", text=f"{of['real']:,}", detail=True)
+                yield LeakageMetric(attack=name, target=node, metric=label, text=text, detail=True)
+        yield LeakageMetric(
+            attack=name, target=node, metric="its images", text=f"{of['real']:,}", detail=True
+        )
     average, held = space["average"], space["average_held_out"]
-    row, of = partial(LeakageMetric, attack=name, who="mean of nodes"), f"{space['generated']:,}"
+    row, of = partial(LeakageMetric, attack=name, target="mean of nodes"), f"{space['generated']:,}"
     yield row(
         metric="FID, generated",
         value=average,
         text=_format_value(average, "#.4g"),
-        without="" if held is None else f"{held:.1f} of held-out images",
-        says=f"{of} in {space['dimensions']:,} dimensions" + (f", {few}" if few else ""),
+        baseline="" if held is None else f"{held:.1f} of held-out images",
+        note=f"{of} in {space['dimensions']:,} dimensions" + (f", {few}" if few else ""),
     )
     yield row(metric="FID, held-out", text=_format_value(held, "#.4g"), detail=True)
 
@@ -738,14 +740,14 @@ def _score_rows(part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
     metric, images = "inception score", f"of {part['images']:,} images"
     adapted, student = part["adapted"], part["student"]
     whole = {"the nodes' own models, on average": adapted, "the student": student}
-    for who, value in whole.items():
-        if who != "the student" or value is not None:
+    for target, value in whole.items():
+        if target != "the student" or value is not None:
             text = _format_value(value, ".2f")
             yield LeakageMetric(
-                who=who, metric=metric, value=value, text=text, without="1 at least", says=images
+                target=target, metric=metric, value=value, text=text, baseline="1 at least", note=images
             )
     for node, value in part["nodes"].items():
-        yield LeakageMetric(who=node, metric=metric, text=_format_value(value, ".2f"), detail=True)
+        yield LeakageMetric(target=node, metric=metric, text=_format_value(value, ".2f"), detail=True)
 
 
 def _format_value(value: float | None, form: str) -> str:

@@ -107,7 +107,7 @@ def asked_by(target: str, config: RunConfig) -> CheckedRun:
         public = load_public(config.public, data, config.task)[1]
     except DataError as error:
         return CheckedRun(target, config, _spec_of_schema(config), None, str(error))
-    return CheckedRun(target, config, InputSpec.of(config.task, data), public, "")
+    return CheckedRun(target, config, InputSpec.from_data(config.task, data), public, "")
 
 
 def _spec_of_schema(config: RunConfig) -> InputSpec | None:
@@ -115,13 +115,13 @@ def _spec_of_schema(config: RunConfig) -> InputSpec | None:
     from fedstill.data.input_spec import InputSpec
     from fedstill.data.user_data import UserFiles
 
-    if config.task.makes.form != "rows" or not isinstance(config.data, UserFiles):
+    if config.task.task_class.form != "rows" or not isinstance(config.data, UserFiles):
         return None
     try:
         schema = config.data.columns(Path(config.data.root or ".").expanduser() / config.data.name)
     except FedstillError:  # why its rows are not here is what is said
         return None
-    return InputSpec.of_schema(config.task, schema)
+    return InputSpec.from_schema(config.task, schema)
 
 
 def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _judged(
     refused = owner_folder.objections(file, is_differentiable, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
-        refused = {**Cohort(folder / COHORT).clashes(side, run), **refused}
+        refused = {**SumHistory(folder / SUM_HISTORY_FILE).conflicts(side, run), **refused}
     objection = _first_refusal(refused) or _unfit(method, file, found, side.queries, asking)
     stranger = _stranger(asking.config, file) if asking else None
     if asking is not None and asking.spec is not None:
@@ -225,7 +225,7 @@ def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: Examined) -> d
             {
                 "query": name,
                 "times": query.times,
-                "answers with": list(dict.fromkeys(query.kinds().values())),
+                "answers with": list(dict.fromkeys(query.released_kinds().values())),
                 "refused by": verdict.rules.get(name),
             }
             for name, query in verdict.queries.items()

@@ -101,13 +101,13 @@ def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[Planned
     parts, public = divide(config, data)
     notes = unit_notes(parts, [config.nodes.privacy] * len(parts))
     made = PlannedRun(
-        target, config.method, InputSpec.of(config.task, data), public, config.nodes.models, notes
+        target, config.method, InputSpec.from_data(config.task, data), public, config.nodes.models, notes
     )
     _require_public(made, "")
     own = (config.nodes.privacy, config.nodes.local)
     if wanted(config.nodes.privacy):  # as the run itself does then
         parts = [limit_groups(part, config.nodes.privacy.group_size) for part in parts]
-    return made, [PlannedNode(f"node-{k}", *own, len(part), Balance({})) for k, part in enumerate(parts)]
+    return made, [PlannedNode(f"node-{k}", *own, len(part), TotalSpent({})) for k, part in enumerate(parts)]
 
 
 def _require_public(run: PlannedRun, note: str) -> None:
@@ -146,15 +146,15 @@ def _solve(
     if epsilon is not None:
         privacy = replace(privacy, epsilon=epsilon)
     # With some noise everywhere: what does the run cost at all, and for how long?
-    wants = [part for part, table in privacy.parts.items() if table.noise is None]
+    wants = [part for part, table in privacy.noise_tables.items() if table.noise is None]
     noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
     first = _mechanism(run, place, noisy, method, local)
     used = parts(first)
     if noise is not None:
         unknown = [part for part in wants if part in used]
         privacy = privacy.with_noise(_levels(noise, privacy, used, unknown))
-        noisy = noisy.with_noise({part: privacy.parts[part].noise or 1.0 for part in used})
-    wants = [part for part in used if privacy.parts[part].noise is None]
+        noisy = noisy.with_noise({part: privacy.noise_tables[part].noise or 1.0 for part in used})
+    wants = [part for part in used if privacy.noise_tables[part].noise is None]
 
     length = None
     if total_cost(first.schedule()) or steps or finds_steps:
@@ -188,11 +188,11 @@ def _levels(
     """Noise by part, where one number is that of the one part that is in query."""
     if isinstance(given, Mapping):
         for part in given:
-            if not privacy.parts:
+            if not privacy.noise_tables:
                 allowed = f"none, as mechanism {privacy.called!r} draws no noise"
                 raise ArgumentError("--noise", part, allowed)
-            if part not in privacy.parts:
-                raise UnknownName("part of --noise", part, list(privacy.parts))
+            if part not in privacy.noise_tables:
+                raise UnknownName("part of --noise", part, list(privacy.noise_tables))
         return dict(given)
     meant = wants or used
     if len(meant) != 1:

@@ -94,17 +94,17 @@ class CaseIndex:
             tasks that tell objects apart.
     """
 
-    of: torch.Tensor
+    case_ids: torch.Tensor
     names: tuple[str, ...]
     sites: tuple[str, ...]
-    places: torch.Tensor | None = None
+    corners: torch.Tensor | None = None
     sizes: tuple[tuple[int, int], ...] = ()
     instances: tuple[npt.NDArray[np.int32], ...] = ()
 
     __repr__ = brief_repr
 
     @classmethod
-    def by_column(cls, owners: Column, sites: Column | None) -> CaseIndex:
+    def from_columns(cls, owners: Column, sites: Column | None) -> CaseIndex:
         """Whose each example is, by columns ``(N,)``; a case comes from the site of its first example."""
         names, first, of = np.unique(owners, return_index=True, return_inverse=True)
         told = [""] * len(names) if sites is None else map(str, sites[first])
@@ -113,17 +113,17 @@ class CaseIndex:
     def subset(self, indices: torch.Tensor) -> CaseIndex:
         """Of the examples at ``indices``, in that order."""
         indices = indices.cpu()
-        places = None if self.places is None else self.places[indices]
-        return replace(self, of=self.of[indices], places=places)
+        corners = None if self.corners is None else self.corners[indices]
+        return replace(self, case_ids=self.case_ids[indices], corners=corners)
 
-    def present(self) -> list[int]:
+    def present_ids(self) -> list[int]:
         """The numbers of the cases that examples are parts of, ascending."""
-        return sorted(set(self.of.tolist()))
+        return sorted(set(self.case_ids.tolist()))
 
-    def of_site(self, site: str) -> torch.Tensor:
+    def examples_from_site(self, site: str) -> torch.Tensor:
         """Which examples come from a site: indices, ascending."""
         here = torch.tensor([name == site for name in self.sites])
-        return torch.nonzero(here[self.of]).flatten()
+        return torch.nonzero(here[self.case_ids]).flatten()
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ class ImageFiles:
     names: tuple[str, ...]
     images: tuple[Path, ...]
     masks: tuple[Path, ...]  # none where no masks are wanted
-    test: Column | None
+    split: Column | None
     columns: dict[str, Column]
 
 
@@ -86,7 +86,7 @@ def read_map_folder(
     size: int = 0,
     channels: int = 0,
     gaps: bool = False,
-    counted: Callable[[int], None] = lambda count: None,
+    on_count: Callable[[int], None] = lambda count: None,
 ) -> RawImages:
     """Images, with masks of classes if they are wanted, all of one size.
 
@@ -94,12 +94,14 @@ def read_map_folder(
     Arguments as :func:`fedstill.data.user_data.read_raw_images`; a DataError names the file.
     """
     found = find_image_files(folder, masks=masks)
-    counted(len(found.images))
+    on_count(len(found.images))
     images = read_image_stack(((file, str(file)) for file in found.images), size, channels)
     called = _relative_names(found.images, folder)
     if not masks:
         nothing = np.zeros(len(images), dtype=np.int64)
-        return RawImages(images, nothing, ("image",), found.test, found.columns, named=False, names=called)
+        return RawImages(
+            images, nothing, ("image",), found.split, found.columns, has_class_names=False, names=called
+        )
     maps = []
     for file, image in zip(found.masks, found.images, strict=True):
         mask, own = read_instance_map(file, str(file)), read_image_size(image, str(image))
@@ -108,11 +110,11 @@ def read_map_folder(
         maps.append(mask.astype(np.int64))
     files = tuple(map(str, found.masks))
     labels, classes = encode_masks(maps, f"{folder / 'masks'}", gaps=gaps, size=size, files=files)
-    return RawImages(images, labels, classes, found.test, found.columns, named=False, names=called)
+    return RawImages(images, labels, classes, found.split, found.columns, has_class_names=False, names=called)
 
 
 def read_class_folders(
-    path: Path, *, size: int = 0, channels: int = 0, counted: Callable[[int], None] = lambda count: None
+    path: Path, *, size: int = 0, channels: int = 0, on_count: Callable[[int], None] = lambda count: None
 ) -> RawImages:
     """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, and ``val/<class>/*`` if there is
     one, or ``<class>/*``; in folders below these, too.
@@ -145,7 +147,7 @@ def read_class_folders(
     columns, told = read_case_table(
         path, [file.relative_to(path).with_suffix("").as_posix() for file in files]
     )
-    counted(len(files))
+    on_count(len(files))
     images = read_image_stack(((file, str(file)) for file in files), size, channels)
     split, called = _merge_split(path, parts, test, told), _relative_names(files, path)
     return RawImages(images, np.array(labels), classes, split, columns, names=called)

@@ -47,7 +47,7 @@ class InputSpec:
     schema: Schema = NO_SCHEMA
 
     def __post_init__(self) -> None:
-        kind = self.task.makes
+        kind = self.task.task_class
         axes = AXES[kind.form][1:]
         if len(self.shape) != len(axes) or not all(1 <= size < 2**31 for size in self.shape):
             raise ArgumentError("spec.shape", self.shape, f"{', '.join(axes)}, each 1 or more, below 2**31")
@@ -80,23 +80,23 @@ class InputSpec:
             raise ArgumentError("spec.mean and spec.std", told, f"0.5 for task {self.task.called}")
 
     def _check_schema(self) -> None:
-        rows, schema = self.task.makes.form == "rows", self.schema
+        rows, schema = self.task.task_class.form == "rows", self.schema
         if bool(schema) != rows:
-            allowed = "a table's columns, for rows" if rows else f"none, for {self.task.makes.form}"
+            allowed = "a table's columns, for rows" if rows else f"none, for {self.task.task_class.form}"
             raise ArgumentError("spec.schema", schema.target, allowed)
         if rows and (schema.classes, (len(schema.features),)) != (self.classes, self.shape):
             allowed = f"one of {self.shape[0]} features and classes {', '.join(self.classes)}, as the spec"
             raise ArgumentError("spec.schema", schema.target, allowed)
 
     @classmethod
-    def of(cls, task: TaskConfig, data: DataSet) -> InputSpec:
+    def from_data(cls, task: TaskConfig, data: DataSet) -> InputSpec:
         """The spec that a server's own data have."""
         part = data.test if len(data.test) else data.train
         shape = tuple(part.inputs.shape[1:])
         return cls(task, data.classes, shape, data.mean, data.std, data.vocabulary, data.schema)
 
     @classmethod
-    def of_schema(cls, task: TaskConfig, schema: Schema) -> InputSpec:
+    def from_schema(cls, task: TaskConfig, schema: Schema) -> InputSpec:
         """The spec of rows of a table, of which no more is known than their schema."""
         return cls(task, schema.classes, (len(schema.features),), (), (), 0, schema)
 
@@ -110,7 +110,7 @@ class InputSpec:
         return Interface(self.make_task(), self.classes, *seen)
 
     @property
-    def outputs(self) -> tuple[int, ...]:
+    def output_shape(self) -> tuple[int, ...]:
         """The shape of a model's output for one input."""
         return self.make_task().output_shape(self.shape)
 

@@ -73,7 +73,7 @@ class ExampleSource:
     targets: Column
     classes: tuple[str, ...]
     tensors: Callable[[Ints], TensorData]
-    test: Column | None = None
+    split: Column | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
     channels: int = 0
     note: str = ""
@@ -119,7 +119,7 @@ def prepare_data_set(source: ExampleSource, config: DataConfig, scaled: str = ""
     rows = np.arange(len(source.targets))
     own = source.columns[source.unit] if source.unit else rows
     units = own if source.units is None else source.units
-    given = np.full(len(rows), -1) if source.test is None else source.test.astype(np.int64)
+    given = np.full(len(rows), -1) if source.split is None else source.split.astype(np.int64)
     test, drawn = _sample_test_part(source, given, units, config)
     for part in (test, given == 2):
         if len(both := np.intersect1d(units[part], units[~part])):
@@ -254,7 +254,7 @@ def prepare_images(
         ArgumentError: a site that is not there or too small, channels that there are not.
         DataError: as :func:`prepare_data_set`.
     """
-    kind = task.makes.kind
+    kind = task.task_class.kind
     if kind == "class":
         raw.require_every_class(name)
     whole_images, classes = kind == "image", raw.classes
@@ -284,7 +284,7 @@ def prepare_images(
         targets=raw.labels if len(rows) == len(raw.labels) else raw.labels[rows],
         classes=classes,
         tensors=tensors,
-        test=None if raw.test is None else raw.test[rows],
+        split=None if raw.split is None else raw.split[rows],
         columns={key: column[rows] for key, column in raw.columns.items()},
         channels=images.shape[1],
         note=join_notes(note, raw.note, left_out),
@@ -304,7 +304,7 @@ def make_task_tensors(
     Maps, of any size, become as large as the images; where the images are the targets, what is measured of
     them are the inputs.
     """
-    if task.makes.kind == "image":
+    if task.task_class.kind == "image":
         if not len(images):
             return images, images
         made = task.make(1)
@@ -344,7 +344,7 @@ def _select_sites(raw: RawImages, wanted: tuple[str, ...]) -> tuple[Ints, str]:
     if sites is None:
         return rows, ""
     unit = raw.columns.get(PATIENT, rows)
-    least = 2 if raw.test is None else 1  # to part a site's patients there must be two
+    least = 2 if raw.split is None else 1  # to part a site's patients there must be two
     small = [site for site in names if len(np.unique(unit[sites == site])) < least]
     for site in wanted:
         if site in small:
@@ -357,7 +357,7 @@ def _select_sites(raw: RawImages, wanted: tuple[str, ...]) -> tuple[Ints, str]:
 def _patient_cases(columns: Mapping[str, Column]) -> CaseIndex | None:
     if PATIENT not in columns:
         return None
-    return CaseIndex.by_column(columns[PATIENT], columns.get(SITE))
+    return CaseIndex.from_columns(columns[PATIENT], columns.get(SITE))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,7 @@ def load_labeled(name: str, spec: InputSpec, how: NewDataOptions) -> TensorData:
         labels = torch.from_numpy(map_labels_to_spec(source, spec, what))
         ids = text.encode_for_vocabulary(source.texts, spec.shape[0], spec.vocabulary, how.words, what)
         data, columns = TensorData(ids, labels), source.columns
-    elif spec.task.makes.form == "rows":
+    elif spec.task.task_class.form == "rows":
         table = (read_table_folder if place.is_dir() else read_rows)(place, spec.schema)
         data, columns = table.data, table.columns
     elif targets == "instances":
@@ -84,7 +84,7 @@ def load_labeled(name: str, spec: InputSpec, how: NewDataOptions) -> TensorData:
         sites = check_sites(how.sites, sorted({one.site for one in all_of if one.site}))
         pictures = [one for one in all_of if not sites or one.site in sites]
         cases = make_patch_cases(pictures, spec.shape[1])
-        return _check(cut_patches(pictures, cases, np.arange(len(cases.of)), spec.shape[1]), spec, what)
+        return _check(cut_patches(pictures, cases, np.arange(len(cases.case_ids)), spec.shape[1]), spec, what)
     else:
         fitted = how.fit and spec.shape[1] == spec.shape[2]
         raw = read_raw_images(
@@ -127,7 +127,7 @@ def _select_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[
     examples of a site."""
     if (known := data.cases) is not None:
         sites = check_sites(sites, sorted({site for site in known.sites if site}))
-        rows = [known.of_site(site) for site in sites]
+        rows = [known.examples_from_site(site) for site in sites]
         return data.subset(torch.cat(rows).sort().values) if sites else data
     places = columns.get(SITE)
     here = [] if places is None else sorted(set(map(str, places.tolist())))
@@ -138,9 +138,9 @@ def _select_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[
         return data
     for column in columns.keys() & {PATIENT, SITE}:
         (require_unit_names if column == PATIENT else require_no_gaps)(column, columns[column])
-    cases = CaseIndex.by_column(owners, places)
+    cases = CaseIndex.from_columns(owners, places)
     chosen = each if places is None or not sites else np.flatnonzero(np.isin(places.astype(str), sites))
-    whole = replace(data, cases=cases, groups=cases.of if PATIENT in columns else None)
+    whole = replace(data, cases=cases, groups=cases.case_ids if PATIENT in columns else None)
     return whole if len(chosen) == len(data) else whole.subset(torch.from_numpy(chosen))
 
 
@@ -161,7 +161,7 @@ def load_unlabeled(name: str, spec: InputSpec, how: NewDataOptions) -> tuple[lis
         ArgumentError: channels or a column that are not there.
         DataError: there is no such file, or it cannot be used.
     """
-    place, what, form = Path(how.root, name).expanduser(), f"data {name!r}", spec.task.makes.form
+    place, what, form = Path(how.root, name).expanduser(), f"data {name!r}", spec.task.task_class.form
     if not name:
         raise ArgumentError("data", name, "a path to a file or folder")
     if not place.exists():

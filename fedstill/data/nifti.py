@@ -78,7 +78,7 @@ def read_volumes(
     size: int = 0,
     slices: int = 0,
     gaps: bool = False,
-    counted: Callable[[int], None] = lambda count: None,
+    on_count: Callable[[int], None] = lambda count: None,
 ) -> RawImages:
     """Axial slices of all cases of a folder: ``(N, C, H, W)`` float32 in [0, 1], masks ``(N, H, W)``.
 
@@ -112,7 +112,7 @@ def read_volumes(
         unoriented += not stored[0].oriented
         volume = np.concatenate([_rescale(_reorient(one, stored[0]), one.file) for one in stored], axis=3)
         chosen = select_slices(volume, slices)
-        counted(len(whose) + len(chosen))
+        on_count(len(whose) + len(chosen))
         image = _axial_slices(volume, chosen)  # (S, C, H, W)
         mask = (
             None
@@ -137,10 +137,12 @@ def read_volumes(
     note = f"{silent}: their first axis is taken as from right to left" if unoriented else ""
     if not masks:
         nothing = np.zeros(len(whose), dtype=np.int64)
-        return RawImages(np.concatenate(images), nothing, ("image",), part, columns, named=False, note=note)
+        return RawImages(
+            np.concatenate(images), nothing, ("image",), part, columns, has_class_names=False, note=note
+        )
     files = [str(found[number].mask) for number in whose]
     labels, classes = encode_masks(maps, f"{folder}: masks", gaps=gaps, size=size, files=files)
-    return RawImages(np.concatenate(images), labels, classes, part, columns, named=False, note=note)
+    return RawImages(np.concatenate(images), labels, classes, part, columns, has_class_names=False, note=note)
 
 
 def list_cases(folder: Path, *, masks: bool) -> list[CaseFiles]:

@@ -130,11 +130,11 @@ class NodeDataConfig:
 
 def map_labels_to_spec(raw: RawImages | LabeledTexts, spec: InputSpec, what: str) -> Ints:
     """Classes, maps or findings as the spec numbers its classes; findings that are not known are -1."""
-    kind, classes = spec.task.makes.kind, spec.classes
+    kind, classes = spec.task.task_class.kind, spec.classes
     if kind == "image" or raw.classes == classes:
         return raw.labels
     numbered_classes = {*classes} == {*map(str, range(len(classes)))}  # in any order: numbers are names, too
-    if not raw.named and not (kind == "class" and numbered_classes):
+    if not raw.has_class_names and not (kind == "class" and numbered_classes):
         found = len(raw.classes)
         if kind != "class" and (found > len(classes) or (kind == "labels" and found < len(classes))):
             told = f"has {found} classes without names: allowed are {len(classes)}: {', '.join(classes)}"
@@ -196,7 +196,7 @@ def load_images(
 ) -> TensorData:
     """An owner's images of any kind of target, once they are read."""
     require_memory_for_examples(len(raw.images), spec, most)
-    rows, groups = _training_rows(raw.columns, raw.test, len(raw.labels), config, what)
+    rows, groups = _training_rows(raw.columns, raw.split, len(raw.labels), config, what)
     raw = replace(raw, images=select_channels(raw.images[rows], config.channels), labels=raw.labels[rows])
     labels = torch.from_numpy(map_labels_to_spec(raw, spec, what))
     inputs, targets = make_task_tensors(
@@ -256,7 +256,7 @@ def load_instance_images(
     channels, height, width = spec.shape
     if (channels, height) != (3, width):
         raise DataError(f"{what}: the server declares {spec.shape} (expected square patches in color)")
-    pictures = [one for one in read_instance_images(path) if not one.test]
+    pictures = [one for one in read_instance_images(path) if not one.split]
     if not pictures:
         raise DataError(f"{what}: all pictures are for testing (expected one or more to train on)")
     sides = [one.instances.shape for one in pictures]
@@ -264,7 +264,7 @@ def load_instance_images(
         sum(-(-tall // height) * -(-wide // height) for tall, wide in sides), spec, most
     )
     cases = make_patch_cases(pictures, height)
-    data = cut_patches(pictures, cases, np.arange(len(cases.of)), height)
+    data = cut_patches(pictures, cases, np.arange(len(cases.case_ids)), height)
     # Patches of one picture overlap, and so are protected together or not at all.
     known, _ = group_by_patient(pictures)
     if config.group not in ("", SLIDE, known):
@@ -274,7 +274,7 @@ def load_instance_images(
     if patient:
         require_unit_names(PATIENT, np.array([one.patient for one in pictures if one.patient]), what)
     names = [("patient", one.patient) if patient and one.patient else ("slide", one.name) for one in pictures]
-    groups = hash_groups(names[case] for case in cases.of.tolist())
+    groups = hash_groups(names[case] for case in cases.case_ids.tolist())
     return TensorData(data.inputs, data.targets, groups)
 
 
@@ -282,7 +282,7 @@ def load_rows(config: NodeDataConfig, path: Path, spec: InputSpec, what: str, mo
     """An owner's rows of a table, checked against the server's schema."""
     table = read_rows(path, spec.schema)
     require_memory_for_examples(len(table.data), spec, most)
-    rows, groups = _training_rows(table.columns, table.test, len(table.data), config, what)
+    rows, groups = _training_rows(table.columns, table.split, len(table.data), config, what)
     return replace(table.data.subset(torch.from_numpy(rows)), groups=groups)
 
 
@@ -291,7 +291,7 @@ def load_texts(config: NodeDataConfig, path: Path, spec: InputSpec, what: str, m
     source = text.read_labeled_texts(path)
     require_memory_for_examples(len(source.texts), spec, most)
     ids = text.encode_for_vocabulary(source.texts, spec.shape[0], spec.vocabulary, config.vocabulary, what)
-    rows, groups = _training_rows(source.columns, source.test, len(source.labels), config, what)
+    rows, groups = _training_rows(source.columns, source.split, len(source.labels), config, what)
     labels = torch.from_numpy(map_labels_to_spec(source, spec, what))
     chosen = torch.from_numpy(rows)
     return TensorData(ids[chosen], labels[chosen], groups)
@@ -325,9 +325,9 @@ def load_node_data(
         DataError: data that cannot be read or are of another spec.
         TooLarge: they would take more than that.
     """
-    rows = task is None or task.makes.form == "rows"
+    rows = task is None or task.task_class.form == "rows"
     if spec is None and rows and (own := read_node_schema(config, folder)):
-        spec = InputSpec.of_schema(task or TASKS[TASK_BY_TARGET[own.teaches]](), own)
+        spec = InputSpec.from_schema(task or TASKS[TASK_BY_TARGET[own.teaches]](), own)
     if spec is not None or task is not None:
         return _load(config, folder, spec, task or CLASSIFICATION, most)
     find_path(config, folder)
@@ -358,7 +358,7 @@ def _load(
         data = load_tensors(config, path, spec, what)
     elif asked.targets == "texts":
         data = load_texts(config, path, spec, what, most)
-    elif asked.makes.form == "rows":
+    elif asked.task_class.form == "rows":
         data = load_rows(config, path, spec, what, most)
     elif asked.targets == "instances":
         data = load_instance_images(config, path, spec, what, most)
@@ -375,7 +375,7 @@ def check_pixel_range(config: NodeDataConfig, data: TensorData, spec: InputSpec)
     For the owner, and not as a run begins: a server that declared one normalization after another would learn
     the least and the largest value, by which of them were refused.
     """
-    if config.source == "tensors" and spec.task.makes.form == "images":
+    if config.source == "tensors" and spec.task.task_class.form == "images":
         check_pixels(spec.make_task().real_images(data), spec.mean, spec.std, f"data {config.path!r}")
 
 
@@ -412,13 +412,13 @@ def find_path(config: NodeDataConfig, folder: Path) -> Path:
 def _check_options(config: NodeDataConfig, task: TaskConfig) -> None:
     targets = task.targets
     serving = FORMATS[targets]
-    of_files = targets == "instances" or task.makes.form in ("texts", "rows")
+    of_files = targets == "instances" or task.task_class.form in ("texts", "rows")
     if config.source not in serving and (config.source in SOURCES or of_files):
         told = {"texts": ": columns text and label", "rows": ": the columns of the run's schema"}
-        columns = told.get(task.makes.form, "")
+        columns = told.get(task.task_class.form, "")
         allowed = f"{', '.join(serving[:-1])} or {serving[-1]}" if len(serving) > 1 else serving[0]
         raise ArgumentError("data.source", config.source, f"{allowed} for task {task.called}{columns}")
-    rows = task.makes.form == "rows"
+    rows = task.task_class.form == "rows"
     idle = {
         "channels": targets in ("class", "instances") or rows,
         "fit": targets == "instances" or rows,
@@ -487,7 +487,7 @@ def _read_raw(
         classes=spec.classes if spec is not None else (),
         shape=spec.shape if spec is not None else (),
         channels=spec.shape[0] if spec is not None and own else 0,
-        **({} if spec is None else {"counted": partial(require_memory_for_examples, spec=spec, most=most)}),
+        **({} if spec is None else {"on_count": partial(require_memory_for_examples, spec=spec, most=most)}),
     )
 
 

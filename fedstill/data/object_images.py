@@ -55,7 +55,7 @@ class InstanceImage:
     instances: npt.NDArray[np.int32]
     name: str
     site: str = ""
-    test: int | None = None
+    split: int | None = None
     patient: str = ""
 
     def __post_init__(self) -> None:
@@ -99,12 +99,12 @@ def read_instance_images(place: Path) -> list[InstanceImage]:
             raise DataError(f"{place}: instances are {form} (expected one whole number for each pixel)")
         maps = enumerate(instances.astype(np.int32))
         each = ((raw.images[row], objects, str(row), str(place)) for row, objects in maps)
-        columns, test = raw.columns, raw.test
+        columns, test = raw.columns, raw.split
     else:
         found = find_image_files(place, masks=True)
         files = zip(found.images, found.masks, found.names, strict=True)
         each = ((decode_image(i, str(i)), read_instance_map(m, str(m)), name, str(i)) for i, m, name in files)
-        columns, test = found.columns, found.test
+        columns, test = found.columns, found.split
     pictures = []
     for row, (image, objects, name, what) in enumerate(each):
         site, patient = (str(columns[of][row]) if of in columns else "" for of in ("site", "patient"))
@@ -134,12 +134,12 @@ class InstanceImageData(DataConfig):
     """Pictures are first averaged down to this part of their height and width; 0.5: 20x from 40x."""
 
     @abstractmethod
-    def pictures(self) -> Sequence[InstanceImage]:
+    def images(self) -> Sequence[InstanceImage]:
         """All of them."""
 
     def read(self, task: TaskConfig) -> DataSet:
         """These pictures, divided into training and test parts and cut into patches."""
-        return prepare_instance_images(self.pictures(), self, self.title or self.called, self.note, "site")
+        return prepare_instance_images(self.images(), self, self.title or self.called, self.note, "site")
 
 
 def prepare_instance_images(
@@ -157,7 +157,7 @@ def prepare_instance_images(
         pictures = [_downscale(one, config.scale) for one in pictures]
         scaled = f"pictures averaged down to {config.scale:g} of their size"
     cases = make_patch_cases(pictures, patch)
-    of = cases.of.numpy()
+    of = cases.case_ids.numpy()
     sites = np.array([one.site for one in pictures])[of]
     columns = {column: sites} if sites.any() else {}
     columns[SLIDE] = np.array(cases.names)[of]
@@ -168,7 +168,7 @@ def prepare_instance_images(
         targets=np.zeros(len(of), dtype=np.int64),
         classes=CLASSES,
         tensors=lambda rows: cut_patches(pictures, cases, rows, patch),
-        test=np.array([-1 if one.test is None else int(one.test) for one in pictures])[of],
+        split=np.array([-1 if one.split is None else int(one.split) for one in pictures])[of],
         columns=columns,
         channels=3,
         note=note,
@@ -204,10 +204,10 @@ def make_patch_cases(pictures: Sequence[InstanceImage], patch: int) -> CaseIndex
         for height, width in map(_image_size, pictures)
     ]
     return CaseIndex(
-        of=torch.repeat_interleave(torch.tensor([len(some) for some in corners])),
+        case_ids=torch.repeat_interleave(torch.tensor([len(some) for some in corners])),
         names=tuple(one.name for one in pictures),
         sites=tuple(one.site for one in pictures),
-        places=torch.tensor([corner for some in corners for corner in some], dtype=torch.int64).view(-1, 2),
+        corners=torch.tensor([corner for some in corners for corner in some], dtype=torch.int64).view(-1, 2),
         sizes=tuple(map(_image_size, pictures)),
         instances=tuple(one.instances for one in pictures),
     )
@@ -221,19 +221,19 @@ def cut_patches(
     pictures: Sequence[InstanceImage], cases: CaseIndex, rows: npt.NDArray[np.int64], patch: int
 ) -> TensorData:
     """The patches at some rows, ``(N, 3, patch, patch)`` and ``(N, patch, patch)``."""
-    from fedstill.tasks.instances import three_classes
+    from fedstill.tasks.instances import classes_from_objects
 
     cases = cases.subset(torch.from_numpy(rows))
     count = len(rows)
     inputs = torch.empty(count, 3, patch, patch)
     targets = torch.empty(count, patch, patch, dtype=torch.int64)
-    corners = [] if cases.places is None else cases.places.tolist()
-    for case in cases.present():
+    corners = [] if cases.corners is None else cases.corners.tolist()
+    for case in cases.present_ids():
         one = pictures[case]
         image = pad_to_patch(normalized(one.image[None], (MEAN,) * 3, (STD,) * 3)[0].numpy(), patch)
         # Of the whole picture, so that an object that a patch cuts has no contour there.
-        classes = pad_to_patch(three_classes(one.instances), patch)
-        for row in torch.nonzero(cases.of == case).flatten().tolist():
+        classes = pad_to_patch(classes_from_objects(one.instances), patch)
+        for row in torch.nonzero(cases.case_ids == case).flatten().tolist():
             timing.check()  # a server may name tiny patches
             top, left = corners[row]
             inputs[row] = torch.from_numpy(image[:, top : top + patch, left : left + patch].copy())

@@ -70,28 +70,28 @@ class PublicData:
         inputs: as the private data's, images normalized as those are.
         labels: as the private data's targets, ``(N,)`` int64 for classes; or None.
         note: what a reader of a figure must know.
-        reshaped: what was done to bring them into the private data's form; empty: nothing.
+        conversion: what was done to bring them into the private data's form; empty: nothing.
     """
 
     name: str
     inputs: torch.Tensor
     labels: torch.Tensor | None = None
     note: str = ""
-    reshaped: str = ""
+    conversion: str = ""
 
     __repr__ = brief_repr
 
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def about(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """What a result says of them."""
         return {"name": self.name, "examples": len(self), "note": self.note}
 
     def to(self, device: torch.device | str) -> PublicData:
         """The same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
-        return PublicData(self.name, self.inputs.to(device), labels, self.note, self.reshaped)
+        return PublicData(self.name, self.inputs.to(device), labels, self.note, self.conversion)
 
 
 def load_public(
@@ -189,22 +189,26 @@ def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig)
         f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
         "" if known else "without labels, as its classes are others",
     ]
-    if task.makes.form == "rows":
+    if task.task_class.form == "rows":
         if other.schema != data.schema:
             allowed = f"rows of the same schema as those of {data.name}"
             raise ArgumentError("public.name", config.name, allowed)
         return PublicData(other.name, part.inputs, part.targets, "; ".join(note for note in notes if note))
-    images = conform_images(part.targets if served.makes.kind == "image" else part.inputs, other, data)
+    images = conform_images(part.targets if served.task_class.kind == "image" else part.inputs, other, data)
     found, wanted = (tuple(each.shape[1:]) for each in (part.inputs, images))
-    reshaped = "" if found == wanted else f"images of {times(found)}, resized or recolored to {times(wanted)}"
+    conversion = (
+        "" if found == wanted else f"images of {times(found)}, resized or recolored to {times(wanted)}"
+    )
     inputs, labels = make_task_tensors(images, part.targets, task)
     told = "; ".join(note for note in notes if note)
-    return PublicData(other.name, inputs, labels if known else None, told, reshaped)
+    return PublicData(other.name, inputs, labels if known else None, told, conversion)
 
 
 def _image_task(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
-    if targets[0] in ("texts", "rows", "values", "times") or task.makes.form == "rows":
-        raise ArgumentError("public.name", name, f"{task.makes.form}, as task {task.called} takes no others")
+    if targets[0] in ("texts", "rows", "values", "times") or task.task_class.form == "rows":
+        raise ArgumentError(
+            "public.name", name, f"{task.task_class.form}, as task {task.called} takes no others"
+        )
     return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])
 
 
@@ -247,7 +251,7 @@ def _public_from_noise(config: PublicConfig, data: DataSet, task: TaskConfig) ->
     if data.vocabulary:
         raise ArgumentError("public.name", NOISE, f"{NONE} or {HELD_OUT}, as texts are no images")
     count = config.limit or DEFAULT_NOISE_COUNT
-    if task.makes.form == "rows":
+    if task.task_class.form == "rows":
         made = sample_rows(data.schema, count, torch_generator(config.seed, "public", "noise"))
         told = f"{count} rows drawn evenly from the schema with seed {config.seed}: no data were needed"
         return PublicData(NOISE, made, None, told)
@@ -261,7 +265,7 @@ def _public_from_noise(config: PublicConfig, data: DataSet, task: TaskConfig) ->
     pixels = torch.cat(blocks)[:count]
     inputs = (pixels - _per_channel(data.mean)) / _per_channel(data.std)
     note = f"{count} images generated from noise with seed {config.seed}: no data were needed"
-    if task.makes.kind == "image":
+    if task.task_class.kind == "image":
         return PublicData(NOISE, *make_task_tensors(inputs, inputs, task), note)
     return PublicData(NOISE, inputs, None, note)
 

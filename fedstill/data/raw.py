@@ -66,9 +66,9 @@ class RawImages:
     images: Images
     labels: Ints
     classes: tuple[str, ...]
-    test: Column | None = None
+    split: Column | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
-    named: bool = True
+    has_class_names: bool = True
     names: Column | None = None
     note: str = ""
     declared: bool = True

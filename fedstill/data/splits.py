@@ -41,14 +41,14 @@ class SplitConfig(Registered, ABC):
     these may be (:mod:`fedstill.core.config_tables`). What it must bring is :meth:`divide`.
 
     Attributes:
-        fewest: the least that ``nodes`` may be; 0 where the data can say how many there are.
+        min_nodes: the least that ``nodes`` may be; 0 where the data can say how many there are.
         words: what reports say of it, with its options in braces; empty: its name and options.
     """
 
     under: ClassVar[str] = "split"
     default: ClassVar[str | None] = "dirichlet"
     alike: ClassVar[bool] = True  # alpha is skew and column a column in all that have them
-    fewest: ClassVar[int] = 1
+    min_nodes: ClassVar[int] = 1
     words: ClassVar[str] = ""
 
     nodes: int = 5
@@ -128,12 +128,12 @@ class SplitItems:
         split: SplitConfig,
     ) -> None:
         self.targets, self.columns, self.unit, self.split = targets, columns, unit, split
-        self._classes, self.whole = classes, unit is not None
-        self.of: Ints = np.arange(len(targets))
+        self._num_classes, self.are_units = classes, unit is not None
+        self.item_ids: Ints = np.arange(len(targets))
         self.sizes: Ints = np.ones(len(targets), dtype=np.int64)
         if unit is not None:
-            self.of, self.sizes = np.unique(unit, return_inverse=True, return_counts=True)[1:]
-        self.least = 1 if self.whole else split.minimum
+            self.item_ids, self.sizes = np.unique(unit, return_inverse=True, return_counts=True)[1:]
+        self.min_per_node = 1 if self.are_units else split.minimum
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -151,55 +151,55 @@ class SplitItems:
             allowed = "iid, column or sorted, as images have no classes"
             raise ArgumentError("split.name", self.split.called, allowed)
         if self.targets.ndim == 1:
-            check_labels(self.targets, self._classes, "split")
+            check_labels(self.targets, self._num_classes, "split")
         labels = stratification_labels(self.targets)
-        return label_units(labels, self.of) if self.whole else labels
+        return label_units(labels, self.item_ids) if self.are_units else labels
 
     @property
-    def classes(self) -> int:
+    def num_classes(self) -> int:
         """How many classes :attr:`labels` are of, of which not all need occur."""
         numbers = self.targets.is_floating_point()
-        if self.whole or numbers:
+        if self.are_units or numbers:
             return int(self.labels.max()) + 1
-        return self._classes + (self.targets.ndim == 2)
+        return self._num_classes + (self.targets.ndim == 2)
 
     @cached_property
-    def positive(self) -> npt.NDArray[np.bool_]:
+    def is_positive(self) -> npt.NDArray[np.bool_]:
         """Whether an item has any finding, (U,); an ArgumentError if the targets are no findings."""
         if self.targets.ndim != 2 or self.targets.is_floating_point():
             allowed = "another one, as only findings are positive or negative"
             raise ArgumentError("split.name", self.split.called, allowed)
         some: npt.NDArray[np.bool_] = (
-            np.bincount(self.of, weights=(self.targets == 1).any(1).cpu().numpy()) > 0
+            np.bincount(self.item_ids, weights=(self.targets == 1).any(1).cpu().numpy()) > 0
         )
         return some
 
-    def numbers(self, name: str) -> npt.NDArray[Any]:
+    def numeric_column(self, name: str) -> npt.NDArray[Any]:
         """A numeric column, (U,), of a unit the mean; an ArgumentError if there is none of that name.
 
         Texts are numbers where all are, as those of a table.
         """
-        column = self._column(name)
+        column = self._read_column(name)
         if column.dtype.kind == "U" and all(number_of(cell) is not None for cell in column.tolist()):
             column = column.astype(float)
         if column.dtype.kind not in "biuf":
             raise ArgumentError(
                 "split.column", name, f"a numeric column when split.name is {self.split.called}"
             )
-        return np.bincount(self.of, weights=column) / self.sizes if self.whole else column
+        return np.bincount(self.item_ids, weights=column) / self.sizes if self.are_units else column
 
-    def values(self, name: str) -> npt.NDArray[Any]:
+    def column(self, name: str) -> npt.NDArray[Any]:
         """A column of numbers or texts, (U,), of a unit the value that all its examples have.
 
         Raises:
             ArgumentError: there is no such column.
             DataError: it cannot be used, or parts a unit.
         """
-        column = self._column(name)
+        column = self._read_column(name)
         if self.unit is None:
             return column
-        first = np.unique(self.of, return_index=True)[1]
-        odd = np.flatnonzero(column != column[first][self.of])
+        first = np.unique(self.item_ids, return_index=True)[1]
+        odd = np.flatnonzero(column != column[first][self.item_ids])
         if len(odd):
             parted = str(self.unit[odd[0]])
             raise DataError(
@@ -209,16 +209,16 @@ class SplitItems:
             )
         return column[first]
 
-    def _column(self, name: str) -> npt.NDArray[Any]:
+    def _read_column(self, name: str) -> npt.NDArray[Any]:
         if name not in self.columns:
             known = f"one of {', '.join(sorted(self.columns))}"
             none = "none, as this data has no columns (a folder's are in its cases.csv)"
             raise ArgumentError("split.column", name, known if self.columns else none)
         column = np.asarray(self.columns[name])
-        if column.shape != self.of.shape or column.dtype.kind not in "biufUS":
+        if column.shape != self.item_ids.shape or column.dtype.kind not in "biufUS":
             raise DataError(
                 f"column {name!r} is {column.dtype} of shape {column.shape}: "
-                f"allowed are numbers or texts, one for each of the {len(self.of)} examples"
+                f"allowed are numbers or texts, one for each of the {len(self.item_ids)} examples"
             )
         require_no_gaps(name, column)
         return column
@@ -259,9 +259,9 @@ def split(
     if total == 0:
         raise DataError("split: there are no examples (expected one or more)")
     # Here and not where a split is made: what another split had, as 0 nodes, may be replaced a moment later.
-    if config.nodes < config.fewest:
-        raise ArgumentError("split.nodes", config.nodes, f"a whole number from {config.fewest} up")
-    if config.fewest:
+    if config.nodes < config.min_nodes:
+        raise ArgumentError("split.nodes", config.nodes, f"a whole number from {config.min_nodes} up")
+    if config.min_nodes:
         _check_node_sizes(config.nodes, config.minimum, total)
     items = SplitItems(targets, classes, columns, unit, config)
     if config.nodes > len(items):
@@ -271,8 +271,8 @@ def split(
     _check_assignment(owner, len(items), config)
     nodes = config.nodes or int(owner.max()) + 1
     _check_node_sizes(nodes, config.minimum, total)
-    if items.whole:
-        owner = _top_up_units(owner, nodes, items.sizes, config.minimum, generator)[items.of]
+    if items.are_units:
+        owner = _top_up_units(owner, nodes, items.sizes, config.minimum, generator)[items.item_ids]
     else:
         owner = top_up(owner, nodes, config.minimum, generator)
     order = np.argsort(owner, kind="stable")
@@ -351,7 +351,7 @@ class IID(SplitConfig):
 
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """Drawn evenly; of units, one after another goes to the node that holds least."""
-        if not items.whole:
+        if not items.are_units:
             return generator.permutation(np.arange(len(items)) % self.nodes)
         owner = np.empty(len(items), dtype=np.int64)
         _fill_smallest_node(owner, generator.permutation(len(items)), items.sizes, np.zeros(self.nodes))
@@ -373,14 +373,14 @@ class Dirichlet(SplitConfig):
         nodes, labels = self.nodes, items.labels
         owner = np.empty(len(items), dtype=np.int64)
         for _ in range(MAX_DRAWS):
-            for label in range(items.classes):
+            for label in range(items.num_classes):
                 members = generator.permutation(np.flatnonzero(labels == label))
                 shares = sample_dirichlet_shares(self.alpha, nodes, generator)
                 ends = np.floor(np.cumsum(shares)[:-1] * len(members))  # (K-1,): the last node has the rest
                 owner[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
-            if np.bincount(owner, minlength=nodes).min() >= items.least:
+            if np.bincount(owner, minlength=nodes).min() >= items.min_per_node:
                 return owner
-        return top_up(owner, nodes, items.least, generator)
+        return top_up(owner, nodes, items.min_per_node, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,9 +395,11 @@ class BalancedDirichlet(SplitConfig):
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """Who holds least takes an item of a class that it draws by its shares, of those that are left."""
         order = generator.permutation(len(items))
-        piles = [order[items.labels[order] == label].tolist() for label in range(items.classes)]
+        piles = [order[items.labels[order] == label].tolist() for label in range(items.num_classes)]
         left = np.array([len(pile) for pile in piles])  # (classes,)
-        shares = [sample_dirichlet_shares(self.alpha, items.classes, generator) for _ in range(self.nodes)]
+        shares = [
+            sample_dirichlet_shares(self.alpha, items.num_classes, generator) for _ in range(self.nodes)
+        ]
         held = np.zeros(self.nodes)
         owner = np.empty(len(items), dtype=np.int64)
         for drawn in generator.random(len(items)):
@@ -430,7 +432,7 @@ class Shards(SplitConfig):
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """First which node holds which classes, then which examples."""
         nodes, per_node, labels = self.nodes, self.classes_per_node, items.labels
-        sizes = np.bincount(labels, minlength=items.classes)  # (classes,)
+        sizes = np.bincount(labels, minlength=items.num_classes)  # (classes,)
         present = np.flatnonzero(sizes)
         if per_node > len(present):
             allowed = f"at most {len(present)}, the classes that occur in the data"
@@ -438,7 +440,7 @@ class Shards(SplitConfig):
 
         holds = np.zeros((nodes, len(sizes)), dtype=bool)
         for node in range(nodes):
-            # The classes at the fewest nodes so far; one with no example left for a further node comes last.
+            # The classes at the min_nodes nodes so far; one with no example left for a further node comes last.
             used = holds.sum(axis=0)[present]
             ranking = np.lexsort((generator.random(len(present)), used, used >= sizes[present]))
             holds[node, present[ranking[:per_node]]] = True
@@ -450,14 +452,14 @@ class Shards(SplitConfig):
         for label in present:
             holders = generator.permutation(np.flatnonzero(holds[:, label]))
             owner[generator.permutation(np.flatnonzero(labels == label))] = np.resize(holders, sizes[label])
-        return top_up(owner, nodes, items.least, generator, labels)
+        return top_up(owner, nodes, items.min_per_node, generator, labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByColumn(SplitConfig):
     """One node for each value of a column, in sorted order of the values; nothing is drawn."""
 
-    fewest = 0
+    min_nodes = 0
     words = "one for each {column}"
 
     column: str = ""
@@ -465,7 +467,7 @@ class ByColumn(SplitConfig):
 
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """By value. To move examples would belie what the column says, so a value of too few is refused."""
-        values, which = np.unique(items.values(self.column), return_inverse=True)
+        values, which = np.unique(items.column(self.column), return_inverse=True)
         owner: Ints = which.astype(np.int64)
         sizes = np.bincount(owner, weights=items.sizes).astype(np.int64)
         if self.nodes not in (0, len(values)):
@@ -493,8 +495,11 @@ class Sorted(SplitConfig):
 
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """A stable sort, cut into parts whose sizes differ by one at most, or where units end."""
-        order, owner = np.argsort(items.numbers(self.column), kind="stable"), np.empty(len(items), np.int64)
-        if items.whole:
+        order, owner = (
+            np.argsort(items.numeric_column(self.column), kind="stable"),
+            np.empty(len(items), np.int64),
+        )
+        if items.are_units:
             sizes = items.sizes[order]
             middles = np.cumsum(sizes) - sizes / 2
             owner[order] = (middles * self.nodes / sizes.sum()).astype(np.int64)
@@ -513,7 +518,7 @@ class Positives(SplitConfig):
     def divide(self, items: SplitItems, generator: np.random.Generator) -> Ints:
         """Positive items in drawn shares, as far as a node can hold them; then negative ones until all nodes
         are as large."""
-        positive, sizes, most = items.positive, items.sizes, items.sizes.sum() / self.nodes
+        positive, sizes, most = items.is_positive, items.sizes, items.sizes.sum() / self.nodes
         wanted = sample_dirichlet_shares(self.alpha, self.nodes, generator) * sizes[positive].sum()
         excess, wanted = (wanted - most).clip(0).sum(), wanted.clip(max=most)
         room = most - wanted

@@ -186,7 +186,7 @@ def read_class_csv(
     shape: tuple[int, ...] = (),
     size: int = 0,
     channels: int = 0,
-    counted: Callable[[int], None] = lambda count: None,
+    on_count: Callable[[int], None] = lambda count: None,
 ) -> RawImages:
     """Images of classes: a column of labels, and one of image files or some of pixels of a ``shape``.
 
@@ -204,7 +204,7 @@ def read_class_csv(
             find_column(header, columns.group, "data.group", path)
         table = read_csv(path)
         names = table.pop(image)
-        counted(len(names))
+        on_count(len(names))
         labels, classes = encode_labels(table.pop(columns.label), str(path))
         test = pop_split_column(table, path)
         known = {column: np.array(cells) for column, cells in table.items()}
@@ -268,7 +268,7 @@ def read_finding_csv(
     classes: Sequence[str] = (),
     size: int = 0,
     channels: int = 0,
-    counted: Callable[[int], None] = lambda count: None,
+    on_count: Callable[[int], None] = lambda count: None,
 ) -> RawImages:
     """Images and findings that a csv names.
 
@@ -279,7 +279,7 @@ def read_finding_csv(
     means = columns or CsvColumns(label="")
     image = means.image or "image"
     table = read_csv(path, image)
-    counted(len(table[image]))
+    on_count(len(table[image]))
     if means.label not in ("", CsvColumns.label):  # which is a node's default, and need not be there
         find_column(list(table), means.label, "data.label", path)
     listed = means.label if means.label in table else ""

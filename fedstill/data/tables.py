@@ -100,7 +100,7 @@ class TableRows:
 
     schema: Schema
     data: TensorData
-    test: Ints | None = None
+    split: Ints | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -329,8 +329,8 @@ def read_table_folder(path: Path, schema: Schema) -> TableRows:
         two = " and ".join(ascii(file.name) for file, site in zip(files, sites, strict=True) if site == twice)
         raise DataError(f"{path}: has {two} (expected one file for each site)")
     parts = [read_rows(file, schema) for file in files]
-    tests = [part.test for part in parts if part.test is not None]
-    _require_in_all("split", files, [part.test is not None for part in parts])
+    tests = [part.split for part in parts if part.split is not None]
+    _require_in_all("split", files, [part.split is not None for part in parts])
     for heeded in ("patient", "site"):  # by which rows are kept together
         _require_in_all(heeded, files, [heeded in part.columns for part in parts])
     in_all = [key for key in parts[0].columns if all(key in part.columns for part in parts)]
@@ -438,10 +438,10 @@ def prepare_table(table: TableRows, config: DataConfig, task: TaskConfig, name: 
         DataError: the schema's target is not what the task learns.
     """
     schema, data = table.schema, table.data
-    wanted = {"number": "number", "time": "time until an event"}.get(task.makes.kind, "category")
+    wanted = {"number": "number", "time": "time until an event"}.get(task.task_class.kind, "category")
     if schema.teaches != wanted:
         told = f"target {schema.target!r} of the schema is a {schema.teaches}"
-        hint = ", by event = in the schema" if task.makes.kind == "time" else ""
+        hint = ", by event = in the schema" if task.task_class.kind == "time" else ""
         raise DataError(f"{name}: {told}: allowed for task {task.called} is a {wanted}{hint}")
     made = prepare_data_set(
         ExampleSource(
@@ -449,7 +449,7 @@ def prepare_table(table: TableRows, config: DataConfig, task: TaskConfig, name: 
             targets=data.targets.numpy(),
             classes=schema.classes,
             tensors=lambda rows: data.subset(torch.from_numpy(rows)),
-            test=table.test,
+            split=table.split,
             columns=table.columns,
             note=note,
             sites=table.columns.get(SITE),

@@ -140,9 +140,9 @@ class LabeledTexts:
     texts: Sequence[Text]
     labels: npt.NDArray[np.int64]  # (N,)
     classes: tuple[str, ...]
-    test: npt.NDArray[np.bool_] | None = None  # (N,), None where the source has no split
+    split: npt.NDArray[np.bool_] | None = None  # (N,), None where the source has no split
     columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) each
-    named: ClassVar[bool] = True  # classes may be names
+    has_class_names: ClassVar[bool] = True  # classes may be names
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", class_names(self.classes, "classes"))
@@ -181,12 +181,12 @@ class TextData(DataConfig):
             )
 
     @abstractmethod
-    def labeled(self) -> LabeledTexts:
+    def labeled_texts(self) -> LabeledTexts:
         """All texts, with their labels."""
 
     def read(self, task: TaskConfig) -> DataSet:
         """These texts as token ids, divided into training and test parts."""
-        return prepare_texts(self.labeled(), self, self.title or self.called, self.note)
+        return prepare_texts(self.labeled_texts(), self, self.title or self.called, self.note)
 
 
 def prepare_texts(source: LabeledTexts, config: TextData, name: str, note: str) -> DataSet:
@@ -201,7 +201,7 @@ def prepare_texts(source: LabeledTexts, config: TextData, name: str, note: str) 
             targets=source.labels,
             classes=source.classes,
             tensors=lambda rows: TensorData(inputs[rows], targets[rows]),
-            test=source.test,
+            split=source.split,
             columns=columns,
             note=note,
             sites=columns.get(SITE),

@@ -119,7 +119,7 @@ def read_raw_images(
     classes: tuple[str, ...] = (),
     shape: tuple[int, ...] = (),
     channels: int = 0,
-    counted: Callable[[int], None] = lambda count: None,
+    on_count: Callable[[int], None] = lambda count: None,
 ) -> RawImages:
     """What a file or folder holds: images of classes, of findings, with masks, or alone.
 
@@ -133,7 +133,7 @@ def read_raw_images(
         classes: the findings wanted of a csv; empty: all.
         shape: of a csv's pixels, if these are as many.
         channels: of images in files of their own, as :func:`fedstill.data.images.read_image_stack` takes them.
-        counted: called with the number of images before they are read, if that can be told.
+        on_count: called with the number of images before they are read, if that can be told.
 
     Raises:
         DataError: it cannot be read, or is not of a form that can be used.
@@ -141,15 +141,15 @@ def read_raw_images(
     if form == "npz":
         return raw_images_from_arrays(place, read_npz(place), targets, gaps=gaps)
     if targets == "labels":
-        return read_finding_csv(place, columns, classes, size, channels, counted)
+        return read_finding_csv(place, columns, classes, size, channels, on_count)
     if form == "csv":
-        return read_class_csv(place, columns or CsvColumns(), shape, size, channels, counted)
+        return read_class_csv(place, columns or CsvColumns(), shape, size, channels, on_count)
     masks = targets == "map"
     if form == "nifti":
-        return read_volumes(place, masks=masks, size=size, slices=slices, gaps=gaps, counted=counted)
+        return read_volumes(place, masks=masks, size=size, slices=slices, gaps=gaps, on_count=on_count)
     if targets == "class":
-        return read_class_folders(place, size=size, channels=channels, counted=counted)
-    return read_map_folder(place, masks=masks, size=size, channels=channels, gaps=gaps, counted=counted)
+        return read_class_folders(place, size=size, channels=channels, on_count=on_count)
+    return read_map_folder(place, masks=masks, size=size, channels=channels, gaps=gaps, on_count=on_count)
 
 
 # By what is read: the options that it has beside those of all data.
@@ -209,13 +209,13 @@ class UserFiles(object_images.InstanceImageData, text.TextData):
         targets = task.targets
         self._check_options(targets, task.called)
         if targets == "texts":
-            return text.prepare_texts(self.labeled(), self, Path(self.name).name.partition(".")[0], "")
+            return text.prepare_texts(self.labeled_texts(), self, Path(self.name).name.partition(".")[0], "")
         place = find_data(self, task.called, targets)
         name = place.resolve().name if place.is_dir() else place.stem
-        if task.makes.form == "rows":
+        if task.task_class.form == "rows":
             return tables.prepare_table(self.rows(place), self, task, name, "")
         if targets == "instances":
-            return object_images.prepare_instance_images(self.pictures(), self, name, "", "site")
+            return object_images.prepare_instance_images(self.images(), self, name, "", "site")
         form = detect_format(place, targets)
         if form != "csv":
             for option in ("label", "image"):
@@ -237,11 +237,11 @@ class UserFiles(object_images.InstanceImageData, text.TextData):
         schema = self.columns(place)
         return tables.read_table_folder(place, schema) if place.is_dir() else tables.read_rows(place, schema)
 
-    def pictures(self) -> Sequence[InstanceImage]:
+    def images(self) -> Sequence[InstanceImage]:
         """Pictures with objects."""
         return read_instance_images(find_data(self, "instances", "instances"))
 
-    def labeled(self) -> text.LabeledTexts:
+    def labeled_texts(self) -> text.LabeledTexts:
         """Texts with labels, from a table."""
         return text.read_labeled_texts(find_data(self, "text", "texts"))
 

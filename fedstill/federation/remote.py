@@ -84,15 +84,15 @@ class Remote(Federation):
         public: PublicData | None = None,
     ) -> None:
         super().__init__(list(link.nodes), queries, config)
-        self.outputs = plan.spec.outputs
+        self.outputs = plan.spec.output_shape
         self.carrier, self.plan = link, plan
         self._arrivals = ServerAuditLog(audit, plan.run, queries, config.secure_aggregation)
         self._compute = compute
-        self.about: dict[str, About] = {}  # what each node told of itself
+        self.about: dict[str, NodeStatus] = {}  # what each node told of itself
         self.meter = LinkCosts()
         self.waits: Callable[[Sequence[str]], None] = lambda nodes: None  # is told who is waited for
         self._pool = ThreadPoolExecutor(max(len(self.nodes), 1) * 2, thread_name_prefix="ask")
-        self._probes: dict[str, Future[About]] = {}
+        self._probes: dict[str, Future[NodeStatus]] = {}
         self._probed = time.monotonic()
         self._send = MessageSender(link, plan.run, config.wait)
         self._joining = NodeJoiner(self._send, plan, public, config.wait)
@@ -110,7 +110,7 @@ class Remote(Federation):
 
     def learn(self, progress: Callable[[int], None]) -> None:
         """Have all nodes do the local training that the method wants first; ``progress`` is told percents."""
-        waiting = [node for node in self.present if not self.about[node].learned]
+        waiting = [node for node in self.present if not self.about[node].is_trained]
         coming = {node: NodeProgress(node) for node in waiting}
         while waiting:
             told = self._each(waiting, "train_locally", lambda node: self._joining.learn(coming[node]))
@@ -150,13 +150,13 @@ class Remote(Federation):
 
     # --- the contract ---------------------------------------------------------------------------------
 
-    def _rule(self, node: str, query: Query) -> str | None:
-        return self.about[node].objections.get(query.name)
+    def _refusal_rule(self, node: str, query: Query) -> str | None:
+        return self.about[node].refused_queries.get(query.name)
 
-    def _limit(self, node: str) -> int | None:
+    def _query_limit(self, node: str) -> int | None:
         return self.about[node].max_queries
 
-    def _answer(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+    def _collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
         self._welcome()
         query, number, call = sent.query, sent.number, sent.call
         asking = AnswerQuery(query, number, sent.differentiable, call)
@@ -165,10 +165,10 @@ class Remote(Federation):
         content = digest(query, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
         replies = self._timed(asked, query, dict.fromkeys(asked, message), number)
         for node, reply in replies.items():
-            self._arrivals.note(node, number, query, ANSWER, content, down, reply)
+            self._arrivals.note(node, number, query, RESPONSE, content, down, reply)
         return {node: self._arrived(reply, call) for node, reply in replies.items()}
 
-    def _pull_back(
+    def _collect_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
         require_finite(pulls, query)  # else each node would refuse it, and be left out
@@ -186,14 +186,14 @@ class Remote(Federation):
         """What a node gave: where the server computes, or in the ring until it is summed."""
         return self._compute.here(reply.tensors) if call is None else reply.tensors
 
-    def _next_sum(self, members: tuple[str, ...]) -> SumRequest:
+    def _new_sum_call(self, members: tuple[str, ...]) -> SumRequest:
         self._exchange.introduce(members, {node: self.about[node] for node in members})
-        return super()._next_sum(tuple(name for name in members if name not in self.excluded))
+        return super()._new_sum_call(tuple(name for name in members if name not in self.excluded))
 
-    def _uncovered(self, call: SumRequest, ring: Tensors, added: tuple[str, ...]) -> Tensors:
-        return self._exchange.uncovered(call, ring, added) if call.recover else ring
+    def _unmask(self, call: SumRequest, ring: Tensors, added: tuple[str, ...]) -> Tensors:
+        return self._exchange.unmask(call, ring, added) if call.recover else ring
 
-    def _placed(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.here(tensors)
 
     # --- messages -------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ class Remote(Federation):
     def _back(self, node: str) -> None:
         self.events.append({"node": node, "number": self.number, "event": "back", "reason": ""})
 
-    def _rejoined(self, node: str) -> About:
+    def _rejoined(self, node: str) -> NodeStatus:
         """A node that was away, ready again: where it is now.
 
         Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was
@@ -309,13 +309,13 @@ class Remote(Federation):
         """
         self.carrier.call(node, self._send.pack(IdentifyNode()), PROBE)
         about, coming = self._joining.join(node), NodeProgress(node)
-        learned = about.learned
+        learned = about.is_trained
         while not learned:
             if self._send.over.is_set():
                 raise LinkError("the run is over")
-            learned = self._joining.learn(coming).learned
+            learned = self._joining.learn(coming).is_trained
         number = self.number
-        mark = max((mark for mark in about.marks if mark <= number), default=0)
-        if not mark - 1 <= about.last < number:
+        mark = max((mark for mark in about.checkpoints if mark <= number), default=0)
+        if not mark - 1 <= about.last_query < number:
             self._send.tell(node, LoadCheckpoint(mark))
         return about

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import Public, QueryCall, Responses, Server, cosine, set_lr
+from fedstill.methods import PublicData, QueryCall, Responses, Server, cosine, set_lr
 from fedstill.methods._public import Weighed, WeighsNodes, known
 
 # Options that only the student's learning depends on.
@@ -44,7 +44,7 @@ class OneShot(WeighsNodes, ABC):
     # --- what a method says -----------------------------------------------------------------------------
 
     @abstractmethod
-    def about(self, public: Public, seed: int) -> Iterator[QueryCall]:
+    def about(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         """What nodes are asked about public data, in order."""
 
     @abstractmethod
@@ -57,7 +57,7 @@ class OneShot(WeighsNodes, ABC):
 
     # --- what follows -----------------------------------------------------------------------------------
 
-    def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
+    def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         """Label counts, where they weigh, and then all about public data."""
         counts = [QueryCall("count_labels")] if self.by_counts else []
         return [*counts, *self.about(known(public), seed)]

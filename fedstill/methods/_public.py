@@ -16,7 +16,16 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import Compute
-from fedstill.methods import ArgumentError, Group, Node, Public, Responses, TensorData, stack, torch_generator
+from fedstill.methods import (
+    ArgumentError,
+    Group,
+    Node,
+    PublicData,
+    Responses,
+    TensorData,
+    stack,
+    torch_generator,
+)
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
 from fedstill.methods._server import Server, descend
 from fedstill.node.local_training import at_once, make_optimizer
@@ -109,7 +118,7 @@ class WeighsNodes(CountsLabels, LogitAnswers):
 # --- the data ------------------------------------------------------------------------------------------
 
 
-def known(public: Public | None) -> Public:
+def known(public: PublicData | None) -> PublicData:
     """The public data.
 
     Raises:
@@ -120,7 +129,7 @@ def known(public: Public | None) -> Public:
     return public
 
 
-def labeled(public: Public | None) -> TensorData:
+def labeled(public: PublicData | None) -> TensorData:
     """The public data, to learn from.
 
     Raises:
@@ -132,10 +141,10 @@ def labeled(public: Public | None) -> TensorData:
     return TensorData(public.inputs, public.labels)
 
 
-def parts(public: Public | None, size: int) -> list[torch.Tensor]:
+def parts(public: PublicData | None, size: int) -> list[torch.Tensor]:
     """Rows of the public data, from one up to another: ``(2,)`` each, at most ``size`` rows; of none, none.
 
-    >>> [rows.tolist() for rows in parts(Public("made", torch.zeros(5, 1)), 2)]
+    >>> [rows.tolist() for rows in parts(PublicData("made", torch.zeros(5, 1)), 2)]
     [[0, 2], [2, 4], [4, 5]]
     """
     total = 0 if public is None else len(public)

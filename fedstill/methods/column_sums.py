@@ -25,7 +25,7 @@ from fedstill.methods import (
     Method,
     Needs,
     NodeSetting,
-    Public,
+    PublicData,
     QueryCall,
     Server,
     Tensors,
@@ -73,7 +73,7 @@ class ColumnSums(Method):
             f"no model learned here, whatever the figures are: {SCHEMA_FILE} in this folder has the scales",
         )
 
-    def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
+    def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         return (QueryCall("sum_columns"),)
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -81,9 +81,9 @@ class ColumnSums(Method):
     @query(
         releases={"moments": payload_kinds.COLUMN_SUMS},
         times=1,
-        reads=("moments",),
-        finish=_in_float32,
-        closed=True,
+        depends_on_records=("moments",),
+        postprocess=_in_float32,
+        sealed=True,
         sums={"moments": "sum"},
     )
     def sum_columns(self, nodes: Group) -> Tensors:

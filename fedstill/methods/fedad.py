@@ -21,7 +21,17 @@ import torch
 
 from fedstill.core import timing
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import Group, Needs, Node, Public, QueryCall, Server, Tensors, descend, torch_generator
+from fedstill.methods import (
+    Group,
+    Needs,
+    Node,
+    PublicData,
+    QueryCall,
+    Server,
+    Tensors,
+    descend,
+    torch_generator,
+)
 from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
 from fedstill.models.attention_maps import looked, place_of
@@ -34,8 +44,8 @@ SIDE = 8  # cells of an attention map, each way
 ATTENTION = PayloadKind(
     "attention maps",
     "where a node's model looks in each public image",  # what its layers say of it, pooled
-    of="answers",
-    without="with method.attention = 0 none are told",
+    category="responses",
+    opt_out="with method.attention = 0 none are told",
 )
 
 
@@ -78,7 +88,7 @@ class FedAD(OneShot):
 
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
         """Find where each model looks, before anything is trained."""
-        places: dict[str, str] = at.once("places", dict)
+        places: dict[str, str] = at.cached("places", dict)
         for node in nodes if self.attention else ():
             shape = tuple(node.data.inputs.shape[1:])
             places[node.name] = place_of(node.model, shape, f"the model of {node.name}")
@@ -88,7 +98,7 @@ class FedAD(OneShot):
         releases=lambda self, at: {"logits": LOGITS, **({"attention": ATTENTION} if self.attention else {})},
         times=lambda self, at: len(parts(at.public, CHUNK)),
         rows=lambda self, at: min(len(at.public or ()), CHUNK),
-        reads=(),
+        depends_on_records=(),
     )
     def predict(self, nodes: Group, rows: torch.Tensor) -> Tensors:
         """z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of public images from one row up to another."""
@@ -97,7 +107,7 @@ class FedAD(OneShot):
         nodes.bench("model").train(False)
         if not self.attention:
             return {"logits": logits(nodes, x)}
-        places: dict[str, str] = nodes.at.once("places", dict)
+        places: dict[str, str] = nodes.at.cached("places", dict)
         told = [self.attended(node, places[node.name], x) for node in nodes.nodes]
         return {"logits": torch.stack([z for z, _ in told]), "attention": torch.stack([A for _, A in told])}
 
@@ -111,7 +121,7 @@ class FedAD(OneShot):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def about(self, public: Public, seed: int) -> Iterator[QueryCall]:
+    def about(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for rows in parts(public, CHUNK):
             yield QueryCall("predict", {"rows": rows})
 

@@ -25,7 +25,17 @@ from annotated_types import Interval
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import random_shift
-from fedstill.methods import ArgumentError, Group, Needs, Node, Public, QueryCall, Server, TensorData, Tensors
+from fedstill.methods import (
+    ArgumentError,
+    Group,
+    Needs,
+    Node,
+    PublicData,
+    QueryCall,
+    Server,
+    TensorData,
+    Tensors,
+)
 from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
 from fedstill.methods._perturbing import dequantize, laplace, quantize, require_numbers
 from fedstill.methods._public import (
@@ -48,13 +58,13 @@ MOST = 2**24  # and numbers in them, as answers about large pictures are picture
 LOGIT_RANGE = PayloadKind(
     "logit range",
     "the largest score in a node's answers, which sets the steps they are rounded to",
-    of="answers",
-    common=0.0,
-    without="with a bound fixed beforehand (method.z_max) none is told",
+    category="responses",
+    normal_size=0.0,
+    opt_out="with a bound fixed beforehand (method.z_max) none is told",
 )
 
 
-def chunk(public: Public | None) -> int:
+def chunk(public: PublicData | None) -> int:
     """How many public examples a query is about."""
     return CHUNK if public is None else max(1, min(CHUNK, MOST // public.inputs[0].numel()))
 
@@ -64,7 +74,7 @@ def view_seed(seed: int, p: int) -> int:
     return derive(seed, "view", p) if p else 0
 
 
-def viewed(public: Public | None, seed: int) -> torch.Tensor:
+def viewed(public: PublicData | None, seed: int) -> torch.Tensor:
     """All public inputs ``(N, ...)`` as they are (seed 0), or shifted, at all nodes alike."""
     inputs = known(public).inputs
     return random_shift(inputs, torch_generator(seed, "view"), flip=False) if seed else inputs
@@ -150,7 +160,7 @@ class FedKD(OneShot):
         queries about one view come from it.
         """
         names = tuple(node.name for node in nodes.nodes)
-        kept: dict[tuple[str, ...], tuple[int, torch.Tensor]] = nodes.at.once("predicted", dict)
+        kept: dict[tuple[str, ...], tuple[int, torch.Tensor]] = nodes.at.cached("predicted", dict)
         if names not in kept or kept[names][0] != view:
             kept[names] = view, logits(nodes, viewed(nodes.at.public, view))
         return kept[names][1]
@@ -160,7 +170,7 @@ class FedKD(OneShot):
         sends={"view": SCHEDULE},
         releases={"largest": LOGIT_RANGE},
         times=lambda self, at: self.predictions,
-        reads=(),
+        depends_on_records=(),
     )
     def tell_range(self, nodes: Group, view: int) -> Tensors:
         """max over examples and classes of abs(z^k), ``(G,)``."""
@@ -180,9 +190,9 @@ class FedKD(OneShot):
         releases={"logits": LOGITS},
         times=lambda self, at: self.predictions * len(parts(at.public, chunk(at.public))),
         rows=lambda self, at: min(len(at.public or ()), chunk(at.public)),
-        reads=(),
-        finish=quantized,
-        moves="view",
+        depends_on_records=(),
+        postprocess=quantized,
+        shift_seed="view",
         sums=lambda self, at: self.summed(at),
     )
     def predict(self, nodes: Group, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
@@ -205,7 +215,7 @@ class FedKD(OneShot):
 
     # --- at the server: Algorithm 1 ---------------------------------------------------------------------
 
-    def planned_queries(self, public: Public | None, seed: int) -> Sequence[QueryCall]:
+    def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
         """All that the nodes are asked, unless they must agree on a bound, which takes a round of its own."""
         if self.agreed:
             allowed = (
@@ -215,7 +225,7 @@ class FedKD(OneShot):
             raise ArgumentError("method.z_max", self.z_max, allowed)
         return super().planned_queries(public, seed)
 
-    def about(self, public: Public, seed: int) -> Iterator[QueryCall]:
+    def about(self, public: PublicData, seed: int) -> Iterator[QueryCall]:
         for p in range(self.predictions):
             for rows in parts(public, chunk(public)):
                 yield QueryCall("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})

@@ -152,7 +152,7 @@ def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, mos
     try:
         with torch.device("meta"):
             model = build()
-        need: float = of_weights(model) + batch * of_input(model, spec.shape, spec.task.makes.form)
+        need: float = of_weights(model) + batch * of_input(model, spec.shape, spec.task.task_class.form)
     except RuntimeError as error:
         if "overflow" not in str(error).lower():
             raise
@@ -168,9 +168,9 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     """
     if not most:
         return
-    need = of_weights(model) + batch * of_input(model, spec.shape, spec.task.makes.form)
+    need = of_weights(model) + batch * of_input(model, spec.shape, spec.task.task_class.form)
     require_memory(_model(spec), need, most)
-    responses = public * (example_bytes(spec) + 2 * 4 * math.prod(spec.outputs))
+    responses = public * (example_bytes(spec) + 2 * 4 * math.prod(spec.output_shape))
     require_memory(f"{public} public inputs with answers about them", need + responses, most)
     own = COPIES * round_up_to_power_of_two(examples) * example_bytes(spec)
     require_memory("its data beside its model and public data", need + responses + own, most)

@@ -100,28 +100,30 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
 
 
 def _asked(query: Query, plan: RunPlan) -> dict[str, Any]:
-    most = [_bytes(query, name, kind, plan.spec) for name, kind in query.kinds().items()]
+    most = [_bytes(query, name, kind, plan.spec) for name, kind in query.released_kinds().items()]
     return {
         "times": query.times,
         "rows": query.rows,
-        "leaves": {name: str(kind) for name, kind in query.kinds().items()},
+        "leaves": {name: str(kind) for name, kind in query.released_kinds().items()},
         "bytes": _total(most),
     }
 
 
 def _bytes(query: Query, name: str, kind: PayloadKind, spec: InputSpec) -> int:
     """Bytes of one tensor of an answer, at most; 0: they follow from more than the plan."""
-    if kind.package or name in query.apart:  # nobody here knows its shape
+    if kind.package or name in query.unstacked:  # nobody here knows its shape
         return 0
     each = 8 if query.sums else 4  # bytes of a number
-    if kind.of == "counts":
+    if kind.category == "counts":
         return 16 * (len(spec.classes) + 1)  # of either form
-    if kind.of == "moments":  # of each column of numbers how many there are, their sum and that of squares
+    if (
+        kind.category == "moments"
+    ):  # of each column of numbers how many there are, their sum and that of squares
         return 4 * (1 + 3 * len(spec.schema.features))
-    if kind.of == "scores":
-        return each * query.rows * math.prod(spec.outputs)
-    of_inputs = kind.of == "gradients" and query.sends.get(name.removeprefix("d/d")) == INPUTS
-    if of_inputs or kind.of == "critic":  # of which a value stands for several pixels
+    if kind.category == "scores":
+        return each * query.rows * math.prod(spec.output_shape)
+    of_inputs = kind.category == "gradients" and query.sends.get(name.removeprefix("d/d")) == INPUTS
+    if of_inputs or kind.category == "critic":  # of which a value stands for several pixels
         return each * query.rows * math.prod(spec.shape)
     return 0
 

@@ -20,7 +20,7 @@ DRAWS = 400
 def units(test: TensorData) -> npt.NDArray[np.int64]:
     """What is drawn as a whole, as a number from 0 of each example ``(N,)``: a patient or a picture where
     that is known, else an example."""
-    whose = torch.arange(len(test)) if test.cases is None else test.cases.of
+    whose = torch.arange(len(test)) if test.cases is None else test.cases.case_ids
     whose = whose if test.groups is None else test.groups
     found: npt.NDArray[np.int64] = torch.unique(whose.cpu(), return_inverse=True)[1].numpy()
     return found

@@ -37,8 +37,8 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         The run, and what the result says about it beside the figures.
     """
     data = load(config.data, config.task)
-    if len(data.classes) < config.task.makes.min_classes:
-        told = f"{', '.join(data.classes)}: allowed are {config.task.makes.min_classes} or more"
+    if len(data.classes) < config.task.task_class.min_classes:
+        told = f"{', '.join(data.classes)}: allowed are {config.task.task_class.min_classes} or more"
         raise DataError(f"{data.name}: the only class is {told}")
     task, method = config.task.make(data.classes), config.method
     reason = refusal(method.needs(), task)
@@ -90,10 +90,10 @@ def case_counts(test: TensorData) -> dict[str, Any]:
     ``test_cases`` says how many, ``case`` what one is: a patient of several slices, a picture of several
     patches.
     """
-    count = 0 if test.cases is None else len(test.cases.present())
+    count = 0 if test.cases is None else len(test.cases.present_ids())
     if test.cases is None or count in (0, len(test)):
         return {}
-    return {"test_cases": count, "case": "patient" if test.cases.places is None else "picture"}
+    return {"test_cases": count, "case": "patient" if test.cases.corners is None else "picture"}
 
 
 def assemble(

@@ -68,7 +68,7 @@ class Evaluation:
             for name, data in (learned or {}).items()
         }
         cases = test.cases
-        here = [] if cases is None else [cases.sites[number] for number in cases.present()]
+        here = [] if cases is None else [cases.sites[number] for number in cases.present_ids()]
         self.sites = sorted({site for site in here if site})
 
     def outputs(self, model: nn.Module, rows: torch.Tensor | None = None) -> torch.Tensor:
@@ -114,13 +114,13 @@ class Evaluation:
     def share(self, index: int, of: int) -> torch.Tensor:
         """The rows of one of ``of`` even and random shares (FedMD-CG, section 3.1); cases are not parted."""
         draw, cases = torch_generator(self._seed, "test shares"), self.test.cases
-        present = list(range(len(self.test))) if cases is None else cases.present()
+        present = list(range(len(self.test))) if cases is None else cases.present_ids()
         order = torch.tensor(present)[torch.randperm(len(present), generator=draw)]
         # Of fewer examples than nodes, some nodes have none of their own and take another's.
         shares = [share for share in order.tensor_split(of) if len(share)]
         mine = shares[index % len(shares)]
         if cases is not None:
-            mine = torch.nonzero(torch.isin(cases.of, mine)).flatten()
+            mine = torch.nonzero(torch.isin(cases.case_ids, mine)).flatten()
         return mine.to(self.test.inputs.device)
 
     def details(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class Evaluation:
         found = {name: each(outputs) for name, outputs in whole.items()}
         if cases is None or not any(found.values()):
             return None
-        return {"names": [cases.names[place] for place in cases.present()], **found}
+        return {"names": [cases.names[place] for place in cases.present_ids()], **found}
 
     def _sites(self, told: Outputs) -> dict[str, Any] | None:
         if not self.sites:
@@ -215,7 +215,7 @@ class Evaluation:
     def of_site(self, site: str) -> torch.Tensor:
         """Which rows of the test part come from a site."""
         cases = self.test.cases
-        rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.of_site(site)
+        rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.examples_from_site(site)
         return rows.to(self.test.inputs.device)
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.dataset import TensorData
-from fedstill.tasks.instances import stitch
+from fedstill.tasks.instances import stitch_patches
 from fedstill.tasks.task import Task
 
 SIDE = 192  # pixels: of a larger picture the window of this side that holds most of the truth is shown
@@ -88,8 +88,8 @@ def _case(test: TensorData, place: int, scored: int) -> tuple[str, str, torch.Te
         return f"example {place + 1}", "", torch.tensor([place])
     cases = test.cases
     # A part of a data set keeps the numbers of the whole; some tasks score only those that are there.
-    number = place if scored == len(cases.names) else cases.present()[place]
-    return cases.names[number], cases.sites[number], torch.nonzero(cases.of == number).flatten()
+    number = place if scored == len(cases.names) else cases.present_ids()[place]
+    return cases.names[number], cases.sites[number], torch.nonzero(cases.case_ids == number).flatten()
 
 
 def _picture(
@@ -104,7 +104,7 @@ def _picture(
     here = test.subset(rows.to(test.inputs.device)).to("cpu")
     responses = {name: given[rows.to(given.device)].float().cpu() for name, given in outputs.items()}
     scored = {name: _score(task, given, here) for name, given in responses.items()}
-    stitched = here.cases is not None and here.cases.places is not None
+    stitched = here.cases is not None and here.cases.corners is not None
     part = None if stitched else _fullest(here.targets)
     x = _whole(here, here.inputs, part)  # (C, H, W)
     if task.kind == "map":  # probabilities, as patches are averaged where they overlap
@@ -146,13 +146,13 @@ def _whole(here: TensorData, values: torch.Tensor, part: int | None) -> torch.Te
     together, or one of the slices."""
     if part is not None or here.cases is None:
         return values[part or 0]
-    return next(stitch(values, here.cases))[0]
+    return next(stitch_patches(values, here.cases))[0]
 
 
 def _truth(task: Task, here: TensorData, part: int | None) -> torch.Tensor:
     """The true map of a case, ``(H, W)``: its objects where they are known, else what its targets show."""
     if here.cases is not None and here.cases.instances:
-        return torch.from_numpy(here.cases.instances[int(here.cases.of[0])])
+        return torch.from_numpy(here.cases.instances[int(here.cases.case_ids[0])])
     classes = F.one_hot(here.targets, task.classes).movedim(-1, 1).float()  # (n, C, h, w)
     return task.display_map(_whole(here, classes, part))
 

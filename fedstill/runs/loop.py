@@ -297,17 +297,22 @@ class Run(ABC):
             "seed": self.setting.seed,
             "central": self.method.central,
             "needs": asdict(self.needs),
-            "leaves": list(self.side.leaves()),
+            "leaves": list(self.side.released_kinds()),
             "kinds": {
-                kind: {"says": kind.says, "of": kind.of, "of_maps": kind.of_maps, "package": kind.package}
-                for kind in self.side.travels()
+                kind: {
+                    "description": kind.description,
+                    "category": kind.category,
+                    "from_label_maps": kind.from_label_maps,
+                    "package": kind.package,
+                }
+                for kind in self.side.transmitted_kinds()
             },
             "returned": sorted(
-                {each.sends[name] for each in self.side.queries.values() for name in each.returned}
+                {each.sends[name] for each in self.side.queries.values() for name in each.owner_only}
             ),
             "turn": self.server.unit,
             "turns": self.server.total,
-            "public": None if public is None else public.about(),
+            "public": None if public is None else public.to_record(),
             "bytes": {key: sums[key] for key in ("up", "down", "by_kind")},
             "queries": sums["queries"],
             "queries_by_name": sums["queries_by_name"],
@@ -348,7 +353,7 @@ class Run(ABC):
     def _spent(self) -> dict[str, tuple[Counter[str], int]]:
         """What each node's releases cost, and how many of them have no guarantee."""
         paid = {name: self.audit.spending(name, ALL_RUNS) for name in self.server.federation.nodes}
-        return {name: (Counter(spent.total), spent.bare_total) for name, spent in paid.items()}
+        return {name: (Counter(spent.total_events), spent.total_no_guarantee) for name, spent in paid.items()}
 
     def _take_turns(self, server: Server) -> None:
         """The server's turns, from where it is to the last."""

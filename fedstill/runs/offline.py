@@ -24,7 +24,7 @@ from fedstill.data.loading import load
 from fedstill.data.public import PublicData, load_public
 from fedstill.federation.offline_files import QUERIES, NodeResponses, Queries, read_queries, read_responses
 from fedstill.federation.offline_link import ResponseFiles
-from fedstill.federation.replies import read
+from fedstill.federation.replies import parse_reply
 from fedstill.node.replies import NodeVersions
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.protocol.run_plan import RunPlan, fingerprint
@@ -65,7 +65,7 @@ def make(config: RunConfig) -> Queries:
     check_no_validation(config.data)
     data = load(config.data, config.task)
     _, public = load_public(config.public, data, config.task)
-    spec = InputSpec.of(config.task, data)
+    spec = InputSpec.from_data(config.task, data)
     check_method(method, spec.make_task(), public)
     if public is not None and not method.needs().public_labels:  # labels go nowhere without need
         public = PublicData(public.name, public.inputs, None, public.note)
@@ -178,7 +178,7 @@ def _about(node: NodeResponses) -> dict[str, Any]:
         "asker_known": node.header.compared,
         "policy": asdict(node.header.policy),
         "noise": node.replies.mechanisms(),
-        "versions": dict(read(NodeVersions, node.replies.hello).versions),
+        "versions": dict(parse_reply(NodeVersions, node.replies.hello).versions),
     }
 
 

@@ -82,7 +82,7 @@ def _cases(task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames
     cases = test.cases
     rows = [
         [cell(cases.names[number]), cell(cases.sites[number]), _number(score)]
-        for number, score in zip(cases.present(), scores.tolist(), strict=True)
+        for number, score in zip(cases.present_ids(), scores.tolist(), strict=True)
     ]
     return ["case", "site", task.metric], rows
 
@@ -98,7 +98,7 @@ def _examples(
     names = [*map(cell, about.examples or map(str, range(len(test))))]
     columns: dict[str, list[str]] = {"example": names}
     if (cases := test.cases) is not None:
-        of = cases.of.tolist()
+        of = cases.case_ids.tolist()
         columns["case"] = [cell(cases.names[number]) for number in of]
         columns["site"] = [cell(cases.sites[number]) for number in of]
     columns = {name: each for name, each in columns.items() if name == "example" or any(each)}

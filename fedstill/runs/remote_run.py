@@ -42,7 +42,7 @@ def plan_of(config: RunConfig, data: DataSet, public: PublicData | None, name: s
     return RunPlan(
         name,
         to_dict(config)["method"],
-        InputSpec.of(config.task, data),
+        InputSpec.from_data(config.task, data),
         WireConfig(config.link.inputs, config.link.gradients),
         fingerprint(public),
         ("", "") if public is None else (public.name, public.note),
@@ -96,7 +96,7 @@ class RemoteRun(Run):
         if saved:
             self.federation.link_costs = LinkCosts(**saved["meter"])
         self.federation.join()
-        kind, joined = architecture(self.student), self.federation.node_infos
+        kind, joined = architecture(self.student), self.federation.node_status
         alike = {name: told.architecture == kind for name, told in joined.items()}
         # Of several architectures a server knows no other network than its student.
         same = self.needs.same_architecture or self.needs.student_architecture
@@ -152,15 +152,15 @@ class RemoteRun(Run):
         return {**results, "link": self.federation.link_costs.costs(total, training)}
 
     def _statements(self) -> Mapping[str, Statement]:
-        return {name: told.privacy for name, told in self.federation.node_infos.items()}
+        return {name: told.privacy for name, told in self.federation.node_status.items()}
 
     def _about_nodes(self) -> list[dict[str, Any]]:
         return [self._about(name) for name in self.federation.nodes]
 
     def _about(self, name: str) -> dict[str, Any]:
         """What a node said of itself, and the label counts that it answered."""
-        node = self.federation.node_infos.get(name, NOT_JOINED)
-        told = LabelHistogram.among(self.server.state) if LABEL_COUNTS in self.side.leaves() else None
+        node = self.federation.node_status.get(name, NOT_JOINED)
+        told = LabelHistogram.among(self.server.state) if LABEL_COUNTS in self.side.released_kinds() else None
         row = None if told is None or name not in told.names else told.of([name])
         return {
             "name": name,
@@ -174,8 +174,8 @@ class RemoteRun(Run):
     def _said(self) -> list[str]:
         """What nodes said is switched off there, each once; by whom, unless all said it."""
         said: dict[str, list[str]] = {}
-        for node, told in self.federation.node_infos.items():
+        for node, told in self.federation.node_status.items():
             for note in told.notes:
                 said.setdefault(note, []).append(node)
-        everyone = len(self.federation.node_infos)
+        everyone = len(self.federation.node_status)
         return [n if len(who) == everyone else f"{', '.join(who)}: {n}" for n, who in said.items()]

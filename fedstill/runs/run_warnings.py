@@ -107,7 +107,9 @@ def digests(inputs: torch.Tensor) -> list[bytes]:
 def reshaped(public: PublicData | None) -> str | None:
     """Public images that were brought into the private ones' form."""
     return (
-        f"public data {public.name} are {public.reshaped}" if public is not None and public.reshaped else None
+        f"public data {public.name} are {public.conversion}"
+        if public is not None and public.conversion
+        else None
     )
 
 

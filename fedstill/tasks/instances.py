@@ -8,8 +8,8 @@ How well objects are told apart: object-level Dice, AJI, panoptic quality.
 Objects come as maps ``(H, W)`` of whole numbers: 0 is background, pixels of one number are one object (in
 one piece or not), and which numbers they are does not matter, if none is huge. Everything
 follows from how many pixels each true and each predicted object have in common, so that is counted once
-(:func:`match_objects`). All three figures are from 0 to 1, with 1 where there is no object and none is found, and 0
-where only one side has any.
+(:func:`count_overlaps`). All three figures are from 0 to 1, with 1 where there is no object and none is
+found, and 0 where only one side has any.
 
 Objects that touch, each by itself: nuclei under the microscope, judged by whole pictures that patches are
 put back into.
@@ -32,7 +32,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.tasks import segmentation
 from fedstill.tasks.config import TaskConfig
 from fedstill.tasks.map_task import MapTask
-from fedstill.tasks.synthetic_maps import nuclei
+from fedstill.tasks.synthetic_maps import sample_nuclei
 from fedstill.tasks.task import Metric
 
 BACKGROUND, INSIDE, CONTOUR = 0, 1, 2
@@ -41,29 +41,29 @@ Labels = npt.NDArray[np.integer]  # (H, W), 0 where there is no object
 
 # Pixels of contour on each side of where two objects touch. With 1, what a network that is not sharp thinks
 # inside runs together: MoNuSeg's true classes blurred by 2 pixels give an AJI of 0.75 with 1, 0.96 with 2.
-THICK = 2
-SURE = 0.5  # a probability above which a pixel is inside, or of an object at all
+CONTOUR_WIDTH = 2
+THRESHOLD = 0.5  # a probability above which a pixel is inside, or of an object at all
 
 
-def three_classes(instances: Labels) -> npt.NDArray[np.uint8]:
+def classes_from_objects(instances: Labels) -> npt.NDArray[np.uint8]:
     """Class of each pixel of a map of objects: ``(H, W)`` to ``(H, W)``.
 
     The contour is the two outermost pixels of an object, but not where the picture ends. An object that this
     would leave nothing inside has a thinner contour, or none.
 
-    >>> three_classes(np.array([[0, 3, 3, 3, 3, 3, 5, 5]]))[0].tolist()
+    >>> classes_from_objects(np.array([[0, 3, 3, 3, 3, 3, 5, 5]]))[0].tolist()
     [0, 2, 2, 1, 2, 2, 2, 1]
     """
     core = instances
-    for _ in range(THICK):
-        peeled = np.where(_beside(core), 0, core)
+    for _ in range(CONTOUR_WIDTH):
+        peeled = np.where(_touches_other_label(core), 0, core)
         lost = np.bincount(peeled.ravel(), minlength=int(core.max(initial=0)) + 1) == 0
         core = np.where(lost[core], core, peeled)
     classes = np.where(core > 0, INSIDE, CONTOUR)
     return np.where(instances > 0, classes, BACKGROUND).astype(np.uint8)
 
 
-def _beside(labels: Labels) -> npt.NDArray[np.bool_]:
+def _touches_other_label(labels: Labels) -> npt.NDArray[np.bool_]:
     """Pixels with one of their four neighbors of another number."""
     from scipy import ndimage
 
@@ -74,7 +74,7 @@ def _beside(labels: Labels) -> npt.NDArray[np.bool_]:
     return beside
 
 
-def separate(probabilities: npt.NDArray[np.floating], smallest: int) -> npt.NDArray[np.int32]:
+def objects_from_probs(probabilities: npt.NDArray[np.floating], smallest: int) -> npt.NDArray[np.int32]:
     """The objects that a network sees in probabilities ``(3, H, W)``: ``(H, W)``, numbered from 1 as first
     read.
 
@@ -85,9 +85,9 @@ def separate(probabilities: npt.NDArray[np.floating], smallest: int) -> npt.NDAr
     """
     from scipy import ndimage
 
-    inside = probabilities[INSIDE] > SURE
+    inside = probabilities[INSIDE] > THRESHOLD
     pieces, count = ndimage.label(inside, structure=np.ones((3, 3)), output=np.int32)
-    grown = grow(pieces, inside | (probabilities[BACKGROUND] < 1 - SURE), 2 * THICK)
+    grown = grow_objects(pieces, inside | (probabilities[BACKGROUND] < 1 - THRESHOLD), 2 * CONTOUR_WIDTH)
     keep = np.bincount(grown.ravel(), minlength=count + 1) >= smallest
     keep[0] = False
     numbers = np.where(keep, np.cumsum(keep), 0).astype(np.int32)
@@ -95,7 +95,9 @@ def separate(probabilities: npt.NDArray[np.floating], smallest: int) -> npt.NDAr
     return kept
 
 
-def grow(objects: npt.NDArray[np.int32], where: npt.NDArray[np.bool_], steps: int) -> npt.NDArray[np.int32]:
+def grow_objects(
+    objects: npt.NDArray[np.int32], where: npt.NDArray[np.bool_], steps: int
+) -> npt.NDArray[np.int32]:
     """Objects ``(H, W)`` grown by ``steps`` pixels in four directions, over free pixels of ``where`` only."""
     from scipy import ndimage
 
@@ -106,22 +108,22 @@ def grow(objects: npt.NDArray[np.int32], where: npt.NDArray[np.bool_], steps: in
     return objects
 
 
-def objects_of(classes: Labels) -> npt.NDArray[np.int32]:
+def objects_from_classes(classes: Labels) -> npt.NDArray[np.int32]:
     """The objects of a map of classes ``(H, W)``, where nothing tells which they truly are.
 
-    As :func:`separate` with each class certain, and none too small.
+    As :func:`objects_from_probs` with each class certain, and none too small.
     """
     certain = np.stack([classes == kind for kind in (BACKGROUND, INSIDE, CONTOUR)]).astype(np.float32)
-    return separate(certain, 0)
+    return objects_from_probs(certain, 0)
 
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-SAME = 0.5  # a Jaccard index above which a predicted object is the true one; no two can be above it
+MATCH_JACCARD = 0.5  # a Jaccard index above which a predicted object is the true one; no two can be above it
 
 
-class Match(NamedTuple):
+class ObjectOverlaps(NamedTuple):
     """What n true and m predicted objects have in common. Pairs without a common pixel are left out."""
 
     true: Counts  # (n,) pixels of each true object
@@ -141,22 +143,22 @@ class Match(NamedTuple):
         return self.both / self.union
 
 
-def match_objects(prediction: Labels, truth: Labels) -> Match:
+def count_overlaps(prediction: Labels, truth: Labels) -> ObjectOverlaps:
     """Count the pixels that objects of two maps ``(H, W)`` have in common.
 
-    >>> match_objects(np.array([[1, 1, 0]]), np.array([[7, 0, 7]])).both.tolist()
+    >>> count_overlaps(np.array([[1, 1, 0]]), np.array([[7, 0, 7]])).both.tolist()
     [1]
     """
-    true, i = _consecutive(truth)  # (n + 1,), (H * W,)
-    predicted, j = _consecutive(prediction)
+    true, i = _renumber_objects(truth)  # (n + 1,), (H * W,)
+    predicted, j = _renumber_objects(prediction)
     common = (i > 0) & (j > 0)
     # A number for each pair, as there may be many objects but only few pairs of them touch.
     pairs, both = np.unique((i[common] - 1) * len(predicted) + j[common] - 1, return_counts=True)
     i, j = np.divmod(pairs, len(predicted))
-    return Match(true[1:], predicted[1:], i, j, both)
+    return ObjectOverlaps(true[1:], predicted[1:], i, j, both)
 
 
-def _consecutive(labels: Labels) -> tuple[Counts, Counts]:
+def _renumber_objects(labels: Labels) -> tuple[Counts, Counts]:
     """Pixels of the background and of each object, and each pixel's object from 1 up, 0 for background."""
     flat = labels.ravel().astype(np.int64)
     pixels = np.bincount(flat)  # numbers are near consecutive, so this is faster than sorting
@@ -165,7 +167,7 @@ def _consecutive(labels: Labels) -> tuple[Counts, Counts]:
     return pixels[present], (np.cumsum(present) - 1)[flat]
 
 
-def object_dice(objects: Match) -> float:
+def object_dice(objects: ObjectOverlaps) -> float:
     """Dice of each object with the one of the other side that covers most of it, weighted by its size.
 
     Mean of both directions, from true objects and from predicted ones (Sirinukunwattana et al. 2017, the
@@ -185,7 +187,7 @@ def object_dice(objects: Match) -> float:
     return (one_way(objects.i, objects.true) + one_way(objects.j, objects.predicted)) / 2
 
 
-def aji(objects: Match) -> float:
+def aji(objects: ObjectOverlaps) -> float:
     """Aggregated Jaccard index, FedIOD Eq. 12: Kumar et al. 2017 with each prediction assigned at most once.
 
     The paper's "sorted and nonrepeated" is read so: pairs are taken from the highest Jaccard index down,
@@ -204,17 +206,17 @@ def aji(objects: Match) -> float:
     return both / union if union else 1.0
 
 
-def panoptic_quality(objects: Match) -> float:
+def panoptic_quality(objects: ObjectOverlaps) -> float:
     """``sum of Jaccard of the hits / (hits + half the misses + half the false alarms)``.
 
     Kirillov et al. 2019, of one class. A hit is a pair with a Jaccard index above 0.5.
     """
-    hits = objects.jaccard[objects.jaccard > SAME]
+    hits = objects.jaccard[objects.jaccard > MATCH_JACCARD]
     total = (len(objects.true) + len(objects.predicted)) / 2  # = hits + half of what is not a hit
     return float(hits.sum() / total) if total else 1.0
 
 
-def stitch(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def stitch_patches(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Whole pictures from patches with places ``(N, C, h, w)``, one case after another; where they overlap
     they are averaged.
 
@@ -226,15 +228,15 @@ def stitch(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[torch.Tens
 
     >>> cases = CaseIndex(torch.tensor([0, 0]), ("a",), ("",), torch.tensor([[0, 0], [0, 1]]), ((1, 3),))
     >>> patches = torch.tensor([[1.0, 1.0], [3.0, 3.0]]).view(2, 1, 1, 2)
-    >>> [picture.tolist() for picture, _ in stitch(patches, cases)]
+    >>> [picture.tolist() for picture, _ in stitch_patches(patches, cases)]
     [[[[1.0, 2.0, 3.0]]]]
     """
-    places = [] if cases.places is None else cases.places.tolist()
-    for case in cases.present():
+    places = [] if cases.corners is None else cases.corners.tolist()
+    for case in cases.present_ids():
         height, width = cases.sizes[case]
         total = outputs.new_zeros(outputs.shape[1], height, width)
         count = outputs.new_zeros(height, width)
-        for n in torch.nonzero(cases.of == case).flatten().tolist():
+        for n in torch.nonzero(cases.case_ids == case).flatten().tolist():
             top, left = places[n]
             patch = outputs[n, :, : height - top, : width - left]
             bottom, right = top + patch.shape[1], left + patch.shape[2]
@@ -245,8 +247,8 @@ def stitch(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[torch.Tens
 
 Objects = npt.NDArray[np.int32]  # (H, W), 0 where there is none
 
-WEIGHTS = (1.0, 1.0, 2.0)  # of background, inside and contour, which is thin and tells objects apart
-SMALLEST = 20  # pixels
+CLASS_WEIGHTS = (1.0, 1.0, 2.0)  # of background, inside and contour, which is thin and tells objects apart
+MIN_OBJECT_PIXELS = 20  # pixels
 
 
 class Instances(MapTask):
@@ -271,7 +273,7 @@ class Instances(MapTask):
     def __init__(self, classes: int = 3) -> None:
         if classes != 3:
             raise ArgumentError("classes", classes, "3: background, inside and contour")
-        super().__init__(classes, WEIGHTS)
+        super().__init__(classes, CLASS_WEIGHTS)
 
     # --- evaluation ---
 
@@ -285,7 +287,7 @@ class Instances(MapTask):
         Without places each example is a picture. A picture without true and predicted objects counts as
         perfect, and has no HD95; one with only one of the two has its diagonal for it.
         """
-        pictures = [_judged(*pair) for pair in self._pictures(outputs, targets, cases)]
+        pictures = [_image_metrics(*pair) for pair in self._pictures(outputs, targets, cases)]
         each = torch.tensor(pictures, dtype=torch.float64)  # (pictures, figures)
         means = each.nanmean(0).tolist()
         return {metric.key: value for metric, value in zip(self.metrics, means, strict=True)}
@@ -294,35 +296,35 @@ class Instances(MapTask):
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor:
         """Dice in percent of each picture, by number of its case: ``(pictures,)`` float64."""
-        dice = [_dice(*pair) for pair in self._pictures(outputs, targets, cases)]
+        dice = [_foreground_dice(*pair) for pair in self._pictures(outputs, targets, cases)]
         return torch.tensor(dice, dtype=torch.float64)
 
     def display_map(self, probabilities: torch.Tensor) -> torch.Tensor:
         """The objects in a picture of probabilities ``(3, H, W)``: ``(H, W)`` int32, 0 where none is."""
-        return torch.from_numpy(separate(probabilities.cpu().numpy(), SMALLEST))
+        return torch.from_numpy(objects_from_probs(probabilities.cpu().numpy(), MIN_OBJECT_PIXELS))
 
     def _pictures(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None
     ) -> Iterator[tuple[Objects, Objects]]:
         """The predicted and the true objects of each picture."""
         probabilities = outputs.float().softmax(1)
-        if cases is None or cases.places is None:
+        if cases is None or cases.corners is None:
             for p, truth in zip(probabilities.cpu().numpy(), targets.cpu().numpy(), strict=True):
-                yield separate(p, SMALLEST), objects_of(truth)
+                yield objects_from_probs(p, MIN_OBJECT_PIXELS), objects_from_classes(truth)
             return
         known = self._known(targets, cases)
-        for picture, there in stitch(probabilities, cases):
-            covered, found = there.cpu().numpy(), separate(picture.cpu().numpy(), SMALLEST)
+        for picture, there in stitch_patches(probabilities, cases):
+            covered, found = there.cpu().numpy(), objects_from_probs(picture.cpu().numpy(), MIN_OBJECT_PIXELS)
             yield np.where(covered, found, 0), np.where(covered, next(known), 0)
 
     def _known(self, targets: torch.Tensor, cases: CaseIndex) -> Iterator[Objects]:
         """The true objects of each picture; where cases do not tell them, what the targets show."""
         if cases.instances:
-            yield from (cases.instances[case] for case in cases.present())
+            yield from (cases.instances[case] for case in cases.present_ids())
             return
         classes = F.one_hot(targets, self.classes).movedim(-1, 1).float()  # (N, C, h, w)
-        for picture, covered in stitch(classes, cases):
-            yield objects_of(np.where(covered.cpu(), picture.argmax(0).cpu(), 0))
+        for picture, covered in stitch_patches(classes, cases):
+            yield objects_from_classes(np.where(covered.cpu(), picture.argmax(0).cpu(), 0))
 
     # --- inputs made to order ---
 
@@ -336,7 +338,7 @@ class Instances(MapTask):
 
     def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Classes ``(count, H, W)`` uint8 of ellipses that do not touch; of no data."""
-        drawn = [three_classes(nuclei(height, width, generator)) for _ in range(count)]
+        drawn = [classes_from_objects(sample_nuclei(height, width, generator)) for _ in range(count)]
         return (
             torch.from_numpy(np.stack(drawn)) if drawn else torch.zeros(0, height, width, dtype=torch.uint8)
         )
@@ -346,21 +348,21 @@ class Instances(MapTask):
 class InstancesConfig(TaskConfig):
     """Objects that touch, as nuclei, each by itself."""
 
-    makes = Instances
+    task_class = Instances
 
 
-def _dice(found: Objects, there: Objects) -> float:
+def _foreground_dice(found: Objects, there: Objects) -> float:
     """Dice in percent of all objects together."""
     masks = (torch.from_numpy(objects_ > 0).unsqueeze(0) for objects_ in (found, there))
-    return 100.0 * segmentation.dice(segmentation.overlap(*masks)).item()
+    return 100.0 * segmentation.dice(segmentation.count_overlap(*masks)).item()
 
 
-def _judged(found: Objects, there: Objects) -> tuple[float, ...]:
+def _image_metrics(found: Objects, there: Objects) -> tuple[float, ...]:
     """A picture's figures, in the task's order."""
-    match = match_objects(found, there)
+    match = count_overlaps(found, there)
     far = segmentation.hd95(found > 0, there > 0)
     return (
-        _dice(found, there),
+        _foreground_dice(found, there),
         100.0 * object_dice(match),
         100.0 * aji(match),
         100.0 * panoptic_quality(match),

@@ -1,11 +1,11 @@
-"""What one of a task's metrics is called, in which unit, and which way is better.
+"""The task interface: losses, ensembles, metrics and label maps behind one class.
 
-Tells which case each example is a part of, and takes means over these.
+Methods, nodes and reports call only :class:`Task`, so they work with every task. The module also holds
+:class:`Metric` and the helpers that average metrics over cases.
 
-What a method, a node and a report may ask of a task, whichever it is.
-
-Letters: K nodes, G models of a group, B inputs, C classes, labels or channels of an output. Outputs of one
-model are ``(B, C, ...)``: nothing follows C where an input has one answer, H and W where each pixel has one.
+Letters: K nodes, G stacked models, B inputs, C classes, labels or output channels. The outputs of one model
+have shape ``(B, C, ...)``. Nothing follows C if an input has one target; H and W follow if each pixel has
+one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,20 @@ from fedstill.tasks import formulas
 
 @dataclass(frozen=True)
 class Metric:
-    """One of a task's metrics, as tables show it.
+    """One metric of a task, as tables show it.
 
     Args:
-        unit: "%", "dB", "px" or nothing.
-        better: whether a higher or a lower one is better.
-        brief: whether a terminal and a comparison's tables have it, too, and not only pages and files.
+        key: name in result files, such as ``"balanced_accuracy"``.
+        title: name in tables and figures.
+        unit: ``"%"``, ``"dB"``, ``"px"`` or an empty string.
+        digits: decimals in tables, 0 or more.
+        better: ``"higher"`` or ``"lower"``.
+        in_summary: True if the terminal and the tables of comparisons show it. Report pages and result files
+            show all metrics.
+
+    Example:
+        >>> Metric("psnr", "PSNR", unit="dB", digits=2).better
+        'higher'
     """
 
     key: str
@@ -40,27 +48,37 @@ class Metric:
     unit: str = "%"
     digits: int = 1
     better: Literal["higher", "lower"] = "higher"
-    brief: bool = True
+    in_summary: bool = True
 
 
-def case_of(examples: int, cases: CaseIndex | None) -> tuple[torch.Tensor, int]:
-    """Each example's case, ``(N,)`` from 0 in the order of :meth:`CaseIndex.present`, and how many there are."""
+def case_indices(examples: int, cases: CaseIndex | None) -> tuple[torch.Tensor, int]:
+    """Return the case of each example, ``(N,)`` int64, and the number of cases.
+
+    Cases count from 0 in the order of :meth:`CaseIndex.present_ids`. Without cases each example is its own
+    case.
+    """
     if cases is None:
         return torch.arange(examples), examples
-    present, of = torch.unique(cases.of, return_inverse=True)
-    return of, len(present)
+    present, case = torch.unique(cases.case_ids, return_inverse=True)
+    return case, len(present)
 
 
-def mean_by(values: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
-    """Means of ``values`` (N,) by group ``of`` (N,), ``(count,)``, without those that are NaN."""
+def mean_by_group(values: torch.Tensor, group: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the mean of ``values`` (N,) in each of ``count`` groups, ``(count,)``; NaN values are ignored.
+
+    Args:
+        values: one number per example, ``(N,)``.
+        group: group of each example, ``(N,)`` int64.
+        count: number of groups. A group without known values has NaN.
+    """
     known = ~values.isnan()
-    total = torch.zeros(count, dtype=values.dtype).index_add(0, of[known], values[known])
-    return total / torch.bincount(of[known], minlength=count)  # 0 / 0 is NaN
+    total = torch.zeros(count, dtype=values.dtype).index_add(0, group[known], values[known])
+    return total / torch.bincount(group[known], minlength=count)  # 0 / 0 is NaN
 
 
-Kind = Literal["class", "labels", "map", "image", "number", "time"]
+TargetKind = Literal["class", "labels", "map", "image", "number", "time"]
 
-# Functions of answers, weights and task: what goes in and comes out stands in fedstill.tasks.ensembles.
+# Functions of responses, weights and task; fedstill.tasks.ensembles documents their shapes.
 ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] = Registry(
     "ensemble",
     {
@@ -69,33 +87,54 @@ ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] 
         "probs": "fedstill.tasks.ensembles:probs",
         "consensus": "fedstill.tasks.ensembles:consensus",
     },
-    takes="answers, weights and task",
+    takes="responses, weights and task",
 )
-Ensemble = Annotated[str, ENSEMBLES]  # an option that names one
+Ensemble = Annotated[str, ENSEMBLES]  # type of options that name an ensemble
 
 
 class Task(ABC):
-    """One task.
+    """Base class of a learning task: targets, losses, ensembling of responses, and metrics.
+
+    A custom task subclasses :class:`Task` or one of its subclasses, such as
+    :class:`fedstill.tasks.classification.SoftmaxTask` for logits over mutually exclusive classes. A frozen
+    :class:`TaskConfig` with ``task_class`` makes it available by name (docs/own-task.md).
+
+    Abstract methods: :meth:`loss`, :meth:`counts`, :meth:`confidence_loss`, :meth:`uniqueness_loss`,
+    :meth:`balance_loss`, :meth:`expertise`, :meth:`distillation_loss` and :meth:`compute_metrics`.
 
     Args:
-        classes: C.
+        classes: C, the number of classes, labels or output channels.
 
     Attributes:
-        name: in messages and results.
-        metrics: its metrics; the first one is what models are judged by, in percent, and higher is better.
-        kind: what is learned: one class, labels that do not exclude each other, a class a pixel, an image, a
-            number, the time until an event.
-        form: of inputs: images ``(B, channels, H, W)`` float32, texts, which are token ids ``(B, L)`` int64,
-            or rows of a table ``(B, F)`` float32.
-        least: the fewest classes it can have.
-        like: the package's task whose data it learns from, where that does not follow from kind and form.
-        conditions: channels of what a generator of inputs is told of each, 0 where it is told nothing.
-        counted: in how many classes one record is counted at most; what a node's counts can move by.
+        name: name in messages and results.
+        metrics: all metrics. The first one is the primary metric, which ranks models. It is a percentage, and
+            higher is better.
+        kind: form of the targets: ``"class"`` (one class), ``"labels"`` (labels that do not exclude each
+            other), ``"map"`` (one class per pixel), ``"image"``, ``"number"`` or ``"time"`` (time until an
+            event).
+        form: form of the inputs: ``"images"`` ``(B, channels, H, W)`` float32, ``"texts"`` (token ids
+            ``(B, L)`` int64) or ``"rows"`` of a table ``(B, F)`` float32.
+        min_classes: smallest allowed C.
+        data_task: name of the built-in task whose data this task uses. Empty if ``kind`` and ``form``
+            determine the data.
+        condition_channels: channels of the condition that a generator of inputs receives. 0 for tasks without
+            label maps.
+        count_sensitivity: largest number of classes in which :meth:`counts` counts one record. This is the L1
+            sensitivity of the counts.
+
+    Example:
+        >>> from fedstill.tasks.classification import Classification
+        >>> task = Classification(3)
+        >>> task.metric, task.output_shape((1, 28, 28))
+        ('accuracy', (3,))
+        >>> outputs = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+        >>> task.compute_metrics(outputs, torch.tensor([0, 1]))["accuracy"]
+        50.0
     """
 
     name: ClassVar[str]
     metrics: tuple[Metric, ...]
-    kind: ClassVar[Kind]
+    kind: ClassVar[TargetKind]
     form: ClassVar[Form] = "images"
     min_classes: ClassVar[int] = 2
     data_task: ClassVar[str] = ""
@@ -106,22 +145,29 @@ class Task(ABC):
         self.classes = classes
 
     def describe_options(self) -> str:
-        """The task with its options, the same text for equal ones; what leads among its figures is none."""
-        own = sorted((name, of) for name, of in vars(self).items() if name != "metrics")
-        told = {name: each.tolist() if isinstance(each, torch.Tensor) else each for name, each in own}
-        return f"{self.name} {told}"
+        """Return the task's name and attributes as text. Equal tasks give equal texts.
+
+        The order of the metrics is left out.
+        """
+        attributes = sorted((name, value) for name, value in vars(self).items() if name != "metrics")
+        plain = {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in attributes
+        }
+        return f"{self.name} {plain}"
 
     @property
     def metric(self) -> str:
-        """The key of the figure that models are judged by."""
+        """Key of the primary metric."""
         return self.metrics[0].key
 
     def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a model's output for one input of a shape: ``(C,)``, or ``(C, H, W)`` for maps."""
+        """Return the shape of a model's output for one input of a shape: ``(C,)``, or ``(C, H, W)`` for
+        maps.
+        """
         return (self.classes, *shape[1:]) if self.kind in ("map", "image") else (self.classes,)
 
     def empty_targets(self, count: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """Targets of inputs of a shape that say nothing, in the form that this task's targets have."""
+        """Return ``count`` placeholder targets for inputs of a shape: zeros, or -1 (unknown) for labels."""
         if self.kind in ("image", "number"):
             return torch.zeros(count, *self.output_shape(shape))
         if self.kind == "map":
@@ -131,10 +177,14 @@ class Task(ABC):
         return torch.zeros(count, dtype=torch.int64)
 
     def check(self, data: TensorData, what: str) -> None:
-        """Refuse data that cannot be learned from (shapes, NaN, targets outside what is allowed).
+        """Refuse data with wrong shapes or types, with NaN, or with targets out of range.
+
+        Args:
+            data: examples to check.
+            what: description of the data, the first words of the error.
 
         Raises:
-            DataError: naming the first fault; begins with ``what``.
+            DataError: the data are invalid; the message names the first fault.
         """
         check_inputs(data, what, self.form)
         if self.kind == "labels":  # -1 is unknown
@@ -147,79 +197,126 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """What G models lose on G batches: ``(G, B, C, ...)`` and ``(G, B, ...)`` to ``(G,)``.
+        """Return the training loss of G models on one batch each: ``(G, B, C, ...)`` and ``(G, B, ...)`` to
+        ``(G,)``.
 
-        Examples must count each by itself and evenly: private training takes them one by one.
+        The loss must be the mean of one loss per example, because DP-SGD computes gradients per example.
+
+        Args:
+            outputs: logits or values of G models, ``(G, B, C, ...)``.
+            targets: targets of each model's batch, ``(G, B, ...)``.
+            smoothing: label smoothing, from 0 to 1. Tasks without labels ignore it.
         """
 
     @abstractmethod
     def counts(self, data: TensorData) -> torch.Tensor:
-        """How many examples of each class: ``(C,)`` floats, one example adding at most :attr:`counted`.
+        """Return the number of examples of each class, ``(C,)`` floats.
 
-        Where :attr:`counted` is 1 each example adds 1 in all, so that counts sum to the number of examples.
+        One example adds at most :attr:`count_sensitivity` in all. If :attr:`count_sensitivity` is 1, each
+        example adds exactly 1, and the counts sum to the number of examples.
         """
 
-    # --- FedIOD: answers of K nodes ---
+    # --- FedIOD: responses of K nodes ---
 
     @abstractmethod
     def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """L_conf, FedIOD Eq. 3, of answers ``(K, B, C, ...)`` weighed by ``pi`` (K,): a scalar."""
+        """Return L_conf, FedIOD Eq. 3, a scalar: the mean entropy of the responses.
+
+        Args:
+            responses: outputs of the nodes, ``(K, B, C, ...)``.
+            pi: weights of the nodes, ``(K,)``, summing to 1.
+        """
 
     @abstractmethod
     def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """L_unique, FedIOD Eq. 5: a scalar, the lower the less the nodes agree."""
+        """Return L_unique, FedIOD Eq. 5, a scalar: lower if the nodes agree less.
+
+        Args:
+            responses: outputs of the nodes, ``(K, B, C, ...)``.
+            pi: weights of the nodes, ``(K,)``, summing to 1.
+        """
 
     @abstractmethod
     def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
-        """Lowest where the classes of ``(B, C, ...)`` are evenly met; 0 where inputs are made to order."""
+        """Return a scalar that is lowest if the ensembled outputs ``(B, C, ...)`` show all classes equally
+        often.
+
+        It is 0 if the inputs are generated from label maps.
+        """
 
     def importance_weights(self, counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
-        """pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to ``(K, B or 1, C)``."""
-        return formulas.importance(counts.float(), ratio)
+        """Return pi_k(x), FedIOD Eq. 8: ``(K, C)`` counts and ``(K, B)`` critic ratios to
+        ``(K, B or 1, C)``.
+        """
+        return formulas.importance_weights(counts.float(), ratio)
 
     def ensemble(self, responses: torch.Tensor, weights: torch.Tensor, how: str) -> torch.Tensor:
-        """A(z_1..z_K, x), FedIOD Eq. 9, by an ensemble's name: ``(K, B, C, ...)`` and weights ``(K, B or 1,
-        C)``, which sum to 1 over the nodes, to ``(B, C, ...)``.
+        """Return A(z_1..z_K, x), FedIOD Eq. 9: the ensembled outputs ``(B, C, ...)``.
+
+        Args:
+            responses: outputs of the nodes, ``(K, B, C, ...)``.
+            weights: importance weights ``(K, B or 1, C)``, summing to 1 over the nodes.
+            how: name of the ensemble, such as ``"logits"``.
 
         Raises:
-            ArgumentError: it gives something else.
+            ArgumentError: the ensemble returns another shape, or it stops gradients that the method needs.
         """
         weights = weights.reshape(weights.shape + (1,) * (responses.ndim - 3))
-        together = ENSEMBLES[how](responses, weights, self)
-        found = tuple(getattr(together, "shape", ()))
-        if found != responses.shape[1:]:
-            allowed = f"one that makes {tuple(responses.shape[1:])} of answers {tuple(responses.shape)}"
-            raise ArgumentError("ensemble", how, f"{allowed}, not {found}")
-        if responses.requires_grad and torch.is_grad_enabled() and not together.requires_grad:
-            allowed = "one that lets gradients through, as the method asks with what is made of the answers"
-            raise ArgumentError("ensemble", how, allowed)
-        return together
+        ensembled = ENSEMBLES[how](responses, weights, self)
+        shape = tuple(getattr(ensembled, "shape", ()))
+        if shape != responses.shape[1:]:
+            expected = f"one that returns {tuple(responses.shape[1:])} for responses {tuple(responses.shape)}"
+            raise ArgumentError("ensemble", how, f"{expected}, not {shape}")
+        if responses.requires_grad and torch.is_grad_enabled() and not ensembled.requires_grad:
+            expected = "one that lets gradients through, as the method needs gradients of the ensemble"
+            raise ArgumentError("ensemble", how, expected)
+        return ensembled
 
     def normalize_outputs(self, responses: torch.Tensor) -> torch.Tensor:
-        """Outputs ``(K, B, C, ...)`` without what training leaves arbitrary, so that nodes can be compared
-        number by number: log-probabilities of classes, and as they are what has no such thing."""
+        """Return outputs ``(K, B, C, ...)`` without the offsets that training leaves arbitrary.
+
+        Classes become log-probabilities, so that nodes can be compared number by number. Outputs without such
+        an offset stay as they are.
+        """
         return responses
 
     def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The output ``(B, C, ...)`` that means the weighted mean of what ``(K, B, C, ...)`` predict.
+        """Return the output ``(B, C, ...)`` that predicts the weighted mean of the nodes' predictions.
 
         Args:
-            weights: broadcasting with them, summing to 1 over the nodes.
+            responses: outputs of the nodes, ``(K, B, C, ...)``.
+            weights: weights that broadcast with the responses, summing to 1 over the nodes.
         """
         return (weights * responses).sum(0)
 
     def consensus(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """:meth:`mixture`, but nodes are weighed as wholes, by what they know of the classes that an input
-        shows. The same where no class excludes another."""
+        """Return :meth:`mix_outputs` with one weight per node instead of one per class.
+
+        A node's weight follows from what it knows about the classes that the input shows. Tasks whose classes
+        do not exclude each other return :meth:`mix_outputs`.
+        """
         return self.mix_outputs(responses, weights)
 
     @abstractmethod
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """How much each node knows about what an input shows, ``(K, B)``, summing to 1 over nodes."""
+        """Return how much each node knows about the classes that an input shows, ``(K, B)``, summing to 1
+        over nodes.
+
+        Args:
+            ensembled: ensembled outputs, ``(B, C, ...)``.
+            weights: importance weights, ``(K, B or 1, C)``.
+        """
 
     @abstractmethod
     def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
-        """How far the student is from the ensemble, FedIOD Eq. 6 and 10: ``(B,)`` from ``(B, C, ...)``."""
+        """Return the distance between student and ensemble, FedIOD Eq. 6 and 10: ``(B,)`` from
+        ``(B, C, ...)``.
+
+        Args:
+            student: outputs of the student, ``(B, C, ...)``.
+            target: ensembled outputs, ``(B, C, ...)``.
+            tau: temperature, above 0; infinity gives the limit.
+        """
 
     # --- evaluation ---
 
@@ -227,16 +324,18 @@ class Task(ABC):
     def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
-        """All :attr:`metrics` by key, of outputs ``(N, C, ...)``; NaN where one cannot be said.
+        """Return all :attr:`metrics` by key. A metric that is undefined for these data is NaN.
 
         Args:
-            cases: of which cases the examples are parts; None: each is a case of its own.
+            outputs: outputs of a model, ``(N, C, ...)``.
+            targets: targets, ``(N, ...)``.
+            cases: cases, such as patients, that the examples belong to. None: each example is its own case.
         """
 
     def compute_primary_metric(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> float:
-        """The figure that models are judged by, alone: looked at often, while the others may take long."""
+        """Return the primary metric only. It is computed often, and the other metrics may be slow."""
         return self.compute_metrics(outputs, targets, cases)[self.metric]
 
     def bootstrap_metric(
@@ -246,94 +345,116 @@ class Task(ABC):
         cases: CaseIndex | None,
         weights: npt.NDArray[np.float64],
     ) -> npt.NDArray[np.float64] | None:
-        """The leading figure for each of R weightings, ``(R,)``: examples count several times or not at all.
+        """Return the primary metric under each of R weightings of the examples, ``(R,)``, or None.
 
-        Here the weighted mean of :meth:`scores`; None for tasks that have none.
+        Confidence intervals come from these values. The default is the weighted mean of :meth:`case_scores`,
+        or None for tasks without case scores.
 
         Args:
-            weights: how often each example counts, ``(R, N)``; those of one case count alike.
+            outputs: outputs of a model, ``(N, C, ...)``.
+            targets: targets, ``(N, ...)``.
+            cases: cases that the examples belong to. None: each example is its own case.
+            weights: number of times that each example counts, ``(R, N)``. Examples of one case have equal
+                weights.
         """
         scores = self.case_scores(outputs, targets, cases)
         if scores is None:
             return None
-        of, count = case_of(len(targets), cases)
+        case, count = case_indices(len(targets), cases)
         by_case = np.empty((len(weights), count))
-        by_case[:, of.numpy()] = weights
-        told, known = scores.double().cpu().numpy(), ~scores.isnan().cpu().numpy()
-        means: npt.NDArray[np.float64] = by_case[:, known] @ told[known] / by_case[:, known].sum(1)
+        by_case[:, case.numpy()] = weights
+        values, known = scores.double().cpu().numpy(), ~scores.isnan().cpu().numpy()
+        means: npt.NDArray[np.float64] = by_case[:, known] @ values[known] / by_case[:, known].sum(1)
         return means
 
     def prior_outputs(self, targets: torch.Tensor) -> torch.Tensor | None:
-        """Outputs ``(N, C, ...)`` of who knows how often each class is met in ``targets``, and nothing of the
-        inputs: a mark that models should pass. None for tasks without one."""
+        """Return outputs ``(N, C, ...)`` that depend on class frequencies in ``targets`` only, or None.
+
+        They are a baseline: a model should exceed their metrics. None for tasks without such a baseline.
+        """
         return None
 
     def extra_results(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
-        """What a result says of the central model's outputs beside its figures, by key."""
+        """Return additional results of the student's outputs, by key, such as a confusion matrix."""
         return {}
 
     def metric_advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
-        """What a reader should be told of test targets that make the leading figure say little."""
+        """Return a warning if the primary metric says little about these test targets, or None.
+
+        Args:
+            targets: test targets, ``(N, ...)``.
+            names: names of the classes.
+        """
         return None
 
     def measurable_targets(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
-        """Test targets, of ``targets``' shape, as far as a model that learned from ``data`` alone was taught
-        what they ask: all of them, but for tasks some of whose labels can be unknown."""
+        """Return test targets without the labels that a model trained on ``data`` cannot know.
+
+        Tasks with unknown labels replace them by "unknown". All other tasks return ``targets``.
+        """
         return targets
 
     def case_scores(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor | None:
-        """How good the prediction is of each case that there is an example of, for choosing which to show;
-        the leading figure is their mean.
+        """Return a score of the prediction of each present case, ``(cases,)``, or None.
 
-        In the order of ``Cases.present()``, ``(cases,)``; NaN where it cannot be said. None for tasks whose
-        predictions are not pictures.
+        Scores are in the order of :meth:`CaseIndex.present_ids`, and NaN if undefined. The primary metric is
+        their mean. Reports choose example predictions by them. None for tasks that do not predict images or
+        maps.
         """
         return None
 
     def display_map(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """What a picture shows, for people to look at: probabilities ``(C, H, W)`` to numbers ``(H, W)``.
+        """Return the map that figures show: probabilities ``(C, H, W)`` to numbers ``(H, W)``.
 
-        They are of classes or, where a task tells objects apart, of objects (0 is none).
+        The numbers are classes, or objects for tasks that separate objects (0 is background).
         """
         return probabilities.argmax(0)
 
     def per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
-        """The metric for each label by itself, NaN where it cannot be said; None for tasks without labels."""
+        """Return the primary metric of each label, NaN if undefined. None for tasks without labels."""
         return None
 
-    # --- inputs made to order, for tasks with conditions ---
+    # --- inputs generated from label maps, for tasks with conditions ---
 
     def observe(self, x: torch.Tensor) -> torch.Tensor:
-        """What a model gets to see of images ``(..., channels, H, W)``, differentiably: all of them, but for
-        reconstruction, which sees what its measurement leaves."""
+        """Return the inputs that a model sees of images ``(..., channels, H, W)``, differentiably.
+
+        For reconstruction this is the undersampled image. All other tasks return ``x``.
+        """
         return x
 
     def real_images(self, data: TensorData) -> torch.Tensor:
-        """The images ``(N, channels, H, W)`` that a generator should imitate."""
+        """Return the images ``(N, channels, H, W)`` that a generator should imitate."""
         return data.inputs
 
     def label_maps(self, data: TensorData) -> torch.Tensor:
-        """What a generator would be told to make each example: ``(N, H, W)`` uint8. Private: a release.
+        """Return the label map of each example, from which a generator makes images: ``(N, H, W)`` uint8.
+
+        The maps are private: sending them is a release.
 
         Raises:
-            MethodRefused: a task without conditions.
+            MethodRefused: the task has no label maps.
         """
-        raise self._unconditional()
+        raise self._no_label_maps()
 
     def encode_maps(self, maps: torch.Tensor) -> torch.Tensor:
-        """Maps ``(..., H, W)`` as a network takes them: ``(..., conditions, H, W)`` float32 in -1..1."""
-        raise self._unconditional()
+        """Return maps ``(..., H, W)`` as network inputs: ``(..., condition_channels, H, W)`` float32 in
+        -1..1.
+        """
+        raise self._no_label_maps()
 
     def targets_from_maps(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The targets that images ``x`` made from maps ``(B, H, W)`` should have."""
-        raise self._unconditional()
+        """Return the targets of images ``x`` that were generated from maps ``(B, H, W)``."""
+        raise self._no_label_maps()
 
     def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
-        """Maps that no data were needed for: ``(count, H, W)`` uint8, synthetic shapes."""
-        raise self._unconditional()
+        """Return ``count`` random label maps of synthetic shapes, ``(count, H, W)`` uint8. They use no
+        private data.
+        """
+        raise self._no_label_maps()
 
-    def _unconditional(self) -> MethodRefused:
-        reason = f"task {self.name} has no label maps to make inputs from"
-        return MethodRefused("a generator told what to make", "every node", reason)
+    def _no_label_maps(self) -> MethodRefused:
+        reason = f"task {self.name} has no label maps to generate inputs from"
+        return MethodRefused("a conditional generator", "every node", reason)

@@ -87,10 +87,10 @@ def test_cases_are_patients_with_their_sites() -> None:
     data = prepare_images(slices(), Digits(), SEGMENTATION, "mine")
     for part in (data.train, data.test):
         assert part.cases is not None
-        names = [part.cases.names[n] for n in part.cases.of.tolist()]
+        names = [part.cases.names[n] for n in part.cases.case_ids.tolist()]
         assert names == [f"p{round(float(x) * 127.5 + 127.5):02d}" for x in part.inputs[:, 0, 0, 0]]
         assert all(
-            part.cases.sites[n] == "abc"[int(part.cases.names[n][1:]) % 3] for n in part.cases.present()
+            part.cases.sites[n] == "abc"[int(part.cases.names[n][1:]) % 3] for n in part.cases.present_ids()
         )
 
 

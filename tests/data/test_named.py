@@ -62,7 +62,7 @@ class Masks(Scans):
 class Letters(TextData):
     """Two words, by turns."""
 
-    def labeled(self) -> LabeledTexts:
+    def labeled_texts(self) -> LabeledTexts:
         """Ten of each."""
         labels = np.arange(20) % 2
         return LabeledTexts([("good film", "bad")[n] for n in labels], labels, ("good", "bad"))

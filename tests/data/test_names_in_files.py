@@ -325,8 +325,8 @@ def test_arrays_count_by_the_one_form_of_their_names(tmp_path: Path) -> None:
     split, patient = np.array([0, 0, 1, 1]), np.array(["a", "b", "c", "c"])
     given = {"images": images, "labels": labels, "split ": split, "classes\u200b": np.array(["cat", "dog"])}
     raw = raw_images_from_arrays(tmp_path, {**given, " patient": patient}, "class")
-    assert raw.test is not None
-    assert raw.test.tolist() == split.tolist()
+    assert raw.split is not None
+    assert raw.split.tolist() == split.tolist()
     assert raw.classes == ("cat", "dog")
     assert raw.columns["patient"].tolist() == patient.tolist()
     with pytest.raises(DataError, match="patient"):

@@ -114,7 +114,7 @@ def test_a_data_set_of_volumes(tmp_path: Path) -> None:
     assert data.train.inputs.shape == (12, 1, 8, 8)
     assert data.train.targets.shape == (12, 8, 8)
     assert data.test.cases is not None
-    tested = {data.test.cases.names[n] for n in data.test.cases.present()}
+    tested = {data.test.cases.names[n] for n in data.test.cases.present_ids()}
     assert len(tested) == 2
     assert not tested & set(data.columns["patient"])
     assert set(data.columns["site"]) == {"a", "b"}

@@ -63,8 +63,8 @@ def test_split_classes_and_columns(tmp_path: Path) -> None:
     )
     assert raw.labels.tolist() == [2, 0, 2]
     assert raw.labels.dtype == np.int64
-    assert raw.test is not None
-    assert raw.test.tolist() == [False, True, False]
+    assert raw.split is not None
+    assert raw.split.tolist() == [False, True, False]
     assert raw.classes == ("cat", "dog", "fox")
     assert {name: column.tolist() for name, column in raw.columns.items()} == {
         "site": ["x", "y", "x"],
@@ -189,7 +189,7 @@ def test_a_folder_of_classes(tmp_path: Path) -> None:
     assert raw.classes == ("cat", "dog")
     assert raw.labels.tolist() == [0, 1, 1]
     assert (raw.images == images[:, None]).all()
-    assert raw.test is None
+    assert raw.split is None
 
 
 def test_a_folder_of_classes_may_say_whose_each_image_is(tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_a_folder_of_classes_may_say_whose_each_image_is(tmp_path: Path) -> None
     cases.write_text("name,patient,split\ndog/z,p1,test\ncat/z,p2,train\ndog/a,p3,train\n")
     raw = read_class_folders(tmp_path)
     assert raw.columns["patient"].tolist() == ["p2", "p3", "p1"]
-    assert raw.test is not None
-    assert raw.test.tolist() == [False, False, True]
+    assert raw.split is not None
+    assert raw.split.tolist() == [False, False, True]
     cases.write_text("name,patient\ndog/z,p1\ncat/z,p2\n")
     with pytest.raises(DataError, match="does not name 'dog/a'"):
         read_class_folders(tmp_path)
@@ -214,8 +214,8 @@ def test_a_folder_with_both_parts(tmp_path: Path) -> None:
     put(tmp_path / "test" / "dog" / "1.png", images[2])  # a class may lack in the test part
     raw = read_class_folders(tmp_path)
     assert raw.labels.tolist() == [0, 1, 1]
-    assert raw.test is not None
-    assert raw.test.tolist() == [False, False, True]
+    assert raw.split is not None
+    assert raw.split.tolist() == [False, False, True]
     assert (raw.images == images.transpose(0, 3, 1, 2)).all()
 
 

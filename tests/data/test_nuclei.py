@@ -14,7 +14,7 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import UserFiles, load, make_data_config
 from fedstill.data.object_images import InstanceImage, cut_patches, make_patch_cases, prepare_instance_images
 from fedstill.data.public import PublicConfig, hold_out
-from fedstill.tasks.instances import InstancesConfig, three_classes
+from fedstill.tasks.instances import InstancesConfig, classes_from_objects
 
 INSTANCES = InstancesConfig()
 
@@ -35,13 +35,13 @@ def pixels(inputs: torch.Tensor) -> torch.Tensor:
 def test_patches_are_what_their_places_say() -> None:
     pictures = [picture(0), picture(1, 16, 16), picture(2, 10, 30)]
     cases = make_patch_cases(pictures, 16)
-    data = cut_patches(pictures, cases, np.arange(len(cases.of)), 16)
-    assert cases.of.tolist() == [0] * 4 + [1] + [2] * 2
+    data = cut_patches(pictures, cases, np.arange(len(cases.case_ids)), 16)
+    assert cases.case_ids.tolist() == [0] * 4 + [1] + [2] * 2
     assert cases.sizes == ((20, 26), (16, 16), (10, 30))
-    assert cases.places is not None
-    for n, (top, left) in enumerate(cases.places.tolist()):
+    assert cases.corners is not None
+    for n, (top, left) in enumerate(cases.corners.tolist()):
         seen = pixels(data.inputs[n])
-        assert seen[:, 0, 0].tolist() == [top, left, int(cases.of[n])]
+        assert seen[:, 0, 0].tolist() == [top, left, int(cases.case_ids[n])]
         assert seen[1, 0].tolist() == list(range(left, left + 16))
     assert pixels(data.inputs[5])[0, 9:13, 0].tolist() == [9, 9, 8, 7]  # continued below by reflection
 
@@ -49,10 +49,10 @@ def test_patches_are_what_their_places_say() -> None:
 def test_targets_are_of_whole_pictures_so_that_a_cut_object_has_no_contour_there() -> None:
     pictures = [picture(0)]
     cases = make_patch_cases(pictures, 8)
-    data = cut_patches(pictures, cases, np.arange(len(cases.of)), 8)
-    whole = torch.from_numpy(three_classes(pictures[0].instances).astype(np.int64))
-    assert cases.places is not None
-    for n, (top, left) in enumerate(cases.places.tolist()):
+    data = cut_patches(pictures, cases, np.arange(len(cases.case_ids)), 8)
+    whole = torch.from_numpy(classes_from_objects(pictures[0].instances).astype(np.int64))
+    assert cases.corners is not None
+    for n, (top, left) in enumerate(cases.corners.tolist()):
         assert torch.equal(data.targets[n], whole[top : top + 8, left : left + 8])
     # The objects touch between columns 8 and 9, and both sides are contour.
     assert whole[5, 8:10].tolist() == [2, 2]
@@ -79,11 +79,11 @@ def test_pictures_of_one_patient_stay_together() -> None:
 
 
 def test_an_official_split_is_kept_and_the_rest_is_drawn() -> None:
-    fixed = [picture(n, test=n < 2, site="x") for n in range(4)]
+    fixed = [picture(n, split=n < 2, site="x") for n in range(4)]
     open_ones = [picture(n, site="y") for n in range(10, 20)]
     data = prepare_instance_images([*fixed, *open_ones], UserFiles(name="mine", patch=8), "both", "", "site")
     assert data.test.cases is not None
-    names = {data.test.cases.names[n] for n in data.test.cases.present()}
+    names = {data.test.cases.names[n] for n in data.test.cases.present_ids()}
     assert {"n0", "n1"} <= names
     assert len(names) == 4  # and a fifth of ten
     assert "tested on 2 of 10 pictures" in data.note
@@ -126,7 +126,7 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
     assert data.unit == "patient"
     assert set(data.columns["patient"]) == {"p"}
     expected = prepare_instance_images(
-        [picture(n, test=n > 1) for n in range(4)], UserFiles(name="mine", patch=8), "mine", "", "site"
+        [picture(n, split=n > 1) for n in range(4)], UserFiles(name="mine", patch=8), "mine", "", "site"
     )
     for part, other in ((data.train, expected.train), (data.test, expected.test)):
         assert torch.equal(part.inputs, other.inputs)

@@ -216,7 +216,7 @@ def test_public_images_of_another_shape_say_what_was_done_to_them(tmp_path: Path
     pictures = np.zeros((20, 12, 12, 3), dtype=np.uint8)
     np.savez(tmp_path / "color.npz", images=pictures, labels=np.arange(20) % 2)
     _, public = wanted(PublicConfig(str(tmp_path / "color.npz")))
-    assert public.reshaped == "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
-    assert public.to("cpu").reshaped == public.reshaped
+    assert public.conversion == "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
+    assert public.to("cpu").conversion == public.conversion
     np.savez(tmp_path / "gray.npz", images=pictures[:, :8, :8, 0], labels=np.arange(20) % 2)
-    assert wanted(PublicConfig(str(tmp_path / "gray.npz")))[1].reshaped == ""
+    assert wanted(PublicConfig(str(tmp_path / "gray.npz")))[1].conversion == ""

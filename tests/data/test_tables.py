@@ -130,7 +130,7 @@ def test_a_parquet_file_is_read_as_the_csv_of_the_same_cells(hospitals: Path) ->
     alone = of(hospitals / "paris.parquet")
     assert (len(alone.train), alone.name) == (1, "paris")
     parquet.write_table(arrow.table({**columns, "age": [None, 101]}), hospitals / "own.parquet")
-    spec = InputSpec.of(TASK, as_csv)
+    spec = InputSpec.from_data(TASK, as_csv)
     with pytest.raises(DataError, match=r"own\.parquet, row 2: column 'age' is 101 \(expected 0 to 100"):
         node_data.load_node_data(NodeDataConfig("parquet", "own.parquet"), hospitals, spec)
     parquet.write_table(arrow.table({**columns, "age": [None, 7]}), hospitals / "own.parquet")
@@ -337,7 +337,7 @@ def test_public_rows_are_drawn_or_another_table_of_the_same_schema(hospitals: Pa
 
 def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) -> None:
     data = of(hospitals)
-    spec = InputSpec.of(TASK, data)
+    spec = InputSpec.from_data(TASK, data)
     assert InputSpec.from_dict(spec.to_dict()) == spec
     own, _ = node_data.load_node_data(NodeDataConfig("csv", "berlin.csv", group="id"), hospitals, spec)
     assert own.inputs.tolist() == [[0.5, 0, 0, 1, 0], [0, 1, 0, 0, 1]], "what is for testing is left out"
@@ -366,12 +366,12 @@ def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) 
 def test_what_a_node_with_a_table_cannot_say(hospitals: Path, options: dict[str, object], said: str) -> None:
     config = NodeDataConfig(**{"source": "csv", "path": "berlin.csv", **options})  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=said):
-        node_data.load_node_data(config, hospitals, InputSpec.of(TASK, of(hospitals)))
+        node_data.load_node_data(config, hospitals, InputSpec.from_data(TASK, of(hospitals)))
 
 
 def test_a_spec_without_a_schema_or_with_another_is_refused(hospitals: Path) -> None:
     data = of(hospitals)
-    spec = InputSpec.of(TASK, data)
+    spec = InputSpec.from_data(TASK, data)
     with pytest.raises(ArgumentError, match=r"spec\.schema"):
         replace(spec, schema=Schema())
     with pytest.raises(ArgumentError, match=r"spec\.schema .*one of 6 features"):

@@ -110,7 +110,7 @@ def test_names_of_classes_other_columns_and_tabs(tmp_path: Path) -> None:
     assert source.labels.tolist() == [1, 0, 0]
     assert source.columns["site"].tolist() == ["north", "south", "north"]
     assert source.texts == ["buy, now", "hello", "hi"]
-    assert source.test is None
+    assert source.split is None
 
 
 def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def parted(
         targets=(of % 2).astype(np.int64),
         classes=("even", "odd"),
         tensors=lambda rows: TensorData(numbers[rows], numbers[rows]),
-        test=test,
+        split=test,
         columns={"patient": of},
         sites=sites,
         unit="patient",

@@ -43,9 +43,9 @@ def test_brain_mri() -> None:
     assert (data.name, len(data.train), len(data.test)) == ("brain-mri", 696, 176)
     assert set(data.columns["site"]) == {"CS", "DU", "FG", "HT"}
     assert data.test.cases is not None
-    sites = [data.test.cases.sites[n] for n in data.test.cases.present()]
+    sites = [data.test.cases.sites[n] for n in data.test.cases.present_ids()]
     assert [sites.count(site) for site in ("CS", "DU", "FG", "HT")] == [3, 9, 3, 7]
-    tested = {data.test.cases.names[n] for n in data.test.cases.present()}
+    tested = {data.test.cases.names[n] for n in data.test.cases.present_ids()}
     assert not tested & set(data.columns["patient"])
     assert "EZ" in data.note
 
@@ -70,11 +70,11 @@ def test_monuseg_has_organs_and_its_official_split() -> None:
     assert set(data.columns["organ"]) == {"breast", "colon", "kidney", "lung", "prostate"}
     assert len(set(data.columns["slide"])) == 13
     assert data.test.cases is not None
-    assert len(data.test.cases.present()) == 10
+    assert len(data.test.cases.present_ids()) == 10
     assert data.test.cases.sizes[0] == (250, 250)
     whole = monuseg(patch=128, sites=("bladder", "breast"))
     assert whole.test.cases is not None
-    assert len(whole.test.cases.present()) == 4  # two of bladder, which has no training pictures
+    assert len(whole.test.cases.present_ids()) == 4  # two of bladder, which has no training pictures
     assert set(whole.columns["organ"]) == {"breast"}
 
 
@@ -124,7 +124,7 @@ def test_word_numbers_by_hand(tmp_path: Path) -> None:
     assert data.train.inputs.tolist() == [[film, unknown, last, 0]]
     assert data.test.inputs.tolist() == [[film, 0, 0, 0]]
     assert data.classes == ("x", "y")
-    told = make_data_config("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labeled()  # type: ignore[attr-defined]
+    told = make_data_config("packs.texts:AGNews", root=str(tmp_path), vocabulary="hf:some").labeled_texts()  # type: ignore[attr-defined]
     assert told.texts == [["film", "\ufffd", "last"], ["film"]]
 
 

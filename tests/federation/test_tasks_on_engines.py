@@ -151,9 +151,9 @@ def test_instances_are_judged_by_whole_pictures(tmp_path: Path) -> None:
     experiment, metrics = here(tiny("instances", "fedavg", tmp_path))
     cases = experiment.test.cases
     assert cases is not None
-    assert cases.places is not None
-    assert len(experiment.test) == 4 * len(cases.present())
-    assert {cases.sizes[case] for case in cases.present()} == {(24, 24)}
+    assert cases.corners is not None
+    assert len(experiment.test) == 4 * len(cases.present_ids())
+    assert {cases.sizes[case] for case in cases.present_ids()} == {(24, 24)}
     outputs = experiment.evaluation.outputs(experiment.student)
     assert metrics["dice"] == experiment.task.compute_metrics(outputs, experiment.test.targets, cases)["dice"]
     assert metrics["dice"] != experiment.task.compute_metrics(outputs, experiment.test.targets)["dice"]

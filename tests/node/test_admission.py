@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.core.table_schema import Schema, SchemaColumn
@@ -27,6 +26,7 @@ from fedstill.node.security_log import FILE, SecurityLog
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
 from tests.audited import entries
+from tests.node.test_node_service import CLASSES, FEDIOD, NODE, PLAN, SHAPE, B, Clinic
 
 EACH, LISTED = 'approve = "each run"\n', 'approve = "listed"\n'
 KNOWN, OTHER = "6668 7aad f862 bd77 6c8f c18b 8e9f 8e20", "0" * 32
@@ -220,7 +220,7 @@ def ward(folder: Path, data: str = 'schema = "ours.toml"\n') -> Clinic:
 
 
 def table_plan(schema: Schema) -> RunPlan:
-    return replace(PLAN, spec=InputSpec.of_schema(RegressionConfig(), schema))
+    return replace(PLAN, spec=InputSpec.from_schema(RegressionConfig(), schema))
 
 
 def aged(*range: float) -> Schema:

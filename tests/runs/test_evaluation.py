@@ -63,7 +63,7 @@ def test_shares_part_no_patient_and_leave_none_out(of: int) -> None:
     data = parted()
     look = evaluation(data)
     assert data.cases is not None
-    patients = [set(data.cases.of[look.share(index, of)].tolist()) for index in range(of)]
+    patients = [set(data.cases.case_ids[look.share(index, of)].tolist()) for index in range(of)]
     rows = [row for index in range(of) for row in look.share(index, of).tolist()]
     assert sorted(rows) == list(range(8))
     assert sum(map(len, patients)) == len(set().union(*patients)) == 4

@@ -137,7 +137,7 @@ def test_a_run_names_a_model_by_its_file_and_so_does_each_nodes_own_file(tmp_pat
     mapped, own = (each.nodes[0].model(TEST[0]) for each in (simulation, plain))
     torch.testing.assert_close(mapped, own.flip(1))
     write_nodes(config, simulation, tmp_path / "nodes")
-    spec = InputSpec.of(config.task, WINE)
+    spec = InputSpec.from_data(config.task, WINE)
     for node in simulation.nodes:
         folder = tmp_path / "nodes" / node.name
         made = owner_model.make_model(owner_folder.read(folder), folder, spec)
@@ -180,7 +180,7 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     write_nodes(config, begun, tmp_path / "nodes")
     folder = tmp_path / "nodes" / begun.nodes[0].name
     owner = owner_folder.read(folder)
-    spec = InputSpec.of(config.task, WINE)
+    spec = InputSpec.from_data(config.task, WINE)
     first = file_of(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
     replaced, _ = build.prepare(config)

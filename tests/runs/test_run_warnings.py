@@ -117,7 +117,7 @@ def test_a_run_tells_them_in_result_terminal_and_page(
 
 def test_public_data_of_another_shape_are_told() -> None:
     done = "images of 3 x 12 x 12, resized or recolored to 1 x 8 x 8"
-    public = PublicData("color", torch.zeros(1, 1, 8, 8), reshaped=done)
+    public = PublicData("color", torch.zeros(1, 1, 8, 8), conversion=done)
     assert run_warnings.reshaped(public) == f"public data color are {done}"
     assert run_warnings.reshaped(PublicData("gray", torch.zeros(1, 1, 8, 8))) is None
     assert run_warnings.reshaped(None) is None

@@ -273,8 +273,10 @@ def test_maps_are_brought_to_a_size_as_a_run_brings_its_own(tmp_path: Path) -> N
     np.savez(tmp_path / "scans.npz", images=images, masks=masks)
     task = TASKS["segmentation"]()
     run = load(make_data_config(str(tmp_path / "scans.npz"), size=8), task)
-    data = load_labeled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), NewDataOptions(fit=True))
+    data = load_labeled(str(tmp_path / "scans.npz"), InputSpec.from_data(task, run), NewDataOptions(fit=True))
     own = torch.cat([run.train.inputs, run.test.inputs])
     assert set(digests(own)) == set(digests(data.inputs))
-    _, pixels = load_unlabeled(str(tmp_path / "scans.npz"), InputSpec.of(task, run), NewDataOptions(fit=True))
+    _, pixels = load_unlabeled(
+        str(tmp_path / "scans.npz"), InputSpec.from_data(task, run), NewDataOptions(fit=True)
+    )
     torch.testing.assert_close((pixels - 0.5) / 0.5, data.inputs)

@@ -18,16 +18,16 @@ from fedstill.tasks.instances import (
     Instances,
     InstancesConfig,
     aji,
-    grow,
-    match_objects,
+    classes_from_objects,
+    count_overlaps,
+    grow_objects,
     object_dice,
-    objects_of,
+    objects_from_classes,
+    objects_from_probs,
     panoptic_quality,
-    separate,
-    stitch,
-    three_classes,
+    stitch_patches,
 )
-from fedstill.tasks.synthetic_maps import nuclei
+from fedstill.tasks.synthetic_maps import sample_nuclei
 
 Map = npt.NDArray[np.int64]
 
@@ -45,7 +45,7 @@ def one_hot(classes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
 
 
 def test_the_contour_is_two_pixels_of_the_object_and_none_of_the_background() -> None:
-    classes = three_classes(draw_objects((4, 12, 5, 14)))
+    classes = classes_from_objects(draw_objects((4, 12, 5, 14)))
     inside = draw_objects((6, 10, 7, 12))
     assert np.array_equal(classes == 1, inside == 1)
     assert np.array_equal(classes > 0, draw_objects((4, 12, 5, 14)) > 0)
@@ -53,13 +53,13 @@ def test_the_contour_is_two_pixels_of_the_object_and_none_of_the_background() ->
 
 
 def test_touching_objects_have_contour_between_them_and_cut_ones_none_at_the_pictures_end() -> None:
-    classes = three_classes(draw_objects((0, 20, 0, 10), (0, 20, 10, 20)))
+    classes = classes_from_objects(draw_objects((0, 20, 0, 10), (0, 20, 10, 20)))
     assert classes[7].tolist() == [1] * 8 + [2] * 4 + [1] * 8
     assert (classes[0] == classes[7]).all()
 
 
 def test_small_objects_keep_an_inside() -> None:
-    classes = three_classes(draw_objects((2, 5, 2, 5), (8, 10, 8, 10)))  # 3 x 3 and 2 x 2
+    classes = classes_from_objects(draw_objects((2, 5, 2, 5), (8, 10, 8, 10)))  # 3 x 3 and 2 x 2
     assert (classes[2:5, 2:5] == 1).sum() == 1  # one pixel less of contour
     assert (classes[8:10, 8:10] == 1).all()  # none
 
@@ -67,43 +67,43 @@ def test_small_objects_keep_an_inside() -> None:
 def test_neighbors_far_apart_in_number_do_not_matter() -> None:
     labels = draw_objects((0, 9, 0, 9), (9, 18, 9, 18))
     other = np.where(labels == 2, 70_000, labels).astype(np.int32)
-    assert np.array_equal(three_classes(other), three_classes(labels))
+    assert np.array_equal(classes_from_objects(other), classes_from_objects(labels))
 
 
 @given(st.integers(0, 1000), st.booleans())
 def test_true_classes_give_back_the_objects(seed: int, touching: bool) -> None:
-    truth = nuclei(96, 80, torch_generator(seed, "test"))
+    truth = sample_nuclei(96, 80, torch_generator(seed, "test"))
     if touching:  # grown until many meet
-        truth = grow(truth, np.ones(truth.shape, dtype=bool), 4)
-    found = objects_of(three_classes(truth))
+        truth = grow_objects(truth, np.ones(truth.shape, dtype=bool), 4)
+    found = objects_from_classes(classes_from_objects(truth))
     assert found.max() >= truth.max()
-    assert aji(match_objects(found, truth)) > 0.95
+    assert aji(count_overlaps(found, truth)) > 0.95
 
 
 def test_objects_are_separated_at_their_contour_and_grow_back() -> None:
     truth = draw_objects((2, 12, 2, 9), (2, 12, 9, 18))
-    found = separate(one_hot(three_classes(truth)), 20)
+    found = objects_from_probs(one_hot(classes_from_objects(truth)), 20)
     assert np.array_equal(found, truth)
 
 
 def test_small_objects_are_noise_once_grown() -> None:
     truth = draw_objects((2, 12, 2, 12), (14, 18, 14, 18))  # 100 and 16 pixels
-    classes = one_hot(three_classes(truth))
-    assert separate(classes, 17).max() == 1
-    assert separate(classes, 16).max() == 2
-    assert separate(classes, 101).max() == 0
+    classes = one_hot(classes_from_objects(truth))
+    assert objects_from_probs(classes, 17).max() == 1
+    assert objects_from_probs(classes, 16).max() == 2
+    assert objects_from_probs(classes, 101).max() == 0
 
 
 def test_numbers_have_no_gaps_where_small_objects_are_left_out() -> None:
     truth = draw_objects((0, 2, 0, 2), (4, 16, 4, 16))
-    assert set(np.unique(separate(one_hot(three_classes(truth)), 20))) == {0, 1}
+    assert set(np.unique(objects_from_probs(one_hot(classes_from_objects(truth)), 20))) == {0, 1}
 
 
 def test_growth_ends_at_the_background_and_near_what_is_inside() -> None:
     probabilities = np.zeros((3, 9, 40), dtype=np.float32)
     probabilities[2] = 1.0  # contour all over
     probabilities[:, 4, 4], probabilities[:, 4, 6] = (0, 1, 0), (1, 0, 0)
-    found = separate(probabilities, 0)
+    found = objects_from_probs(probabilities, 0)
     rows, columns = np.indices(found.shape)
     near = np.abs(rows - 4) + np.abs(columns - 4) <= 4  # twice the contour's two pixels
     near[4, 6:9] = False  # background, and what is further away around it
@@ -112,14 +112,14 @@ def test_growth_ends_at_the_background_and_near_what_is_inside() -> None:
 
 def test_an_unsure_pixel_is_of_no_object() -> None:
     third = np.full((3, 8, 8), 1 / 3, dtype=np.float32)
-    assert separate(third, 0).max() == 0
+    assert objects_from_probs(third, 0).max() == 0
 
 
 @pytest.mark.parametrize("kind", [0, 2])
 def test_without_an_inside_there_is_no_object(kind: int) -> None:
     probabilities = np.zeros((3, 8, 8), dtype=np.float32)
     probabilities[kind] = 1.0
-    assert separate(probabilities, 0).max() == 0
+    assert objects_from_probs(probabilities, 0).max() == 0
 
 
 NO_OBJECTS = np.zeros((4, 8), dtype=np.int64)
@@ -140,7 +140,7 @@ def random_map(seed: int, objects: int = 5) -> Map:
 
 
 def object_metrics(prediction: Map, truth: Map) -> tuple[float, float, float]:
-    objects = match_objects(prediction, truth)
+    objects = count_overlaps(prediction, truth)
     return object_dice(objects), aji(objects), panoptic_quality(objects)
 
 
@@ -163,7 +163,7 @@ def test_no_prediction_is_assigned_twice_and_the_best_pair_comes_first() -> None
     # In order of true objects the first would take the prediction with 2 of 12; the second has 8 of 10.
     truth = draw_small_objects((0, 2, 0, 2), (0, 2, 2, 6))
     prediction = draw_small_objects((0, 2, 1, 6))  # 10: 2 of the first, 8 of the second
-    assert aji(match_objects(prediction, truth)) == pytest.approx(8 / (10 + 4))
+    assert aji(count_overlaps(prediction, truth)) == pytest.approx(8 / (10 + 4))
 
 
 # --- slow readings ---------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_figures_equal_the_slow_definitions(seed: int) -> None:
     prediction, truth = random_map(seed), random_map(seed + 20_000)
     if not (prediction.any() and truth.any()):
         return
-    objects = match_objects(prediction, truth)
+    objects = count_overlaps(prediction, truth)
     assert object_dice(objects) == pytest.approx(slow_object_dice(prediction, truth))
     assert aji(objects) == pytest.approx(slow_aji(prediction, truth))
 
@@ -214,8 +214,8 @@ def test_figures_do_not_see_which_numbers_objects_have_and_stay_in_range(seed: i
     other = np.random.default_rng(seed).permutation(np.arange(1, 60))[:6]
     other[0] = 0  # the background stays
     first = object_metrics(prediction, truth)
-    assert object_dice(match_objects(other[prediction], truth)) == pytest.approx(first[0])
-    assert panoptic_quality(match_objects(other[prediction], truth)) == pytest.approx(first[2])
+    assert object_dice(count_overlaps(other[prediction], truth)) == pytest.approx(first[0])
+    assert panoptic_quality(count_overlaps(other[prediction], truth)) == pytest.approx(first[2])
     assert all(0 <= metric <= 1 for metric in first)
 
 
@@ -229,7 +229,7 @@ def test_panoptic_quality_is_monais(seed: int) -> None:
     prediction[rng.random(truth.shape) < 0.1] = 0
     prediction[:5] = 0  # four misses at least
     theirs = metrics.compute_panoptic_quality(torch.from_numpy(prediction), torch.from_numpy(truth))
-    assert panoptic_quality(match_objects(prediction, truth)) == pytest.approx(theirs.item(), abs=1e-5)
+    assert panoptic_quality(count_overlaps(prediction, truth)) == pytest.approx(theirs.item(), abs=1e-5)
     assert theirs > 0.1  # there were hits
 
 
@@ -246,7 +246,7 @@ def draw_large_objects(*corners: tuple[int, int, int, int], size: tuple[int, int
 
 def whole(*pictures: Objects) -> tuple[torch.Tensor, torch.Tensor]:
     """Certain logits of pictures and their targets, each an example."""
-    targets = torch.from_numpy(np.stack([three_classes(one) for one in pictures])).long()
+    targets = torch.from_numpy(np.stack([classes_from_objects(one) for one in pictures])).long()
     return 40 * torch.nn.functional.one_hot(targets, 3).movedim(-1, 1).float(), targets
 
 
@@ -346,15 +346,15 @@ def test_patches_are_judged_as_the_picture_they_were_cut_from(step: int) -> None
 def test_the_truth_is_the_objects_of_the_case() -> None:
     outputs, targets, cases = cut(20, 20, TWO)
     other = draw_large_objects((2, 18, 2, 34))  # the same pixels, but one object
-    of_case = CaseIndex(cases.of, cases.names, cases.sites, cases.places, cases.sizes, (other,))
+    of_case = CaseIndex(cases.case_ids, cases.names, cases.sites, cases.corners, cases.sizes, (other,))
     assert TASK.compute_metrics(outputs, targets, of_case)["aji"] == pytest.approx(100 * 256 / 768)
-    without = CaseIndex(cases.of, cases.names, cases.sites, cases.places, cases.sizes)
+    without = CaseIndex(cases.case_ids, cases.names, cases.sites, cases.corners, cases.sizes)
     assert TASK.compute_metrics(outputs, targets, without) == PERFECT  # from the targets, stitched
 
 
 def test_a_part_of_the_cases_keeps_their_numbers() -> None:
     outputs, targets, cases = cut(20, 20, draw_large_objects(), TWO)
-    second = torch.nonzero(cases.of == 1).flatten()
+    second = torch.nonzero(cases.case_ids == 1).flatten()
     part = cases.subset(second)
     assert TASK.compute_metrics(outputs[second], targets[second], part) == PERFECT
     assert TASK.case_scores(outputs[second], targets[second], part).tolist() == [100]
@@ -434,25 +434,25 @@ def test_patches_that_overlap_give_back_the_picture_in_any_order() -> None:
     picture = torch.randn(2, 10, 9, generator=torch.Generator().manual_seed(0))
     order = [2, 0, 3, 1]
     patches = pieces(picture, PLACES, 6)[order]
-    ((found, covered),) = stitch(patches, cases([0] * 4, [PLACES[n] for n in order], (10, 9)))
+    ((found, covered),) = stitch_patches(patches, cases([0] * 4, [PLACES[n] for n in order], (10, 9)))
     torch.testing.assert_close(found, picture)
     assert covered.all()
 
 
 def test_each_case_has_its_own_picture() -> None:
     patches = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 1, 2, 2)
-    found = list(stitch(patches, cases([2, 0, 2], [(0, 0), (0, 0), (2, 0)], (2, 2), (9, 9), (4, 2))))
+    found = list(stitch_patches(patches, cases([2, 0, 2], [(0, 0), (0, 0), (2, 0)], (2, 2), (9, 9), (4, 2))))
     assert [one.shape for one, _ in found] == [(1, 2, 2), (1, 4, 2)]
     assert found[1][0].flatten().tolist() == [0.0] * 4 + [2.0] * 4
 
 
 def test_what_no_patch_covers_is_said() -> None:
-    ((found, covered),) = stitch(torch.ones(1, 1, 2, 2), cases([0], [(1, 1)], (4, 4)))
+    ((found, covered),) = stitch_patches(torch.ones(1, 1, 2, 2), cases([0], [(1, 1)], (4, 4)))
     assert covered.nonzero().tolist() == [[1, 1], [1, 2], [2, 1], [2, 2]]
     assert found.sum() == 4
 
 
 def test_what_sticks_out_of_a_picture_smaller_than_a_patch_is_cut_off() -> None:
     patch = torch.arange(16.0).view(1, 1, 4, 4)
-    ((found, _),) = stitch(patch, cases([0], [(0, 0)], (3, 2)))
+    ((found, _),) = stitch_patches(patch, cases([0], [(0, 0)], (3, 2)))
     assert torch.equal(found, patch[0, :, :3, :2])

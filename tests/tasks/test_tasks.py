@@ -72,16 +72,16 @@ def test_what_a_task_of_somebody_elses_lacks_is_one_line(
         "class Kindless(Classification):\n    kind = 'classes'\n"
         "class Figureless(Classification):\n    metrics = ('accuracy',)\n"
         "@dataclass(frozen=True)\nclass Empty(TaskConfig):\n    rate: float = 1.0\n"
-        "class Loose(TaskConfig):\n    makes = Classification\n"
-        "@dataclass(frozen=True)\nclass Abstract(TaskConfig):\n    makes = Half\n"
-        "@dataclass(frozen=True)\nclass Bare(TaskConfig):\n    makes = Begun\n"
-        "@dataclass(frozen=True)\nclass NoKind(TaskConfig):\n    makes = Kindless\n"
-        "@dataclass(frozen=True)\nclass NoFigures(TaskConfig):\n    makes = Figureless\n"
+        "class Loose(TaskConfig):\n    task_class = Classification\n"
+        "@dataclass(frozen=True)\nclass Abstract(TaskConfig):\n    task_class = Half\n"
+        "@dataclass(frozen=True)\nclass Bare(TaskConfig):\n    task_class = Begun\n"
+        "@dataclass(frozen=True)\nclass NoKind(TaskConfig):\n    task_class = Kindless\n"
+        "@dataclass(frozen=True)\nclass NoFigures(TaskConfig):\n    task_class = Figureless\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, said in (
         ("Half", "a subclass of TaskConfig"),
-        ("Empty", "one with makes: ClassVar"),
+        ("Empty", "one with task_class: ClassVar"),
         ("Loose", "a frozen dataclass"),
         ("Abstract", "one whose Half also has compute_metrics, counts, loss$"),
         (
@@ -118,7 +118,7 @@ def test_data_that_serve_a_task_serve_all_of_its_kind(
 ) -> None:
     ours = TASKS[like]()
     kind = type("Mine", (type(ours.minimal_task()),), {"name": "mine"})
-    monkeypatch.setattr(Mine, "makes", kind, raising=False)
+    monkeypatch.setattr(Mine, "task_class", kind, raising=False)
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=pixels, **ARRAYS[like])
     config = make_data_config(str(tmp_path / "data.npz"), **({"patch": 8} if like == "instances" else {}))
@@ -126,8 +126,8 @@ def test_data_that_serve_a_task_serve_all_of_its_kind(
     assert torch.equal(mine.train.inputs, data.train.inputs)
     assert torch.equal(mine.train.targets, data.train.targets)
     assert mine.classes == data.classes
-    node, spec = load_private(NodeDataConfig(), tmp_path, InputSpec.of(Mine(), mine))
-    theirs, _ = load_private(NodeDataConfig(), tmp_path, InputSpec.of(ours, data))
+    node, spec = load_private(NodeDataConfig(), tmp_path, InputSpec.from_data(Mine(), mine))
+    theirs, _ = load_private(NodeDataConfig(), tmp_path, InputSpec.from_data(ours, data))
     assert torch.equal(node.targets, theirs.targets)
     assert spec.make_task().name == "mine"
     if like != "instances":  # whose spec the run says
@@ -162,7 +162,9 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     ids=["label_maps", "encode_maps", "targets_from_maps", "sample_maps"],
 )
 def test_a_task_without_label_maps_says_so_to_whoever_wants_them(call: Callable[..., object]) -> None:
-    with pytest.raises(MethodRefused, match=r"task classification has no label maps to make inputs from$"):
+    with pytest.raises(
+        MethodRefused, match=r"task classification has no label maps to generate inputs from$"
+    ):
         call(Classification(3), torch.zeros(2, 1, 8, 8), torch.zeros(2, 8, 8, dtype=torch.uint8))
 
 

@@ -30,15 +30,17 @@ class MoNuSeg(InstanceImageData):
     sites: tuple[str, ...] = ()
     """Use only these organs; empty: those that are in both parts."""
 
-    def pictures(self) -> Sequence[InstanceImage]:
+    def images(self) -> Sequence[InstanceImage]:
         """Those of all organs."""
         return _pictures(find_file(self, "nuclei_monuseg.npz"), "organ", "split")
 
     def read(self, task: TaskConfig) -> DataSet:
         """These pictures, of some organs."""
-        pictures, config, note = self.pictures(), self, self.note
+        pictures, config, note = self.images(), self, self.note
         if not self.sites:
-            both = {one.site for one in pictures if one.test} & {one.site for one in pictures if not one.test}
+            both = {one.site for one in pictures if one.split} & {
+                one.site for one in pictures if not one.split
+            }
             config = replace(self, sites=tuple(sorted(both)))
             note += f"; organs in both parts: {', '.join(config.sites)}"
         return prepare_instance_images(pictures, config, self.title, note, "organ")
@@ -54,7 +56,7 @@ class DSB2018(InstanceImageData):
     sites: tuple[str, ...] = ()
     """Use only these kinds of pictures; empty: the stained tissue."""
 
-    def pictures(self) -> Sequence[InstanceImage]:
+    def images(self) -> Sequence[InstanceImage]:
         """Those of some kinds."""
         return _pictures(find_file(self, "nuclei_dsb2018.npz"), "group", only=self.sites or (TISSUE,))
 
@@ -65,14 +67,14 @@ class Nuclei(InstanceImageData):
 
     title: ClassVar[str] = "nuclei"
 
-    def pictures(self) -> Sequence[InstanceImage]:
+    def images(self) -> Sequence[InstanceImage]:
         """Those of both sources."""
         sources = {"monuseg": MoNuSeg(root=self.root), "dsb2018": DSB2018(root=self.root)}
-        return [replace(one, site=site) for site, source in sources.items() for one in source.pictures()]
+        return [replace(one, site=site) for site, source in sources.items() for one in source.images()]
 
     def read(self, task: TaskConfig) -> DataSet:
         """These pictures, of one source or both."""
-        pictures = self.pictures()
+        pictures = self.images()
         count = sum(one.site == "dsb2018" for one in pictures)
         note = f"{MoNuSeg.note}, and the {count} of stained tissue of Data Science Bowl 2018"
         return prepare_instance_images(pictures, self, self.title, note, "site")

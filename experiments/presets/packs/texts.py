@@ -19,7 +19,7 @@ class SST2(TextData):
     title: ClassVar[str] = "sst2"
     note: ClassVar[str] = "official split, trained on train and dev"
 
-    def labeled(self) -> LabeledTexts:
+    def labeled_texts(self) -> LabeledTexts:
         """All sentences."""
         return replace(read_labeled_texts(find_file(self, "sst2.csv.gz")), classes=("negative", "positive"))
 
@@ -31,7 +31,7 @@ class AGNews(TextData):
     title: ClassVar[str] = "ag-news"
     note: ClassVar[str] = "official split; two thirds of the words, all rare, are known by number"
 
-    def labeled(self) -> LabeledTexts:
+    def labeled_texts(self) -> LabeledTexts:
         """All texts; a word that is known by number only is that number, apart from real words."""
         path = find_file(self, "ag_news_tokens.npz")
         arrays = read_npz(path)
