@@ -41,7 +41,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.local_training import prepare, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.local_config import LocalConfig, cosine, set_lr
+from fedstill.protocol.local_config import LocalConfig, cosine_lr, set_lr
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks import formulas
 from fedstill.tasks.classification import Classification
@@ -193,7 +193,7 @@ class PlainDistillation:
         counts = torch.stack([torch.bincount(node.data.targets, minlength=CLASSES) for node in nodes]).float()
         self.pi = counts.sum(1) / counts.sum()  # (K,)
         self.task = Classification(CLASSES)
-        self.weights = formulas.importance(counts)  # (K, 1, classes)
+        self.weights = formulas.importance_weights(counts)  # (K, 1, classes)
         shape, config = shape_of(model), self.config
         half = (0.5,) * shape[0]
         with seeded(self.seed, "generator"):
@@ -213,8 +213,8 @@ class PlainDistillation:
     def step(self) -> list[float]:
         """One step; the losses in the order in which Server names them."""
         config, t, device = self.config, self.done, self.compute.device
-        set_lr(self.g_adam, cosine(t, config.steps, config.generator_lr, config.generator_lr_end))
-        set_lr(self.s_adam, cosine(t, config.steps, config.student_lr, config.student_lr_end))
+        set_lr(self.g_adam, cosine_lr(t, config.steps, config.generator_lr, config.generator_lr_end))
+        set_lr(self.s_adam, cosine_lr(t, config.steps, config.student_lr, config.student_lr_end))
         w = torch.randn(config.batch, config.noise, generator=torch_generator(self.seed, "w", t))
         with self.compute.autocast():
             x = self.G(w.to(device)).float()
@@ -238,10 +238,10 @@ class PlainDistillation:
             z_bar = self.task.ensemble(z, self.weights, config.ensemble)  # (B, classes)
             L_gan = self.pi @ F.softplus(d).flatten(2).sum(2).mean(1)
             L_conf = formulas.mean_entropy(z, self.pi)
-            L_unique = -formulas.divergence(z, self.pi)
-            L_balance = -formulas.entropy_of(z_bar.softmax(1).mean(0), 0)
+            L_unique = -formulas.js_divergence(z, self.pi)
+            L_balance = -formulas.entropy_from_probs(z_bar.softmax(1).mean(0), 0)
             self.S.eval().requires_grad_(False)
-            L_mimic = formulas.distance(self.S(x).float(), z_bar, config.tau).mean()
+            L_mimic = formulas.distillation_loss(self.S(x).float(), z_bar, config.tau).mean()
             self.S.train().requires_grad_(True)
             L_G = (
                 config.gan * L_gan
@@ -266,7 +266,7 @@ class PlainDistillation:
                 chosen = torch.arange(size, device=device)
             with self.compute.autocast():
                 z_hat = self.S(self.remembered_x[chosen]).float()
-                L_S = formulas.distance(z_hat, self.remembered_z[chosen], config.tau).mean()
+                L_S = formulas.distillation_loss(z_hat, self.remembered_z[chosen], config.tau).mean()
             self.s_adam.zero_grad()
             L_S.backward()  # type: ignore[no-untyped-call]
             self.s_adam.step()
@@ -304,7 +304,7 @@ class PlainLocal:
                 self.passes[k] += 1
             chosen, self.order[k] = self.order[k][: config.batch], self.order[k][config.batch :]
             chosen = chosen.to(self.compute.device)
-            set_lr(adam, cosine(step, total, config.lr, config.lr_end))
+            set_lr(adam, cosine_lr(step, total, config.lr, config.lr_end))
             with self.compute.autocast():
                 z = T(data.inputs[chosen]).float()
                 loss = F.cross_entropy(z, data.targets[chosen], label_smoothing=config.smoothing)

@@ -55,7 +55,7 @@ from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE, clopper_pearson_upper
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import Task
-from fedstill.tasks.formulas import distance
+from fedstill.tasks.formulas import distillation_loss
 
 LOW_RATES = (0.01, 0.001)  # false positive rates at which members are counted
 
@@ -69,8 +69,8 @@ def attack_metrics(scores: torch.Tensor, inside: torch.Tensor, confidence: float
     ``auc`` is :func:`auc_with_interval`, ``at`` are :func:`tpr_at_fpr` at low rates of false positives.
     """
     members, others = scores[inside], scores[~inside]
-    low = [tpr_at_fpr(members, others, rate, confidence) for rate in LOW_RATES]
-    return {"auc": auc_with_interval(members, others, confidence), "at": low}
+    at_low_rates = [tpr_at_fpr(members, others, rate, confidence) for rate in LOW_RATES]
+    return {"auc": auc_with_interval(members, others, confidence), "at": at_low_rates}
 
 
 def auc_with_interval(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
@@ -90,20 +90,20 @@ def auc_with_interval(members: torch.Tensor, others: torch.Tensor, confidence: f
 
     members, others = members.double(), others.double()
     n, m = len(members), len(others)
-    ranks, own, theirs = (
+    ranks, member_ranks, other_ranks = (
         torch.from_numpy(rankdata(scores)) for scores in (torch.cat([members, others]), members, others)
     )
-    of_members = (ranks[:n] - own) / m  # V10, (n,)
-    of_others = 1 - (ranks[n:] - theirs) / n  # V01, (m,)
-    area = float(of_members.mean())
-    variance = float(of_members.var() / n + of_others.var() / m) if min(n, m) > 1 else 0.0
+    v10 = (ranks[:n] - member_ranks) / m  # V10, (n,)
+    v01 = 1 - (ranks[n:] - other_ranks) / n  # V01, (m,)
+    area = float(v10.mean())
+    variance = float(v10.var() / n + v01.var() / m) if min(n, m) > 1 else 0.0
     if not 0 < area < 1 or variance < 1e-15:
         pairs = min(n, m)
         return _interval(area, _clopper_pearson(area * pairs, pairs, confidence))
     from scipy.special import expit, logit, ndtri
 
-    reach = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance) / (area * (1 - area))
-    return _interval(area, (float(expit(logit(area) - reach)), float(expit(logit(area) + reach))))
+    margin = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance) / (area * (1 - area))
+    return _interval(area, (float(expit(logit(area) - margin)), float(expit(logit(area) + margin))))
 
 
 def tpr_at_fpr(
@@ -205,15 +205,15 @@ def train_shadows(
     for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
         name = f"shadow-{model}"
         network = compute.place(make(derive(seed, "shadow", model)))
-        own = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
-        nodes.append(Node(name, own, network, Gate(name, PolicyConfig(), AuditLog()), seed))
+        records = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
+        nodes.append(Node(name, records, network, Gate(name, PolicyConfig(), AuditLog()), seed))
     local_training.prepare(nodes, local)
     groups = partition(nodes, stacks(compute, nodes))
 
     def learn(group: Sequence[Node]) -> None:
         local_training.train(group, task, local, compute, work=work)
 
-    kinds = [("shadow", work is None, signature(group[0].model)) for group in groups]
+    kinds = [("shadow", work is None, stacking_key(group[0].model)) for group in groups]
     compute.workers.each(learn, groups, kinds)
     return [node.model for node in nodes]
 
@@ -250,19 +250,19 @@ def train_proxies(
     if len(responses) != len(inputs) or not len(inputs):
         raise ArgumentError("answers", tuple(responses.shape), f"({len(inputs)}, classes)")
     compute = compute or Compute()
-    asked = inputs.to(compute.device)
-    told = [responses, *(local_training.predict(shadow, asked, compute).cpu() for shadow in shadows)]
-    pools = [TensorData(inputs, each.float()) for each in told]
-    everything = torch.ones(len(told), len(inputs), dtype=torch.bool)
+    queried = inputs.to(compute.device)
+    targets = [responses, *(local_training.predict(shadow, queried, compute).cpu() for shadow in shadows)]
+    pools = [TensorData(inputs, target.float()) for target in targets]
+    all_records = torch.ones(len(targets), len(inputs), dtype=torch.bool)
 
-    def work(group: Group, step: int, x: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
-        outputs = group.bench("model")(x)  # (G, B, classes)
-        apart = distance(outputs.flatten(0, 1), told.flatten(0, 1), math.inf)
-        losses = apart.view(len(outputs), -1).mean(1)
+    def work(group: NodeGroup, step: int, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        outputs = group.module("model")(x)  # (G, B, classes)
+        distances = distillation_loss(outputs.flatten(0, 1), targets.flatten(0, 1), math.inf)
+        losses = distances.view(len(outputs), -1).mean(1)
         group.step("model", losses)
         return losses
 
-    return train_shadows(make, pools, everything, task, local, seed, compute=compute, work=work)
+    return train_shadows(make, pools, all_records, task, local, seed, compute=compute, work=work)
 
 
 MIN_SHADOWS_PER_RECORD = 64  # shadow models from which on each record has a Gaussian of its own altogether
@@ -307,17 +307,17 @@ def logit_confidence(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
     tensor([2.], dtype=torch.float64)
     """
     logits = logits.double()
-    own = F.one_hot(labels, logits.shape[-1]).bool().expand(logits.shape)
-    others = logits.masked_fill(own, -torch.inf).logsumexp(-1)
+    is_label = F.one_hot(labels, logits.shape[-1]).bool().expand(logits.shape)
+    others = logits.masked_fill(is_label, -torch.inf).logsumexp(-1)
     return _label_entry(logits, labels) - others
 
 
-def loss_attack(seen: RecordLogits) -> torch.Tensor:
+def loss_attack(records: RecordLogits) -> torch.Tensor:
     """Minus the target's cross-entropy, ``(N,)``: Yeom et al., who call a record of little loss a member."""
-    return _label_entry(seen.target.double().log_softmax(-1), seen.labels)
+    return _label_entry(records.target.double().log_softmax(-1), records.labels)
 
 
-def lira_attack(seen: RecordLogits, own: bool | None = None) -> torch.Tensor:
+def lira_attack(records: RecordLogits, per_record: bool | None = None) -> torch.Tensor:
     """LiRA online, Carlini et al. Algorithm 1: the logarithm of their likelihood ratio, ``(N,)``.
 
     A record's confidence phi is Gaussian over models that learned from it, and another Gaussian over models
@@ -334,18 +334,21 @@ def lira_attack(seen: RecordLogits, own: bool | None = None) -> torch.Tensor:
         ArgumentError: too few shadows: one inside and one outside for each record, and two where a variance
             is to be told.
     """
-    shadows, own = logit_confidence(seen.shadows, seen.labels), _per_record(own, seen)  # (M, N)
-    here = logit_confidence(seen.target, seen.labels)
-    mu_in, sigma_in = _fit_gaussian(shadows, seen.inside, "inside", own)
-    mu_out, sigma_out = _fit_gaussian(shadows, ~seen.inside, "outside", own)
-    if not own:
-        error = sigma_in.square() / seen.inside.sum(0) + sigma_out.square() / (~seen.inside).sum(0)
-        apart, middle = _shrink(mu_in - mu_out, error), (mu_in + mu_out) / 2
-        mu_in, mu_out = middle + apart / 2, middle - apart / 2
-    return _log_normal(here, mu_in, sigma_in) - _log_normal(here, mu_out, sigma_out)
+    shadows, per_record = (
+        logit_confidence(records.shadows, records.labels),
+        _per_record(per_record, records),
+    )  # (M, N)
+    target_confidence = logit_confidence(records.target, records.labels)
+    mu_in, sigma_in = _fit_gaussian(shadows, records.inside, "inside", per_record)
+    mu_out, sigma_out = _fit_gaussian(shadows, ~records.inside, "outside", per_record)
+    if not per_record:
+        error = sigma_in.square() / records.inside.sum(0) + sigma_out.square() / (~records.inside).sum(0)
+        difference, center = _shrink(mu_in - mu_out, error), (mu_in + mu_out) / 2
+        mu_in, mu_out = center + difference / 2, center - difference / 2
+    return _log_normal(target_confidence, mu_in, sigma_in) - _log_normal(target_confidence, mu_out, sigma_out)
 
 
-def lira_offline_attack(seen: RecordLogits, own: bool | None = None) -> torch.Tensor:
+def lira_offline_attack(records: RecordLogits, per_record: bool | None = None) -> torch.Tensor:
     """LiRA offline: how far a record's confidence lies above that of models that never saw it, ``(N,)``.
 
     Carlini et al. Eq. 4: Pr[Z <= phi], Z from N(mu_out, sigma_out^2), which rises with what is given here,
@@ -354,13 +357,13 @@ def lira_offline_attack(seen: RecordLogits, own: bool | None = None) -> torch.Te
     Raises:
         ArgumentError: too few shadows outside.
     """
-    shadows = logit_confidence(seen.shadows, seen.labels)
-    mean, deviation = _fit_gaussian(shadows, ~seen.inside, "outside", _per_record(own, seen))
-    return (logit_confidence(seen.target, seen.labels) - mean) / deviation
+    shadows = logit_confidence(records.shadows, records.labels)
+    mean, deviation = _fit_gaussian(shadows, ~records.inside, "outside", _per_record(per_record, records))
+    return (logit_confidence(records.target, records.labels) - mean) / deviation
 
 
 def rmia_attack(
-    seen: RecordLogits,
+    records: RecordLogits,
     population: RecordLogits,
     *,
     gamma: float = 2.0,
@@ -386,26 +389,33 @@ def rmia_attack(
     Raises:
         ArgumentError: too few shadows.
     """
-    told, apart = (
-        _label_probability(of.shadows, of, temperature) for of in (seen, population)
+    record_probabilities, population_probabilities = (
+        _label_probability(view.shadows, view, temperature) for view in (records, population)
     )  # (M, N), (M, Z)
-    at_large = (_masked_mean(told, seen.inside, "inside") + _masked_mean(told, ~seen.inside, "outside")) / 2
-    beside = ((1 + alpha) * _masked_mean(apart, ~population.inside, "outside") + 1 - alpha) / 2
-    ratio = _log_likelihood_ratio(seen, at_large, temperature)  # (N,)
-    others = _log_likelihood_ratio(population, beside, temperature).sort().values  # (Z,)
-    beaten = torch.searchsorted(others, ratio - torch.tensor(gamma).double().log(), right=True)
-    return (beaten + ratio.sigmoid()) / (len(others) + 1)
+    record_marginal = (
+        _masked_mean(record_probabilities, records.inside, "inside")
+        + _masked_mean(record_probabilities, ~records.inside, "outside")
+    ) / 2
+    population_marginal = (
+        (1 + alpha) * _masked_mean(population_probabilities, ~population.inside, "outside") + 1 - alpha
+    ) / 2
+    ratio = _log_likelihood_ratio(records, record_marginal, temperature)  # (N,)
+    population_ratios = (
+        _log_likelihood_ratio(population, population_marginal, temperature).sort().values
+    )  # (Z,)
+    exceeded = torch.searchsorted(population_ratios, ratio - torch.tensor(gamma).double().log(), right=True)
+    return (exceeded + ratio.sigmoid()) / (len(population_ratios) + 1)
 
 
-def _label_probability(logits: torch.Tensor, of: RecordLogits, temperature: float) -> torch.Tensor:
+def _label_probability(logits: torch.Tensor, records: RecordLogits, temperature: float) -> torch.Tensor:
     """Of each record's label, ``(..., N)``."""
-    return _label_entry((logits.double() / temperature).log_softmax(-1), of.labels).exp()
+    return _label_entry((logits.double() / temperature).log_softmax(-1), records.labels).exp()
 
 
-def _log_likelihood_ratio(of: RecordLogits, at_large: torch.Tensor, temperature: float) -> torch.Tensor:
+def _log_likelihood_ratio(records: RecordLogits, marginal: torch.Tensor, temperature: float) -> torch.Tensor:
     """log r(x) = log(Pr(x | theta) / Pr(x)), ``(N,)``."""
-    own = _label_entry((of.target.double() / temperature).log_softmax(-1), of.labels)
-    return own - at_large.clamp(min=torch.finfo(torch.float64).tiny).log()
+    log_probability = _label_entry((records.target.double() / temperature).log_softmax(-1), records.labels)
+    return log_probability - marginal.clamp(min=torch.finfo(torch.float64).tiny).log()
 
 
 def _label_entry(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -414,38 +424,38 @@ def _label_entry(values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return values.gather(-1, index).squeeze(-1)
 
 
-def _per_record(own: bool | None, seen: RecordLogits) -> bool:
-    return len(seen.shadows) >= MIN_SHADOWS_PER_RECORD if own is None else own
+def _per_record(per_record: bool | None, records: RecordLogits) -> bool:
+    return len(records.shadows) >= MIN_SHADOWS_PER_RECORD if per_record is None else per_record
 
 
-def _masked_mean(values: torch.Tensor, taken: torch.Tensor, where: str, least: int = 1) -> torch.Tensor:
+def _masked_mean(values: torch.Tensor, mask: torch.Tensor, side: str, min_count: int = 1) -> torch.Tensor:
     """Of each record over the shadows that are taken, ``(M, N)`` and ``(M, N)`` to ``(N,)``."""
-    counts = taken.sum(0)
-    fewest = int(counts.min()) if counts.numel() else least
-    if fewest < least:
-        raise ArgumentError(f"shadows {where}", fewest, f"{least} or more for each record")
-    return values.where(taken, 0.0).sum(0) / counts
+    counts = mask.sum(0)
+    smallest_count = int(counts.min()) if counts.numel() else min_count
+    if smallest_count < min_count:
+        raise ArgumentError(f"shadows {side}", smallest_count, f"{min_count} or more for each record")
+    return values.where(mask, 0.0).sum(0) / counts
 
 
 def _fit_gaussian(
-    values: torch.Tensor, taken: torch.Tensor, where: str, own: bool
+    values: torch.Tensor, mask: torch.Tensor, side: str, per_record: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each record over the shadows that are taken: ``(N,)`` each."""
-    mean = _masked_mean(values, taken, where, 2 if own else 1)
-    squares = (values - mean).square().where(taken, 0.0).sum(0)  # (N,)
-    freedom = taken.sum(0) - 1
-    if not own:
-        squares, freedom = squares.sum(), freedom.sum()
-        if int(freedom) == 0:
-            raise ArgumentError(f"shadows {where}", 1, "2 or more for some record, as variance is unknown")
-    return mean, (squares / freedom).sqrt().clamp(min=MIN_DEVIATION).expand(mean.shape)
+    mean = _masked_mean(values, mask, side, 2 if per_record else 1)
+    squares = (values - mean).square().where(mask, 0.0).sum(0)  # (N,)
+    degrees_of_freedom = mask.sum(0) - 1
+    if not per_record:
+        squares, degrees_of_freedom = squares.sum(), degrees_of_freedom.sum()
+        if int(degrees_of_freedom) == 0:
+            raise ArgumentError(f"shadows {side}", 1, "2 or more for some record, as variance is unknown")
+    return mean, (squares / degrees_of_freedom).sqrt().clamp(min=MIN_DEVIATION).expand(mean.shape)
 
 
-def _shrink(apart: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+def _shrink(estimates: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     """Estimates ``(N,)`` of known variance, drawn to their mean; less where they differ beyond that error."""
-    centered = apart - apart.mean()
+    centered = estimates - estimates.mean()
     spread = (centered.square().mean() - error.mean()).clamp(min=0)
-    return apart.mean() + spread / (spread + error) * centered
+    return estimates.mean() + spread / (spread + error) * centered
 
 
 def _log_normal(x: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:

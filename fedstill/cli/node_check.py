@@ -171,12 +171,14 @@ def _judged(
     from fedstill.node import owner_folder
     from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
     from fedstill.protocol.method import build_node_side
-    from fedstill.protocol.queries import NodeSetting, stand_in
+    from fedstill.protocol.queries import NodeSetting, placeholder_public
 
     # Of the task that is named where the data do not say their spec.
     named = asking.config.task if asking else CLASSIFICATION
     task = found.spec.make_task() if found.spec else named.minimal_task()
-    known = (asking.public if asking else None) or stand_in(task, found.spec.shape if found.spec else ())
+    known = (asking.public if asking else None) or placeholder_public(
+        task, found.spec.shape if found.spec else ()
+    )
     sums = asking is not None and asking.config.link.secure_aggregation
     at = NodeSetting(task, file.local, found.compute or Compute(), known, secure_aggregation=sums)
     side = build_node_side(method, at)

@@ -47,7 +47,7 @@ def advice(task: TaskConfig, records: int, epsilon: float) -> Sequence[str]:
     A node is held against the nearest row of :data:`RECORDED` that has no more records than it has, and of
     the first where all have more: more records and a larger epsilon do no harm.
     """
-    if (task.makes.form, task.makes.kind) != ("images", "class"):
+    if (task.task_class.form, task.task_class.kind) != ("images", "class"):
         return []
     below = [each for each in RECORDED if min(each.percent) <= records]
     nearest = below[-1] if below else RECORDED[0]

@@ -100,7 +100,7 @@ def read_map_folder(
     if not masks:
         nothing = np.zeros(len(images), dtype=np.int64)
         return RawImages(
-            images, nothing, ("image",), found.split, found.columns, has_class_names=False, names=called
+            images, nothing, ("image",), found.split, found.columns, has_class_names=False, file_names=called
         )
     maps = []
     for file, image in zip(found.masks, found.images, strict=True):
@@ -110,7 +110,9 @@ def read_map_folder(
         maps.append(mask.astype(np.int64))
     files = tuple(map(str, found.masks))
     labels, classes = encode_masks(maps, f"{folder / 'masks'}", gaps=gaps, size=size, files=files)
-    return RawImages(images, labels, classes, found.split, found.columns, has_class_names=False, names=called)
+    return RawImages(
+        images, labels, classes, found.split, found.columns, has_class_names=False, file_names=called
+    )
 
 
 def read_class_folders(
@@ -138,7 +140,7 @@ def read_class_folders(
     for part, number in parts:
         for label, of in enumerate(classes):
             places = by_part[part].get(of, [part / of])
-            there = [file for place in places for file in list_images(place, below=True)]
+            there = [file for place in places for file in list_images(place, recursive=True)]
             if not there and not number:
                 list_images_recursively(places[0])  # which refuses it
             files += there
@@ -150,7 +152,7 @@ def read_class_folders(
     on_count(len(files))
     images = read_image_stack(((file, str(file)) for file in files), size, channels)
     split, called = _merge_split(path, parts, test, told), _relative_names(files, path)
-    return RawImages(images, np.array(labels), classes, split, columns, names=called)
+    return RawImages(images, np.array(labels), classes, split, columns, file_names=called)
 
 
 def _relative_names(files: Sequence[Path], folder: Path) -> Column:

@@ -256,7 +256,7 @@ def prepare_images(
     """
     kind = task.task_class.kind
     if kind == "class":
-        raw.require_every_class(name)
+        raw.require_contiguous_labels(name)
     whole_images, classes = kind == "image", raw.classes
     everything: Ints = np.arange(len(raw.images))
     rows, left_out = (everything, "") if kind == "class" else _select_sites(raw, sites)
@@ -290,7 +290,7 @@ def prepare_images(
         note=join_notes(note, raw.note, left_out),
         sites=raw.columns[SITE][rows] if SITE in raw.columns else None,
         unit=PATIENT if PATIENT in raw.columns else "",
-        names=rows if raw.names is None else raw.names[rows],
+        names=rows if raw.file_names is None else raw.file_names[rows],
         one_by_one=kind == "class",
     )
     return prepare_data_set(source, config)

@@ -451,7 +451,7 @@ def _read_with_spec(
         raise RunNeeded(f"{what}: {told}") from error
     classes = raw.classes
     if task.targets == "class":
-        raw.require_every_class(what)
+        raw.require_contiguous_labels(what)
         if len(classes) < 2:
             told = "one class does not tell which others there are: name the run, which does"
             raise RunNeeded(f"{what}: {told}")

@@ -1,7 +1,7 @@
-"""What a source holds, before it is divided or normalized: arrays by name, checked for what they teach.
+"""Images with labels as read from a file, before they are normalized or divided.
 
-Every form of files ends here: each reader gives arrays as an ``.npz`` has them, or a :class:`RawImages` itself. No
-pickle is read: an ``.npz`` is opened with ``allow_pickle=False``, and an array of objects is an error.
+Every image format ends here: each reader returns arrays named as in an ``.npz``, or :class:`RawImages`. No
+pickle is read: an ``.npz`` is opened with ``allow_pickle=False``, and arrays of objects are refused.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ from fedstill.tasks import Targets
 
 Images = npt.NDArray[Any]  # (N, C, H, W), uint8 or float32 in [0, 1]
 
-MAX_CLASSES = 65_536  # without names; a larger label is a patient's number, not a class
+MAX_CLASSES = 65_536  # without names; a larger label is an ID, not a class
 
 
 @dataclass(frozen=True, eq=False)
 class RawImages:
-    """Images and what was read beside them.
+    """Images, their labels and metadata.
 
     Args:
-        images: ``(N, C, H, W)``.
-        labels: classes ``(N,)``; findings ``(N, C)`` of -1, 0 and 1; maps ``(N, H, W)``; nothing of images.
-        test: 1 for testing, 2 for validation, 0 for training, ``(N,)``; None where the source has no split.
-        columns: ``(N,)`` each.
-        named: whether classes have names of their own, and not only numbers.
-        names: of each image's file, ``(N,)``; None: images have numbers only.
-        note: what a reader of results must know of how they were read.
-        declared: whether the source says which classes there are; else they are counted from the largest
-            label.
+        images: ``(N, C, H, W)``, uint8 or float32 in [0, 1].
+        labels: class indices ``(N,)``; findings ``(N, C)`` of -1, 0 and 1; class maps ``(N, H, W)``; zeros
+            ``(N,)`` if the images are the targets.
+        classes: class names, in the order of their indices.
+        split: 0 for training, 1 for testing, 2 for validation, ``(N,)``; None if the source has no split.
+        columns: metadata ``(N,)`` by name, such as ``patient`` and ``site``.
+        has_class_names: False if classes are only numbered.
+        file_names: file of each image, ``(N,)``; None if images are only numbered.
+        note: remark for readers of a result.
+        classes_declared: False if classes were counted from the largest label.
 
-    Classes and columns are brought into the one form that names have (:mod:`fedstill.core.names`).
+    Names of classes and columns are normalized (:mod:`fedstill.core.names`).
 
     Raises:
-        DataError: two classes or two columns of one name.
+        DataError: two classes or two columns have the same name.
     """
 
     images: Images
@@ -69,21 +70,21 @@ class RawImages:
     split: Column | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
     has_class_names: bool = True
-    names: Column | None = None
+    file_names: Column | None = None
     note: str = ""
-    declared: bool = True
+    classes_declared: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", class_names(self.classes, "classes"))
         object.__setattr__(self, "columns", named_columns(self.columns))
 
-    def require_every_class(self, what: str) -> None:
+    def require_contiguous_labels(self, what: str) -> None:
         """Refuse labels from which the number of classes cannot be told, as some class has no example.
 
         Raises:
             DataError: numbers without a list of the classes that do not begin at 0, or have gaps.
         """
-        if self.declared or not len(gaps := np.setdiff1d(np.arange(len(self.classes)), self.labels)):
+        if self.classes_declared or not len(gaps := np.setdiff1d(np.arange(len(self.classes)), self.labels)):
             return
         ends = f"labels are numbers from {self.labels.min()} to {self.labels.max()}"
         told = f"{ends}, and no example has label {gaps[0]}{more_such(len(gaps))}"
@@ -94,15 +95,16 @@ class RawImages:
 def raw_images_from_arrays(
     path: Path, arrays: Mapping[str, Column], targets: Targets, *, gaps: bool = False
 ) -> RawImages:
-    """Arrays by name, as :meth:`fedstill.data.ArrayData.arrays` gives them, checked for what they teach.
+    """Check arrays named as in an ``.npz`` and return them as :class:`RawImages`.
 
     Args:
-        path: where they come from, for errors.
+        path: source of the arrays, for errors.
+        arrays: as returned by :meth:`fedstill.data.ArrayData.arrays`.
         targets: class, labels, map or image.
-        gaps: as :func:`fedstill.data.images.encode_masks` takes it.
+        gaps: see :func:`fedstill.data.images.encode_masks`.
 
     Raises:
-        DataError: an array is missing, or of another form.
+        DataError: an array is missing or has the wrong shape, type or values.
 
     >>> arrays = {"images": np.zeros((2, 8, 4)), "labels": np.array(["dog", "cat"]), "site": np.array([7, 9])}
     >>> raw = raw_images_from_arrays(Path("pets"), arrays, "class")
@@ -114,7 +116,7 @@ def raw_images_from_arrays(
     count = len(images)
     if count == 0:
         raise DataError(f"{path}: there are no images (expected one or more)")
-    names, named, declared = _declared_classes(path, arrays), "classes" in arrays, True
+    class_list, has_class_names, classes_declared = _declared_classes(path, arrays), "classes" in arrays, True
     labels: Ints = np.zeros(count, dtype=np.int64)
     classes: tuple[str, ...] = ("image",)
     if targets == "map":
@@ -122,29 +124,31 @@ def raw_images_from_arrays(
         if masks.shape != (count, *images.shape[2:]):
             shapes = f"masks are {masks.shape} and images {images.shape}"
             raise DataError(f"{path}: {shapes} (expected one mask of its size for each image)")
-        labels, classes = encode_masks(masks, f"{path}: masks", names, gaps=gaps)
+        labels, classes = encode_masks(masks, f"{path}: masks", class_list, gaps=gaps)
     elif targets == "labels":
-        labels, classes = _finding_labels(path, require_array(path, arrays, "labels"), count, names)
+        labels, classes = _finding_labels(path, require_array(path, arrays, "labels"), count, class_list)
     elif targets == "class":
-        labels, classes = _class_labels(path, require_array(path, arrays, "labels"), count, names)
-        texts = arrays["labels"].dtype.kind in TEXTS
-        # Classes that are called as they are numbered have no names of their own.
-        named = texts or classes != tuple(map(str, range(len(classes))))
-        declared = texts or bool(names)
-    test = None
+        labels, classes = _class_labels(path, require_array(path, arrays, "labels"), count, class_list)
+        are_texts = arrays["labels"].dtype.kind in TEXTS
+        has_class_names = are_texts or classes != tuple(map(str, range(len(classes))))
+        classes_declared = are_texts or bool(class_list)
+    split = None
     if "split" in arrays:
-        test = arrays["split"]
-        if test.shape != (count,) or not np.isin(test, (0, 1, 2)).all():
-            told = f"split is not 0 (train), 1 (test) or 2 (validation) for each of the {count} images"
-            raise DataError(f"{path}: {told}")
-    for name in ("patient", "site"):  # passed over, they would let one patient into both parts
+        split = arrays["split"]
+        if split.shape != (count,) or not np.isin(split, (0, 1, 2)).all():
+            problem = f"split is not 0 (train), 1 (test) or 2 (validation) for each of the {count} images"
+            raise DataError(f"{path}: {problem}")
+    for name in ("patient", "site"):  # ignoring them would put one patient into both parts
         if name in arrays and arrays[name].shape != (count,):
             raise DataError(
                 f"{path}: {name} is {arrays[name].shape} (expected one for each of {count} images)"
             )
     known = {"images", "masks", "labels", "classes", "split", "offsets"}
-    columns = {name: a for name, a in arrays.items() if name not in known and a.shape == (count,)}
-    return RawImages(images, labels, classes, test, columns, named, declared=declared)
+    other = {name: array for name, array in arrays.items() if name not in known}
+    columns = {name: array for name, array in other.items() if array.shape == (count,)}
+    return RawImages(
+        images, labels, classes, split, columns, has_class_names, classes_declared=classes_declared
+    )
 
 
 def _declared_classes(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
@@ -170,8 +174,8 @@ def _class_labels(
     if not names:
         largest = max(int(labels.max()), 0)
         if largest >= MAX_CLASSES:
-            told = f"label {largest} with no array 'classes'"
-            raise DataError(f"{path}: {told} (expected below {MAX_CLASSES})")
+            problem = f"label {largest} with no array 'classes'"
+            raise DataError(f"{path}: {problem} (expected below {MAX_CLASSES})")
         names = tuple(map(str, range(largest + 1)))
     labels = labels.astype(np.int64)
     check_labels(torch.from_numpy(labels), len(names), str(path))
@@ -179,44 +183,45 @@ def _class_labels(
 
 
 def encode_labels(
-    names: Sequence[str], what: str, classes: Sequence[str] = ()
+    names: Sequence[str], source: str, classes: Sequence[str] = ()
 ) -> tuple[Ints, tuple[str, ...]]:
-    """Labels given as texts: their numbers, and the classes in order.
+    """Return class indices ``(N,)`` for labels given as texts, and the class names.
 
     Args:
-        what: where they come from, for errors.
-        classes: which there are; without, all that occur, as :func:`fedstill.core.names.ordered` has them. If
-            all are whole numbers, 1.0 is 1.
+        names: one label per example.
+        source: start of error messages.
+        classes: class names in order. If empty, all labels that occur, sorted by
+            :func:`fedstill.core.names.ordered`; if all are whole numbers, 1.0 equals 1.
 
     Raises:
-        DataError: a label that is empty or stands for nothing (``nan``, ``NA``, ``none``) and is none of
-            ``classes``, or another that is none of them.
+        DataError: a label is empty, stands for a missing value (``nan``, ``NA``, ``none``), or is not a
+            class.
 
     >>> encode_labels(["10", "9.0", "9"], "here")
     (array([1, 0, 0]), ('9', '10'))
     """
-    labels = [plain(each) for each in names]
-    missing = {*EMPTY} - {each.lower() for each in classes}
-    classes = class_names(classes, f"{what}: classes")
+    labels = [plain(text) for text in names]
+    empty_texts = {*EMPTY} - {text.lower() for text in classes}
+    classes = class_names(classes, f"{source}: classes")
     if not classes:
-        whole = {each: without_point(each) for each in set(labels)}
-        if all(count_of(each) is not None for each in whole.values()):
-            labels = [whole[each] for each in labels]
+        whole = {text: without_point(text) for text in set(labels)}
+        if all(count_of(text) is not None for text in whole.values()):
+            labels = [whole[text] for text in labels]
         classes = tuple(ordered(set(labels)))
-    place = {each: number for number, each in enumerate(classes)}
-    for row, each in enumerate(labels):
-        if each.lower() in missing:
-            found = repr(each) if each else "empty"
-            allowed = "the name of a class, which is none of those that stand for an empty cell"
-            raise DataError(f"{what}: the label of example {row} is {found} (expected {allowed})")
-        if each not in place:
-            raise DataError(f"{what}: the label of example {row} is {unknown_name(each, classes)}")
-    return np.array([place[each] for each in labels], dtype=np.int64), tuple(classes)
+    class_index = {text: number for number, text in enumerate(classes)}
+    for row, text in enumerate(labels):
+        if text.lower() in empty_texts:
+            shown = repr(text) if text else "empty"
+            expected = "the name of a class, not a missing value"
+            raise DataError(f"{source}: the label of example {row} is {shown} (expected {expected})")
+        if text not in class_index:
+            raise DataError(f"{source}: the label of example {row} is {unknown_name(text, classes)}")
+    return np.array([class_index[text] for text in labels], dtype=np.int64), tuple(classes)
 
 
 def are_whole_numbers(names: Sequence[str]) -> bool:
-    """Whether texts are whole numbers from 0, as one writes them."""
-    return all(str(count_of(each)) == each for each in names)
+    """Return whether all texts are whole numbers from 0, in canonical form."""
+    return all(str(count_of(text)) == text for text in names)
 
 
 def _finding_labels(
@@ -225,124 +230,136 @@ def _finding_labels(
     if labels.ndim != 2 or len(labels) != count or labels.dtype.kind not in "biu":
         form = f"{labels.dtype} of shape {labels.shape}"
         raise DataError(f"{path}: labels are {form} (expected whole numbers, a row for each image)")
-    found = labels.astype(np.int64)
-    names = names or tuple(map(str, range(found.shape[1])))
-    if len(names) != found.shape[1]:
-        told = f"has {len(names)} classes: allowed is one for each of {found.shape[1]} labels"
-        raise DataError(f"{path}: {told}")
-    wrong = np.argwhere(~np.isin(found, (-1, 0, 1)))
-    if len(wrong):
-        row, column = wrong[0].tolist()
-        where = f"example {row} has {found[row, column]} in column {column} ({names[column]!r})"
-        raise DataError(f"{path}: labels: {where} (expected 1, 0 and -1 (unknown))")
-    return found, names
+    findings = labels.astype(np.int64)
+    names = names or tuple(map(str, range(findings.shape[1])))
+    if len(names) != findings.shape[1]:
+        expected = f"one for each of {findings.shape[1]} labels"
+        raise DataError(f"{path}: has {len(names)} classes (expected {expected})")
+    invalid = np.argwhere(~np.isin(findings, (-1, 0, 1)))
+    if len(invalid):
+        row, column = invalid[0].tolist()
+        position = f"example {row} has {findings[row, column]} in column {column} ({names[column]!r})"
+        raise DataError(f"{path}: labels: {position} (expected 1, 0 and -1 (unknown))")
+    return findings, names
 
 
 def as_image_array(path: Path, arrays: Mapping[str, Column]) -> Images:
-    """The array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy where that can be."""
+    """Return the array ``images`` as ``(N, C, H, W)``, uint8 or float32, without a copy if possible.
+
+    Raises:
+        DataError: another type or shape, or values outside [0, 1].
+    """
     images = require_array(path, arrays, "images")
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise DataError(f"{path}: images are {images.dtype} (expected uint8, or floats in [0, 1])")
     if images.ndim == 3:
         images = images[:, None]
     else:
-        last = images.ndim == 4 and 1 <= images.shape[3] <= 4
-        first = images.ndim == 4 and 1 <= images.shape[1] <= 4
-        if last == first:  # neither, or it cannot be told
-            told = f"images are of shape {images.shape}: allowed is (N, H, W), (N, H, W, C) or (N, C, H, W)"
-            raise DataError(f"{path}: {told} with 1 to 4 channels, and H and W above 4")
-        images = images.transpose(0, 3, 1, 2) if last else images
+        channels_last = images.ndim == 4 and 1 <= images.shape[3] <= 4
+        channels_first = images.ndim == 4 and 1 <= images.shape[1] <= 4
+        if channels_last == channels_first:  # neither, or ambiguous
+            shapes = "(N, H, W), (N, H, W, C) or (N, C, H, W), with 1 to 4 channels, and H and W above 4"
+            raise DataError(f"{path}: images are of shape {images.shape} (expected {shapes})")
+        images = images.transpose(0, 3, 1, 2) if channels_last else images
     if images.dtype == np.uint8:
         require_full_scale(images, str(path))
         return images
-    bad = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
-    if len(bad):
-        first = images[bad[0]]
-        what = "NaN" if np.isnan(first).any() else f"values from {first.min():.3g} to {first.max():.3g}"
-        told = f"{len(bad)} images are no pictures, the first is image {bad[0]}, which has {what}"
-        raise DataError(f"{path}: {told} (expected numbers from 0 to 1, or bytes (uint8))")
+    out_of_range = np.flatnonzero(~((images >= 0) & (images <= 1)).all(axis=(1, 2, 3)))  # NaN is bad too
+    if len(out_of_range):
+        example = images[out_of_range[0]]
+        has_nan = np.isnan(example).any()
+        content = "NaN" if has_nan else f"values from {example.min():.3g} to {example.max():.3g}"
+        first = f"the first is image {out_of_range[0]}, which has {content}"
+        problem = f"{len(out_of_range)} images have invalid pixels, {first}"
+        raise DataError(f"{path}: {problem} (expected numbers from 0 to 1, or bytes (uint8))")
     return images.astype(np.float32)
 
 
-def require_full_scale(pixels: npt.NDArray[Any], what: str) -> None:
-    """Refuse pixels from 0 to 255 of which none is above 1: binary ones, or ones already divided by 255.
+def require_full_scale(pixels: npt.NDArray[Any], source: str) -> None:
+    """Check that pixels in 0..255 use more than the values 0 and 1.
+
+    Binary images, or images already divided by 255, are probably a mistake.
 
     Raises:
-        DataError: there are no others.
+        DataError: the largest pixel is 1 or less, and above 0.
     """
     if 0 < pixels.max(initial=0) <= 1:
-        hint = "of pictures of 0 and 1, times 255"
-        raise DataError(f"{what}: no pixel is above 1 (expected pixels from 0 to 255; {hint})")
+        hint = "multiply images of 0 and 1 by 255"
+        raise DataError(f"{source}: no pixel is above 1 (expected pixels from 0 to 255; {hint})")
 
 
 def require_array(path: Path, arrays: Mapping[str, Column], name: str) -> Column:
-    """One of some arrays; a DataError if there is none of that name."""
+    """Return the array ``name``.
+
+    Raises:
+        DataError: there is no such array.
+    """
     if name not in arrays:
         raise DataError(f"{path}: has no array {name!r}, only {', '.join(sorted(arrays)) or 'nothing'}")
     return arrays[name]
 
 
-# What numpy and zipfile raise for a file that is damaged, of another format, or holds a pickle.
+# Raised by numpy and zipfile for a file that is damaged, has another format, or holds a pickle.
 NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
-MEDMNIST_PARTS = ("train", "test", "val")  # parts of its files, as "split" numbers them
+MEDMNIST_PARTS = ("train", "test", "val")  # in the order of their codes in "split"
 
 
 def read_npz(path: Path) -> dict[str, Column]:
-    """All arrays of an ``.npz``, by name.
+    """Read all arrays of an ``.npz``, by name.
 
-    The files of MedMNIST, known by ``train_images``, become ``images``, ``labels`` and ``split``.
+    MedMNIST files, recognized by ``train_images``, become ``images``, ``labels`` and ``split``.
 
     Raises:
-        DataError: a file that cannot be read or holds Python objects.
+        DataError: the file cannot be read or holds Python objects.
     """
     arrays: dict[str, Column] = {}
-    what = str(path)
+    item = str(path)
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise DataError(f"{path}: holds a single array (expected an .npz with named arrays)")
             for name in file.files:
-                what = f"{path}: array {name!r}"
+                item = f"{path}: array {name!r}"
                 arrays[name] = np.asarray(file[name])
     except DataError:
         raise
     except NPZ_ERRORS as error:
-        # numpy takes a file that it does not know for a pickle.
-        unknown = "Python objects or an unknown format; pickle is never read"
+        # numpy takes an unknown format for a pickle.
+        reason = "Python objects or an unknown format; pickle is never read"
         raise DataError(
-            f"{what} cannot be read ({unknown if 'pickle' in str(error) else first_line(error)})"
+            f"{item} cannot be read ({reason if 'pickle' in str(error) else first_line(error)})"
         ) from error
     arrays = _normalize_array_names(path, arrays)
     return _merge_medmnist_parts(path, arrays) if "train_images" in arrays else arrays
 
 
 def _normalize_array_names(path: Path, arrays: Mapping[str, Column]) -> dict[str, Column]:
-    """Arrays by the one form of their names: ``"split "`` is the split, and passed over it would be lost."""
+    """Normalize the names of arrays, so that ``"split "`` is not ignored."""
     return dict(zip(class_names(arrays, f"{path}: arrays"), arrays.values(), strict=True))
 
 
 def _merge_medmnist_parts(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:
-    """The parts of MedMNIST's files in one, with ``split`` where there are several; no other array is lost.
+    """Concatenate the parts of a MedMNIST file, and add ``split`` if there are several.
 
-    The validation part may be missing, and the test part, too, which is then drawn.
+    The validation part may be missing, and the test part too. All other arrays are kept.
     """
     parts = [part for part in MEDMNIST_PARTS if f"{part}_images" in arrays]
     if parts == ["train", "val"]:
-        missing = "has val_images and no test_images"
-        raise DataError(f"{path}: {missing} (expected train and test parts, and val next to them)")
-    of_parts = {name: name.partition("_")[2] for name in arrays if name.partition("_")[0] in MEDMNIST_PARTS}
-    joined = {name: array for name, array in arrays.items() if name not in of_parts}
-    for kind in dict.fromkeys(of_parts.values()):
-        some = [require_array(path, arrays, f"{part}_{kind}") for part in parts]
-        for part, array in zip(parts, some, strict=True):
+        problem = "has val_images and no test_images"
+        raise DataError(f"{path}: {problem} (expected train and test parts, and val next to them)")
+    suffixes = {name: name.partition("_")[2] for name in arrays if name.partition("_")[0] in MEDMNIST_PARTS}
+    merged = {name: array for name, array in arrays.items() if name not in suffixes}
+    for suffix in dict.fromkeys(suffixes.values()):
+        part_arrays = [require_array(path, arrays, f"{part}_{suffix}") for part in parts]
+        for part, array in zip(parts, part_arrays, strict=True):
             count = len(arrays[f"{part}_images"])
-            if array.shape[:1] != (count,) or array.shape[1:] != some[0].shape[1:]:
-                allowed = f"one for each of {count} images, of one shape in all parts"
-                raise DataError(f"{path}: {part}_{kind} is of shape {array.shape} (expected {allowed})")
-        joined[kind] = np.concatenate(some)
+            if array.shape[:1] != (count,) or array.shape[1:] != part_arrays[0].shape[1:]:
+                expected = f"one for each of {count} images, of one shape in all parts"
+                raise DataError(f"{path}: {part}_{suffix} is of shape {array.shape} (expected {expected})")
+        merged[suffix] = np.concatenate(part_arrays)
     if len(parts) > 1:
         counts = [len(arrays[f"{part}_images"]) for part in parts]
-        joined["split"] = np.repeat([MEDMNIST_PARTS.index(part) for part in parts], counts)
-    return joined
+        merged["split"] = np.repeat([MEDMNIST_PARTS.index(part) for part in parts], counts)
+    return merged

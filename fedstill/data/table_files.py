@@ -209,7 +209,7 @@ def read_class_csv(
         test = pop_split_column(table, path)
         known = {column: np.array(cells) for column, cells in table.items()}
         images = _read_listed_images(path, names, size, channels)
-        return RawImages(images, labels, classes, test, known, names=np.array(names))
+        return RawImages(images, labels, classes, test, known, file_names=np.array(names))
     options = {option: column for option, column in asdict(columns).items() if column or option == "label"}
     if columns.label not in header:
         allowed = f"one column of {path}, which has {_format_header(header)}; {TABULAR_HINT}"
@@ -298,7 +298,7 @@ def read_finding_csv(
     test = pop_split_column(table, path)
     known = {key: np.array(cells) for key, cells in table.items() if key in aside - {image, listed}}
     images = _read_listed_images(path, table[image], size, channels)
-    return RawImages(images, labels, names, test, known, names=np.array(table[image]))
+    return RawImages(images, labels, names, test, known, file_names=np.array(table[image]))
 
 
 def _parse_finding_lists(

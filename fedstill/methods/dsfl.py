@@ -105,8 +105,8 @@ class DSFL(WeighsNodes):
         releases={"logits": LOGITS},
         times=lambda self, at: self.rounds,
         rows=max_rows,
-        reads=(),
-        span=lambda self, sent: Span.one(int(sent["round"]), self.rounds),
+        depends_on_records=(),
+        span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
     )
     def predict(self, nodes: Group, rows: torch.Tensor, round: int) -> Tensors:
         """Update on own data; then t_k of the rows of o_r that lack a label, as logits ``(G, B, C)``."""
@@ -125,7 +125,7 @@ class DSFL(WeighsNodes):
             **({"kept": INDICES} if self.keep else {}),
         },
         times=lambda self, at: self.rounds,
-        reads=(),
+        depends_on_records=(),
     )
     def learn(
         self,

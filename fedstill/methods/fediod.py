@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import ArgumentError, Group, Needs, Responses, Server, cosine, descend, query, set_lr
+from fedstill.methods import ArgumentError, Group, Needs, Responses, Server, cosine_lr, descend, query, set_lr
 from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
@@ -109,14 +109,17 @@ class FedIOD(Importance, FromNoise, Imagines):
         differentiable=lambda self, at: ("x",) if self.through else (),
         times=lambda self, at: self.steps,
         rows=lambda self, at: (1 + self.directions) * self.batch,
-        reads=lambda self, at: (*(("critic_real",) if self.relative else ()), *self.critics(at).reads),
+        depends_on_records=lambda self, at: (
+            *(("critic_real",) if self.relative else ()),
+            *self.critics(at).reads,
+        ),
         trains=lambda self, at: ("critic",) if self.critical else (),
         sums=lambda self, at: self.summed(at),
-        draws=lambda self, nodes, x, **about: {
+        sampler=lambda self, nodes, x, **about: {
             **self.critics(nodes.at).drawn(nodes, nodes.number, x),
             **self.known(nodes, x),
         },
-        records=lambda self, at: not self.critics(at).compares,
+        capturable=lambda self, at: not self.critics(at).compares,
         finite_differences=lambda self, at: bool(self.directions),
     )
     def examine(
@@ -158,7 +161,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         task = server.task
         state.histogram.gather(server)
         state.source.gather(server)
-        set_lr(state.adam, cosine(t, self.turns, self.generator_lr, self.generator_lr_end))
+        set_lr(state.adam, cosine_lr(t, self.turns, self.generator_lr, self.generator_lr_end))
 
         # Input distillation
         w = state.source.draw(self.batch, "w", t)

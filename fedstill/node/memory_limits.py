@@ -28,12 +28,12 @@ from fedstill.data.input_spec import (
 from fedstill.models import FORWARD, example
 from fedstill.models.module_utils import in_mode
 
-SHARE = 0.75  # of a machine's memory, where its owner says nothing
-TRAINED = 4  # of each parameter: its weight, its gradient and what Adam remembers of it, twice
-OUT = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memory", re.IGNORECASE)
+DEFAULT_SHARE = 0.75  # of a machine's memory, where its owner says nothing
+COPIES_IN_TRAINING = 4  # of each parameter: its weight, its gradient and what Adam remembers of it, twice
+OUT_OF_MEMORY = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memory", re.IGNORECASE)
 
 
-def allowed(most: int | None, device: torch.device) -> int:
+def memory_limit(most: int | None, device: torch.device) -> int:
     """Bytes that a run may take on a device under policy ``max_memory``; 0 is no limit."""
     if most is not None:
         return most
@@ -43,7 +43,7 @@ def allowed(most: int | None, device: torch.device) -> int:
     return min(machine, int(SHARE * torch.cuda.get_device_properties(device).total_memory))
 
 
-def _machine() -> int:
+def _machine_memory() -> int:
     """Bytes of memory that this machine has, or the container that this process is in."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
@@ -76,7 +76,7 @@ def limit_process(most: int, device: torch.device) -> None:
         torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
 
 
-def ran_out(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or what caused it, is that there was no more memory."""
     seen: list[BaseException] = []  # an error may be named as its own cause
     while error is not None and error not in seen:
@@ -92,12 +92,12 @@ def ran_out(error: BaseException | None) -> bool:
 # --- what things take -----------------------------------------------------------------------------------
 
 
-def of_weights(model: nn.Module) -> int:
+def training_bytes(model: nn.Module) -> int:
     """Bytes of a network that is trained."""
     return TRAINED * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
 
 
-def of_input(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> int:
+def bytes_per_input(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> int:
     """Bytes that a network keeps of one input of a shape until its gradients are known, with its output.
 
     Found on the meta device; of a network that cannot be computed there, with inputs of zeros.
@@ -114,7 +114,7 @@ def of_input(model: nn.Module, shape: tuple[int, ...], form: Form = "images") ->
             return _kept(model, x, device) // len(x)
 
 
-def _kept(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
+def _saved_bytes(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
     """Bytes of all that is kept for the way back from inputs, and of what comes out."""
 
     def there(tensor: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ def _kept(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-def _place(tensor: torch.Tensor) -> int:
+def _storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -176,7 +176,7 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     require_memory("its data beside its model and public data", need + responses + own, most)
 
 
-def _model(spec: InputSpec) -> str:
+def _describe_model(spec: InputSpec) -> str:
     sizes = " x ".join(map(str, spec.shape))
     tokens = f", {spec.vocabulary} token ids" if spec.vocabulary else ""
     return f"its model for inputs of {sizes}{tokens} and {len(spec.classes)} classes"

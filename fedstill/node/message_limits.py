@@ -27,7 +27,7 @@ JOIN = "join"
 
 
 @contextmanager
-def limited(node: str, query: str, seconds: int = 0) -> Iterator[None]:
+def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
     """Refuse what a node computes for a query once it takes more than ``seconds`` (0: no limit), or more
     memory than there is.
 
@@ -52,7 +52,7 @@ def limited(node: str, query: str, seconds: int = 0) -> Iterator[None]:
         raise QueryRefused(node, query, rule) from error
 
 
-class Sizes:
+class QuerySizeLimits:
     """What one node can be asked about at once, in ``most`` bytes; 0 is no limit."""
 
     def __init__(self, node: Node, public: PublicData | None, spec: InputSpec, most: int) -> None:
@@ -65,7 +65,7 @@ class Sizes:
             QueryRefused: rows that the public data do not have, or tensors of another form than the run's.
             TooLarge: more inputs at once than the node's networks have memory for.
         """
-        self._require_forms(query, tensors)
+        self._require_shapes(query, tensors)
         most = 0 if self._public is None else len(self._public)
         indices = [name for name, kind in query.sends.items() if kind == INDICES]
         for name in indices:
@@ -77,14 +77,14 @@ class Sizes:
                 raise QueryRefused(self._node.name, query.name, rule)
         rows_asked = max([0, *(len(tensors[name]) for name, kind in query.sends.items() if kind == INPUTS)])
         if rows_asked and self._most:
-            need = rows_asked * self._each_input
+            need = rows_asked * self._bytes_per_input
             require_memory(f"a query about {rows_asked} inputs at once", need, self._most)
         named = sum(tensors[name].numel() for name in indices)
         if named and self._public is not None:  # one may be named often, and is copied each time
             each = size(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
             require_memory(f"a query about {named} public inputs at once", named * each, self._most)
 
-    def _require_forms(self, query: Query, tensors: Tensors) -> None:
+    def _require_shapes(self, query: Query, tensors: Tensors) -> None:
         """Refuse counts, logits and schedules that are none of this run's, by what its plan says alone."""
         about = next((tensors[name] for name, kind in query.sends.items() if kind == INDICES), None)
         for name, kind in query.sends.items():
@@ -107,10 +107,10 @@ class Sizes:
         return self._spec.make_task()
 
     @cached_property
-    def _each_input(self) -> int:
+    def _bytes_per_input(self) -> int:
         """Bytes that the node's networks keep of one input that they are asked about."""
         shape, modules = tuple(self._node.data.inputs.shape[1:]), self._node.modules
-        form = self._spec.task.makes.form
+        form = self._spec.task.task_class.form
         each = memory_limits.of_input(modules["model"], shape, form)
         weight = next(modules["critic"].parameters()) if "critic" in modules else None
         if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers

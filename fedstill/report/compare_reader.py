@@ -143,7 +143,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
     ]
     if any(entry.spread_is_over_nodes for entry in entries):
         notes.append("Behind the nodes' mean stands its deviation over the nodes, as there is one seed.")
-    in_tables = [metric for metric in metrics.values() if metric.brief or metric.title in titles]
+    in_tables = [metric for metric in metrics.values() if metric.in_summary or metric.title in titles]
     lower = [metric.title for metric in in_tables if metric.better == "lower"]
     if lower:
         notes.append(f"Lower is better: {', '.join(lower)}.")

@@ -173,7 +173,7 @@ class Summary:
     def shown(self) -> list[str]:
         """Those in tables: of the central model what any run has, and of the nodes' own the first."""
         first, local, *_ = self.names()
-        others = [metric.key for metric in self.metrics[1:] if metric.brief]
+        others = [metric.key for metric in self.metrics[1:] if metric.in_summary]
         return [first, local, *(key for key in others if any(entry.has(key) for entry in self.entries))]
 
     def compared(self) -> list[str]:

@@ -150,7 +150,7 @@ def leakage_notes(columns: Sequence[LeakageColumn]) -> tuple[str, str]:
         "An attack that gets little shows that this attack, at this strength, got little; it shows nothing "
         "of stronger ones. Nothing here is called safe.",
         "Each of these figures is of the strongest attack of those tried (the highest mean over seeds). "
-        + "".join(f"{column.says} " for column in columns if column.says)
+        + "".join(f"{column.description} " for column in columns if column.description)
         + "The best of several attacks lies a little above guessing by chance, and one run's figure has an "
         "interval, in its report: marks that are close to each other, or to the dashed line, are not told "
         "apart.",

@@ -201,4 +201,4 @@ def strongest(column: LeakageColumn, found: Leakage | None) -> dict[str, float]:
 
 
 def pick(column: LeakageColumn, values: Iterable[float]) -> float:
-    return min(values) if column.lowest else max(values)
+    return min(values) if column.lower_is_stronger else max(values)

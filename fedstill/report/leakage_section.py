@@ -90,13 +90,13 @@ def _table(
     attacks = any(line.attack for line in table)
     rows = []
     for line in table:
-        cells = [Cell(named(line.who))] if attacks else []
+        cells = [Cell(named(line.target))] if attacks else []
         for name in metrics:
             row = line.metrics.get(name)
-            own = "" if row is None or shared[name] else row.without
+            own = "" if row is None or shared[name] else row.baseline
             cells.append(Cell(NONE) if row is None else _cell(row, own, row in best))
         cells += [] if guess is None else [Cell(_bar(line.metrics.get(metrics[0]), guess), style="bar")]
-        rows.append(Row(line.attack if attacks else named(line.who), cells))
+        rows.append(Row(line.attack if attacks else named(line.target), cells))
     heads = [f"{name[:1].upper()}{name[1:]}" for name in metrics]
     told = [*([Column("Tried on", "")] if attacks else []), *map(Column, heads)]
     foot = [*([Cell("")] if attacks else []), *(Cell(without) for without in shared.values())]
@@ -109,12 +109,12 @@ def _table(
 
 
 def _cell(row: LeakageMetric, without: str, best: bool) -> Cell:
-    small = [row.says, f"without it {without}" if without else ""]
+    small = [row.note, f"without it {without}" if without else ""]
     return Cell(row.written, Markup("<br>").join(filter(None, small)), bold=best)
 
 
 def _shared(rows: Sequence[LeakageMetric]) -> str:
-    told = {row.without for row in rows}
+    told = {row.baseline for row in rows}
     return told.pop() if len(told) == 1 else ""
 
 
@@ -123,7 +123,7 @@ def _best(rows: Sequence[LeakageMetric], columns: Mapping[str, LeakageColumn]) -
     for name, column in columns.items():
         told = [(row.value, row) for row in rows if row.column == name and row.value is not None]
         if len(told) > 1:
-            strongest = min if column.lowest else max
+            strongest = min if column.lower_is_stronger else max
             found.append(strongest(told, key=lambda each: each[0])[1])
     return found
 
@@ -153,7 +153,7 @@ def _pictures(told: ImageTable, stacks: Mapping[str, Array], named: Named) -> di
     count = len(drawn[0]["cells"]) if drawn else 0
     return {
         "title": told.title,
-        "says": told.says,
+        "note": told.note,
         "heads": [named(head) for head in told.heads[:count]],
         "strips": drawn,
         "more": len(told.heads) - count,

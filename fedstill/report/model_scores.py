@@ -145,7 +145,7 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
 
 def table(result: Result) -> Table:
     """What each model reaches, by the figures that are shown in brief."""
-    shown = [place for place, metric in enumerate(result.metrics) if metric.brief or not place]
+    shown = [place for place, metric in enumerate(result.metrics) if metric.in_summary or not place]
     metrics = [result.metrics[place] for place in shown]
     several = len(metrics) > 1  # then units stand above, to make room
     columns = [Column(lowercase_title(format_header(metric, units=several))) for metric in metrics]

@@ -41,7 +41,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     tiles = [
         Fact("Requests that wait", str(len(waiting)), asked),
         Fact("Left the node", human_bytes(left), counted(len({run for _, run in node.left}), "run")),
-        Fact("Budget left", _left(node.costs[ALL]) if node.costs else "all", "epsilon, over all runs"),
+        Fact("Budget left", _left(node.costs[ALL_RUNS]) if node.costs else "all", "epsilon, over all runs"),
         Fact("Logs", "sound" if sound else "not sound", f"{node.entries:,} entries in the audit log"),
     ]
     runs = "is not joined to a federation" if process is None else f"runs as process {process}"
@@ -125,12 +125,12 @@ def _costs(node: Overview) -> Table:
     return Table("What runs have cost", "Run", [Column("Spent"), Column("Left")], rows, style="price")
 
 
-def _spent(cost: Cost) -> str:
+def _spent(cost: AuditCost) -> str:
     return round_up(cost.epsilon) if cost.events is not None else UNKNOWN
 
 
-def _left(cost: Cost) -> str:
-    return round_down(cost.left) if cost.left is not None else UNKNOWN
+def _left(cost: AuditCost) -> str:
+    return round_down(cost.remaining) if cost.remaining is not None else UNKNOWN
 
 
 def _log(node: Overview) -> Table:

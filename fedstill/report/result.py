@@ -16,7 +16,7 @@ from fedstill.core.config_tables import load
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_result
 from fedstill.core.text_format import number
-from fedstill.protocol.payload_kinds import KNOWN, PayloadKind
+from fedstill.protocol.payload_kinds import KNOWN_KINDS, PayloadKind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Metric
@@ -191,4 +191,4 @@ class Result:
 
     def payload_kinds(self) -> Mapping[str, PayloadKind]:
         """What is known of each kind of release, as the method that released it told."""
-        return {**{name: PayloadKind(name, **vars(said)) for name, said in self.kinds.items()}, **KNOWN}
+        return {**{name: PayloadKind(name, **vars(said)) for name, said in self.kinds.items()}, **KNOWN_KINDS}

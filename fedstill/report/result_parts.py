@@ -267,9 +267,9 @@ class FilesRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class KindRecord:
-    """What is said of a kind of release, by the method that released it."""
+    """Declaration of a payload kind by the method that released it."""
 
-    says: str = ""
-    of: str = ""
-    of_maps: bool = False
+    description: str = ""
+    category: str = ""
+    from_label_maps: bool = False
     package: str = ""

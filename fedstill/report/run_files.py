@@ -109,8 +109,8 @@ class AuditTotals:
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         traffic = self.nodes.setdefault(entry["node"], NodeTraffic())
-        traffic.price.update(entry["price"])
-        traffic.bare += entry["bare"]
+        traffic.price.update(entry["cost"])
+        traffic.bare += entry["no_guarantee"]
         if entry["part"] not in RELEASES:
             return
         traffic.queries.add(entry["number"])

@@ -203,7 +203,9 @@ def traffic(result: Result, audit: AuditTotals | None) -> TrafficTable:
         groups.append((title, len(heads)))
     about = "Queries answered, and bytes that left and came to each node, by kind"
     known_kinds, listed = result.payload_kinds(), kinds["up"] + kinds["down"]
-    meanings = [(kind, known_kinds[kind].says) for kind in order if kind in known_kinds and kind in listed]
+    meanings = [
+        (kind, known_kinds[kind].description) for kind in order if kind in known_kinds and kind in listed
+    ]
     table = Table(about, "Node", columns, rows, [Row("All nodes", foot)], groups)
     return TrafficTable(table, [each for each in meanings if each[1]], agrees)
 

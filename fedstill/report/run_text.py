@@ -69,9 +69,9 @@ def _what_left(result: Result) -> str:
     # Kinds that carry neither a training example nor a model. Of any other kind, and of what a method that is
     # not ours says of its own, the page claims nothing.
     ours = {kind for kind in by_kind if kind in kinds and not kinds[kind].package}
-    models = {kind for kind in ours if kinds[kind].of == "model"}
-    responses = {kind for kind in ours & left if kinds[kind].output or kinds[kind].of == "query"}
-    of_maps = {kind for kind in ours & left if kinds[kind].of_maps}
+    models = {kind for kind in ours if kinds[kind].category == "model"}
+    responses = {kind for kind in ours & left if kinds[kind].is_output or kinds[kind].category == "query"}
+    of_maps = {kind for kind in ours & left if kinds[kind].from_label_maps}
     if "private data" in left:
         return "The nodes' training data left them."
     if "label maps" in left and not left - responses - of_maps:

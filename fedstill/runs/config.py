@@ -140,7 +140,7 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
         ArgumentError: a value out of range.
     """
     results = list(results)
-    kinds = [task.makes for task in (*(TASKS.working().values() if results else ()), *tasks)]
+    kinds = [task.task_class for task in (*(TASKS.working().values() if results else ()), *tasks)]
     known = {metric.key: metric for kind in kinds for metric in kind.metrics}
     for paper in results:
         key = paper.metric.removeprefix("local ")

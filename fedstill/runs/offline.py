@@ -27,7 +27,7 @@ from fedstill.federation.offline_link import ResponseFiles
 from fedstill.federation.replies import parse_reply
 from fedstill.node.replies import NodeVersions
 from fedstill.protocol.method import METHODS, method_name
-from fedstill.protocol.run_plan import RunPlan, fingerprint
+from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.run import COMMAND, check_folder, machine_and_date, note_failures
@@ -73,7 +73,7 @@ def make(config: RunConfig) -> Queries:
         QUERIES,
         to_dict(config)["method"],
         spec,
-        public=fingerprint(public),
+        public=public_fingerprint(public),
         public_note=("", "") if public is None else (public.name, public.note),
     )
     return Queries(plan, public, tuple(method.planned_queries(public, config.seed)))

@@ -27,7 +27,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.payload_kinds import LABEL_COUNTS
 from fedstill.protocol.queries import NodeSetting
-from fedstill.protocol.run_plan import RunPlan, describe, fingerprint
+from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.runs.build import about, servers
 from fedstill.runs.config import RunConfig, to_dict
@@ -44,7 +44,7 @@ def plan_of(config: RunConfig, data: DataSet, public: PublicData | None, name: s
         to_dict(config)["method"],
         InputSpec.from_data(config.task, data),
         WireConfig(config.link.inputs, config.link.gradients),
-        fingerprint(public),
+        public_fingerprint(public),
         ("", "") if public is None else (public.name, public.note),
         re.sub(r"[^ -~]", "?", config.student.model)[:200],
         config.link.min_nodes(nodes),

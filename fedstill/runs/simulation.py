@@ -27,8 +27,8 @@ from fedstill.node.node import Node
 from fedstill.node.node_group import stacking_key
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import chain_digest, digest
-from fedstill.protocol.local_config import WHOLE, Span
-from fedstill.protocol.run_plan import fingerprint
+from fedstill.protocol.local_config import FULL_TRAINING, Span
+from fedstill.protocol.run_plan import public_fingerprint
 from fedstill.runs.simulation_metrics import MeasuredSimulation
 from fedstill.runs.trained_model_cache import TrainedModels
 
@@ -105,7 +105,7 @@ class Simulation(MeasuredSimulation):
             node.load_state_dict(saved["nodes"][node.name])
 
     def _learn(self) -> None:
-        span = self.side.first
+        span = self.side.initial_training
         if span is None:
             return
 
@@ -132,7 +132,7 @@ class Simulation(MeasuredSimulation):
         if saved.get("mark"):
             self.mark.load_state_dict(saved["mark"])
         with self.clock.phase("centralized"):
-            self._train_once("centralized", [[self.mark]], "centralized", WHOLE)
+            self._train_once("centralized", [[self.mark]], "centralized", FULL_TRAINING)
         self.mark.optimizers.clear()
 
     def _serve(self, saved: Mapping[str, Any]) -> Server:
@@ -155,7 +155,9 @@ class Simulation(MeasuredSimulation):
     @cached_property
     def _data(self) -> str:
         """A fingerprint of what is learned from and tested on: a file may be another as a run goes on."""
-        return chain_digest(digest_of([*self.setting.parts, self.setting.test]), fingerprint(self.public))
+        return chain_digest(
+            digest_of([*self.setting.parts, self.setting.test]), public_fingerprint(self.public)
+        )
 
     def _models(self) -> dict[str, str]:
         """What the networks are beside their weights, and the files of those that only predict."""
@@ -252,7 +254,7 @@ class Simulation(MeasuredSimulation):
         local = self.setting.local
         if phase == "centralized" and self.mark is not None:
             return "centralized", self.local_steps.get("centralized", 0), local.steps(len(self.mark.data))
-        span = self.side.first or WHOLE
+        span = self.side.initial_training or FULL_TRAINING
         totals = {node.name: len(span.steps(local.steps(len(node.data)))) for node in self.learners}
         groups = self.groups["local_training"]
         done = sum(min(totals[name], self.local_steps.get(group[0], 0)) for group in groups for name in group)

@@ -21,8 +21,8 @@ from fedstill.models.module_utils import copied, load_vector, parameter_count, t
 from fedstill.node.local_training import at_once
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
-from fedstill.protocol.local_config import WHOLE
-from fedstill.protocol.secure_aggregation import SUM, decode_sums, sum_contributions, total
+from fedstill.protocol.local_config import FULL_TRAINING
+from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums, sum_contributions
 from fedstill.runs.evaluation import Metrics, Outputs, deviation, float32_outputs, mean
 from fedstill.runs.simulation_nodes import PreparedSimulation
 from fedstill.runs.trained_model_cache import TrainedModels
@@ -42,7 +42,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         """What the method is judged by, and the nodes' own models, as they are now."""
         metric = self.task.metric
         told = {metric: self._central()}
-        if self.side.learns:
+        if self.side.trains_models:
             told[f"local_{metric}"] = mean([{metric: value} for value in self._score_shares()])[metric]
         return told
 
@@ -57,7 +57,11 @@ class MeasuredSimulation(PreparedSimulation, ABC):
     # --- the parts of the figures ---------------------------------------------------------------------
 
     def _outputs(self) -> Outputs:
-        own = self._own(self.known, self.side.first == WHOLE) if self.side.learns else {}
+        own = (
+            self._own(self.known, self.side.initial_training == FULL_TRAINING)
+            if self.side.trains_models
+            else {}
+        )
         marked = None if self.mark is None else self._own([self.mark])[self.mark.name]
         ensembled = self._ensemble(self.test.inputs, own)
         central = ensembled if self.method.central == "ensemble" else self.responses(self.test.inputs)
@@ -83,10 +87,10 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         return {
             "local": (
                 {**self._spreads(each), "share": self._spread(self._score_shares(told.own))}
-                if self.side.learns
+                if self.side.trains_models
                 else None
             ),
-            "standalone": self._spreads(each) if self.side.first == WHOLE else None,
+            "standalone": self._spreads(each) if self.side.initial_training == FULL_TRAINING else None,
             "ensemble": (
                 None
                 if ensembled is None
@@ -153,8 +157,8 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         Args:
             own: what nodes' models answer on them, as far as it is known.
         """
-        teachers = self._teachers() if self.side.look is not None else []
-        if self.side.look is None or not teachers:
+        teachers = self._teachers() if self.side.preview_responses is not None else []
+        if self.side.preview_responses is None or not teachers:
             return None
         answered = dict(own or {})
         for node in teachers:
@@ -165,7 +169,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
             for start in range(0, len(inputs), size):
                 rows = slice(start, start + size)
                 z = torch.stack([answered[node.name][rows] for node in teachers])  # (K, B, C, ...)
-                told: object = self.side.look(teachers, inputs[rows], z)
+                told: object = self.side.preview_responses(teachers, inputs[rows], z)
                 if not isinstance(told, Mapping):
                     allowed = "answers by name, as {'logits': (K, B, C)}"
                     raise ArgumentError(f"look of {self.method.title}", type(told).__name__, allowed)
@@ -190,8 +194,8 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         added = []
         for row, node in enumerate(teachers):
             mine = {name: each[row] for name, each in told.items()}
-            added.append(sum_contributions(mine, asked.kinds(), asked.sums, node.released_counts))
-        values, _ = decode_sums(total(added), asked.kinds())
+            added.append(sum_contributions(mine, asked.released_kinds(), asked.sums, node.released_counts))
+        values, _ = decode_sums(add_contributions(added), asked.released_kinds())
         placed = self.compute.here({name: value.unsqueeze(0) for name, value in values.items()})
         return Responses(-1, (SUM,), placed)
 

@@ -111,7 +111,7 @@ class PreparedSimulation(Run, ABC):
             check_priced(node)
             for module in node.modules.values():
                 self.compute.place(module)
-        if self.side.first is not None:
+        if self.side.initial_training is not None:
             local_training.prepare(self.learners, setting.local)
         # Would every node answer what the method asks, and do the options go with task, student and public
         # data? The server itself knows, so one is made and let go.

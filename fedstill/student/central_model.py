@@ -234,9 +234,9 @@ def raw_inputs(spec: InputSpec, words: str) -> RawInputs:
     Raises:
         MethodRefused: inputs are measurements of images, which no camera or table gives.
     """
-    if spec.task.makes.kind == "image":
+    if spec.task.task_class.kind == "image":
         raise MethodRefused("asking a student about new images", "the student", MEASURED)
-    kind = spec.task.makes.form
+    kind = spec.task.task_class.form
     return RawPixels(spec) if kind == "images" else RawRows(spec) if kind == "rows" else RawTexts(spec, words)
 
 
@@ -272,7 +272,7 @@ class CentralModel(nn.Module):
         self.network, self.about = network, about
         self._raw: RawInputs | None = None
         self.offset, self.scale = unit_of(about.known.schema)
-        if about.known.task.makes.kind != "image":
+        if about.known.task.task_class.kind != "image":
             self._raw = raw_inputs(about.known, about.words)
         self.eval()
 
@@ -298,12 +298,12 @@ class CentralModel(nn.Module):
     def responses(self, x: torch.Tensor) -> torch.Tensor:
         """The same of inputs that have been checked."""
         outputs: torch.Tensor = self.network(self.raw(x))
-        return self.offset + self.scale * outputs if self.spec.task.makes.kind == "number" else outputs
+        return self.offset + self.scale * outputs if self.spec.task.task_class.kind == "number" else outputs
 
     def probabilities(self, x: Any) -> torch.Tensor:
         """Of each class ``(N, classes, ...)``; of labels that exclude none, each by itself; that an event has
         not come by the end of each interval; numbers as they are."""
-        kind, blocks = self.spec.task.makes.kind, torch.split(self._checked(x), BLOCK)
+        kind, blocks = self.spec.task.task_class.kind, torch.split(self._checked(x), BLOCK)
         with torch.no_grad():
             outputs = torch.cat([self.responses(some) for some in blocks])
         if kind == "number":
@@ -350,7 +350,7 @@ def load(place: str | Path, model: nn.Module | str | None = None) -> CentralMode
 def described(student: CentralModel) -> dict[str, Any]:
     """What an export says of itself: what goes in, what comes out."""
     about = student.about
-    outs = "numbers in the unit of the target" if student.spec.task.makes.kind == "number" else "logits"
+    outs = "numbers in the unit of the target" if student.spec.task.task_class.kind == "number" else "logits"
     return {
         "model": about.model,
         "input": student.raw.says,

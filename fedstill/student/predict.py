@@ -27,7 +27,7 @@ def predict(student: CentralModel, data: str, how: NewDataOptions, out: Path) ->
         MethodRefused: its answers are maps or images, which no line holds.
         FedstillError: the data cannot be read as its inputs.
     """
-    kind = student.spec.task.makes.kind
+    kind = student.spec.task.task_class.kind
     if kind in ("map", "image"):
         told = f"task {student.spec.task.called} answers with {kind}s, and a csv has a line an example"
         raise MethodRefused("predict", "the student", f"{told}; fedstill.load(RUN) gives them as tensors")

@@ -1,20 +1,20 @@
-"""What is learned: losses, how answers are ensembled, metrics. Methods know only :class:`Task`.
+"""Tasks: losses, ensembles of responses, and metrics. Methods use only :class:`Task`.
 
-One file a task (``classification``, ``multi_label``, ``segmentation``, ``instances``, ``reconstruction``,
-``regression``, ``survival``): a subclass of ``task.Task``, and one of ``config.TaskConfig`` with its options;
-``map_task`` is what those share whose answer is a class a pixel, ``numbers`` what those do whose answer is no
-class. ``formulas`` are the papers', as pure functions of logits; ``ensembles`` the ways to make one answer of
-the nodes'; a ``metric`` is one of a task's metrics, ``classification_metrics``, ``segmentation_metrics``,
-``instance_metrics``, ``reconstruction_metrics`` and ``survival_metrics`` compute them, ``cases`` are whose
-they are means over. ``synthetic_maps``, ``instance_classes`` and ``body_mask`` are what maps are made of.
+Each task has a file (``classification``, ``multi_label``, ``segmentation``, ``instances``,
+``reconstruction``, ``regression``, ``survival``) with a subclass of ``task.Task``, its metrics, and a
+subclass of ``config.TaskConfig`` with its options. ``map_task`` is the base of tasks with one class per
+pixel, ``numeric_task`` of tasks with numeric outputs. ``formulas`` holds the papers' formulas as pure
+functions of logits, ``ensembles`` the ways to combine responses. ``synthetic_maps`` and ``body_mask`` make
+label maps.
 
-May import core. A newcomer adds a task: a file here, and a line in ``TASKS``; an ensemble: a function in
-``ensembles``, and a line in ``ENSEMBLES``; or a file anywhere (docs/own-task.md, docs/own-model.md).
+This package may import core only. To add a task, add a file here and a line in ``TASKS``. To add an ensemble,
+add a function to ``ensembles`` and a line in ``ENSEMBLES``. Custom tasks and ensembles can also live in any
+other file (docs/own-task.md, docs/own-model.md).
 """
 
 from __future__ import annotations
 
 from fedstill.tasks.config import TASKS, Targets, TaskConfig
-from fedstill.tasks.task import ENSEMBLES, Ensemble, Kind, Metric, Task
+from fedstill.tasks.task import ENSEMBLES, Ensemble, Metric, TargetKind, Task
 
-__all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Metric", "Kind", "Targets", "Task", "TaskConfig"]
+__all__ = ["ENSEMBLES", "TASKS", "Ensemble", "Metric", "TargetKind", "Targets", "Task", "TaskConfig"]

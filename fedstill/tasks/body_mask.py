@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-ABOVE = 0.1  # of an image's own range; air is below it, tissue above
-BRIGHTEST = 99.0  # per cent: where the range ends, as single bright pixels would stretch it
+BODY_THRESHOLD = 0.1  # of an image's own range; air is below it, tissue above
+MAX_PERCENTILE = 99.0  # per cent: where the range ends, as single bright pixels would stretch it
 
 
-def outline(images: torch.Tensor) -> torch.Tensor:
+def body_mask(images: torch.Tensor) -> torch.Tensor:
     """Which pixels are of the imaged body: its largest piece, with all holes filled: ``(N, H, W)`` uint8, 1
     inside.
 
@@ -20,25 +20,25 @@ def outline(images: torch.Tensor) -> torch.Tensor:
     >>> image = torch.zeros(1, 1, 5, 5)
     >>> image[0, 0, 1:4, 1:4] = 1.0
     >>> image[0, 0, 2, 2] = 0.0  # a hole
-    >>> outline(image)[0, 2].tolist()
+    >>> body_mask(image)[0, 2].tolist()
     [0, 1, 1, 1, 0]
     """
-    bodies = [_body(image) for image in images.detach().float().cpu().numpy()]
+    bodies = [_single_body_mask(image) for image in images.detach().float().cpu().numpy()]
     found = np.stack(bodies) if bodies else np.zeros((0, *images.shape[2:]), dtype=bool)
     return torch.from_numpy(found.astype(np.uint8)).to(images.device)
 
 
-def _body(image: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+def _single_body_mask(image: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
     """Of one image ``(C, H, W)``: ``(H, W)`` bool."""
     from scipy import ndimage
 
     pixels = image.reshape(len(image), -1)
     darkest = pixels.min(1)
-    span = np.percentile(pixels, BRIGHTEST, axis=1) - darkest
+    span = np.percentile(pixels, MAX_PERCENTILE, axis=1) - darkest
     # A body of few pixels leaves nothing below the percentile.
     span = np.where(span > 0, span, pixels.max(1) - darkest)
     shade = np.median((image - darkest[:, None, None]) / np.where(span > 0, span, 1)[:, None, None], axis=0)
-    bright: npt.NDArray[np.bool_] = shade > ABOVE
+    bright: npt.NDArray[np.bool_] = shade > BODY_THRESHOLD
     # Opening cuts off what hangs on by a thread: noise, the rim of the scanner's field of view.
     opened = ndimage.binary_opening(bright)
     pieces, count = ndimage.label(opened if opened.any() else bright)

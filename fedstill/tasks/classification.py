@@ -27,9 +27,16 @@ from fedstill.tasks.task import Metric, Task
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+PrimaryMetric = Literal["accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"]
+RANKING_METRICS = ("auc", "auprc")  # figures of how inputs are ranked: any scores will do
+CALIBRATION_BINS = (
+    15  # of confidence, as in Guo et al., "On Calibration of Modern Neural Networks", ICML 2017
+)
+IMBALANCE_FACTOR = 1.5  # times its even share that a class has, or has less than an even share over
+MAX_CONFUSION_CLASSES = 30  # a larger confusion matrix is no table for people
 
-RANKED = ("auc", "auprc")  # figures of how inputs are ranked: any scores will do
-BINS = 15  # of confidence, as in Guo et al., "On Calibration of Modern Neural Networks", ICML 2017
+
+# --- metrics ---
 
 
 def accuracy(p: Floats, true: Ints) -> float:
@@ -53,17 +60,17 @@ def balanced_accuracy(p: Floats, true: Ints) -> float:
 
 def macro_f1(p: Floats, true: Ints) -> float:
     """The mean of F1 over the classes that are there or predicted."""
-    return float(weighted("macro_f1", p, true, np.ones((1, len(true))))[0])
+    return float(weighted_metric("macro_f1", p, true, np.ones((1, len(true))))[0])
 
 
 def auc(p: Floats, true: Ints) -> float:
     """The area under the ROC curve of each class against the rest, the mean over classes."""
-    return _area("auc", p, true)
+    return _area_under_curve("auc", p, true)
 
 
 def auprc(p: Floats, true: Ints) -> float:
     """Average precision of each class against the rest, the mean over classes; of two the second's."""
-    return _area("auprc", p, true)
+    return _area_under_curve("auprc", p, true)
 
 
 def ece(p: Floats, true: Ints) -> float:
@@ -75,11 +82,13 @@ def ece(p: Floats, true: Ints) -> float:
     """
     if np.isnan(p).any():
         return math.nan
-    apart = (each["examples"] * abs(each["accuracy"] - each["confidence"]) for each in calibration(p, true))
+    apart = (
+        each["examples"] * abs(each["accuracy"] - each["confidence"]) for each in calibration_curve(p, true)
+    )
     return sum(apart) / len(true)
 
 
-OF: Mapping[str, Callable[[Floats, Ints], float]] = {
+METRIC_FUNCTIONS: Mapping[str, Callable[[Floats, Ints], float]] = {
     "accuracy": accuracy,
     "balanced_accuracy": balanced_accuracy,
     "macro_f1": macro_f1,
@@ -89,7 +98,12 @@ OF: Mapping[str, Callable[[Floats, Ints], float]] = {
 }
 
 
-def confusion(p: Floats, true: Ints) -> list[list[int]]:
+def _area_under_curve(metric: str, p: Floats, true: Ints) -> float:
+    """An area under a curve where each input counts once."""
+    return float(weighted_metric(metric, p, true, np.ones((1, len(true))))[0])
+
+
+def confusion_counts(p: Floats, true: Ints) -> list[list[int]]:
     """How many inputs of each class (rows) are taken for each class (columns): C lists of C."""
     from sklearn.metrics import confusion_matrix
 
@@ -97,13 +111,13 @@ def confusion(p: Floats, true: Ints) -> list[list[int]]:
     return counts
 
 
-def calibration(p: Floats, true: Ints) -> list[dict[str, float]]:
+def calibration_curve(p: Floats, true: Ints) -> list[dict[str, float]]:
     """The reliability curve: of each bin of confidence that holds inputs the mean confidence and the accuracy
     in percent, and how many it holds."""
     if np.isnan(p).any():
         return []
     sure, hit = p.max(1), p.argmax(1) == true
-    bins = np.clip(np.ceil(sure * BINS).astype(int) - 1, 0, BINS - 1)
+    bins = np.clip(np.ceil(sure * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
     return [
         {
             "confidence": 100.0 * float(sure[bins == place].mean()),
@@ -114,33 +128,29 @@ def calibration(p: Floats, true: Ints) -> list[dict[str, float]]:
     ]
 
 
-def _area(metric: str, p: Floats, true: Ints) -> float:
-    """An area under a curve where each input counts once."""
-    return float(weighted(metric, p, true, np.ones((1, len(true))))[0])
+# --- metrics under many weightings ---
 
 
-# --- the same over weighted cases -------------------------------------------------------------------------
-
-
-def weighted(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
+def weighted_metric(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
     """A figure where inputs count several times or not at all, for each of R weightings: ``(R,)``.
 
     Args:
-        metric: a key of :data:`OF`, but not ece.
-        p, true: ``(N, C)`` and ``(N,)``; for :data:`RANKED` any scores in the order of probabilities.
+        metric: a key of :data:`METRIC_FUNCTIONS`, but not ece.
+        p, true: ``(N, C)`` and ``(N,)``; for :data:`RANKING_METRICS` any scores in the order of
+            probabilities.
         weights: how often each input counts, ``(R, N)``.
     """
     classes = p.shape[1]
     if np.isnan(p).any():
         return np.full(len(weights), math.nan)
-    if metric in RANKED:
+    if metric in RANKING_METRICS:
         ranked = np.arange(1, 2) if metric == "auprc" and classes == 2 else np.arange(classes)
         scores, positive = p.T[ranked], true == ranked[:, None]  # (C, N)
         if len(weights) == 1:
-            return 100.0 * over_classes(areas(metric, scores, positive, weights)[None])
+            return 100.0 * mean_over_classes(areas_under_curve(metric, scores, positive, weights)[None])
         # A class at a time: all weightings of all classes at once would be R C N numbers.
-        each = [areas(metric, scores[[c]], positive[[c]], weights) for c in range(len(ranked))]
-        return 100.0 * over_classes(np.stack(each, 1))
+        each = [areas_under_curve(metric, scores[[c]], positive[[c]], weights) for c in range(len(ranked))]
+        return 100.0 * mean_over_classes(np.stack(each, 1))
     guess = p.argmax(1)
     hit = (guess == true).astype(float)
     if metric == "accuracy":
@@ -149,11 +159,13 @@ def weighted(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
     is_true = np.eye(classes)[true]  # (N, C)
     right, there = weights @ (is_true * hit[:, None]), weights @ is_true  # (R, C)
     if metric == "balanced_accuracy":
-        return 100.0 * over_classes(_ratio(right, there))
-    return 100.0 * over_classes(_ratio(2 * right, there + weights @ np.eye(classes)[guess]))
+        return 100.0 * mean_over_classes(_ratio(right, there))
+    return 100.0 * mean_over_classes(_ratio(2 * right, there + weights @ np.eye(classes)[guess]))
 
 
-def areas(metric: str, scores: Floats, positive: npt.NDArray[np.bool_], weights: Floats) -> Floats:
+def areas_under_curve(
+    metric: str, scores: Floats, positive: npt.NDArray[np.bool_], weights: Floats
+) -> Floats:
     """The area under the ROC curve, or average precision, of each of M rows: classes, or weightings of one.
 
     Args:
@@ -161,7 +173,7 @@ def areas(metric: str, scores: Floats, positive: npt.NDArray[np.bool_], weights:
         scores, positive: ``(M, N)``, or ``(1, N)`` for all rows; inputs of equal score are taken together.
         weights: the same.
 
-    >>> areas("auc", np.array([[0.9, 0.5, 0.5]]), np.array([[True, True, False]]), np.ones((1, 3)))
+    >>> areas_under_curve("auc", np.array([[0.9, 0.5, 0.5]]), np.array([[True, True, False]]), np.ones((1, 3)))
     array([0.75])
     """
     order = np.argsort(-scores, axis=1)  # highest first
@@ -182,19 +194,17 @@ def areas(metric: str, scores: Floats, positive: npt.NDArray[np.bool_], weights:
     return np.where(both, _ratio((yes * precision).sum(1), yes.sum(1)), math.nan)
 
 
-def _ratio(part: Floats, whole: Floats) -> Floats:
-    return np.divide(part, whole, out=np.full_like(part, math.nan), where=whole > 0)
-
-
-def over_classes(by_class: Floats) -> Floats:
+def mean_over_classes(by_class: Floats) -> Floats:
     """The mean over classes that can be said: ``(R, C)`` to ``(R,)``."""
     known = ~np.isnan(by_class)
     return _ratio(np.where(known, by_class, 0.0).sum(1), known.sum(1).astype(float))
 
 
-Leading = Literal["accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"]
-UNEVEN = 1.5  # times its even share that a class has, or has less than an even share over
-MOST_CLASSES = 30  # a larger confusion matrix is no table for people
+def _ratio(part: Floats, whole: Floats) -> Floats:
+    return np.divide(part, whole, out=np.full_like(part, math.nan), where=whole > 0)
+
+
+# --- tasks ---
 
 
 class SoftmaxTask(Task):
@@ -206,7 +216,7 @@ class SoftmaxTask(Task):
 
     def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5."""
-        return -formulas.divergence(responses, pi)
+        return -formulas.js_divergence(responses, pi)
 
     def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
@@ -215,7 +225,7 @@ class SoftmaxTask(Task):
         """
         if self.condition_channels:
             return ensembled.new_zeros(())
-        return -formulas.entropy_of(ensembled.softmax(1).mean(0), 0)
+        return -formulas.entropy_from_probs(ensembled.softmax(1).mean(0), 0)
 
     def normalize_outputs(self, responses: torch.Tensor) -> torch.Tensor:
         """Log-probabilities."""
@@ -237,7 +247,7 @@ class SoftmaxTask(Task):
 
     def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """How far the student is from the ensemble, FedIOD Eq. 6 and 10; of maps the mean over pixels."""
-        return formulas.distance(student, target, tau)
+        return formulas.distillation_loss(student, target, tau)
 
 
 class Classification(SoftmaxTask):
@@ -252,14 +262,14 @@ class Classification(SoftmaxTask):
     metrics: tuple[Metric, ...] = (
         Metric("accuracy", "Accuracy"),
         Metric("balanced_accuracy", "Balanced acc."),
-        Metric("macro_f1", "Macro F1", brief=False),
+        Metric("macro_f1", "Macro F1", in_summary=False),
         Metric("auc", "AUC"),
-        Metric("auprc", "AUPRC", brief=False),
-        Metric("ece", "ECE", better="lower", brief=False),
+        Metric("auprc", "AUPRC", in_summary=False),
+        Metric("ece", "ECE", better="lower", in_summary=False),
     )
     kind = "class"
 
-    def __init__(self, classes: int, metric: Leading = "accuracy") -> None:
+    def __init__(self, classes: int, metric: PrimaryMetric = "accuracy") -> None:
         super().__init__(classes)
         self.metrics = tuple(sorted(self.metrics, key=lambda each: each.key != metric))
 
@@ -283,26 +293,26 @@ class Classification(SoftmaxTask):
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """In percent, as :mod:`fedstill.tasks.classification`; each example counts by itself."""
-        (p, true), odds = _told(outputs, targets), _log_odds(outputs)
-        of, ranked = OF, RANKED
+        (p, true), odds = _probabilities_and_classes(outputs, targets), _log_odds(outputs)
+        of, ranked = METRIC_FUNCTIONS, RANKING_METRICS
         return {each.key: of[each.key](odds if each.key in ranked else p, true) for each in self.metrics}
 
     def compute_primary_metric(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> float:
         """See :meth:`Task.compute_primary_metric`."""
-        return OF[self.metric](*self._leading(outputs, targets))
+        return METRIC_FUNCTIONS[self.metric](*self._leading(outputs, targets))
 
     def bootstrap_metric(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None, weights: Floats
     ) -> Floats:
         """See :meth:`Task.bootstrap_metric`."""
-        return weighted(self.metric, *self._leading(outputs, targets), weights)
+        return weighted_metric(self.metric, *self._leading(outputs, targets), weights)
 
     def _leading(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
         """What the leading figure is of."""
-        p, true = _told(outputs, targets)
-        return (_log_odds(outputs) if self.metric in RANKED else p), true
+        p, true = _probabilities_and_classes(outputs, targets)
+        return (_log_odds(outputs) if self.metric in RANKING_METRICS else p), true
 
     def prior_outputs(self, targets: torch.Tensor) -> torch.Tensor:
         """Log-shares of the classes in ``targets``, for every input: the majority guess, ``(N, C)``."""
@@ -310,12 +320,14 @@ class Classification(SoftmaxTask):
         return (counts / counts.sum()).log().expand(len(targets), -1)
 
     def extra_results(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
-        """The confusion matrix, of no more than :data:`MOST_CLASSES` classes, and the reliability curve."""
-        p, true = _told(outputs, targets)
-        few = self.classes <= MOST_CLASSES
+        """The confusion matrix, of no more than :data:`MAX_CONFUSION_CLASSES` classes, and the reliability
+        curve.
+        """
+        p, true = _probabilities_and_classes(outputs, targets)
+        few = self.classes <= MAX_CONFUSION_CLASSES
         return {
-            "confusion": confusion(p, true) if few else None,
-            "calibration": calibration(p, true),
+            "confusion": confusion_counts(p, true) if few else None,
+            "calibration": calibration_curve(p, true),
         }
 
     def metric_advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
@@ -323,7 +335,9 @@ class Classification(SoftmaxTask):
         counts = torch.bincount(targets.flatten().cpu(), minlength=self.classes)
         shares = counts.double() / len(targets)
         most, least, even = int(shares.argmax()), int(shares.argmin()), 1 / self.classes
-        if self.metric != "accuracy" or (shares[most] < UNEVEN * even and shares[least] > even / UNEVEN):
+        if self.metric != "accuracy" or (
+            shares[most] < IMBALANCE_FACTOR * even and shares[least] > even / IMBALANCE_FACTOR
+        ):
             return None
         return (
             f"test classes are uneven: {names[most]} is {shares[most]:.1%} of the examples and "
@@ -332,7 +346,7 @@ class Classification(SoftmaxTask):
         )
 
 
-def _told(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
+def _probabilities_and_classes(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
     """Probabilities of logits, and true classes."""
     logits = outputs.detach().cpu().double().clamp(-1e300, 1e300)  # of infinity there is no softmax
     return logits.softmax(1).numpy(), targets.cpu().numpy()
@@ -354,9 +368,9 @@ def _log_odds(outputs: torch.Tensor) -> Floats:
 class ClassificationConfig(TaskConfig):
     """One label an image."""
 
-    makes = Classification
+    task_class = Classification
 
-    metric: Leading = "accuracy"
+    metric: PrimaryMetric = "accuracy"
     """The figure that models are judged by, which leads in tables, drawings and comparisons; the others stand
     beside it. Where classes are uneven, auc or balanced_accuracy says more than accuracy."""
 
@@ -375,7 +389,7 @@ class TextClassification(Classification):
 class TextConfig(ClassificationConfig):
     """One label a text."""
 
-    makes = TextClassification
+    task_class = TextClassification
 
 
 class TabularClassification(Classification):
@@ -389,4 +403,4 @@ class TabularClassification(Classification):
 class TabularConfig(TaskConfig):
     """One label a row of a table."""
 
-    makes = TabularClassification
+    task_class = TabularClassification

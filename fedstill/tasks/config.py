@@ -1,4 +1,4 @@
-"""Which task, by name, and its options: a frozen dataclass beside each task's class."""
+"""Selection of a task by name, with its options: a frozen dataclass next to each task's class."""
 
 from __future__ import annotations
 
@@ -8,76 +8,82 @@ from inspect import isabstract
 from typing import Any, ClassVar, Literal, get_args
 
 from fedstill.core.registry import Registered, Registry
-from fedstill.tasks.task import Kind, Metric, Task
+from fedstill.tasks.task import Metric, TargetKind, Task
 
-# What examples teach: what a target is, or that inputs are texts, or rows of a table with a class, a value or
-# a time until an event each, or pictures whose objects are told apart.
+# Form of a data set's examples: the targets of images, or "texts", or rows of a table with a class ("rows"), a
+# number ("values") or a time until an event ("times"), or images with separate objects ("instances").
 Targets = Literal["class", "labels", "map", "image", "instances", "texts", "rows", "values", "times"]
 
 
 class TaskConfig(Registered):
-    """The options of one task: below this base a frozen dataclass, whose fields its task is made with.
+    """Base class of task options. A subclass is a frozen dataclass whose fields are the task's keyword
+    arguments.
 
     Attributes:
-        makes: the class of the task; called with the number of classes, and with each field by its name.
+        task_class: class of the task. :meth:`make` calls it with the number of classes and with each field.
+
+    Example:
+        >>> from fedstill.tasks.segmentation import SegmentationConfig
+        >>> SegmentationConfig(dice=0.0).make(["background", "tumor"]).classes
+        2
     """
 
     under: ClassVar[str] = "task"
 
     default = "classification"
-    makes: ClassVar[type[Task]]
+    task_class: ClassVar[type[Task]]
 
     @staticmethod
     def lacks(kind: Any) -> str | None:
-        """As of all that have a name; and the task that it makes must be whole."""
+        """Return what a custom class is missing: all that options need, and a complete task class."""
         if missing := Registered.lacks(kind):
             return missing
-        made = kind.makes
-        if not (isinstance(made, type) and issubclass(made, Task)):
-            return "one with makes: ClassVar[type[Task]], the class of its task"
-        if isabstract(made):
-            return f"one whose {made.__name__} also has {', '.join(sorted(made.__abstractmethods__))}"
-        metrics = getattr(made, "metrics", ())
+        task_class = kind.task_class
+        if not (isinstance(task_class, type) and issubclass(task_class, Task)):
+            return "one with task_class: ClassVar[type[Task]], the class of its task"
+        if isabstract(task_class):
+            return f"one whose {task_class.__name__} also has {', '.join(sorted(task_class.__abstractmethods__))}"
+        metrics = getattr(task_class, "metrics", ())
         if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
-            return f"one whose {made.__name__} has metrics, a tuple of Metric"
-        if getattr(made, "kind", None) not in get_args(Kind):
-            return f"one whose {made.__name__} has a kind, one of {', '.join(get_args(Kind))}"
-        if not isinstance(getattr(made, "name", None), str):
-            return f"one whose {made.__name__} has a name, for messages"
+            return f"one whose {task_class.__name__} has metrics, a tuple of Metric"
+        if getattr(task_class, "kind", None) not in get_args(TargetKind):
+            return f"one whose {task_class.__name__} has a kind, one of {', '.join(get_args(TargetKind))}"
+        if not isinstance(getattr(task_class, "name", None), str):
+            return f"one whose {task_class.__name__} has a name, for messages"
         return None
 
     def make(self, classes: int | Sequence[str]) -> Task:
-        """The task.
+        """Return the task with these options.
 
         Args:
             classes: C, or the names of the C classes, labels or channels.
         """
-        each: Any = self
-        kind: Any = self.makes
+        options: Any = self
+        task_class: Any = self.task_class
         count = classes if isinstance(classes, int) else len(classes)
-        made: Task = kind(count, **{part.name: getattr(self, part.name) for part in fields(each)})
-        return made
+        task: Task = task_class(count, **{field.name: getattr(self, field.name) for field in fields(options)})
+        return task
 
     def minimal_task(self) -> Task:
-        """The task of as few classes as it can have: what a method declares does not follow from how many."""
-        return self.make(self.makes.min_classes)
+        """Return the task with the smallest number of classes, for checks that do not depend on it."""
+        return self.make(self.task_class.min_classes)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """The task's metrics; what models are judged by first."""
+        """Metrics of the task, the primary metric first."""
         return self.minimal_task().metrics
 
     @property
     def targets(self) -> Targets:
-        """What examples must teach: data that serve one task serve all with the same targets."""
-        if self.makes.data_task == "instances":
+        """Form of the examples that this task needs. Tasks with equal forms share data sets."""
+        if self.task_class.data_task == "instances":
             return "instances"
-        kind = self.makes.kind
+        kind = self.task_class.kind
         if kind == "number":
             return "values"
         if kind == "time":
             return "times"
-        return kind if self.makes.form == "images" else self.makes.form
+        return kind if self.task_class.form == "images" else self.task_class.form
 
 
 TASKS: Registry[type[TaskConfig]] = Registry(

@@ -11,7 +11,9 @@ import math
 
 import torch
 
-AGREEING = 5  # turns of the consensus: enough to hear all, before nodes of many classes drown the others
+CONSENSUS_STEPS = (
+    5  # turns of the consensus: enough to hear all, before nodes of many classes drown the others
+)
 
 
 def entropy(logits: torch.Tensor, axis: int) -> torch.Tensor:
@@ -24,7 +26,7 @@ def entropy(logits: torch.Tensor, axis: int) -> torch.Tensor:
     return -(log_q.exp() * log_q).sum(axis)
 
 
-def entropy_of(probs: torch.Tensor, axis: int) -> torch.Tensor:
+def entropy_from_probs(probs: torch.Tensor, axis: int) -> torch.Tensor:
     """Shannon entropy in nats of probabilities along ``axis``; 0 log 0 is 0."""
     # At exactly 0 the slope of p log p is infinite, and infinity times a softmax's 0 is NaN.
     entropies: torch.Tensor = torch.special.entr(probs.clamp_min(torch.finfo(probs.dtype).tiny))
@@ -41,17 +43,17 @@ def mean_entropy(responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
     return pi @ entropy(responses, 2).flatten(1).mean(1)
 
 
-def divergence(responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
+def js_divergence(responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
     """FedIOD Eq. 4: generalized Jensen-Shannon divergence of the nodes' predictions ``(K, B, C, ...)``, in
     nats.
 
     Between 0 (all agree) and the entropy of ``pi`` (K,) (all certain, all different).
     """
     q_mean = torch.tensordot(pi, responses.softmax(2), dims=([0], [0]))  # (B, C, ...)
-    return entropy_of(q_mean, 1).mean() - mean_entropy(responses, pi)
+    return entropy_from_probs(q_mean, 1).mean() - mean_entropy(responses, pi)
 
 
-def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
+def importance_weights(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch.Tensor:
     """FedIOD Eq. 8, normalized over nodes: how much each node is listened to, per class and input.
 
     Where no node holds an example of a class all weigh the same there.
@@ -63,7 +65,7 @@ def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch
     Returns:
         ``(K, B, C)``, or ``(K, 1, C)`` without a ratio; sums to 1 over the nodes.
 
-    >>> importance(torch.tensor([[3.0, 0.0], [1.0, 0.0]])).squeeze(1)
+    >>> importance_weights(torch.tensor([[3.0, 0.0], [1.0, 0.0]])).squeeze(1)
     tensor([[0.7500, 0.5000],
             [0.2500, 0.5000]])
     """
@@ -74,7 +76,7 @@ def importance(counts: torch.Tensor, ratio: torch.Tensor | None = None) -> torch
     return torch.where(total > 0, weights / total.clamp_min(1e-30), torch.full_like(weights, 1 / len(counts)))
 
 
-def consensus(log_q: torch.Tensor, weights: torch.Tensor, turns: int = AGREEING) -> torch.Tensor:
+def consensus(log_q: torch.Tensor, weights: torch.Tensor, turns: int = CONSENSUS_STEPS) -> torch.Tensor:
     """Listen to the nodes that hold the classes which, as all agree, the input shows: ``(B, C, ...)``.
 
     A node of few classes is sure of one of them on any input, and class weights let its vote count fully
@@ -89,13 +91,13 @@ def consensus(log_q: torch.Tensor, weights: torch.Tensor, turns: int = AGREEING)
         turns: how often say is handed on, 1 or more.
     """
     with torch.no_grad():
-        share = _knowing(weights, (weights * log_q).sum(0).softmax(1))  # (K, B, 1, ...)
+        share = _node_shares(weights, (weights * log_q).sum(0).softmax(1))  # (K, B, 1, ...)
         for _ in range(turns - 1):
-            share = _knowing(weights, (share * log_q.exp()).sum(0))
+            share = _node_shares(weights, (share * log_q.exp()).sum(0))
     return log_mixture(log_q, share)
 
 
-def _knowing(weights: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+def _node_shares(weights: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     """The nodes' shares, ``share_k ~ sum_c pi_k^c p^c``: ``(K, B, 1, ...)``, summing to 1 over nodes."""
     share = (weights * p).sum(2, keepdim=True)
     return share / share.sum(0, keepdim=True).clamp_min(1e-30)
@@ -112,14 +114,14 @@ def log_mixture(log_q: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (weights.clamp_min(1e-30).log() + log_q).logsumexp(0).clamp_min(smallest)
 
 
-def distance(student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
+def distillation_loss(student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
     """FedIOD Eq. 6 and 10: how far the student is from the ensemble, one value an example of ``(B, C, ...)``.
 
     For finite tau, ``tau^2 KL(p_tau(target) || p_tau(student))``. For infinite tau its limit, half the mean
     squared difference of the logits after each one's mean is taken away (Hinton et al. 2015).
 
     >>> s, t = torch.tensor([[1.0, -1.0]]), torch.tensor([[0.0, 0.0]])
-    >>> distance(s, t, math.inf), distance(s, t, 1e3)
+    >>> distillation_loss(s, t, math.inf), distillation_loss(s, t, 1e3)
     (tensor([0.5000]), tensor([0.5000]))
     """
     if math.isinf(tau):

@@ -35,14 +35,21 @@ from fedstill.tasks.map_task import MapTask
 from fedstill.tasks.synthetic_maps import sample_nuclei
 from fedstill.tasks.task import Metric
 
-BACKGROUND, INSIDE, CONTOUR = 0, 1, 2
-
 Labels = npt.NDArray[np.integer]  # (H, W), 0 where there is no object
-
+Objects = npt.NDArray[np.int32]  # (H, W), 0 where there is none
+Counts = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+BACKGROUND, INSIDE, CONTOUR = 0, 1, 2
 # Pixels of contour on each side of where two objects touch. With 1, what a network that is not sharp thinks
 # inside runs together: MoNuSeg's true classes blurred by 2 pixels give an AJI of 0.75 with 1, 0.96 with 2.
 CONTOUR_WIDTH = 2
 THRESHOLD = 0.5  # a probability above which a pixel is inside, or of an object at all
+MATCH_JACCARD = 0.5  # a Jaccard index above which a predicted object is the true one; no two can be above it
+CLASS_WEIGHTS = (1.0, 1.0, 2.0)  # of background, inside and contour, which is thin and tells objects apart
+MIN_OBJECT_PIXELS = 20  # pixels
+
+
+# --- objects and pixel classes ---
 
 
 def classes_from_objects(instances: Labels) -> npt.NDArray[np.uint8]:
@@ -117,10 +124,7 @@ def objects_from_classes(classes: Labels) -> npt.NDArray[np.int32]:
     return objects_from_probs(certain, 0)
 
 
-Counts = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-MATCH_JACCARD = 0.5  # a Jaccard index above which a predicted object is the true one; no two can be above it
+# --- object metrics ---
 
 
 class ObjectOverlaps(NamedTuple):
@@ -216,6 +220,9 @@ def panoptic_quality(objects: ObjectOverlaps) -> float:
     return float(hits.sum() / total) if total else 1.0
 
 
+# --- whole images from patches ---
+
+
 def stitch_patches(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Whole pictures from patches with places ``(N, C, h, w)``, one case after another; where they overlap
     they are averaged.
@@ -245,10 +252,7 @@ def stitch_patches(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[to
         yield total / count.clamp_min(1), count > 0
 
 
-Objects = npt.NDArray[np.int32]  # (H, W), 0 where there is none
-
-CLASS_WEIGHTS = (1.0, 1.0, 2.0)  # of background, inside and contour, which is thin and tells objects apart
-MIN_OBJECT_PIXELS = 20  # pixels
+# --- the task ---
 
 
 class Instances(MapTask):
@@ -344,13 +348,6 @@ class Instances(MapTask):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class InstancesConfig(TaskConfig):
-    """Objects that touch, as nuclei, each by itself."""
-
-    task_class = Instances
-
-
 def _foreground_dice(found: Objects, there: Objects) -> float:
     """Dice in percent of all objects together."""
     masks = (torch.from_numpy(objects_ > 0).unsqueeze(0) for objects_ in (found, there))
@@ -368,3 +365,10 @@ def _image_metrics(found: Objects, there: Objects) -> tuple[float, ...]:
         100.0 * panoptic_quality(match),
         math.hypot(*there.shape) if math.isinf(far) else far,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstancesConfig(TaskConfig):
+    """Objects that touch, as nuclei, each by itself."""
+
+    task_class = Instances

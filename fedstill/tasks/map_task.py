@@ -13,7 +13,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks.classification import SoftmaxTask
 
-SMOOTH = 1.0  # pixels: keeps the soft Dice of an image without a class defined, and its slope finite
+DICE_SMOOTHING = 1.0  # pixels: keeps the soft Dice of an image without a class defined, and its slope finite
 
 
 def soft_dice_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -26,11 +26,11 @@ def soft_dice_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     p = outputs.softmax(1)[:, 1:].flatten(2)  # (B, C - 1, H * W)
     classes = torch.arange(1, outputs.shape[1], device=outputs.device).view(1, -1, 1)
     y = targets.flatten(1).unsqueeze(1).eq(classes).to(p.dtype)
-    shares = (2 * (p * y).sum(2) + SMOOTH) / (p.sum(2) + y.sum(2) + SMOOTH)
+    shares = (2 * (p * y).sum(2) + DICE_SMOOTHING) / (p.sum(2) + y.sum(2) + DICE_SMOOTHING)
     return 1 - shares.mean(1)
 
 
-Weights = tuple[Annotated[float, Interval(gt=0, lt=1e6), "above 0"], ...]
+ClassWeights = tuple[Annotated[float, Interval(gt=0, lt=1e6), "above 0"], ...]
 
 
 class MapTask(SoftmaxTask):

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.tasks import formulas
-from fedstill.tasks.classification import Floats, areas, over_classes
+from fedstill.tasks.classification import Floats, areas_under_curve, mean_over_classes
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.task import Kind, Metric, Task
+from fedstill.tasks.task import Metric, TargetKind, Task
 
 UNKNOWN = -1
-SMALLEST = 1e-30  # stands for a weight of nothing where a logarithm is taken
+MIN_WEIGHT = 1e-30  # stands for a weight of nothing where a logarithm is taken
 
 
 class MultiLabel(Task):
@@ -38,7 +38,7 @@ class MultiLabel(Task):
 
     name = "multi-label"
     metrics: tuple[Metric, ...] = (Metric("auc", "AUC"),)
-    kind: ClassVar[Kind] = "labels"
+    kind: ClassVar[TargetKind] = "labels"
     min_classes = 1
 
     def __init__(self, classes: int) -> None:
@@ -65,16 +65,16 @@ class MultiLabel(Task):
 
     def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_conf, FedIOD Eq. 3, with the mean over labels of each one's entropy: from 0 to log 2."""
-        return pi @ entropy(responses).flatten(1).mean(1)
+        return pi @ bernoulli_entropy(responses).flatten(1).mean(1)
 
     def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
         """L_unique, FedIOD Eq. 5: minus the Jensen-Shannon divergence of each label, averaged over labels."""
         p = torch.tensordot(pi, responses.sigmoid(), dims=([0], [0]))  # (B, C)
-        return self.confidence_loss(responses, pi) - _entropy_of(p).mean()
+        return self.confidence_loss(responses, pi) - _bernoulli_entropy_from_probs(p).mean()
 
     def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
         """Lowest where each label is there in half of a batch, so that inputs show all of them."""
-        return -_entropy_of(ensembled.sigmoid().mean(0)).mean()
+        return -_bernoulli_entropy_from_probs(ensembled.sigmoid().mean(0)).mean()
 
     def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Log-odds of the weighted mean probability.
@@ -83,7 +83,7 @@ class MultiLabel(Task):
         asks how much nodes know of the classes that an input shows, and of one label's two answers a node's
         weight is the same, so ``share_k = pi_k (p + 1 - p)`` whatever p is.
         """
-        log_weights = weights.clamp_min(SMALLEST).log()
+        log_weights = weights.clamp_min(MIN_WEIGHT).log()
         there = (log_weights + F.logsigmoid(responses)).logsumexp(0)
         absent = (log_weights + F.logsigmoid(-responses)).logsumexp(0)
         return there - absent
@@ -92,7 +92,7 @@ class MultiLabel(Task):
         """The importance weights, averaged over labels as likely as the ensemble takes them to be there."""
         q = F.logsigmoid(ensembled).softmax(1)  # p^c over their sum (B, C)
         share = (weights * q).sum(2)  # (K, B)
-        return share / share.sum(0, keepdim=True).clamp_min(SMALLEST)
+        return share / share.sum(0, keepdim=True).clamp_min(MIN_WEIGHT)
 
     def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
         """FedKD Eq. 5-7: ``(B, C)`` twice to ``(B,)``, the mean over labels.
@@ -118,7 +118,7 @@ class MultiLabel(Task):
 
         NaN where there is no such label, or where an output is NaN.
         """
-        known = [one for one, sayable in zip(*_aucs(outputs, targets), strict=True) if sayable]
+        known = [one for one, sayable in zip(*_auc_per_label(outputs, targets), strict=True) if sayable]
         return {"auc": sum(known) / len(known) if known else math.nan}
 
     def bootstrap_metric(
@@ -129,10 +129,10 @@ class MultiLabel(Task):
         if np.isnan(p[truth != UNKNOWN]).any():
             return np.full(len(weights), math.nan)
         each = [
-            areas("auc", p[rows, label][None], truth[rows, label][None] == 1, weights[:, rows])
+            areas_under_curve("auc", p[rows, label][None], truth[rows, label][None] == 1, weights[:, rows])
             for label, rows in enumerate((truth != UNKNOWN).T)
         ]
-        return 100.0 * over_classes(np.stack(each, 1))
+        return 100.0 * mean_over_classes(np.stack(each, 1))
 
     def measurable_targets(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
         """Test targets ``(N, C)`` with -1 for each label of which ``data`` know no example, there or absent:
@@ -142,31 +142,31 @@ class MultiLabel(Task):
 
     def per_class(self, outputs: torch.Tensor, targets: torch.Tensor) -> list[float] | None:
         """AUC of each label in percent; NaN where it is never known to be there, or never to be absent."""
-        return _aucs(outputs, targets)[0]
+        return _auc_per_label(outputs, targets)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabelConfig(TaskConfig):
     """Any number of findings an image."""
 
-    makes = MultiLabel
+    task_class = MultiLabel
 
 
-def entropy(logits: torch.Tensor) -> torch.Tensor:
+def bernoulli_entropy(logits: torch.Tensor) -> torch.Tensor:
     """Entropy in nats of the Bernoulli distribution of each log-odds, of their shape.
 
-    >>> round(entropy(torch.zeros(1)).item(), 4)  # a fair coin: log 2
+    >>> round(bernoulli_entropy(torch.zeros(1)).item(), 4)  # a fair coin: log 2
     0.6931
     """
     return -(logits.sigmoid() * F.logsigmoid(logits) + (-logits).sigmoid() * F.logsigmoid(-logits))
 
 
-def _entropy_of(p: torch.Tensor) -> torch.Tensor:
+def _bernoulli_entropy_from_probs(p: torch.Tensor) -> torch.Tensor:
     """The same of probabilities; 0 log 0 is 0."""
-    return formulas.entropy_of(torch.stack([p, 1 - p]), 0)
+    return formulas.entropy_from_probs(torch.stack([p, 1 - p]), 0)
 
 
-def _aucs(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[list[float], list[bool]]:
+def _auc_per_label(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[list[float], list[bool]]:
     """AUC of each label in percent, and whether its targets let it be said."""
     from sklearn.metrics import roc_auc_score
 

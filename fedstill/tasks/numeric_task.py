@@ -8,7 +8,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.tasks.task import Task
 
 
-class Numbers(Task):
+class NumericTask(Task):
     """Outputs are numbers ``(B, 1, ...)``.
 
     FedIOD's losses are written for distributions over classes. Here an output y_k stands for a Gaussian

@@ -28,15 +28,24 @@ from annotated_types import Ge, Interval
 from fedstill.core.dataset import CaseIndex, TensorData, check_inputs
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.seeds import torch_generator
-from fedstill.tasks.body_mask import outline
+from fedstill.tasks.body_mask import body_mask
 from fedstill.tasks.classification import Floats
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.numeric_task import Numbers
-from fedstill.tasks.synthetic_maps import regions
-from fedstill.tasks.task import Metric, case_of, mean_by
+from fedstill.tasks.numeric_task import NumericTask
+from fedstill.tasks.synthetic_maps import sample_body_regions
+from fedstill.tasks.task import Metric, case_indices, mean_by_group
 
-AT_ONCE = 256  # images compared at once
-LEAST_ERROR = 1e-10  # mean squared error that PSNR is reckoned with at least: 100 dB at most, never infinity
+MEAN, STD = 0.5, 0.5  # the declared normalization of all images
+ACCELERATION, CENTER_SHARE = 4, 0.08  # unless a configuration has others
+RANGE_TOLERANCE = 1e-3  # how far a pixel may be outside its range: resampled images are, a little
+MASK_SEED = 0  # of the mask: the same in every run, at every node and at the server
+IMAGES_PER_BATCH = 256  # images compared at once
+MIN_SQUARED_ERROR = (
+    1e-10  # mean squared error that PSNR is reckoned with at least: 100 dB at most, never infinity
+)
+
+
+# --- metrics ---
 
 
 def ssim(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
@@ -53,7 +62,7 @@ def ssim(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
         # A pair only where more than that is asked for.
         return (told if isinstance(told, torch.Tensor) else told[0]).reshape(len(found))
 
-    both = (torch.split(images.clamp(0, 1), AT_ONCE) for images in (found, true))
+    both = (torch.split(images.clamp(0, 1), IMAGES_PER_BATCH) for images in (found, true))
     parts = zip(*both, strict=True)
     return 100 * torch.cat([each(*part) for part in parts]).double()
 
@@ -66,8 +75,8 @@ def psnr(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     >>> round(psnr(torch.full((1, 1, 8, 8), 0.5), torch.full((1, 1, 8, 8), 0.4)).item(), 2)
     20.0
     """
-    error = _squares(found, true) / true[0].numel()
-    return -10 * error.clamp_min(LEAST_ERROR).log10()
+    error = _squared_error(found, true) / true[0].numel()
+    return -10 * error.clamp_min(MIN_SQUARED_ERROR).log10()
 
 
 def nmse(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
@@ -76,22 +85,19 @@ def nmse(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     Of each image (fastMRI's is of each volume). NaN where the true image is black.
     """
     energy = true.double().square().flatten(1).sum(1)
-    return torch.where(energy > 0, _squares(found, true) / energy, torch.nan)
+    return torch.where(energy > 0, _squared_error(found, true) / energy, torch.nan)
 
 
-def _squares(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+def _squared_error(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     """Summed squared differences of each image, ``(N,)`` float64."""
     return (found.double().clamp(0, 1) - true.double()).square().flatten(1).sum(1)
 
 
-MEAN, STD = 0.5, 0.5  # the declared normalization of all images
-ACCELERATION, CENTER = 4, 0.08  # unless a configuration has others
-ROUNDING = 1e-3  # how far a pixel may be outside its range: resampled images are, a little
-SEED = 0  # of the mask: the same in every run, at every node and at the server
+# --- k-space ---
 
 
 @lru_cache(maxsize=32)  # nobody changes what it gives
-def lines(width: int, acceleration: int, center: float, seed: int = SEED) -> torch.Tensor:
+def kspace_mask(width: int, acceleration: int, center: float, seed: int = MASK_SEED) -> torch.Tensor:
     """Which of ``width`` lines of k-space are measured: ``(width,)`` bool, the zero frequency in the middle.
 
     One line in ``acceleration`` is; a share ``center`` of all, in the middle, always, the others by ``seed``.
@@ -99,7 +105,7 @@ def lines(width: int, acceleration: int, center: float, seed: int = SEED) -> tor
     Raises:
         ArgumentError: the center alone has more lines than may be measured.
 
-    >>> mask = lines(64, 4, 0.08)
+    >>> mask = kspace_mask(64, 4, 0.08)
     >>> int(mask.sum()), mask[30:35].tolist()
     (16, [True, True, True, True, True])
     """
@@ -117,8 +123,8 @@ def lines(width: int, acceleration: int, center: float, seed: int = SEED) -> tor
 
 
 @lru_cache(maxsize=32)  # moved once: a GPU records no copies from the CPU
-def _lines_at(device: torch.device, width: int, acceleration: int, center: float) -> torch.Tensor:
-    return lines(width, acceleration, center).to(device)
+def _kspace_mask_on(device: torch.device, width: int, acceleration: int, center: float) -> torch.Tensor:
+    return kspace_mask(width, acceleration, center).to(device)
 
 
 def undersample(images: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
@@ -131,7 +137,10 @@ def undersample(images: torch.Tensor, measured: torch.Tensor) -> torch.Tensor:
     return found
 
 
-class Reconstruction(Numbers):
+# --- the task ---
+
+
+class Reconstruction(NumericTask):
     """Outputs are images ``(B, 1, H, W)``, and so are targets; the loss is L1, as in FL-MRCM and FedAD.
 
     Args:
@@ -153,7 +162,9 @@ class Reconstruction(Numbers):
     min_classes = 1
     condition_channels = 2  # outside and inside the head
 
-    def __init__(self, classes: int = 1, acceleration: int = ACCELERATION, center: float = CENTER) -> None:
+    def __init__(
+        self, classes: int = 1, acceleration: int = ACCELERATION, center: float = CENTER_SHARE
+    ) -> None:
         if classes != 1:
             raise ArgumentError("classes", classes, "1 for task reconstruction: a model gives one image")
         super().__init__(classes)
@@ -175,7 +186,7 @@ class Reconstruction(Numbers):
         if min(height, width) < 8:
             raise DataError(f"{what}: images are {height} x {width} (expected 8 x 8 or more)")
         least, most = data.targets.aminmax()
-        if least < -1 - ROUNDING or most > 1 + ROUNDING:
+        if least < -1 - RANGE_TOLERANCE or most > 1 + RANGE_TOLERANCE:
             raise DataError(
                 f"{what}: targets lie in {least:.3g}..{most:.3g} (expected -1 (black) to 1 (white))"
             )
@@ -207,7 +218,7 @@ class Reconstruction(Numbers):
 
         NMSE leaves black images out, and is NaN where all are.
         """
-        found, true = pixels(outputs), pixels(targets)
+        found, true = to_pixels(outputs), to_pixels(targets)
         return {
             "ssim": ssim(found, true).mean().item(),
             "psnr": psnr(found, true).mean().item(),
@@ -218,8 +229,8 @@ class Reconstruction(Numbers):
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor | None:
         """Mean SSIM of each case that there is an example of, by number: ``(cases,)``."""
-        each = ssim(pixels(outputs), pixels(targets)).cpu()
-        return mean_by(each, *case_of(len(each), cases))
+        each = ssim(to_pixels(outputs), to_pixels(targets)).cpu()
+        return mean_by_group(each, *case_indices(len(each), cases))
 
     def bootstrap_metric(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None, weights: Floats
@@ -231,8 +242,8 @@ class Reconstruction(Numbers):
 
     def observe(self, x: torch.Tensor) -> torch.Tensor:
         """The zero-filled twin of images ``(..., 1, H, W)``, in their scale, differentiably."""
-        measured = _lines_at(x.device, x.shape[-1], self.acceleration, self.center)
-        return (undersample(pixels(x), measured) - MEAN) / STD
+        measured = _kspace_mask_on(x.device, x.shape[-1], self.acceleration, self.center)
+        return (undersample(to_pixels(x), measured) - MEAN) / STD
 
     def real_images(self, data: TensorData) -> torch.Tensor:
         """The whole images."""
@@ -240,7 +251,7 @@ class Reconstruction(Numbers):
 
     def label_maps(self, data: TensorData) -> torch.Tensor:
         """The outline of each head: ``(N, H, W)`` uint8, 1 inside. Private: a release."""
-        return outline(data.targets)
+        return body_mask(data.targets)
 
     def encode_maps(self, maps: torch.Tensor) -> torch.Tensor:
         """Outlines ``(..., H, W)`` to ``(..., 2, H, W)``: outside, inside; 1 where that holds and -1 else."""
@@ -253,22 +264,22 @@ class Reconstruction(Numbers):
 
     def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Heads from above, roughly: ``(count, H, W)`` uint8."""
-        return regions(count, height, width, 0, generator)
+        return sample_body_regions(count, height, width, 0, generator)
+
+
+def to_pixels(images: torch.Tensor) -> torch.Tensor:
+    """Normalized images as pixels, 0 black and 1 white."""
+    return images * STD + MEAN
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReconstructionConfig(TaskConfig):
     """Images from too few measurements."""
 
-    makes = Reconstruction
+    task_class = Reconstruction
 
     acceleration: Annotated[int, Ge(2)] = ACCELERATION
     """One of so many lines of k-space is measured."""
 
-    center: Annotated[float, Interval(ge=0, lt=1)] = CENTER
+    center: Annotated[float, Interval(ge=0, lt=1)] = CENTER_SHARE
     """The share of lines in the middle of k-space that are always measured."""
-
-
-def pixels(images: torch.Tensor) -> torch.Tensor:
-    """Normalized images as pixels, 0 black and 1 white."""
-    return images * STD + MEAN

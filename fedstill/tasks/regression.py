@@ -11,11 +11,11 @@ import torch
 from fedstill.core.dataset import CaseIndex, TensorData, check_inputs, check_numbers
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.numeric_task import Numbers
+from fedstill.tasks.numeric_task import NumericTask
 from fedstill.tasks.task import Metric
 
 
-class Regression(Numbers):
+class Regression(NumericTask):
     """Outputs are numbers ``(B, 1)``, and so are targets: -1 and 1 are the ends of the declared range.
 
     Args:
@@ -86,4 +86,4 @@ class Regression(Numbers):
 class RegressionConfig(TaskConfig):
     """One number a row of a table."""
 
-    makes = Regression
+    task_class = Regression

@@ -28,15 +28,17 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.tasks.body_mask import outline
+from fedstill.tasks.body_mask import body_mask
 from fedstill.tasks.config import TaskConfig
-from fedstill.tasks.map_task import MapTask, Weights
-from fedstill.tasks.synthetic_maps import regions
-from fedstill.tasks.task import Metric, case_of, mean_by
+from fedstill.tasks.map_task import ClassWeights, MapTask
+from fedstill.tasks.synthetic_maps import sample_body_regions
+from fedstill.tasks.task import Metric, case_indices, mean_by_group
 
 Mask = npt.NDArray[np.bool_]  # (H, W)
+HAUSDORFF_QUANTILE = 0.95  # quantile of the distances that counts as the largest
 
-FAR = 0.95  # quantile of the distances that counts as the largest
+
+# --- metrics ---
 
 
 class Overlap(NamedTuple):
@@ -52,10 +54,10 @@ class Overlap(NamedTuple):
         return Overlap(*(torch.zeros(cases, dtype=part.dtype).index_add(0, of, part) for part in self))
 
 
-def overlap(prediction: torch.Tensor, truth: torch.Tensor) -> Overlap:
+def count_overlap(prediction: torch.Tensor, truth: torch.Tensor) -> Overlap:
     """Count pixels of masks ``(N, ...)`` bool, each picture by itself.
 
-    >>> dice(overlap(torch.tensor([[True, True, False]]), torch.tensor([[True, False, False]]))).item()
+    >>> dice(count_overlap(torch.tensor([[True, True, False]]), torch.tensor([[True, False, False]]))).item()
     0.666...
     """
     prediction, truth = prediction.flatten(1).cpu(), truth.flatten(1).cpu()
@@ -94,11 +96,11 @@ def hd95(prediction: Mask, truth: Mask) -> float:
     found, there = bool(prediction.any()), bool(truth.any())
     if not (found and there):
         return float("inf") if found or there else float("nan")
-    first, second = np.argwhere(_edge(prediction)), np.argwhere(_edge(truth))  # (pixels, 2)
-    return max(_far(first, second), _far(second, first))
+    first, second = np.argwhere(_boundary(prediction)), np.argwhere(_boundary(truth))  # (pixels, 2)
+    return max(_directed_distance(first, second), _directed_distance(second, first))
 
 
-def _edge(mask: Mask) -> Mask:
+def _boundary(mask: Mask) -> Mask:
     """Pixels of a mask with one of their four neighbors, or the picture's end, outside of it."""
     from scipy.ndimage import binary_erosion
 
@@ -106,13 +108,29 @@ def _edge(mask: Mask) -> Mask:
     return edge
 
 
-def _far(edge: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> float:
+def _directed_distance(edge: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> float:
     """The 95% quantile of how far the pixels of one outline are from the nearest of the other."""
     from scipy.spatial import KDTree
 
     # Outlines are few pixels of a picture: a tree of them is quicker than a distance for every pixel.
-    distances, _ = KDTree(other, leafsize=32).query(edge)
-    return float(np.quantile(distances, FAR))
+    hd95_of_slices, _ = KDTree(other, leafsize=32).query(edge)
+    return float(np.quantile(hd95_of_slices, HAUSDORFF_QUANTILE))
+
+
+def hd95_of_slices(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    """HD95 of each pair of masks ``(N, H, W)``, ``(N,)`` pixels; nothing predicted: the diagonal, nothing
+    true: NaN."""
+    pairs = zip(predicted.numpy(), true.numpy(), strict=True)
+    far = torch.tensor([hd95(told, truth) if truth.any() else math.nan for told, truth in pairs])
+    return far.double().clamp_max(math.hypot(*true.shape[1:]))  # NaN stays
+
+
+def _mean_over_cases(classes: Sequence[torch.Tensor]) -> float:
+    """Of values ``(cases,)`` of each class: over classes first, then cases; what is NaN is left out."""
+    return torch.stack(list(classes)).nanmean(0).nanmean().item()
+
+
+# --- the task ---
 
 
 class Segmentation(MapTask):
@@ -122,7 +140,7 @@ class Segmentation(MapTask):
         classes: C, with the background first.
         class_weights: of each class in the cross-entropy; None: all 1.
         dice: weight of the soft Dice loss beside the cross-entropy.
-        outline: whether maps for generators tell the body apart from what is around it, see :meth:`maps`.
+        body_mask: whether maps for generators tell the body apart from what is around it, see :meth:`maps`.
     """
 
     name = "segmentation"
@@ -158,23 +176,23 @@ class Segmentation(MapTask):
         figure that a case does not have leaves the case out; one that none has is NaN. Without cases each
         example is one.
         """
-        of, count = case_of(len(targets), cases)
+        of, count = case_indices(len(targets), cases)
         regions = self._regions(outputs, targets)
-        pixels = [overlap(*region).pooled(of, count) for region in regions]
-        far = [mean_by(distances(*region), of, count) for region in regions]
+        pixels = [count_overlap(*region).pooled(of, count) for region in regions]
+        far = [mean_by_group(hd95_of_slices(*region), of, count) for region in regions]
         return {
-            "dice": 100.0 * _mean([dice(each) for each in pixels]),
-            "sensitivity": 100.0 * _mean([sensitivity(each) for each in pixels]),
-            "specificity": 100.0 * _mean([specificity(each) for each in pixels]),
-            "hd95": _mean(far),
+            "dice": 100.0 * _mean_over_cases([dice(each) for each in pixels]),
+            "sensitivity": 100.0 * _mean_over_cases([sensitivity(each) for each in pixels]),
+            "specificity": 100.0 * _mean_over_cases([specificity(each) for each in pixels]),
+            "hd95": _mean_over_cases(far),
         }
 
     def case_scores(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor:
         """Dice in percent of each case that there is an example of, by number: ``(cases,)`` float64."""
-        of, count = case_of(len(targets), cases)
-        pixels = [overlap(*region).pooled(of, count) for region in self._regions(outputs, targets)]
+        of, count = case_indices(len(targets), cases)
+        pixels = [count_overlap(*region).pooled(of, count) for region in self._regions(outputs, targets)]
         return 100.0 * torch.stack([dice(each) for each in pixels]).mean(0)
 
     def _regions(
@@ -190,12 +208,12 @@ class Segmentation(MapTask):
     def label_maps(self, data: TensorData) -> torch.Tensor:
         """Codes ``(N, H, W)`` uint8: 0 outside the body, 1 the body, 2.. the classes 1..; private.
 
-        Without :attr:`outline` they are the classes. What is looked for is of the body, wherever the
+        Without :attr:`body_mask` they are the classes. What is looked for is of the body, wherever the
         outline runs.
         """
         if not self.outline:
             return data.targets.to(torch.uint8)
-        codes = torch.where(data.targets > 0, data.targets + 1, outline(data.inputs))
+        codes = torch.where(data.targets > 0, data.targets + 1, body_mask(data.inputs))
         return codes.to(torch.uint8)
 
     def targets_from_maps(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -204,7 +222,7 @@ class Segmentation(MapTask):
 
     def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
         """Codes ``(count, H, W)`` uint8 of smooth regions in a head-like ellipse; of no data."""
-        drawn = regions(count, height, width, self.classes - 1, generator)
+        drawn = sample_body_regions(count, height, width, self.classes - 1, generator)
         return drawn if self.outline else drawn.clamp_min(1).sub(1)
 
 
@@ -212,9 +230,9 @@ class Segmentation(MapTask):
 class SegmentationConfig(TaskConfig):
     """One class a pixel."""
 
-    makes = Segmentation
+    task_class = Segmentation
 
-    class_weights: Weights | None = None
+    class_weights: ClassWeights | None = None
     """Weight of each class in the cross-entropy; none: all 1."""
 
     dice: Annotated[float, Interval(ge=0, lt=1e6), "0 or more"] = 1.0
@@ -222,16 +240,3 @@ class SegmentationConfig(TaskConfig):
 
     outline: bool = True
     """What inputs are generated from also tells the outline of the imaged body, as one more class."""
-
-
-def distances(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """HD95 of each pair of masks ``(N, H, W)``, ``(N,)`` pixels; nothing predicted: the diagonal, nothing
-    true: NaN."""
-    pairs = zip(predicted.numpy(), true.numpy(), strict=True)
-    far = torch.tensor([hd95(told, truth) if truth.any() else math.nan for told, truth in pairs])
-    return far.double().clamp_max(math.hypot(*true.shape[1:]))  # NaN stays
-
-
-def _mean(classes: Sequence[torch.Tensor]) -> float:
-    """Of values ``(cases,)`` of each class: over classes first, then cases; what is NaN is left out."""
-    return torch.stack(list(classes)).nanmean(0).nanmean().item()

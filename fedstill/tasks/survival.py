@@ -33,8 +33,10 @@ from fedstill.tasks.multi_label import UNKNOWN, MultiLabel
 from fedstill.tasks.task import Metric
 
 Floats = npt.NDArray[np.float64]
+ROWS_PER_BLOCK = 512  # rows that are compared with all others at once
 
-BLOCK = 512  # rows that are compared with all others at once
+
+# --- metrics ---
 
 
 def concordance(score: Floats, time: Floats, event: Floats, weights: Floats | None = None) -> Floats:
@@ -56,8 +58,8 @@ def concordance(score: Floats, time: Floats, event: Floats, weights: Floats | No
     right, pairs = np.zeros(len(times)), np.zeros(len(times))
     if np.isnan(score).any():
         return np.full(len(times), math.nan)
-    for start in range(0, len(time), BLOCK):
-        of = slice(start, start + BLOCK)
+    for start in range(0, len(time), ROWS_PER_BLOCK):
+        of = slice(start, start + ROWS_PER_BLOCK)
         t, s = time[of, None], score[of, None]
         first = (event[of, None] == 1) & ((t < time) | ((t == time) & (event == 0)))  # (block, N)
         agree = first * ((s < score) + 0.5 * (s == score))
@@ -81,7 +83,7 @@ def integrated_brier(survival: Floats, time: Floats, event: Floats) -> float:
         time: ``(N,)``, in intervals.
         event: ``(N,)``.
     """
-    uncensored = _Uncensored(time, event)
+    uncensored = _CensoringCurve(time, event)
     scores = [0.0]
     for end, predicted in enumerate(survival.T, start=1):
         if not (time > end).any():
@@ -96,7 +98,7 @@ def integrated_brier(survival: Floats, time: Floats, event: Floats) -> float:
     return area / (len(scores) - 1) if len(scores) > 1 else math.nan
 
 
-class _Uncensored:
+class _CensoringCurve:
     """The share that is not censored yet, by Kaplan and Meier; at equal times events come first."""
 
     def __init__(self, time: Floats, event: Floats) -> None:
@@ -111,6 +113,9 @@ class _Uncensored:
     def before(self, time: Floats | float) -> Floats:
         share: Floats = self._share[np.searchsorted(self._times, time, side="left")]
         return share
+
+
+# --- the task ---
 
 
 class Survival(MultiLabel):
@@ -157,14 +162,14 @@ class Survival(MultiLabel):
         same sum over the intervals that it was followed through, which are those whose middle it reached.
         Nothing is smoothed.
         """
-        responses = by_interval(targets, self.classes)
+        responses = interval_labels(targets, self.classes)
         wanted = responses.clamp_min(0).to(outputs.dtype)
         each = F.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
         return torch.where(responses != UNKNOWN, each, 0.0).sum(2).mean(1)
 
     def counts(self, data: TensorData) -> torch.Tensor:
         """How many rows say something of each interval: ``(J,)`` float32; a row adds from 0 to J."""
-        return (by_interval(data.targets, self.classes) != UNKNOWN).sum(0).float()
+        return (interval_labels(data.targets, self.classes) != UNKNOWN).sum(0).float()
 
     # --- FedIOD: answers of K nodes ---
 
@@ -172,7 +177,7 @@ class Survival(MultiLabel):
         """Lowest where events are evenly spread over the intervals and the time after them."""
         before = F.pad(F.logsigmoid(-ensembled).cumsum(1), (1, 0))  # log S_0 .. log S_J
         last = F.pad(F.logsigmoid(ensembled), (0, 1))  # log h_1 .. log h_J, and 0: later it is for sure
-        return -formulas.entropy_of((before + last).exp().mean(0), 0)
+        return -formulas.entropy_from_probs((before + last).exp().mean(0), 0)
 
     # --- evaluation ---
 
@@ -180,7 +185,7 @@ class Survival(MultiLabel):
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
         """Harrell's concordance in percent, of the mean survival time, and the integrated Brier score."""
-        survival, time, event = _told(outputs, targets)
+        survival, time, event = _survival_curves(outputs, targets)
         return {
             "concordance": self.compute_primary_metric(outputs, targets),
             "brier": integrated_brier(survival, time, event),
@@ -190,14 +195,14 @@ class Survival(MultiLabel):
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> float:
         """See :meth:`Task.compute_primary_metric`."""
-        survival, time, event = _told(outputs, targets)
+        survival, time, event = _survival_curves(outputs, targets)
         return 100 * float(concordance(survival.sum(1), time, event)[0])
 
     def bootstrap_metric(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None, weights: Floats
     ) -> Floats:
         """See :meth:`Task.bootstrap_metric`."""
-        survival, time, event = _told(outputs, targets)
+        survival, time, event = _survival_curves(outputs, targets)
         return 100 * concordance(survival.sum(1), time, event, weights)
 
     def measurable_targets(self, targets: torch.Tensor, data: TensorData) -> torch.Tensor:
@@ -208,20 +213,13 @@ class Survival(MultiLabel):
         """None: an interval is no finding."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SurvivalConfig(TaskConfig):
-    """The time until an event, a row of a table."""
-
-    makes = Survival
-
-
-def by_interval(targets: torch.Tensor, intervals: int) -> torch.Tensor:
+def interval_labels(targets: torch.Tensor, intervals: int) -> torch.Tensor:
     """What rows ``(..., 2)`` say of each interval, ``(..., J)`` int64: 1 the event, 0 none, -1 nothing.
 
     The event at time t is in interval ``floor(t)``, from 0, and at the very end in the last one. Who is
     censored is known to have had none in the intervals whose middle was reached.
 
-    >>> by_interval(torch.tensor([[1.2, 1.0], [1.4, 0.0], [1.6, 0.0]]), 3).tolist()
+    >>> interval_labels(torch.tensor([[1.2, 1.0], [1.4, 0.0], [1.6, 0.0]]), 3).tolist()
     [[0, 1, -1], [0, -1, -1], [0, 0, -1]]
     """
     time, event = targets[..., :1], targets[..., 1:] > 0.5
@@ -232,8 +230,15 @@ def by_interval(targets: torch.Tensor, intervals: int) -> torch.Tensor:
     return torch.where(event & (place == last), 1, responses)
 
 
-def _told(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Floats, Floats]:
+def _survival_curves(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Floats, Floats]:
     """Survival at the end of each interval ``(N, J)``, times and events ``(N,)``."""
     survival = (-outputs.detach().cpu().double()).sigmoid().cumprod(1)
     time, event = targets.cpu().double().unbind(1)
     return survival.numpy(), time.numpy(), event.numpy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurvivalConfig(TaskConfig):
+    """The time until an event, a row of a table."""
+
+    task_class = Survival

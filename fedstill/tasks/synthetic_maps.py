@@ -12,21 +12,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-WAVES = 4  # how often a smooth shape's radius swings around it
-NONE_THERE = 0.4  # share of maps without any region: most slices of a body show nothing
-RADIUS = (5.0, 12.0)  # pixels, of a nucleus
-COVERED = 0.3  # share of tissue that nuclei cover, at most
-GAP = 1.5  # pixels between nuclei, at least
+WAVES_PER_SHAPE = 4  # how often a smooth shape's radius swings around it
+EMPTY_SHARE = 0.4  # share of maps without any region: most slices of a body show nothing
+NUCLEUS_RADIUS = (5.0, 12.0)  # pixels, of a nucleus
+MAX_COVERAGE = 0.3  # share of tissue that nuclei cover, at most
+MIN_GAP = 1.5  # pixels between nuclei, at least
 
 Array = npt.NDArray[np.float64]
 
 
-def regions(count: int, height: int, width: int, kinds: int, generator: torch.Generator) -> torch.Tensor:
+def sample_body_regions(
+    count: int, height: int, width: int, kinds: int, generator: torch.Generator
+) -> torch.Tensor:
     """Smooth regions in an ellipse like a head: ``(count, H, W)`` uint8, 0 outside, 1 body, 2.. regions.
 
     Each kind is there by itself, once or not at all, and a later one lies over an earlier one.
 
-    >>> regions(2, 32, 32, 1, torch.Generator().manual_seed(0)).shape
+    >>> sample_body_regions(2, 32, 32, 1, torch.Generator().manual_seed(0)).shape
     torch.Size([2, 32, 32])
     """
 
@@ -37,13 +39,13 @@ def regions(count: int, height: int, width: int, kinds: int, generator: torch.Ge
     columns = torch.linspace(-1, 1, width).view(1, 1, -1)
     top, left = draw(-0.1, 0.1), draw(-0.1, 0.1)
     tall, wide = draw(0.6, 0.9), draw(0.45, 0.75)
-    body = _blob(rows - top, columns - left, tall, wide, 0.04, generator)
+    body = _wavy_ellipse(rows - top, columns - left, tall, wide, 0.04, generator)
     maps = body.to(torch.uint8)
     for kind in range(2, 2 + kinds):
         angle, away = draw(0, 2 * math.pi), draw(0, 0.6)
-        here = draw(0, 1) >= NONE_THERE
+        here = draw(0, 1) >= EMPTY_SHARE
         size = draw(0.1, 0.35)
-        region = _blob(
+        region = _wavy_ellipse(
             rows - top - tall * away * angle.sin(), columns - left - wide * away * angle.cos(),
             size * draw(0.7, 1.3), size * draw(0.7, 1.3), 0.2, generator,
         )  # fmt: skip
@@ -51,7 +53,7 @@ def regions(count: int, height: int, width: int, kinds: int, generator: torch.Ge
     return maps
 
 
-def _blob(
+def _wavy_ellipse(
     y: torch.Tensor, x: torch.Tensor, tall: torch.Tensor, wide: torch.Tensor, swing: float,
     generator: torch.Generator,
 ) -> torch.Tensor:  # fmt: skip
@@ -59,7 +61,7 @@ def _blob(
     y, x = y / tall, x / wide
     angle = torch.atan2(y, x)  # (count, H, W)
     radius = torch.ones_like(angle)
-    for wave in range(2, 2 + WAVES):
+    for wave in range(2, 2 + WAVES_PER_SHAPE):
         much, phase = (torch.empty(len(angle), 1, 1) for _ in range(2))
         much.normal_(0, swing / wave**0.5, generator=generator)
         phase.uniform_(0, 2 * math.pi, generator=generator)
@@ -67,22 +69,22 @@ def _blob(
     return y.square() + x.square() < radius.clamp_min(0.2).square()
 
 
-def nuclei(height: int, width: int, generator: torch.Generator) -> npt.NDArray[np.int32]:
+def sample_nuclei(height: int, width: int, generator: torch.Generator) -> npt.NDArray[np.int32]:
     """Many ellipses that do not touch: ``(H, W)``, numbered from 1, 0 between them.
 
     How much they cover differs from map to map. An ellipse that would come too near to one drawn before is
     left out, and those at the picture's end are cut off there.
     """
-    mean_area = math.pi * (sum(RADIUS) / 2) ** 2
-    share = COVERED * (0.3 + 0.7 * torch.rand((), generator=generator).item())
+    mean_area = math.pi * (sum(NUCLEUS_RADIUS) / 2) ** 2
+    share = MAX_COVERAGE * (0.3 + 0.7 * torch.rand((), generator=generator).item())
     tries = math.ceil(3 * share * height * width / mean_area)  # many find no room
-    low = torch.tensor([0.0, 0.0, RADIUS[0], 0.6, 0.0])  # row, column, radius, how flat, angle
-    high = torch.tensor([height, width, RADIUS[1], 1.0, math.pi])
+    low = torch.tensor([0.0, 0.0, NUCLEUS_RADIUS[0], 0.6, 0.0])  # row, column, radius, how flat, angle
+    high = torch.tensor([height, width, NUCLEUS_RADIUS[1], 1.0, math.pi])
     drawn = torch.lerp(low, high, torch.rand(tries, 5, generator=generator)).double().numpy()
     labels = np.zeros((height, width), dtype=np.int32)
     number, covered = 0, 0
     for row, column, radius, flat, angle in drawn:
-        reach = math.ceil(radius + GAP)
+        reach = math.ceil(radius + MIN_GAP)
         window = (
             slice(max(int(row) - reach, 0), int(row) + reach + 2),
             slice(max(int(column) - reach, 0), int(column) + reach + 2),
@@ -91,9 +93,9 @@ def nuclei(height: int, width: int, generator: torch.Generator) -> npt.NDArray[n
         y = np.arange(window[0].start, window[0].start + there.shape[0])[:, None] - row
         x = np.arange(window[1].start, window[1].start + there.shape[1])[None] - column
         along, across = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
-        if there[_ellipse(along, across, radius + GAP, radius * flat + GAP)].any():
+        if there[_inside_ellipse(along, across, radius + MIN_GAP, radius * flat + MIN_GAP)].any():
             continue
-        inside = _ellipse(along, across, radius, radius * flat)
+        inside = _inside_ellipse(along, across, radius, radius * flat)
         if inside.any():
             number, covered = number + 1, covered + int(inside.sum())
             there[inside] = number
@@ -102,7 +104,7 @@ def nuclei(height: int, width: int, generator: torch.Generator) -> npt.NDArray[n
     return labels
 
 
-def _ellipse(along: Array, across: Array, long: float, short: float) -> npt.NDArray[np.bool_]:
+def _inside_ellipse(along: Array, across: Array, long: float, short: float) -> npt.NDArray[np.bool_]:
     """Points within half axes ``long`` and ``short``."""
     inside: npt.NDArray[np.bool_] = (along / long) ** 2 + (across / short) ** 2 <= 1
     return inside

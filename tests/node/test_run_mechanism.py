@@ -17,7 +17,7 @@ from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.methods.fl_mrcm import FEATURES
 from fedstill.node.run_mechanism import Mechanism, unpriced
 from fedstill.privacy.accounting import compute_epsilon
-from fedstill.privacy.config import GradientsConfig, DPTrainingConfig
+from fedstill.privacy.config import DPTrainingConfig, GradientsConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event, PrivacyCost, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
@@ -27,7 +27,7 @@ from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.payload_kinds import PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.wire_format import SCALE
-from fedstill.tasks import Kind, Task
+from fedstill.tasks import TargetKind, Task
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 from tests.methods.asked import count_labels
@@ -44,16 +44,16 @@ EXAMINE = Query(
     ("x",),
     times=5,
     rows=ROWS,
-    reads=(),
+    depends_on_records=(),
     trains=("critic",),
 )
-PREDICT = Query("predict", EXAMINE.handler, {"x": "inputs"}, {"logits": "logits"}, reads=())
+PREDICT = Query("predict", EXAMINE.handler, {"x": "inputs"}, {"logits": "logits"}, depends_on_records=())
 COUNT = Query(
     "count_labels",
     EXAMINE.handler,
     releases={"counts": "label counts", "sizes": "label counts"},
     times=1,
-    reads=("counts",),
+    depends_on_records=("counts",),
 )
 TRAIN = Query(
     "train",
@@ -61,7 +61,7 @@ TRAIN = Query(
     {"span": "schedule"},
     {"theta": PARAMETERS},
     times=4,
-    reads=(),
+    depends_on_records=(),
     span=lambda sent: Span(int(sent["span"]), int(sent["span"]) + 1, 4),
 )
 SHAPES = {"logits": (ROWS, CLASSES), "critic": (ROWS, 2, 2)}
@@ -184,7 +184,7 @@ def test_under_noisy_outputs_each_row_is_paid_for() -> None:
     near(response(made, PREDICT), laplace(6 / (2 * 2 * CLASSES), ROWS))
     near(response(made), laplace(6 / 16, ROWS) + gaussian(2.0, rate=0.08))
     near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
-    rows = protection("noisy-outputs", outputs=replace(GIVEN["outputs"], how="gaussian"))
+    rows = protection("noisy-outputs", outputs=replace(GIVEN["outputs"], distribution="gaussian"))
     near(response(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
     assert made.first() == {"training": PrivacyCost()}
 
@@ -196,14 +196,16 @@ def test_counts_cost_one_event_under_every_mechanism(mechanism: str) -> None:
     assert priced(protection(mechanism, counts_noise=4.0), COUNT, "answer", shapes, {}) == laplace(4.0)
     assert priced(protection(mechanism, counts_noise=0.0), COUNT, "answer", shapes, {}) is None
     assert priced(protection(mechanism, group_size=5), COUNT, "answer", shapes, {}) == laplace(2.0)
-    assert priced(protection(mechanism), COUNT, "answer", {"sizes": ()}, {}) == PrivacyCost(), "their sum follows"
+    assert priced(protection(mechanism), COUNT, "answer", {"sizes": ()}, {}) == PrivacyCost(), (
+        "their sum follows"
+    )
 
 
 class Maps(Classification):
     """As if each pixel had a class."""
 
     name = "segmentation"
-    kind: ClassVar[Kind] = "map"  # type: ignore[assignment]
+    kind: ClassVar[TargetKind] = "map"  # type: ignore[assignment]
 
 
 MAPS = Maps(CLASSES)
@@ -260,7 +262,7 @@ def test_outputs_that_are_pictures_are_not_hidden_by_noise() -> None:
 def test_maps_and_images_of_records_have_no_guarantee_whatever_is_said_of_them(
     mechanism: Any, kind: str, cure: str, reads: tuple[str, ...]
 ) -> None:
-    told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
+    told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, depends_on_records=reads)
     made = protection(mechanism, told, task=MAPS, epsilon=3.0)
     assert priced(made, told, "answer", {"told": (5,)}) is None
     refused = unpriced(made, told)
@@ -280,7 +282,7 @@ def test_maps_and_images_of_records_have_no_guarantee_whatever_is_said_of_them(
 def test_what_has_no_guarantee_comes_with_its_cure(
     mechanism: Any, kind: str, reads: tuple[str, ...], cure: str
 ) -> None:
-    told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, reads=reads)
+    told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, depends_on_records=reads)
     refused = unpriced(protection(mechanism, told, epsilon=3.0), told)
     assert str(refused).endswith(f"gives no guarantee for {kind}; with {cure} none are told")
 
@@ -288,7 +290,7 @@ def test_what_has_no_guarantee_comes_with_its_cure(
 def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
     compared = replace(EXAMINE, releases={"critic": "critic", "difference": "difference"})
     for reads in ((), ("difference",)):
-        asked = replace(compared, reads=reads)
+        asked = replace(compared, depends_on_records=reads)
         made = protection("dp-sgd", asked, task=MAPS)
         assert priced(made, asked, "gradient", PULLED) is None, "though its critic learned with DP-SGD"
         noisy = protection("noisy-outputs", asked, task=MAPS)
@@ -317,7 +319,7 @@ def test_a_group_of_records_costs_more() -> None:
 
 
 def test_what_is_computed_from_the_records_themselves_has_no_guarantee() -> None:
-    rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, reads=("real",))
+    rated = replace(EXAMINE, releases={**EXAMINE.releases, "real": "critic"}, depends_on_records=("real",))
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         made = protection(mechanism, rated)
         assert priced(made, rated, "answer", {"real": ()}, {}) is None
@@ -365,7 +367,7 @@ def test_models_that_are_used_as_they_are_cost_no_training() -> None:
 def test_local_training_in_more_parts_than_it_has_steps_costs_a_step_each() -> None:
     """As FedMD's with transfer learning: its training alone, in parts of a round's length, is asked for."""
     alone = replace(TRAIN, name="alone", times=1, span=lambda sent: Span(0, 30, 34))
-    rounds = replace(TRAIN, span=lambda sent: Span.one(int(sent["span"]), 4, behind=30))
+    rounds = replace(TRAIN, span=lambda sent: Span.part(int(sent["span"]), 4, offset=30))
     made = protection("dp-sgd", alone, rounds)  # 20 steps, if it is taken in one go
     taken = [made.learning(alone, {})["training"]]
     taken += [made.learning(rounds, {"span": torch.tensor(t)})["training"] for t in range(4)]
@@ -435,7 +437,7 @@ def test_a_larger_share_of_epsilon_is_less_noise() -> None:
 
 
 def test_a_query_that_does_not_say_what_it_reads_cannot_be_protected() -> None:
-    silent = replace(PREDICT, reads=None)
+    silent = replace(PREDICT, depends_on_records=None)
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         with pytest.raises(QueryRefused, match="does not say what it reads of the records"):
             protection(mechanism, silent)
@@ -488,7 +490,11 @@ def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
     assert made.learning(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
     assert made.learning(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
     assert made.learning(PREDICT, {}) == protection("none", EXAMINE).learning(EXAMINE, {}) == {}
-    assert total_cost(made.release(EXAMINE, SHAPES)) == total_cost(made.release(TRAIN, {"theta": (9,)})) == PrivacyCost()
+    assert (
+        total_cost(made.release(EXAMINE, SHAPES))
+        == total_cost(made.release(TRAIN, {"theta": (9,)}))
+        == PrivacyCost()
+    )
 
 
 # --- what is said -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.tasks.body_mask import outline
+from fedstill.tasks.body_mask import body_mask
 
 
 def head(channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,36 +29,36 @@ def agree(found: torch.Tensor, true: torch.Tensor) -> float:
 
 def test_a_body_is_found_with_its_cavities_filled_at_any_scale() -> None:
     image, body = head()
-    found = outline(image)
+    found = body_mask(image)
     assert found.dtype == torch.uint8
     assert found.shape == (1, 40, 48)
     assert agree(found, body) > 0.99
-    assert torch.equal(outline((image - 0.5) / 0.25), found)  # as normalized inputs are
+    assert torch.equal(body_mask((image - 0.5) / 0.25), found)  # as normalized inputs are
 
 
 def test_only_the_largest_piece_counts() -> None:
     image, body = head()
     image[0, 0, 1:5, 1:5] = 1.0  # a marker beside the head
-    assert agree(outline(image), body) > 0.99
+    assert agree(body_mask(image), body) > 0.99
 
 
 def test_one_channel_with_a_raised_background_does_not_decide() -> None:
     image, body = head(3)
     image[0, 0] = image[0, 0] * 0.5 + 0.5  # air at half of the range
     image[0, 0, 0, 0] = 0.0
-    assert agree(outline(image), body) > 0.99
-    assert agree(outline(image[:, :1]), body) < 0.9  # alone it does
+    assert agree(body_mask(image), body) > 0.99
+    assert agree(body_mask(image[:, :1]), body) < 0.9  # alone it does
 
 
 def test_an_image_of_one_value_has_no_body_and_no_images_have_none() -> None:
-    assert not outline(torch.full((2, 3, 8, 8), -1.0)).any()
-    assert outline(torch.zeros(0, 3, 8, 8)).shape == (0, 8, 8)
+    assert not body_mask(torch.full((2, 3, 8, 8), -1.0)).any()
+    assert body_mask(torch.zeros(0, 3, 8, 8)).shape == (0, 8, 8)
 
 
 def test_a_body_of_few_pixels_is_found() -> None:
     image = torch.zeros(1, 1, 20, 20)
     image[0, 0, 9, 9] = 1.0  # below the percentile that ends the range
-    assert outline(image).sum() == 1
+    assert body_mask(image).sum() == 1
 
 
 PACK = Path(os.environ.get("FEDSTILL_DATA", "")) / "brain_mri_lgg.npz"
@@ -68,7 +68,7 @@ PACK = Path(os.environ.get("FEDSTILL_DATA", "")) / "brain_mri_lgg.npz"
 def test_heads_of_every_institution_are_found_with_all_tumors_inside() -> None:
     pack = np.load(PACK)
     images = torch.from_numpy(pack["images"][::10]).permute(0, 3, 1, 2).float() / 255
-    found = outline(images)
+    found = body_mask(images)
     assert found[torch.from_numpy(pack["masks"][::10]) > 0].all()
     share = found.double().mean((1, 2))
     assert share.min() > 0.05  # near the top of a head it is small

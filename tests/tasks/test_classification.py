@@ -104,11 +104,11 @@ def test_figures_are_those_of_scikit_learn_and_torchmetrics(classes: int) -> Non
             torch.from_numpy(p), torch.from_numpy(true), num_classes=p.shape[1], n_bins=15
         ).item(),
     }
-    told = {name: classification.OF[name](p, true) for name in expected}
+    told = {name: classification.METRIC_FUNCTIONS[name](p, true) for name in expected}
     assert told == pytest.approx({name: 100 * value for name, value in expected.items()})
     labels = range(p.shape[1])
     counts = metrics.confusion_matrix(true, p.argmax(1), labels=labels).tolist()
-    assert classification.confusion(p, true) == counts
+    assert classification.confusion_counts(p, true) == counts
 
 
 def test_of_two_classes_auprc_is_of_the_second() -> None:
@@ -157,11 +157,15 @@ def test_the_chosen_figure_leads_and_is_weighed_as_if_cases_were_repeated(metric
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.integers(-1, 2, (40, classes))).double()  # few values, so that scores tie
     p, true = logits.softmax(1).numpy().round(12), rng.integers(0, classes, 40)
-    assert task.compute_primary_metric(logits, torch.from_numpy(true)) == classification.OF[metric](p, true)
+    assert task.compute_primary_metric(logits, torch.from_numpy(true)) == classification.METRIC_FUNCTIONS[
+        metric
+    ](p, true)
     weights = rng.integers(0, 3, (5, 40))
     weights[0, true == 0] = 0  # a draw without a class
-    found = classification.weighted(metric, p, true, weights.astype(float))
-    each = [classification.OF[metric](p.repeat(times, 0), true.repeat(times)) for times in weights]
+    found = classification.weighted_metric(metric, p, true, weights.astype(float))
+    each = [
+        classification.METRIC_FUNCTIONS[metric](p.repeat(times, 0), true.repeat(times)) for times in weights
+    ]
     assert found == pytest.approx(each, nan_ok=True)
 
 

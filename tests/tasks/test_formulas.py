@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.formulas import (
-    AGREEING,
-    distance,
-    divergence,
+    CONSENSUS_STEPS,
+    distillation_loss,
     entropy,
-    entropy_of,
-    importance,
+    entropy_from_probs,
+    importance_weights,
+    js_divergence,
     mean_entropy,
 )
 
@@ -47,7 +47,7 @@ def test_entropy_by_hand() -> None:
     logits = torch.stack([logits_of(0.5, 0.25, 0.25), logits_of(0.125, 0.125, 0.75)])
     by_hand = [1.5 * LOG2, 0.25 * math.log(8) + 0.75 * math.log(4 / 3)]
     torch.testing.assert_close(entropy(logits, 1), torch.tensor(by_hand))
-    torch.testing.assert_close(entropy_of(logits.softmax(1), 1), torch.tensor(by_hand))
+    torch.testing.assert_close(entropy_from_probs(logits.softmax(1), 1), torch.tensor(by_hand))
 
 
 def test_entropy_runs_along_the_axis_it_is_given() -> None:
@@ -55,7 +55,7 @@ def test_entropy_runs_along_the_axis_it_is_given() -> None:
     for axis, size in enumerate(logits.shape):
         expected = torch.full([n for i, n in enumerate(logits.shape) if i != axis], math.log(size))
         torch.testing.assert_close(entropy(logits, axis), expected)
-        torch.testing.assert_close(entropy_of(torch.full((2, 3, 5), 1 / size), axis), expected)
+        torch.testing.assert_close(entropy_from_probs(torch.full((2, 3, 5), 1 / size), axis), expected)
 
 
 # --- Eq. 3 and 4 ---------------------------------------------------------------------------------
@@ -75,19 +75,19 @@ def test_eq4_by_hand() -> None:
     responses = torch.tensor([[[SURE, 0.0]], [[0.0, 0.0]]])
     h_mean = 2 / 3 * math.log(3 / 2) + 1 / 3 * math.log(3)
     expected = h_mean - 2 / 3 * LOG2
-    assert divergence(responses, torch.tensor([1 / 3, 2 / 3])).item() == pytest.approx(expected, rel=1e-5)
+    assert js_divergence(responses, torch.tensor([1 / 3, 2 / 3])).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_eq4_averages_over_examples_after_mixing_nodes_not_before() -> None:
     # Each example alone: full agreement. Mixed over examples there would seem to be divergence.
     responses = torch.tensor([[[SURE, 0.0], [0.0, SURE]]]).expand(2, 2, 2)
-    assert divergence(responses, torch.tensor([0.5, 0.5])).item() == pytest.approx(0, abs=1e-6)
+    assert js_divergence(responses, torch.tensor([0.5, 0.5])).item() == pytest.approx(0, abs=1e-6)
 
 
 @given(st.integers(0, 10_000), st.integers(2, 5), st.integers(1, 4), st.integers(2, 6))
 def test_eq4_lies_between_zero_and_the_entropy_of_pi(seed: int, nodes: int, batch: int, classes: int) -> None:
     responses, pi = random(nodes, batch, classes, seed=seed, scale=20), random_pi(nodes, seed)
-    assert -1e-9 <= divergence(responses, pi).item() <= entropy_of(pi, 0).item() + 1e-9
+    assert -1e-9 <= js_divergence(responses, pi).item() <= entropy_from_probs(pi, 0).item() + 1e-9
 
 
 @given(st.integers(0, 10_000))
@@ -95,7 +95,7 @@ def test_a_nodes_offset_changes_neither_eq3_nor_eq4(seed: int) -> None:
     responses, pi = random(3, 2, 4, seed=seed), random_pi(3, seed)
     moved = responses + random(3, 2, 1, seed=seed + 1, scale=50)
     torch.testing.assert_close(mean_entropy(moved, pi), mean_entropy(responses, pi))
-    torch.testing.assert_close(divergence(moved, pi), divergence(responses, pi))
+    torch.testing.assert_close(js_divergence(moved, pi), js_divergence(responses, pi))
 
 
 # --- Eq. 8 ---------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_a_nodes_offset_changes_neither_eq3_nor_eq4(seed: int) -> None:
 def test_eq8_with_the_critics_ratio_by_hand() -> None:
     counts = torch.tensor([[3.0, 0.0], [1.0, 0.0]])
     ratio = torch.tensor([[1.0, 2.0], [1.0, 6.0]])  # (2 nodes, 2 inputs)
-    weights = importance(counts, ratio)
+    weights = importance_weights(counts, ratio)
     # first input: 3:1; second: 3*2 : 1*6
     torch.testing.assert_close(weights[:, 0], torch.tensor([[0.75, 0.5], [0.25, 0.5]]))
     torch.testing.assert_close(weights[:, 1], torch.tensor([[0.5, 0.5], [0.5, 0.5]]))
@@ -118,7 +118,7 @@ def test_eq8_sums_to_one_over_nodes_and_is_equal_where_nobody_has_the_class(
     counts = torch.randint(0, 3, (nodes, 4), generator=generator).double()
     counts[:, 2] = 0
     ratio = random(nodes, batch, seed=seed).exp()
-    for weights in (importance(counts), importance(counts, ratio)):
+    for weights in (importance_weights(counts), importance_weights(counts, ratio)):
         torch.testing.assert_close(weights.sum(0), torch.ones_like(weights[0]))
         assert (weights >= 0).all()
         torch.testing.assert_close(weights[:, :, 2], torch.full_like(weights[:, :, 2], 1 / nodes))
@@ -148,7 +148,7 @@ def test_eq9_of_probs_is_the_logarithm_of_the_weighted_mean() -> None:
 @given(st.integers(0, 10_000))
 def test_all_but_logits_do_not_see_a_nodes_offset_but_logits_do(seed: int) -> None:
     responses = random(3, 2, 4, seed=seed)
-    weights = importance(random(3, 4, seed=seed + 1).exp(), random(3, 2, seed=seed + 2).exp())
+    weights = importance_weights(random(3, 4, seed=seed + 1).exp(), random(3, 2, seed=seed + 2).exp())
     moved = responses + torch.tensor([7.0, 0.0, 0.0]).view(3, 1, 1)
     for how in ("log_probs", "probs", "consensus"):
         torch.testing.assert_close(ensemble(moved, weights, how), ensemble(responses, weights, how))
@@ -167,7 +167,7 @@ def slow_consensus(responses: torch.Tensor, weights: torch.Tensor) -> torch.Tens
         q = [responses[k, b].softmax(0) for k in range(nodes)]
         pi = [weights[k, b] for k in range(nodes)]
         p = sum(pi[k] * q[k].log() for k in range(nodes)).softmax(0)
-        for _ in range(AGREEING):
+        for _ in range(CONSENSUS_STEPS):
             knows = [(pi[k] * p).sum() for k in range(nodes)]
             p = sum(knows[k] / sum(knows) * q[k] for k in range(nodes))
         out[b] = p.log()
@@ -177,7 +177,9 @@ def slow_consensus(responses: torch.Tensor, weights: torch.Tensor) -> torch.Tens
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 3))
 def test_consensus_equals_the_slow_loop_and_is_a_distribution(seed: int, nodes: int, batch: int) -> None:
     responses = random(nodes, batch, 4, seed=seed)
-    weights = importance(random(nodes, 4, seed=seed + 1).exp(), random(nodes, batch, seed=seed + 2).exp())
+    weights = importance_weights(
+        random(nodes, 4, seed=seed + 1).exp(), random(nodes, batch, seed=seed + 2).exp()
+    )
     out = ensemble(responses, weights, "consensus")
     torch.testing.assert_close(out, slow_consensus(responses, weights))
     torch.testing.assert_close(out.exp().sum(1), torch.ones(batch).double())
@@ -185,7 +187,7 @@ def test_consensus_equals_the_slow_loop_and_is_a_distribution(seed: int, nodes: 
 
 def test_consensus_turns_away_from_the_node_that_cannot_know() -> None:
     # The first node holds classes 0 and 1, and takes everything for a 0. Two others know a 2.
-    weights = importance(torch.tensor([[9.0, 9.0, 0.0], [1.0, 1.0, 9.0], [1.0, 1.0, 9.0]]))
+    weights = importance_weights(torch.tensor([[9.0, 9.0, 0.0], [1.0, 1.0, 9.0], [1.0, 1.0, 9.0]]))
     knowing = logits_of(0.02, 0.02, 0.96)
     responses = torch.stack([logits_of(0.8, 0.19, 0.01), knowing, knowing])[:, None]
     by_class = [
@@ -196,11 +198,11 @@ def test_consensus_turns_away_from_the_node_that_cannot_know() -> None:
 
 def test_no_gradient_flows_through_the_shares_of_a_consensus() -> None:
     responses = random(2, 3, 4).requires_grad_()
-    even = importance(torch.ones(2, 4).double())  # equal weights give equal shares, whatever is said
+    even = importance_weights(torch.ones(2, 4).double())  # equal weights give equal shares, whatever is said
     (grad,) = torch.autograd.grad(ensemble(responses, even, "consensus").sum(), responses)
     (plain,) = torch.autograd.grad((0.5 * responses.softmax(2)).sum(0).log().sum(), responses)
     torch.testing.assert_close(grad, plain)
-    weights = importance(random(2, 4, seed=1).exp())
+    weights = importance_weights(random(2, 4, seed=1).exp())
     out = ensemble(responses, weights, "consensus")
     with torch.no_grad():  # the shares, read off the answer: p = share q_1 + (1 - share) q_2
         q = responses.softmax(2)
@@ -218,13 +220,13 @@ def test_distance_equals_torchs_kl_times_tau_squared(tau: float) -> None:
     student, target = random(4, 5), random(4, 5, seed=1)
     log_s, log_t = (student / tau).log_softmax(1), (target / tau).log_softmax(1)
     expected = tau**2 * F.kl_div(log_s, log_t, reduction="none", log_target=True).sum(1)
-    torch.testing.assert_close(distance(student, target, tau), expected)
+    torch.testing.assert_close(distillation_loss(student, target, tau), expected)
 
 
 def test_the_infinite_limit_by_hand() -> None:
     student, target = torch.tensor([[1.0, 2.0, 6.0]]), torch.tensor([[0.0, 0.0, 0.0]])
     # centered: (-2, -1, 3); half the mean square: (4 + 1 + 9) / 6
-    assert distance(student, target, math.inf).item() == pytest.approx(14 / 6)
+    assert distillation_loss(student, target, math.inf).item() == pytest.approx(14 / 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -233,8 +235,8 @@ def test_a_large_finite_tau_tends_to_the_infinite_limit(
     tau: float, within: float, dtype: torch.dtype
 ) -> None:
     student, target = random(8, 10, scale=3).to(dtype), random(8, 10, seed=1, scale=3).to(dtype)
-    limit = distance(student, target, math.inf)
-    torch.testing.assert_close(distance(student, target, tau), limit, rtol=within, atol=0)
+    limit = distillation_loss(student, target, math.inf)
+    torch.testing.assert_close(distillation_loss(student, target, tau), limit, rtol=within, atol=0)
 
 
 # --- what follows the classes, and extremes -------------------------------------------------------
@@ -254,13 +256,13 @@ def flat(maps: torch.Tensor) -> torch.Tensor:
 def test_pixels_count_as_further_examples_in_eq3_and_eq4() -> None:
     responses, pi = random(K, B, C, H, W), random_pi(K)
     torch.testing.assert_close(mean_entropy(responses, pi), mean_entropy(flat_nodes(responses), pi))
-    torch.testing.assert_close(divergence(responses, pi), divergence(flat_nodes(responses), pi))
+    torch.testing.assert_close(js_divergence(responses, pi), js_divergence(flat_nodes(responses), pi))
 
 
 @pytest.mark.parametrize("how", ["logits", "log_probs", "probs", "consensus"])
 def test_pixels_are_ensembled_each_for_itself(how: str) -> None:
     responses = random(K, B, C, H, W)
-    weights = importance(random(K, C, seed=1).exp(), random(K, B, seed=2).exp())
+    weights = importance_weights(random(K, C, seed=1).exp(), random(K, B, seed=2).exp())
     each_pixel = weights.repeat_interleave(H * W, 1)
     expected = ensemble(flat_nodes(responses), each_pixel, how)
     torch.testing.assert_close(flat(ensemble(responses, weights, how)), expected)
@@ -269,21 +271,24 @@ def test_pixels_are_ensembled_each_for_itself(how: str) -> None:
 @pytest.mark.parametrize("tau", [1.0, 5.0, 1e3, math.inf])
 def test_distance_of_maps_is_the_mean_over_pixels_one_value_an_input(tau: float) -> None:
     student, target = random(B, C, H, W), random(B, C, H, W, seed=1)
-    each = distance(flat(student), flat(target), tau).view(B, H * W).mean(1)
-    torch.testing.assert_close(distance(student, target, tau), each)
+    each = distillation_loss(flat(student), flat(target), tau).view(B, H * W).mean(1)
+    torch.testing.assert_close(distillation_loss(student, target, tau), each)
 
 
 @pytest.mark.parametrize("signs", list(itertools.product([SURE, -SURE], repeat=3)))
 def test_gradients_are_finite_for_extreme_logits(signs: tuple[float, ...]) -> None:
     row = torch.tensor(signs)
     responses = torch.stack([row, row.flip(0)])[:, None].requires_grad_()  # (2, 1, 3)
-    pi, weights = torch.tensor([0.5, 0.5]), importance(torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 0.0]]))
-    losses = [mean_entropy(responses, pi), divergence(responses, pi)]
+    pi, weights = (
+        torch.tensor([0.5, 0.5]),
+        importance_weights(torch.tensor([[1.0, 0.0, 0.0], [1.0, 2.0, 0.0]])),
+    )
+    losses = [mean_entropy(responses, pi), js_divergence(responses, pi)]
     losses += [
         ensemble(responses, weights, how).sum() for how in ("logits", "log_probs", "probs", "consensus")
     ]
-    losses += [distance(responses[0], responses[1], tau).sum() for tau in (1.0, 100.0, math.inf)]
-    losses += [entropy_of(responses[0].softmax(1).mean(0), 0)]
+    losses += [distillation_loss(responses[0], responses[1], tau).sum() for tau in (1.0, 100.0, math.inf)]
+    losses += [entropy_from_probs(responses[0].softmax(1).mean(0), 0)]
     for loss in losses:
         (grad,) = torch.autograd.grad(loss, responses, retain_graph=True)
         assert torch.isfinite(loss)

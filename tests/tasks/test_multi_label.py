@@ -103,7 +103,7 @@ def test_confidence_and_uniqueness_are_those_of_two_classes_for_each_label() -> 
     responses, pi = draw(3, 4, 3), torch.tensor([0.5, 0.2, 0.3])
     two = pairs(responses)  # (K, B, 2, C): labels are like pixels
     torch.testing.assert_close(TASK.confidence_loss(responses, pi), formulas.mean_entropy(two, pi))
-    torch.testing.assert_close(TASK.uniqueness_loss(responses, pi), -formulas.divergence(two, pi))
+    torch.testing.assert_close(TASK.uniqueness_loss(responses, pi), -formulas.js_divergence(two, pi))
 
 
 def test_balance_is_lowest_where_each_label_is_there_in_half_of_a_batch() -> None:
@@ -164,7 +164,7 @@ def test_expertise_by_hand() -> None:
 @pytest.mark.parametrize("tau", [1.0, 3.0, 1e3])
 def test_the_distance_is_that_of_two_classes_averaged_over_labels(tau: float) -> None:
     student, target = draw(4, 3), draw(4, 3, seed=1)
-    expected = formulas.distance(pairs(student), pairs(target), tau)
+    expected = formulas.distillation_loss(pairs(student), pairs(target), tau)
     torch.testing.assert_close(TASK.distillation_loss(student, target, tau), expected, rtol=1e-4, atol=1e-6)
 
 

@@ -14,7 +14,7 @@ from scipy import ndimage
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.tasks import reconstruction
-from fedstill.tasks.reconstruction import Reconstruction, ReconstructionConfig, lines, undersample
+from fedstill.tasks.reconstruction import Reconstruction, ReconstructionConfig, kspace_mask, undersample
 
 
 def image_pair(count: int = 3, side: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +57,7 @@ def test_what_is_outside_the_range_is_cut_off() -> None:
 def test_each_image_is_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     found, true = image_pair(5)
     together = reconstruction.ssim(found, true)
-    monkeypatch.setattr(reconstruction, "AT_ONCE", 2)
+    monkeypatch.setattr(reconstruction, "IMAGES_PER_BATCH", 2)
     torch.testing.assert_close(reconstruction.ssim(found, true), together)
     alone = torch.cat([reconstruction.ssim(found[row : row + 1], true[row : row + 1]) for row in range(5)])
     torch.testing.assert_close(alone, together)
@@ -237,7 +237,7 @@ whole = st.sampled_from([8, 16, 30, 64, 128, 320])
 @pytest.mark.parametrize(("acceleration", "center", "middle"), [(4, 0.08, 26), (8, 0.04, 13)])
 def test_the_fastmri_masks(acceleration: int, center: float, middle: int) -> None:
     """320 columns: 8 and 4 per cent in the middle, one line in 4 or in 8 in all."""
-    mask = lines(320, acceleration, center)
+    mask = kspace_mask(320, acceleration, center)
     first = (320 - middle + 1) // 2
     assert mask[first : first + middle].all()
     assert mask[160]  # the zero frequency
@@ -248,23 +248,23 @@ def test_the_fastmri_masks(acceleration: int, center: float, middle: int) -> Non
 
 @given(whole, st.integers(2, 8), st.integers(0, 50))
 def test_exactly_so_many_lines_and_the_middle_among_them(width: int, acceleration: int, seed: int) -> None:
-    mask = lines(width, acceleration, 0.1, seed)
+    mask = kspace_mask(width, acceleration, 0.1, seed)
     assert int(mask.sum()) == max(round(width / acceleration), 1)
     assert bool(mask[width // 2]) or round(width * 0.1) == 0
 
 
 def test_one_mask_for_everyone_and_another_seed_another_one() -> None:
     torch.manual_seed(0)
-    first = lines(64, 4, 0.08)
+    first = kspace_mask(64, 4, 0.08)
     torch.manual_seed(1)
-    assert torch.equal(lines(64, 4, 0.08), first)
-    assert not torch.equal(lines(64, 4, 0.08, 1), first)
+    assert torch.equal(kspace_mask(64, 4, 0.08), first)
+    assert not torch.equal(kspace_mask(64, 4, 0.08, 1), first)
 
 
 def test_a_centre_with_more_lines_than_may_be_measured_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"invalid task.center = 0.3 \(expected up to 0.25"):
-        lines(64, 4, 0.3)
-    assert lines(64, 4, 0.25).sum() == 16
+        kspace_mask(64, 4, 0.3)
+    assert kspace_mask(64, 4, 0.25).sum() == 16
 
 
 def test_undersampling_by_hand() -> None:
@@ -278,7 +278,7 @@ def test_undersampling_by_hand() -> None:
 
 def test_gradients_pass_and_are_right() -> None:
     image = torch.rand(1, 1, 4, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: undersample(x, lines(8, 2, 0.2)), image)
+    assert torch.autograd.gradcheck(lambda x: undersample(x, kspace_mask(8, 2, 0.2)), image)
     black = torch.zeros(1, 1, 8, 8, requires_grad=True)
-    (slope,) = torch.autograd.grad(undersample(black, lines(8, 2, 0.2)).sum(), black)
+    (slope,) = torch.autograd.grad(undersample(black, kspace_mask(8, 2, 0.2)).sum(), black)
     assert slope.isfinite().all()

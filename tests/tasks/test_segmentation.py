@@ -16,9 +16,9 @@ from fedstill.core.errors import ArgumentError
 from fedstill.tasks.segmentation import (
     Segmentation,
     SegmentationConfig,
+    count_overlap,
     dice,
     hd95,
-    overlap,
     sensitivity,
     specificity,
 )
@@ -43,7 +43,7 @@ NO_PIXELS, ALL_PIXELS = box(0, 0, 0, 0), box(0, 8, 0, 12)
 
 
 def overlap_metrics(prediction: Mask, truth: Mask) -> list[float]:
-    pixels = overlap(torch.from_numpy(prediction)[None], torch.from_numpy(truth)[None])
+    pixels = count_overlap(torch.from_numpy(prediction)[None], torch.from_numpy(truth)[None])
     return [metric(pixels).item() for metric in (dice, sensitivity, specificity)]
 
 
@@ -64,7 +64,7 @@ def test_empty_and_full_masks(prediction: Mask, truth: Mask, expected: list[floa
 def test_pooling_adds_pixels_before_it_divides() -> None:
     prediction = torch.tensor([[True, True], [True, False], [False, False]])
     truth = torch.tensor([[True, False], [True, True], [True, True]])
-    pooled = overlap(prediction, truth).pooled(torch.tensor([0, 0, 1]), 3)
+    pooled = count_overlap(prediction, truth).pooled(torch.tensor([0, 0, 1]), 3)
     # case 0: 2 in common of 3 and 3; case 1: nothing found of 2; case 2 has no picture
     torch.testing.assert_close(dice(pooled), torch.tensor([4 / 6, 0.0, 1.0]).double())
     torch.testing.assert_close(
@@ -77,7 +77,7 @@ def test_dice_is_monais(seed: int) -> None:
     metrics = pytest.importorskip("monai.metrics")
     prediction, truth = (torch.from_numpy(blobs(seed + k))[None, None].float() for k in (0, 50))
     theirs = metrics.DiceMetric(include_background=True)(prediction, truth)
-    torch.testing.assert_close(dice(overlap(prediction > 0, truth > 0)).float(), theirs.flatten())
+    torch.testing.assert_close(dice(count_overlap(prediction > 0, truth > 0)).float(), theirs.flatten())
 
 
 # --- HD95 ------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.tables import encode_rows
-from fedstill.tasks.survival import Floats, SurvivalConfig, by_interval, concordance, integrated_brier
+from fedstill.tasks.survival import Floats, SurvivalConfig, concordance, integrated_brier, interval_labels
 
 TASK = SurvivalConfig().make(3)
 
@@ -109,7 +109,7 @@ def test_the_integrated_brier_score_is_that_of_its_definition(seed: int) -> None
 def test_who_knows_all_has_no_brier_score_where_events_are_where_intervals_meet() -> None:
     time, event = np.arange(0.0, 6.0), np.ones(6)  # an event at t is in interval t
     known = torch.from_numpy(np.stack([time, event], 1))
-    hazards = torch.where(by_interval(known, 6) == 1, 99.0, -99.0).double()
+    hazards = torch.where(interval_labels(known, 6) == 1, 99.0, -99.0).double()
     survival = (-hazards).sigmoid().cumprod(1).numpy()
     assert integrated_brier(survival, time, event) < 1e-12
     assert integrated_brier(np.full((6, 6), 0.5), time, event) > 0.1
@@ -117,7 +117,7 @@ def test_who_knows_all_has_no_brier_score_where_events_are_where_intervals_meet(
 
 def test_figures_of_hazards() -> None:
     targets = torch.tensor([[0.5, 1.0], [1.5, 1.0], [2.5, 0.0]])
-    sure = by_interval(targets, 3).clamp_min(0) * 200.0 - 100.0  # the event where it was, for certain
+    sure = interval_labels(targets, 3).clamp_min(0) * 200.0 - 100.0  # the event where it was, for certain
     told = TASK.compute_metrics(sure, targets)
     assert (told["concordance"], told["brier"]) == (100, pytest.approx(0, abs=1e-12))
     assert TASK.compute_metrics(-sure, targets)["concordance"] < 50
@@ -175,7 +175,7 @@ def test_times_are_counted_in_intervals_of_the_schemas_range_and_never_split_hai
     data = encode_rows(cells, SCHEMA, "rows", str)
     assert data.inputs.tolist() == [[0.0]] * 31
     assert data.targets.tolist() == [[place, 1] for place in range(31)]
-    responses = by_interval(data.targets, 30)
+    responses = interval_labels(data.targets, 30)
     assert responses.argmax(1).tolist() == [*range(30), 29]
     assert SCHEMA.classes[:2] == ("30 to 31", "31 to 32")
     assert encode_rows({**cells, "died": [0] * 31}, SCHEMA, "rows", str).targets[:, 1].sum() == 0

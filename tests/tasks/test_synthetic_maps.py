@@ -8,7 +8,7 @@ import torch
 from scipy import ndimage
 
 from fedstill.core.seeds import torch_generator
-from fedstill.tasks.synthetic_maps import COVERED, RADIUS, nuclei, regions
+from fedstill.tasks.synthetic_maps import MAX_COVERAGE, NUCLEUS_RADIUS, sample_body_regions, sample_nuclei
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -17,7 +17,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (32, 48)])
 def test_regions_lie_in_one_body_and_some_maps_have_none(height: int, width: int) -> None:
-    maps = regions(60, height, width, 1, generator())
+    maps = sample_body_regions(60, height, width, 1, generator())
     assert maps.shape == (60, height, width)
     assert maps.dtype == torch.uint8
     assert set(maps.unique().tolist()) == {0, 1, 2}
@@ -29,37 +29,37 @@ def test_regions_lie_in_one_body_and_some_maps_have_none(height: int, width: int
 
 
 def test_each_kind_of_region_is_met() -> None:
-    assert set(regions(30, 32, 32, 3, generator()).unique().tolist()) == {0, 1, 2, 3, 4}
+    assert set(sample_body_regions(30, 32, 32, 3, generator()).unique().tolist()) == {0, 1, 2, 3, 4}
 
 
 def test_the_seed_settles_all_and_another_draws_others() -> None:
-    first, second = (regions(3, 32, 32, 2, generator()) for _ in range(2))
+    first, second = (sample_body_regions(3, 32, 32, 2, generator()) for _ in range(2))
     assert torch.equal(first, second)
-    assert not torch.equal(first, regions(3, 32, 32, 2, generator(1)))
-    assert np.array_equal(nuclei(64, 64, generator()), nuclei(64, 64, generator()))
-    assert not np.array_equal(nuclei(64, 64, generator()), nuclei(64, 64, generator(1)))
+    assert not torch.equal(first, sample_body_regions(3, 32, 32, 2, generator(1)))
+    assert np.array_equal(sample_nuclei(64, 64, generator()), sample_nuclei(64, 64, generator()))
+    assert not np.array_equal(sample_nuclei(64, 64, generator()), sample_nuclei(64, 64, generator(1)))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_nuclei_do_not_touch_and_have_the_size_of_nuclei(seed: int) -> None:
-    labels = nuclei(200, 160, generator(seed))
+    labels = sample_nuclei(200, 160, generator(seed))
     count = labels.max()
     assert ndimage.label(labels > 0, structure=np.ones((3, 3)))[1] == count > 5
     largest = np.bincount(labels.ravel())[1:].max()
-    assert largest < 3.2 * RADIUS[1] ** 2 + 10
-    assert 0.03 < (labels > 0).mean() < COVERED + 0.02
+    assert largest < 3.2 * NUCLEUS_RADIUS[1] ** 2 + 10
+    assert 0.03 < (labels > 0).mean() < MAX_COVERAGE + 0.02
 
 
 def test_nuclei_are_ellipses_of_the_axes_that_they_are_drawn_with() -> None:
     """A filled ellipse of half axes a and b has variances a^2 / 4 and b^2 / 4 along them."""
-    labels = nuclei(300, 300, generator(3))
+    labels = sample_nuclei(300, 300, generator(3))
     flats = []
     for number in range(1, labels.max() + 1):
         places = np.argwhere(labels == number)
         if places.min() == 0 or places.max() == 299:
             continue  # cut off at the picture's end
         short, long = 2 * np.sqrt(np.linalg.eigvalsh(np.cov(places.T)))
-        assert RADIUS[0] - 0.5 < long < RADIUS[1] + 0.5
+        assert NUCLEUS_RADIUS[0] - 0.5 < long < NUCLEUS_RADIUS[1] + 0.5
         assert len(places) == pytest.approx(np.pi * short * long, rel=0.1)
         flats.append(short / long)
     assert len(flats) > 10
@@ -67,13 +67,13 @@ def test_nuclei_are_ellipses_of_the_axes_that_they_are_drawn_with() -> None:
 
 
 def test_a_map_smaller_than_a_nucleus_can_be_drawn() -> None:
-    assert nuclei(4, 4, generator()).shape == (4, 4)
+    assert sample_nuclei(4, 4, generator()).shape == (4, 4)
 
 
 def test_a_body_is_not_its_own_mirror_image() -> None:
     """Waves around an outline begin anywhere: what is above a body's middle differs from what is below."""
     differ = []
-    for body in regions(10, 201, 201, 0, generator()).bool():
+    for body in sample_body_regions(10, 201, 201, 0, generator()).bool():
         rows = torch.nonzero(body.any(1)).flatten()
         body = body[rows[0] : rows[-1] + 1]
         differ.append((body != body.flip(0)).sum().item() / body.sum().item())

@@ -28,7 +28,7 @@ from fedstill.methods import (
 )
 
 CLASS_LOGITS = PayloadKind(
-    "class logits", "a mean score vector for each class, over a node's own records", of="rows"
+    "class logits", "a mean score vector for each class, over a node's own records", category="rows"
 )
 
 
@@ -63,9 +63,9 @@ class FedDistill(Method):
         releases={"mean": CLASS_LOGITS},
         times=lambda self, at: self.rounds,
         rows=lambda self, at: at.task.classes,
-        reads=("mean",),
-        span=lambda self, sent: Span.one(int(sent["round"]), self.rounds),
-        beside="the distance to the shared class logits",
+        depends_on_records=("mean",),
+        span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
+        extra_loss="the distance to the shared class logits",
     )
     def learn(self, nodes: Group, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
         """Train with F(x) kept near the shared logits of x's class; tell the mean logits of each class."""

@@ -36,7 +36,7 @@ class FlipConfig:
 
 @dataclass(frozen=True)
 class Flipped(Rule):
-    pays: ClassVar[str] = "flip"  # the table of Flip whose noise this is
+    noise_table: ClassVar[str] = "flip"  # the table of Flip whose noise this is
     level: float
 
     @property
@@ -46,13 +46,13 @@ class Flipped(Rule):
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:  # (B, C) scores: 10 for the best class, else 0
         return 10.0 * F.one_hot(tensor.nan_to_num().argmax(1), tensor.shape[1])
 
-    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         best, C = tensor.argmax(1).cpu(), tensor.shape[1]
-        kept, other = draws.uniform((2, len(tensor)))
+        kept, other = sampler.uniform((2, len(tensor)))
         flipped = kept * (1 + (C - 1) * math.exp(-1 / self.level) if self.level else 0) > 1
         return 10.0 * F.one_hot((best + flipped * (1 + (other * (C - 1)).long())) % C, C).to(tensor.device)
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         return PrivacyCost({Event("pure", self.level): shape[0]}) if self.level else None
 
 
@@ -66,5 +66,9 @@ class Flip(PrivacyConfig):
         return None if task.kind == "class" else f"task {task.name} has not one class an input to flip"
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
-        scores = release.kind.of == "scores" and not release.pulled and not release.reads
+        scores = (
+            release.kind.category == "scores"
+            and not release.is_input_gradient
+            and not release.depends_on_records
+        )
         return Flipped(levels["flip"]) if scores else super().rule(release, levels)  # Exact: nothing claimed

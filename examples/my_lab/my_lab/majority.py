@@ -22,7 +22,7 @@ class MajorityClass(Attack):
         LeakageColumn(
             name="majority_right",
             head="majority class",
-            says="Majority class: of how many nodes the class with most records is named, in percent.",
+            description="Majority class: of how many nodes the class with most records is named, in percent.",
         ),
     )
 
@@ -30,11 +30,11 @@ class MajorityClass(Attack):
     """Answers of each node that are looked at, the last ones."""
 
     @property
-    def rows_heard(self) -> int:
+    def transcript_rows(self) -> int:
         return self.responses
 
     def refusal(self, side: NodeSide) -> str | None:
-        scored = any(kind.of == "scores" for kind in side.leaves())
+        scored = any(kind.category == "scores" for kind in side.released_kinds())
         return None if scored else "no class scores leave the nodes"
 
     def run(self, target: Target) -> AttackResult:
@@ -42,7 +42,7 @@ class MajorityClass(Attack):
             raise ArgumentError("task", target.experiment.task.name, "one with a class for each input")
         nodes, classes = [], list(target.replay.data.classes)
         for node in target.nodes:
-            heard = target.heard.responses(node.name)  # inputs (Q, ...) and logits (Q, classes)
+            transcript = target.transcript.responses(node.name)  # inputs (Q, ...) and logits (Q, classes)
             if heard is not None:
                 guess = heard[1][-self.responses :].softmax(1).mean(0).argmax()
                 true = torch.bincount(node.data.targets).argmax()
@@ -53,8 +53,10 @@ class MajorityClass(Attack):
         nodes = part["nodes"]
         right = sum(node["guess"] == node["true"] for node in nodes)
         share, column = 100 * right / max(len(nodes), 1), "majority_right"
-        text, who, chance = f"{share:.0f}%", f"{len(nodes)} nodes", f"{100 / part['classes']:.0f}%"
-        yield LeakageMetric(who=who, metric="right", value=share, text=text, without=chance, column=column)
+        text, target, chance = f"{share:.0f}%", f"{len(nodes)} nodes", f"{100 / part['classes']:.0f}%"
+        yield LeakageMetric(
+            target=target, metric="right", value=share, text=text, baseline=chance, column=column
+        )
         for node in nodes:
-            yield LeakageMetric(who=node["node"], metric="guess", text=node["guess"], detail=True)
-            yield LeakageMetric(who=node["node"], metric="most", text=node["true"], detail=True)
+            yield LeakageMetric(target=node["node"], metric="guess", text=node["guess"], detail=True)
+            yield LeakageMetric(target=node["node"], metric="most", text=node["true"], detail=True)

@@ -51,7 +51,7 @@ def emd(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 class OrdinalConfig(TaskConfig):
     """One of several grades an image."""
 
-    makes = Ordinal
+    task_class = Ordinal
 
     emd: float = 1.0
     """Weight of the earth mover's distance beside the cross-entropy."""
