@@ -35,7 +35,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect
-from fedstill.privacy.config import GradientsConfig, NoPrivacy, PrivacyConfig, StepsConfig
+from fedstill.privacy.config import DPTrainingConfig, GradientsConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.pate import PATE, PateConfig
@@ -44,11 +44,11 @@ from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
 
 ROWS, CLASSES, RECORDS = 64, 10, 400
-CRITIC, GRADIENTS = StepsConfig(noise=20.0), GradientsConfig(noise=1000.0)
-LEARNED = DPSGD(epsilon=1e6, training=StepsConfig(noise=2.0), critic=CRITIC)
+CRITIC, GRADIENTS = DPTrainingConfig(noise=20.0), GradientsConfig(noise=1000.0)
+LEARNED = DPSGD(epsilon=1e6, training=DPTrainingConfig(noise=2.0), critic=CRITIC)
 NOISY = NoisyOutputs(
     epsilon=1e6,
-    outputs=OutputsConfig(how="gaussian", noise=1000.0, bound=10.0),
+    outputs=OutputsConfig(distribution="gaussian", noise=1000.0, bound=10.0),
     critic=CRITIC,
     gradients=GRADIENTS,
 )

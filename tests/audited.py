@@ -31,8 +31,8 @@ def releases(folder: Path) -> list[dict[str, Any]]:
 
 def paid(audit: AuditLog, node: str) -> tuple[Mapping[str, int], int]:
     """What a payer's releases cost: events as text and how often; and how many had no price."""
-    spent = audit.spending(node, ALL)
-    return spent.total, spent.bare_total
+    spent = audit.spending(node, ALL_RUNS)
+    return spent.total_events, spent.total_no_guarantee
 
 
 def write(folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:

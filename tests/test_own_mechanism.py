@@ -34,15 +34,15 @@ class Round(Rule):
     def bound(self, tensor):
         return tensor.round()
 
-    def noise(self, tensor, draws):
+    def noise(self, tensor, sampler):
         return tensor
 
-    def price(self, shape):
+    def cost(self, shape):
         return None
 
 
 class Free(Round):
-    def price(self, shape):
+    def cost(self, shape):
         return PrivacyCost()
 
 
@@ -68,7 +68,7 @@ class Following(Rounded):
 
 @dataclass(frozen=True, kw_only=True)
 class Learned(Rounded):
-    learns: ClassVar[dict] = {"generator": "rounds"}
+    dp_trained: ClassVar[dict] = {"generator": "rounds"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def test_classes_are_flipped_as_often_as_their_price_says(monkeypatch: pytest.Mo
     scores = torch.randn(20_000, 4, generator=torch.Generator().manual_seed(0))
     best = scores.argmax(1)
     rule = Flipped(1 / 1.5)
-    assert rule.price((7, 4)) == {Event("pure", 1 / 1.5): 7}
+    assert rule.cost((7, 4)) == {Event("pure", 1 / 1.5): 7}
     told = rule.noise(rule.bound(scores), seeded(0, "flip"))
     assert torch.equal(told.sum(1), torch.full((20_000,), 10.0))
     moved = (told.argmax(1) - best) % 4
@@ -127,7 +127,7 @@ def test_classes_are_flipped_as_often_as_their_price_says(monkeypatch: pytest.Mo
     other = 1 / (math.exp(1.5) + 3)
     assert shares.tolist() == pytest.approx([math.exp(1.5) * other, other, other, other], abs=0.012)
     assert torch.equal(Flipped(0.0).noise(rule.bound(scores), seeded(0, "flip")).argmax(1), best)
-    assert Flipped(0.0).price((7, 4)) is None
+    assert Flipped(0.0).cost((7, 4)) is None
 
 
 def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:

@@ -1,7 +1,7 @@
 """What an adversary gets of private data from what has left a node.
 
 Audits of privacy mechanisms (``mechanism_audits``, ``worlds``) are by somebody who knows all records but one.
-Attacks on runs: ``attack`` says what one is, ``rerun`` does the run once more, ``heard`` is what left
+Attacks on runs: ``attack`` says what one is, ``rerun`` does the run once more, ``transcript`` is what left
 meanwhile, ``attack_runner`` tries those that a ``config`` names, ``leakage_rows`` tell what each got and
 ``leakage_file`` keeps it. There are four:
 

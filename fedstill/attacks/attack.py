@@ -34,20 +34,20 @@ __all__ = [
 class Target:
     """What an attack has of a run.
 
-    What its adversary may know is :attr:`heard`, :attr:`releases`, :attr:`student` and how the run was
+    What its adversary may know is :attr:`transcript`, :attr:`releases`, :attr:`student` and how the run was
     configured; the nodes' data are there to judge by, and to hold test data against.
 
     Args:
         replay: what the run was made of; ``replay.experiment()`` is it once more, before its start.
         experiment: it, at its end.
-        heard: queries and answers, and label counts, as they crossed the wire.
+        transcript: queries and answers, and label counts, as they crossed the wire.
         releases: those that the attack keeps, in order.
         seed: of every random draw of the attack.
     """
 
     replay: ReplayedRun
     experiment: ObservedSimulation
-    heard: ServerTranscript
+    transcript: ServerTranscript
     releases: Sequence[ObservedRelease] = ()
     seed: int = 0
 
@@ -97,7 +97,7 @@ class Attack(Registered, ABC):
         title: of its section on the page.
         columns: of comparisons.
         notes: how to read its figures, for the page.
-        mistakes: arguments whose refusal is a mistake of whoever attacks, and no property of the run; any
+        user_errors: arguments whose refusal is a mistake of whoever attacks, and no property of the run; any
             other refusal is written down as an attack that was not tried.
     """
 
@@ -105,7 +105,7 @@ class Attack(Registered, ABC):
     title: ClassVar[str]
     columns: ClassVar[tuple[LeakageColumn, ...]] = ()
     notes: ClassVar[tuple[str, ...]] = ()
-    mistakes: ClassVar[tuple[str, ...]] = ()
+    user_errors: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Checks options; an attack that checks more calls this, too.
@@ -120,16 +120,16 @@ class Attack(Registered, ABC):
     def refusal(self, side: NodeSide) -> str | None:
         """Why it cannot use anything of what leaves, or None.
 
-        ``side.leaves()`` are the :class:`~fedstill.protocol.payload_kinds.PayloadKind` of all that leaves.
+        ``side.released_kinds()`` are the :class:`~fedstill.protocol.payload_kinds.PayloadKind` of all that leaves.
         """
         return None
 
     @property
-    def rows_heard(self) -> int:
+    def transcript_rows(self) -> int:
         """Of queries about inputs and their answers, how many rows it looks at, the last ones."""
         return 0
 
-    def keeps(self, release: ObservedRelease) -> bool:
+    def keeps_release(self, release: ObservedRelease) -> bool:
         """Whether it wants a release as a whole; it then stands in :attr:`Target.releases`."""
         return False
 
@@ -149,18 +149,20 @@ class Attack(Registered, ABC):
 
     def sentence(self, part: Any) -> str:
         """What was got, for whoever is in charge of the data, in a sentence with its full stop."""
-        told = [
-            f"{' '.join(name for name in (row.attack, row.metric) if name)} of {row.who} {row.written}"
-            + (f" (without it {row.without})" if row.without else "")
+        parts = [
+            f"{' '.join(name for name in (row.attack, row.metric) if name)} of {row.target} {row.written}"
+            + (f" (without it {row.baseline})" if row.baseline else "")
             for row in self.rows(part)
             if not row.detail
         ]
-        return f"{self.title}: {'; '.join(told)}."
+        return f"{self.title}: {'; '.join(parts)}."
 
     def strength(self, part: Any) -> str:
         """What was tried, and how strong it was, in a few words."""
-        ways = dict.fromkeys(row.attack for row in self.rows(part) if row.attack)
-        return self.called + (f" by {', '.join(way.replace(', ', ' ') for way in ways)}" if ways else "")
+        variants = dict.fromkeys(row.attack for row in self.rows(part) if row.attack)
+        return self.called + (
+            f" by {', '.join(variant.replace(', ', ' ') for variant in variants)}" if variants else ""
+        )
 
     def about(self, part: Any) -> Sequence[tuple[str, str]]:
         """What the page says before the figures: terms, and each in words."""

@@ -53,38 +53,43 @@ def run_attacks(
 
     config = config or LeakageConfig()
     console, start = SafeConsole(stderr=True, quiet=not progress, highlight=False), time.monotonic()
-    got: dict[str, AttackResult] = {}
+    results: dict[str, AttackResult] = {}
     skipped: list[tuple[str, str]] = []
     with Bars(progress) as bars:
         steps = itertools.count()
 
-        def tell(what: str) -> None:
+        def show_progress(message: str) -> None:
             if console.is_terminal:
-                bars.show("attacks", next(steps), len(config.attacks) + 1, what)
+                bars.show("attacks", next(steps), len(config.attacks) + 1, message)
             else:
-                bars.show("attacks", 0, 0, what)  # repeated while it takes long
-                console.print(f"{what}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
+                bars.show("attacks", 0, 0, message)  # repeated while it takes long
+                console.print(f"{message}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
 
-        tell("the run once more, to hear what leaves")
-        again, kept = load_run(folder), {each.called: list[ObservedRelease]() for each in config.attacks}
+        show_progress("the run once more, to hear what leaves")
+        run, kept_releases = (
+            load_run(folder),
+            {attack.called: list[ObservedRelease]() for attack in config.attacks},
+        )
 
-        def keep(release: ObservedRelease) -> None:
-            for each in config.attacks:
-                if each.keeps(release):
-                    kept[each.called].append(release)
+        def keep_release(release: ObservedRelease) -> None:
+            for attack in config.attacks:
+                if attack.keeps_release(release):
+                    kept_releases[attack.called].append(release)
 
-        most = max(each.rows_heard for each in config.attacks)
-        experiment, heard, wrong = replay_run(folder, again, most, keep)
-        for each in config.attacks:
-            name = each.called
-            tell(f"attack: {name}")
-            reason = each.refusal(experiment.side)
+        max_rows = max(attack.transcript_rows for attack in config.attacks)
+        experiment, transcript, disagreement = replay_run(folder, run, max_rows, keep_release)
+        for attack in config.attacks:
+            name = attack.called
+            show_progress(f"attack: {name}")
+            reason = attack.refusal(experiment.side)
             try:
                 if reason is None:
-                    got[name] = each.run(Target(again, experiment, heard, kept[name], config.seed))
-                    skipped += got[name].skipped
+                    results[name] = attack.run(
+                        Target(run, experiment, transcript, kept_releases[name], config.seed)
+                    )
+                    skipped += results[name].skipped
             except FedstillError as error:
-                if isinstance(error, ArgumentError) and error.name in each.mistakes:
+                if isinstance(error, ArgumentError) and error.name in attack.user_errors:
                     raise
                 reason = error.reason if isinstance(error, MethodRefused) else str(error)
             if reason is not None:
@@ -102,16 +107,20 @@ def run_attacks(
         "task": experiment.task.name,
         "epsilon": _largest_epsilon(result),
         "leaves": result["leaves"],
-        "audit": wrong,
+        "audit": disagreement,
         "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
         "attacks": [
-            attack_record(each, got[each.called].part) for each in config.attacks if each.called in got
+            attack_record(attack, results[attack.called].part)
+            for attack in config.attacks
+            if attack.called in results
         ],
     }
     leakage["sentence"] = leakage_sentence(leakage)
     leakage = finite(leakage)
-    pictures = {
-        f"{name}.{stack}": images for name, each in got.items() for stack, images in each.pictures.items()
+    images = {
+        f"{name}.{stack}": images
+        for name, attack in results.items()
+        for stack, images in attack.pictures.items()
     }
     text = json_text(leakage) + "\n"
     with holding(folder, "run"):
@@ -119,8 +128,8 @@ def run_attacks(
             missing_ok=True
         )  # figures and pictures of two attacks never stand together
         (folder / IMAGES_FILE).unlink(missing_ok=True)
-        if pictures:
-            save_file(pictures, str(folder / IMAGES_FILE))
+        if images:
+            save_file(images, str(folder / IMAGES_FILE))
         write_text(folder / LEAKAGE_FILE, text)
     return leakage
 
@@ -162,18 +171,18 @@ def leakage_sentence(leakage: Mapping[str, Any]) -> str:
     >>> leakage_sentence({"title": "FedKD", "leaves": ["logits"], "attacks": []})
     'FedKD: logits left the nodes. None of the attacks applied, which says nothing about others.'
     """
-    left = ", ".join(leakage["leaves"]) or "nothing"
-    held = [kind for kind in (PRIVATE_DATA, LABEL_MAPS) if kind in leakage["leaves"]]
-    known = f" Whoever has the {' and '.join(held)} needs no attack." if held else ""
-    told = [attack["sentence"] for attack in leakage["attacks"] if attack["sentence"]]
-    got = " ".join(told) or "None of the attacks applied, which says nothing about others."
-    wrong = leakage.get("audit")
-    other = (
-        f"The run could not be repeated as it was ({wrong}): what follows is of another run. "
-        if wrong
+    released = ", ".join(leakage["leaves"]) or "nothing"
+    private_kinds = [kind for kind in (PRIVATE_DATA, LABEL_MAPS) if kind in leakage["leaves"]]
+    warning = f" Whoever has the {' and '.join(private_kinds)} needs no attack." if private_kinds else ""
+    sentences = [attack["sentence"] for attack in leakage["attacks"] if attack["sentence"]]
+    findings = " ".join(sentences) or "None of the attacks applied, which says nothing about others."
+    disagreement = leakage.get("audit")
+    notice = (
+        f"The run could not be repeated as it was ({disagreement}): what follows is of another run. "
+        if disagreement
         else ""
     )
-    return f"{other}{leakage['title']}: {left} left the nodes.{known} {got}"
+    return f"{notice}{leakage['title']}: {released} left the nodes.{warning} {findings}"
 
 
 def _largest_epsilon(result: Mapping[str, Any]) -> float | None:

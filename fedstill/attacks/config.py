@@ -41,12 +41,12 @@ class LeakageConfig(Checked):
 
         What it gets is less than what there is: 4 shadow models tell members from others worse than 16 do.
         """
-        less: Mapping[str, Mapping[str, Any]] = {
+        options: Mapping[str, Mapping[str, Any]] = {
             "membership": {"shadows": 4, "records": 500, "answers": 500},
             "inversion": {"victims": 1, "attacks": ("idlg",)},
             "copying": {"images": 300, "drawings": 199, "pairs": 4},
         }
-        return cls(tuple(ATTACKS[name](**less.get(name, {})) for name in ATTACKS.own))
+        return cls(tuple(ATTACKS[name](**options.get(name, {})) for name in ATTACKS.own))
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> LeakageConfig:
@@ -84,5 +84,5 @@ class LeakageConfig(Checked):
     def columns(self) -> tuple[LeakageColumn, ...]:
         """Of a comparison whose runs are attacked so; first come those of attacks that methods are drawn
         against."""
-        drawn = sorted(self.attacks, key=lambda attack: not any(column.axis for column in attack.columns))
-        return tuple(column for attack in drawn for column in attack.columns)
+        ordered = sorted(self.attacks, key=lambda attack: not any(column.axis for column in attack.columns))
+        return tuple(column for attack in ordered for column in attack.columns)

@@ -56,10 +56,10 @@ class Extractor:
         if not len(images):
             raise ArgumentError("images", 0, "one or more")
         parts = (self.of(part.to(self.device or part.device)) for part in torch.split(images, IMAGES_AT_ONCE))
-        found = torch.cat([part.cpu().double() for part in parts])
-        if not found.isfinite().all():
+        features = torch.cat([part.cpu().double() for part in parts])
+        if not features.isfinite().all():
             raise DataError(f"{self.name}: NaN or infinity, so that there are no distances")
-        return found
+        return features
 
 
 def pixel_extractor(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Extractor:
@@ -70,14 +70,14 @@ def pixel_extractor(mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,
     """
     scale = [torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std)]
 
-    def of(images: torch.Tensor) -> torch.Tensor:
-        shift, width = (part.to(images.device) for part in scale)
-        return (images.double() * width + shift).clamp(0, 1).flatten(1)
+    def flatten_pixels(images: torch.Tensor) -> torch.Tensor:
+        shift, deviation = (part.to(images.device) for part in scale)
+        return (images.double() * deviation + shift).clamp(0, 1).flatten(1)
 
-    return Extractor("pixels", of)
+    return Extractor("pixels", flatten_pixels)
 
 
-def penultimate_extractor(model: nn.Module, example: torch.Tensor, whose: str) -> Extractor:
+def penultimate_extractor(model: nn.Module, example: torch.Tensor, model_name: str) -> Extractor:
     """What goes into a network's last layer: of a copy, in evaluation mode, as the network is now.
 
     The last layer is the last one with parameters of its own that an input passes, so that any architecture
@@ -94,26 +94,28 @@ def penultimate_extractor(model: nn.Module, example: torch.Tensor, whose: str) -
     device = next((own.device for own in network.parameters()), None)
     layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
 
-    def last(x: torch.Tensor, among: Sequence[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
-        passed: list[tuple[nn.Module, object]] = [(network, None)]
+    def last_layer(x: torch.Tensor, candidates: Sequence[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+        visited: list[tuple[nn.Module, object]] = [(network, None)]
 
-        def see(layer: nn.Module, given: tuple[object, ...]) -> None:
-            passed.append((layer, given[0] if given else None))
+        def record_input(layer: nn.Module, args: tuple[object, ...]) -> None:
+            visited.append((layer, args[0] if args else None))
 
         with ExitStack() as hooks:
-            for layer in among:
-                hooks.enter_context(layer.register_forward_pre_hook(see))
+            for layer in candidates:
+                hooks.enter_context(layer.register_forward_pre_hook(record_input))
             network(x)
-        layer, features = passed[-1]
+        layer, features = visited[-1]
         if not isinstance(features, torch.Tensor) or features.ndim not in (2, 4) or len(features) != len(x):
-            form = tuple(features.shape) if isinstance(features, torch.Tensor) else "no tensor"
-            allowed = f"for {len(x)} inputs: allowed is (B, p) or (B, p, h, w)"
-            raise ModelError(f"the last layer of {whose} takes {form} {allowed}")
+            shape = tuple(features.shape) if isinstance(features, torch.Tensor) else "no tensor"
+            expected = f"for {len(x)} inputs: allowed is (B, p) or (B, p, h, w)"
+            raise ModelError(f"the last layer of {model_name} takes {shape} {expected}")
         return layer, features if features.ndim == 2 else features.mean((2, 3))
 
     with torch.no_grad():
-        layer, _ = last(example.to(device or example.device), layers)
-    return Extractor(f"features before the last layer of {whose}", lambda x: last(x, [layer])[1], device)
+        layer, _ = last_layer(example.to(device or example.device), layers)
+    return Extractor(
+        f"features before the last layer of {model_name}", lambda x: last_layer(x, [layer])[1], device
+    )
 
 
 def frechet_distance(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -128,10 +130,10 @@ def frechet_distance(x: torch.Tensor, y: torch.Tensor) -> float:
     """
     from torchmetrics.image.fid import FrechetInceptionDistance
 
-    middle = y.double().mean(0)  # nothing changes by it, but for the digits that sums of squares lose
+    center = y.double().mean(0)  # nothing changes by it, but for the digits that sums of squares lose
     metric = FrechetInceptionDistance(feature=_IdentityFeatures(x.shape[1]))
-    metric.update(x.double() - middle, real=False)
-    metric.update(y.double() - middle, real=True)
+    metric.update(x.double() - center, real=False)
+    metric.update(y.double() - center, real=True)
     return max(float(metric.compute()), 0.0)  # below 0 by rounding alone
 
 
@@ -146,13 +148,13 @@ def kernel_distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
     from sklearn.metrics.pairwise import polynomial_kernel  # of degree 3, as KID's
 
-    def within(a: torch.Tensor) -> float:
+    def mean_within(a: torch.Tensor) -> float:
         """The mean over pairs of two different vectors."""
         pairs = polynomial_kernel(a.numpy())
         return float((pairs.sum() - pairs.trace()) / (len(a) * (len(a) - 1)))
 
     x, y = x.double(), y.double()
-    return within(x) + within(y) - 2 * float(polynomial_kernel(x.numpy(), y.numpy()).mean())
+    return mean_within(x) + mean_within(y) - 2 * float(polynomial_kernel(x.numpy(), y.numpy()).mean())
 
 
 @torch.no_grad()

@@ -66,43 +66,43 @@ class Victim:
     beside: str
 
 
-def make_victims(again: ReplayedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
+def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
     """``count`` nodes with a few images each, and what left them in the round that is attacked.
 
     Raises:
         FedstillError: the method shares no parameters, or not in this round; or its task has other than one
             label an image; one line says why.
     """
-    run, setting = again.config, again.setting
+    run, setting = replayed.config, replayed.setting
     if setting.task.kind != "class" or setting.task.form != "images":
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
     if round >= run.method.turns:
         raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
-    parts = _sample_victim_data(again.parts, count, images, seed)
-    before = list(again.parts) if round else []
-    names = [f"victim-{at}" for at in range(len(parts))]
-    shape, classes = again.shape, len(again.data.classes)
-    own = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
-    nodes = len(before) + len(parts)
-    asked: Any = run.method
-    everybody = {"participation": 1.0} if hasattr(asked, "participation") else {}
-    experiment = again.experiment(
-        parts=[*before, *parts],
-        models=[*setting.models[: len(before)], *own],
-        names=[*(f"node-{at}" for at in range(len(before))), *names],
+    victim_data = _sample_victim_data(replayed.parts, count, images, seed)
+    other_data = list(replayed.parts) if round else []
+    names = [f"victim-{at}" for at in range(len(victim_data))]
+    shape, classes = replayed.shape, len(replayed.data.classes)
+    victim_models = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
+    nodes = len(other_data) + len(victim_data)
+    method: Any = run.method
+    full_participation = {"participation": 1.0} if hasattr(method, "participation") else {}
+    experiment = replayed.experiment(
+        parts=[*other_data, *victim_data],
+        models=[*setting.models[: len(other_data)], *victim_models],
+        names=[*(f"node-{at}" for at in range(len(other_data))), *names],
         policies=[run.nodes.policy] * nodes,
         privacies=[run.nodes.privacy] * nodes,
-        method=replace(asked, **everybody),
+        method=replace(method, **full_participation),
     )
-    heard = _collect_releases(experiment, names, round)
+    releases = _collect_releases(experiment, names, round)
     schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.turns))
     first = models.build(run.student.model, shape, classes, run.seed, "student")
-    one = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
-    found = []
-    for name, part in zip(names, parts, strict=True):
-        beside = "" if one else experiment.side.queries[heard[name].query].beside
-        found.append(_victim(copied(first), heard[name], schedule, part, beside))
-    return found
+    single_gradient = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
+    victims = []
+    for name, part in zip(names, victim_data, strict=True):
+        beside = "" if single_gradient else experiment.side.queries[releases[name].query].extra_loss
+        victims.append(_victim(copied(first), releases[name], schedule, part, beside))
+    return victims
 
 
 def invert_victim(
@@ -117,21 +117,21 @@ def invert_victim(
         ArgumentError: the attack does not apply to what was released.
     """
     shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
-    local, one = len(victim.schedule.rates), victim.release.is_gradient
-    if one and victim.schedule.optimizer == "adam" and attack != "inverting":
+    steps_taken, is_gradient = len(victim.schedule.rates), victim.release.is_gradient
+    if is_gradient and victim.schedule.optimizer == "adam" and attack != "inverting":
         raise ArgumentError("nodes.local.optimizer", "adam", "sgd, as Adam's first step tells signs alone")
     if attack == "layers":
-        if not one:
-            raise ArgumentError("steps of SGD in a round", local, "1, for layer by layer")
-        got = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
+        if not is_gradient:
+            raise ArgumentError("steps of SGD in a round", steps_taken, "1, for layer by layer")
+        recovered = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
     else:
         config = SEARCHES[attack]
         if attack != "inverting":
             config = replace(config, steps=steps)
         elif victim.part == EXTRACTOR:  # there is no last layer to read labels from
             config = replace(config, labels="sought")
-        got = invert(victim.release, shape, count, config, pixels=pixels, seed=seed)
-    return got.against(victim.data.inputs, pixels)
+        recovered = invert(victim.release, shape, count, config, pixels=pixels, seed=seed)
+    return recovered.against(victim.data.inputs, pixels)
 
 
 def _sample_victim_data(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
@@ -144,27 +144,27 @@ def _sample_victim_data(parts: Sequence[TensorData], count: int, images: int, se
         [(part, rows) for rows in torch.split(order, images) if len(rows) == images]
         for part, order in zip(parts, orders, strict=True)
     ]
-    drawn = [piece for turn in zip_longest(*pieces) for piece in turn if piece is not None]
-    if len(drawn) < count:
-        raise ArgumentError("inversion.victims", count, f"at most {len(drawn)} of {images} images")
-    return [replace(part.subset(rows), cases=None, groups=None) for part, rows in drawn[:count]]
+    sampled = [piece for row in zip_longest(*pieces) for piece in row if piece is not None]
+    if len(sampled) < count:
+        raise ArgumentError("inversion.victims", count, f"at most {len(sampled)} of {images} images")
+    return [replace(part.subset(rows), cases=None, groups=None) for part, rows in sampled[:count]]
 
 
 def _collect_releases(
     experiment: ObservedSimulation, names: Sequence[str], round: int
 ) -> dict[str, ObservedRelease]:
     """Each victim's parameters as they left it in a round, with what it had been sent."""
-    heard: dict[str, list[ObservedRelease]] = {name: [] for name in names}
+    by_node: dict[str, list[ObservedRelease]] = {name: [] for name in names}
 
-    def hear(release: ObservedRelease) -> None:
-        if release.node in heard and set(PART_OF_KIND) & set(release.kinds.values()):
-            heard[release.node].append(release)
-        if all(len(releases) > round for releases in heard.values()):
+    def collect(release: ObservedRelease) -> None:
+        if release.node in by_node and set(PART_OF_KIND) & set(release.kinds.values()):
+            by_node[release.node].append(release)
+        if all(len(releases) > round for releases in by_node.values()):
             raise StopListening
 
-    if experiment.listen(hear):
+    if experiment.listen(collect):
         raise ArgumentError("inversion.round", round, "a round in which all nodes take part")
-    return {name: releases[round] for name, releases in heard.items()}
+    return {name: releases[round] for name, releases in by_node.items()}
 
 
 def _victim(
@@ -173,34 +173,37 @@ def _victim(
     """A release as attacks take it: what changed, from the weights that the server sent."""
     (name,) = (name for name, kind in release.kinds.items() if kind in PART_OF_KIND)
     kind = release.kinds[name]
-    (down,) = (sent for sent, of in release.asked.items() if of == kind)
+    (sent_name,) = (sent for sent, of in release.asked.items() if of == kind)
     part = PART_OF_KIND[kind]
     after = copied(model)
-    for network, vector in ((model, release.sent[down]), (after, release.tensors[name])):
-        whole = network if part == "all" else split(network, "the victim's model").get_submodule(part)
-        load_vector(whole, vector.cpu())
-    learned, before = dict(after.named_parameters()), dict(model.named_parameters())
-    changed = {name: (before[name] - learned[name]).detach() for name in shared_parameters(model, part)}
-    update = ObservedUpdate(model, changed, schedule)
-    told = update.as_gradient() if len(schedule.rates) == 1 else update
-    return Victim(told, data, part, schedule, beside)
+    for network, vector in ((model, release.sent[sent_name]), (after, release.tensors[name])):
+        module = network if part == "all" else split(network, "the victim's model").get_submodule(part)
+        load_vector(module, vector.cpu())
+    after_parameters, before_parameters = dict(after.named_parameters()), dict(model.named_parameters())
+    changes = {
+        name: (before_parameters[name] - after_parameters[name]).detach()
+        for name in shared_parameters(model, part)
+    }
+    update = ObservedUpdate(model, changes, schedule)
+    observed = update.as_gradient() if len(schedule.rates) == 1 else update
+    return Victim(observed, data, part, schedule, beside)
 
 
 def describe_knowledge(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
     schedule, part = victim.schedule, victim.part
     steps = f"{counted(len(schedule.rates), 'step')} of {schedule.optimizer.upper()}"
-    knows = f"the server knows what it sent and how nodes train ({steps})"
+    text = f"the server knows what it sent and how nodes train ({steps})"
     if part != "all":
-        kept = {EXTRACTOR: "head", HEAD: "extractor"}[part]
-        knows += (
-            f"; in the first round also the {kept}, as all nodes begin with weights that it sent"
+        kept_part = {EXTRACTOR: "head", HEAD: "extractor"}[part]
+        text += (
+            f"; in the first round also the {kept_part}, as all nodes begin with weights that it sent"
             if round == 0
-            else f"; of the {kept}, which stays at the node, it has only the first weights"
+            else f"; of the {kept_part}, which stays at the node, it has only the first weights"
         )
     if victim.beside:
-        knows += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
-    return knows
+        text += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
+    return text
 
 
 TITLES = {
@@ -225,7 +228,7 @@ class GradientInversion(Attack):
             name="psnr_db",
             head="PSNR",
             title="PSNR dB",
-            says="PSNR: how close inverted updates come to private images, in dB; the run's own report has "
+            description="PSNR: how close inverted updates come to private images, in dB; the run's own report has "
             "what guessing gives.",
         ),
     )
@@ -236,7 +239,7 @@ class GradientInversion(Attack):
         "images; what stays near it shows little more than what such images look like. An attack that "
         "fails does not prove that the images cannot be worked out from what was sent.",
     )
-    mistakes: ClassVar[tuple[str, ...]] = ("inversion.round", "inversion.victims")
+    user_errors: ClassVar[tuple[str, ...]] = ("inversion.round", "inversion.victims")
 
     victims: PositiveInt = 4
     """Nodes that are attacked, each with images of its own."""
@@ -257,12 +260,14 @@ class GradientInversion(Attack):
             raise ArgumentError("inversion.attacks", list(self.attacks), f"some of {', '.join(TITLES)}")
 
     def refusal(self, side: NodeSide) -> str | None:
-        shared = set(PART_OF_KIND) & set(side.leaves())
+        shared_kinds = set(PART_OF_KIND) & set(side.released_kinds())
         if side.sums:
             return "gradient inversion needs one node's parameters, and the server sees their sum"
-        if not shared:
+        if not shared_kinds:
             return "gradient inversion needs parameters, and none leave"
-        if not any(shared & {*q.releases.values()} & {*q.sends.values()} for q in side.queries.values()):
+        if not any(
+            shared_kinds & {*q.releases.values()} & {*q.sends.values()} for q in side.queries.values()
+        ):
             return "gradient inversion needs the weights that nodes began with, and none are sent"
         return None
 
@@ -270,31 +275,33 @@ class GradientInversion(Attack):
         return inverted(target.replay, self, target.seed)
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
-        for each in part["attacks"]:
-            of, mean = {"attack": each["title"], "who": part["shared"]}, each["psnr"]["mean"]
+        for attack in part["attacks"]:
+            fields, psnr = {"attack": attack["title"], "target": part["shared"]}, attack["psnr"]["mean"]
             yield LeakageMetric(
-                **of,
+                **fields,
                 metric="PSNR",
-                value=mean,
-                text=f"{mean:.1f} \u00b1 {each['psnr']['std']:.1f} dB",
-                without=f"{part['guess']:.1f} dB, guessed",
+                value=psnr,
+                text=f"{psnr:.1f} \u00b1 {attack['psnr']['std']:.1f} dB",
+                baseline=f"{part['guess']:.1f} dB, guessed",
                 column="psnr_db",
             )
             yield LeakageMetric(
-                **of, metric="labels right", text=f"{each['labels']['right']} of {each['labels']['of']}"
+                **fields,
+                metric="labels right",
+                text=f"{attack['labels']['right']} of {attack['labels']['of']}",
             )
-            yield LeakageMetric(**of, metric="time", text=human_seconds(each["seconds"]), detail=True)
+            yield LeakageMetric(**fields, metric="time", text=human_seconds(attack["seconds"]), detail=True)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         best = next(each for each in part["attacks"] if each["name"] == part["best"])
         db, guess = best["psnr"]["mean"], part["guess"]
         image = "one image" if part["images"] == 1 else f"{part['images']} images"
-        above = "more than" if db > guess + MIN_PSNR_GAIN else "no better than"
-        fine = " (an error of less than one of 256 grays)" if db > GRAY_LEVEL_PSNR else ""
+        comparison = "more than" if db > guess + MIN_PSNR_GAIN else "no better than"
+        precision = " (an error of less than one of 256 grays)" if db > GRAY_LEVEL_PSNR else ""
         return (
             f"Had a node held no more than {image}, the case that is easiest for an attacker (the smallest "
             f"here holds {part['smallest']}, and its own updates were not attacked), {best['title']} would "
-            f"have recovered images from {part['shared']} at {db:.1f} dB on the mean{fine}, {above} a "
+            f"have recovered images from {part['shared']} at {db:.1f} dB on the mean{precision}, {comparison} a "
             f"guess without any attack ({guess:.1f})."
         )
 
@@ -304,11 +311,11 @@ class GradientInversion(Attack):
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         steps = f"{counted(part['steps'], 'local step')} of {part['optimizer']}"
-        whom = f"{counted(part['victims'], 'victim')} with {counted(part['images'], 'image')} each"
+        victims = f"{counted(part['victims'], 'victim')} with {counted(part['images'], 'image')} each"
         return (
             ("Sent by a node", part["shared"]),
             ("The adversary also knows", part["known"]),
-            ("Attacked", f"round {part['round']}, {steps}; {whom}"),
+            ("Attacked", f"round {part['round']}, {steps}; {victims}"),
         )
 
     def pictures(self, part: Mapping[str, Any]) -> Sequence[ImageTable]:
@@ -324,40 +331,42 @@ class GradientInversion(Attack):
         title = "Original images, and what each attack made of them, with its PSNR"
         return (
             ImageTable(
-                title=title, heads=heads, strips=tuple(strips), says="These show records of the nodes."
+                title=title, heads=heads, strips=tuple(strips), note="These show records of the nodes."
             ),
         )
 
 
-def inverted(again: ReplayedRun, how: GradientInversion, seed: int) -> AttackResult:
+def inverted(replayed: ReplayedRun, attack: GradientInversion, seed: int) -> AttackResult:
     """Attack victims of a run; pictures are originals and recovered images ``(V B, C, H, W)``.
 
     Raises:
         FedstillError: the method shares no parameters, or not in this round; or its task has other than one
             label an image; one line says why.
     """
-    found = make_victims(again, seed, count=how.victims, images=how.images, round=how.round)
-    pixels = PixelRange.of(*(torch.tensor(each).view(-1, 1, 1) for each in (again.data.mean, again.data.std)))
-    originals = torch.cat([victim.data.inputs for victim in found])
+    victims = make_victims(replayed, seed, count=attack.victims, images=attack.images, round=attack.round)
+    pixels = PixelRange.of(
+        *(torch.tensor(each).view(-1, 1, 1) for each in (replayed.data.mean, replayed.data.std))
+    )
+    originals = torch.cat([victim.data.inputs for victim in victims])
     pictures = {"original": pixels.shown(originals)}
-    told: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     means: dict[str, float] = {}
-    refused: list[tuple[str, str]] = []
-    for name in how.attacks:
+    skipped: list[tuple[str, str]] = []
+    for name in attack.attacks:
         start = time.monotonic()
         try:
-            got = [
-                invert_victim(victim, name, pixels, derive(seed, "victim", at), how.steps)
-                for at, victim in enumerate(found)
+            recovered = [
+                invert_victim(victim, name, pixels, derive(seed, "victim", at), attack.steps)
+                for at, victim in enumerate(victims)
             ]
         except ArgumentError as error:
-            refused.append((f"inversion: {TITLES[name]}", str(error)))
+            skipped.append((f"inversion: {TITLES[name]}", str(error)))
             continue
-        values = torch.tensor([value for each in got for value in each.psnr], dtype=torch.float64)
+        values = torch.tensor([value for each in recovered for value in each.psnr], dtype=torch.float64)
         means[name] = float(values.mean())
-        labels = torch.cat([victim.data.targets for victim in found])
-        right = int((torch.cat([each.labels for each in got]) == labels).sum())
-        told.append(
+        labels = torch.cat([victim.data.targets for victim in victims])
+        correct_labels = int((torch.cat([each.labels for each in recovered]) == labels).sum())
+        records.append(
             {
                 "name": name,
                 "title": TITLES[name],
@@ -366,32 +375,32 @@ def inverted(again: ReplayedRun, how: GradientInversion, seed: int) -> AttackRes
                     "std": float(values.std(correction=0)),
                     "per_image": values.tolist(),
                 },
-                "labels": {"right": right, "of": len(labels)},
+                "labels": {"right": correct_labels, "of": len(labels)},
                 "seconds": time.monotonic() - start,
             }
         )
-        pictures[name] = pixels.shown(torch.cat([each.images for each in got]))
-    if not told:
-        raise MethodRefused(again.config.method.title, "every victim", refused[0][1])
-    schedule = found[0].schedule
+        pictures[name] = pixels.shown(torch.cat([each.images for each in recovered]))
+    if not records:
+        raise MethodRefused(replayed.config.method.title, "every victim", skipped[0][1])
+    schedule = victims[0].schedule
     # What real images are on the mean: who knows that needs no attack to guess so much.
-    guess = torch.cat([part.inputs[: max(1, GUESS_IMAGES // len(again.parts))] for part in again.parts]).mean(
-        0
-    )
+    guess = torch.cat(
+        [part.inputs[: max(1, GUESS_IMAGES // len(replayed.parts))] for part in replayed.parts]
+    ).mean(0)
     return AttackResult(
         {
-            "shared": SHARED_TEXTS[found[0].part],
-            "known": describe_knowledge(found[0], how.round),
-            "images": how.images,
-            "round": how.round,
+            "shared": SHARED_TEXTS[victims[0].part],
+            "known": describe_knowledge(victims[0], attack.round),
+            "images": attack.images,
+            "round": attack.round,
             "steps": len(schedule.rates),
             "optimizer": schedule.optimizer,
-            "victims": how.victims,
-            "smallest": min(map(len, again.parts)),
+            "victims": attack.victims,
+            "smallest": min(map(len, replayed.parts)),
             "guess": float(psnr(guess.expand_as(originals), originals, pixels).mean()),
-            "attacks": told,
+            "attacks": records,
             "best": max(means, key=means.__getitem__),
         },
         pictures,
-        refused,
+        skipped,
     )

@@ -153,15 +153,15 @@ def invert(
     if labels is None and config.labels == "read":
         labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
     target = {name: value.double() for name, value in release.target.items()}
-    precise = replace(release, model=copied(release.model).double(), target=target)
-    kept: list[RecoveredImages] = []
+    double_release = replace(release, model=copied(release.model).double(), target=target)
+    candidates: list[RecoveredImages] = []
     for restart in range(config.restarts):
-        draw = torch_generator(seed, "inversion", restart)
-        kept.append(_search(precise, (count, *shape), labels, config, pixels, draw))
-        if kept[-1].loss < CONVERGED_LOSS:
+        generator = torch_generator(seed, "inversion", restart)
+        candidates.append(_search(double_release, (count, *shape), labels, config, pixels, generator))
+        if candidates[-1].loss < CONVERGED_LOSS:
             break
     # A search that has left all bounds ends without a loss, and counts as the worst.
-    best = min(kept, key=lambda found: math.inf if math.isnan(found.loss) else found.loss)
+    best = min(candidates, key=lambda found: math.inf if math.isnan(found.loss) else found.loss)
     return replace(best, images=best.images.to(next(iter(release.target.values())).dtype))
 
 
@@ -171,32 +171,32 @@ def _search(
     labels: torch.Tensor | None,
     config: InversionConfig,
     pixels: PixelRange,
-    draw: torch.Generator,
+    generator: torch.Generator,
 ) -> RecoveredImages:
-    first = torch.randn(shape, generator=draw, dtype=torch.float64)
-    x = (pixels.kept(first) if config.cosine else first).requires_grad_()
-    unknown = [x]
+    initial = torch.randn(shape, generator=generator, dtype=torch.float64)
+    x = (pixels.kept(initial) if config.cosine else initial).requires_grad_()
+    unknowns = [x]
     if labels is None:
         classes = _last_linear(release.model)[1].out_features
-        guesses = torch.randn(shape[0], classes, generator=draw, dtype=torch.float64)
-        unknown.append(guesses.requires_grad_())
+        guesses = torch.randn(shape[0], classes, generator=generator, dtype=torch.float64)
+        unknowns.append(guesses.requires_grad_())
 
     def loss() -> torch.Tensor:
-        found = release.of(x, unknown[1].softmax(1) if labels is None else labels)
-        value = gradient_distance(found, release.target, cosine=config.cosine)
+        gradients = release.of(x, unknowns[1].softmax(1) if labels is None else labels)
+        value = gradient_distance(gradients, release.target, cosine=config.cosine)
         return value + config.tv * total_variation(pixels.unit(x)) if config.tv else value
 
     if config.cosine:
-        _run_signed_adam(unknown, loss, config.steps, pixels)
+        _run_signed_adam(unknowns, loss, config.steps, pixels)
     else:
-        _run_lbfgs(unknown, loss, config.steps)
-    told = unknown[1].detach().argmax(1) if labels is None else labels
-    return RecoveredImages(pixels.kept(x.detach()), told, float(loss().detach()))
+        _run_lbfgs(unknowns, loss, config.steps)
+    found_labels = unknowns[1].detach().argmax(1) if labels is None else labels
+    return RecoveredImages(pixels.kept(x.detach()), found_labels, float(loss().detach()))
 
 
-def _run_lbfgs(unknown: list[torch.Tensor], loss: LossFunction, steps: int) -> None:
+def _run_lbfgs(unknowns: list[torch.Tensor], loss: LossFunction, steps: int) -> None:
     optimizer = torch.optim.LBFGS(
-        unknown,
+        unknowns,
         max_iter=LBFGS_ITERATIONS,
         history_size=100,
         tolerance_grad=0.0,
@@ -206,28 +206,30 @@ def _run_lbfgs(unknown: list[torch.Tensor], loss: LossFunction, steps: int) -> N
 
     def closure() -> torch.Tensor:
         value = loss()
-        for own, slope in zip(unknown, torch.autograd.grad(value, unknown), strict=True):
-            own.grad = slope
+        for tensor, gradient in zip(unknowns, torch.autograd.grad(value, unknowns), strict=True):
+            tensor.grad = gradient
         return value
 
-    last = math.inf
+    previous = math.inf
     for _ in range(steps):
         value = float(optimizer.step(closure).detach())  # type: ignore[no-untyped-call]
-        if not value < last or value < CONVERGED_LOSS:  # it stands still, or is lost
+        if not value < previous or value < CONVERGED_LOSS:  # it stands still, or is lost
             break
-        last = value
+        previous = value
 
 
-def _run_signed_adam(unknown: list[torch.Tensor], loss: LossFunction, steps: int, pixels: PixelRange) -> None:
-    x, *guesses = unknown
-    optimizer = torch.optim.Adam(unknown, ADAM_LR)
-    falls = [steps * eighths // 8 for eighths in (3, 5, 7)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls)
+def _run_signed_adam(
+    unknowns: list[torch.Tensor], loss: LossFunction, steps: int, pixels: PixelRange
+) -> None:
+    x, *guesses = unknowns
+    optimizer = torch.optim.Adam(unknowns, ADAM_LR)
+    milestones = [steps * eighths // 8 for eighths in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones)
     for _ in range(steps):
-        slope, *others = torch.autograd.grad(loss(), unknown)
-        x.grad = slope.sign()
-        for own, other in zip(guesses, others, strict=True):
-            own.grad = other
+        input_gradient, *label_gradients = torch.autograd.grad(loss(), unknowns)
+        x.grad = input_gradient.sign()
+        for tensor, gradient in zip(guesses, label_gradients, strict=True):
+            tensor.grad = gradient
         optimizer.step()
         schedule.step()
         with torch.no_grad():
@@ -251,22 +253,22 @@ def read_labels(
     Raises:
         ArgumentError: no last layer in what was released, or, for more than one image, no bias.
     """
-    last, slopes, how = _last_linear(release.model)[0], release.mean_gradient(), release.schedule
-    weight, bias = (f"{last}.{kind}" for kind in ("weight", "bias"))
-    if bias in slopes:
-        slope = slopes[bias]  # (classes,)
-    elif weight in slopes and count == 1:
-        slope = slopes[weight].sum(1)
+    layer, gradients, schedule = _last_linear(release.model)[0], release.mean_gradient(), release.schedule
+    weight, bias = (f"{layer}.{kind}" for kind in ("weight", "bias"))
+    if bias in gradients:
+        gradient = gradients[bias]  # (classes,)
+    elif weight in gradients and count == 1:
+        gradient = gradients[weight].sum(1)
     else:
         needed = f"one with {bias}" + (f" or {weight}" if count == 1 else "")
-        raise ArgumentError("release", sorted(slopes), needed)
+        raise ArgumentError("release", sorted(gradients), needed)
     if count == 1:
-        return slope.argmin().view(1)
-    noise = torch.rand(64, *shape, generator=torch_generator(seed, "inversion", "labels")).to(slope)
+        return gradient.argmin().view(1)
+    noise = torch.rand(64, *shape, generator=torch_generator(seed, "inversion", "labels")).to(gradient)
     model = copied(release.model).train()
     with torch.no_grad():
         p = model(pixels.low + noise * (pixels.high - pixels.low)).softmax(1).mean(0)
-    shares = count * (p - slope - how.smoothing / len(p)) / (1 - how.smoothing)
+    shares = count * (p - gradient - schedule.smoothing / len(p)) / (1 - schedule.smoothing)
     return torch.repeat_interleave(torch.arange(len(p)), _round_counts(shares, count))
 
 
@@ -289,7 +291,7 @@ def _round_counts(shares: torch.Tensor, total: int) -> torch.Tensor:
     return counts
 
 
-def gradient_distance(found: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:
+def gradient_distance(gradients: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:
     """How far gradients are from those released, all as one vector each, whatever its length.
 
     >>> a, b = {"w": torch.tensor([3.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}
@@ -298,9 +300,9 @@ def gradient_distance(found: Tensors, target: Tensors, *, cosine: bool) -> torch
     """
     length = sum_squares(target)
     if not cosine:
-        return sum_squares({name: found[name] - target[name] for name in target}) / length
-    inner = torch.stack([(found[name] * target[name]).sum() for name in target]).sum()
-    return 1 - inner / (length * sum_squares(found)).clamp(min=1e-60).sqrt()
+        return sum_squares({name: gradients[name] - target[name] for name in target}) / length
+    dot = torch.stack([(gradients[name] * target[name]).sum() for name in target]).sum()
+    return 1 - dot / (length * sum_squares(gradients)).clamp(min=1e-60).sqrt()
 
 
 def sum_squares(tensors: Tensors) -> torch.Tensor:

@@ -35,26 +35,28 @@ class LabelCounts(Attack):
     def refusal(self, side: NodeSide) -> str | None:
         if side.sums:
             return "the server sees the sum of all nodes' label counts"
-        if any(kind.by_class for kind in side.leaves()):
+        if any(kind.by_class for kind in side.released_kinds()):
             return None
         return "no node was asked for its label counts"
 
     def run(self, target: Target) -> AttackResult:
-        found = compare_counts(target.heard.counts, target.experiment)
-        if not found:
+        nodes = compare_counts(target.transcript.counts, target.experiment)
+        if not nodes:
             raise MethodRefused(target.experiment.method.title, "every node", "no node told label counts")
-        return AttackResult({"nodes": found})
+        return AttackResult({"nodes": nodes})
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         nodes = part["nodes"]
-        who = f"{len(nodes)} nodes"
+        target = f"{len(nodes)} nodes"
         yield LeakageMetric(
-            who=who, metric="exact", text=f"of {sum(node['exact'] for node in nodes)} of {len(nodes)}"
+            target=target, metric="exact", text=f"of {sum(node['exact'] for node in nodes)} of {len(nodes)}"
         )
-        off = [node["total_variation"] for node in nodes]
-        if max(off, default=0) > 0:
+        errors = [node["total_variation"] for node in nodes]
+        if max(errors, default=0) > 0:
             yield LeakageMetric(
-                who=who, metric="off by", text=f"{format_percent(min(off))} to {format_percent(max(off))}"
+                target=target,
+                metric="off by",
+                text=f"{format_percent(min(errors))} to {format_percent(max(errors))}",
             )
         for node in nodes:
             yield from _detail_rows(node)
@@ -62,42 +64,52 @@ class LabelCounts(Attack):
     def sentence(self, part: Mapping[str, Any]) -> str:
         if all(node["exact"] for node in part["nodes"]):
             return "Each node told exactly how many examples of each class it holds."
-        worst = max(node["total_variation"] for node in part["nodes"])
-        return f"Nodes told their class counts with noise: up to {100 * worst:.0f} % are in a wrong class."
+        max_error = max(node["total_variation"] for node in part["nodes"])
+        return (
+            f"Nodes told their class counts with noise: up to {100 * max_error:.0f} % are in a wrong class."
+        )
 
 
 def _detail_rows(node: Mapping[str, Any]) -> Iterator[LeakageMetric]:
-    who, exact, lacks, told = node["node"], node["exact"], node["absent"], node["told_absent"]
-    yield LeakageMetric(who=who, metric="counts", text="exact" if exact else "noised", detail=True)
-    of = "" if exact else f"class {node['largest_class']}"
-    off = f"{100 * node['largest_error']:.1f}"
-    yield LeakageMetric(who=who, metric="shares off by, points at most", text=off, says=of, detail=True)
+    target, exact, absent, reported_absent = node["node"], node["exact"], node["absent"], node["told_absent"]
+    yield LeakageMetric(target=target, metric="counts", text="exact" if exact else "noised", detail=True)
+    largest = "" if exact else f"class {node['largest_class']}"
+    error = f"{100 * node['largest_error']:.1f}"
+    yield LeakageMetric(
+        target=target, metric="shares off by, points at most", text=error, note=largest, detail=True
+    )
     size = node["size_error"]
-    yield LeakageMetric(who=who, metric="size off by", text=f"{size:+,.1f}" if size else "0", detail=True)
-    both, wrong = ([name for name in told if (name in lacks) == there] for there in (True, False))
-    absent = f"{len(both)} of {len(lacks)} classes" if lacks else "it lacks no class"
-    named = f": {', '.join(both)}" if both else ""
-    says = f"told as absent, but there: {', '.join(wrong)}" if wrong else ""
-    yield LeakageMetric(who=who, metric="known to be absent", text=absent + named, says=says, detail=True)
+    yield LeakageMetric(
+        target=target, metric="size off by", text=f"{size:+,.1f}" if size else "0", detail=True
+    )
+    correct, incorrect = (
+        [name for name in reported_absent if (name in absent) == there] for there in (True, False)
+    )
+    text = f"{len(correct)} of {len(absent)} classes" if absent else "it lacks no class"
+    named = f": {', '.join(correct)}" if correct else ""
+    says = f"told as absent, but there: {', '.join(incorrect)}" if incorrect else ""
+    yield LeakageMetric(target=target, metric="known to be absent", text=text + named, note=says, detail=True)
 
 
-def compare_counts(told: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:
+def compare_counts(released: Mapping[str, torch.Tensor], experiment: Simulation) -> list[dict[str, Any]]:
     """How near to the truth the label counts ``(C,)`` are that left each node, in the order of the nodes.
 
     Those that told nothing, or hold nothing that is counted (findings, of which all are absent), have no
     entry.
     """
-    names, found = list(experiment.setting.classes), []
+    names, records = list(experiment.setting.classes), []
     for node in experiment.nodes:
-        true = experiment.task.counts(node.data)
-        if node.name in told and true.sum() > 0:
-            classes = names if len(names) == len(true) else None  # images, say, are of no class
-            found.append({"node": node.name, **compare_histograms(told[node.name], true, classes)})
-    return found
+        true_counts = experiment.task.counts(node.data)
+        if node.name in released and true_counts.sum() > 0:
+            classes = names if len(names) == len(true_counts) else None  # images, say, are of no class
+            records.append(
+                {"node": node.name, **compare_histograms(released[node.name], true_counts, classes)}
+            )
+    return records
 
 
 def compare_histograms(
-    told: torch.Tensor, true: torch.Tensor, classes: Sequence[str] | None = None
+    released: torch.Tensor, true: torch.Tensor, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """What somebody knows of a node's classes who was told counts.
 
@@ -119,19 +131,19 @@ def compare_histograms(
     >>> round(found["total_variation"], 3), found["largest_class"], found["told_absent"]
     (0.1, '0', ['1'])
     """
-    told, true = told.detach().double().cpu(), true.detach().double().cpu()
+    released, true = released.detach().double().cpu(), true.detach().double().cpu()
     names = [str(place) for place in range(len(true))] if classes is None else list(classes)
-    errors = (_class_shares(told) - _class_shares(true)).abs()
+    errors = (_class_shares(released) - _class_shares(true)).abs()
     worst = int(errors.argmax())
     return {
-        "exact": torch.equal(told, true),
+        "exact": torch.equal(released, true),
         "total_variation": float(errors.sum() / 2),
         "largest_error": float(errors[worst]),
         "largest_class": names[worst],
-        "size_error": float(told.sum() - true.sum()),
+        "size_error": float(released.sum() - true.sum()),
         "absent": [name for name, count in zip(names, true.tolist(), strict=True) if count == 0],
         "told_absent": [
-            name for name, count in zip(names, told.tolist(), strict=True) if count < ABSENT_BELOW
+            name for name, count in zip(names, released.tolist(), strict=True) if count < ABSENT_BELOW
         ],
     }
 
@@ -139,5 +151,5 @@ def compare_histograms(
 def _class_shares(counts: torch.Tensor) -> torch.Tensor:
     """Each class's part, ``(C,)`` float64, summing to 1; of nothing, all alike."""
     positive = counts.clamp_min(0)
-    whole = positive.sum()
-    return positive / whole if whole > 0 else torch.full_like(counts, 1 / len(counts))
+    total = positive.sum()
+    return positive / total if total > 0 else torch.full_like(counts, 1 / len(counts))

@@ -76,53 +76,59 @@ def invert_layers(
     """
     noise = torch.randn(4, *shape, generator=torch_generator(seed, "layers", "units"))
     blocks, linear = _find_blocks(release.model, noise)
-    convolutions, first = (
+    convolutions, linear_names = (
         [f"{name}.{kind}" for name in names for kind in ("weight", "bias")]
         for names in ([block.name for block in blocks], [linear])
     )
-    whole = all(name in release.target for name in convolutions)  # else what came of them is not used
-    if missing := ", ".join(name for name in first if name not in release.target):
+    has_extractor = all(name in release.target for name in convolutions)  # else what came of them is not used
+    if missing := ", ".join(name for name in linear_names if name not in release.target):
         raise ArgumentError("release", f"without {missing}", "a gradient of all parameters, or of the head")
-    features, deltas = factor_gradient(release.target[first[0]], release.target[first[1]], count, seed)
+    features, deltas = factor_gradient(
+        release.target[linear_names[0]], release.target[linear_names[1]], count, seed
+    )
     labels = _labels(release, features, deltas)
-    weight = release.model.get_parameter(first[0]).detach()
-    size = _outputs(blocks, noise).shape[1:]
+    weight = release.model.get_parameter(linear_names[0]).detach()
+    feature_shape = _outputs(blocks, noise).shape[1:]
     known = _KnownValues(
-        features.to(weight).view(count, *size),
-        (deltas.to(weight) @ weight).view(count, *size),
-        tuple(release.target[name] for name in convolutions) if whole else (),
+        features.to(weight).view(count, *feature_shape),
+        (deltas.to(weight) @ weight).view(count, *feature_shape),
+        tuple(release.target[name] for name in convolutions) if has_extractor else (),
     )
     low, high = (torch.as_tensor(end).to(weight).expand(count, *shape) for end in (pixels.low, pixels.high))
-    tries = (_invert_blockwise if whole else _invert_features)(blocks, known, (low, high), steps)
-    losses = [float(_mismatch(blocks, x, known, 200.0).detach()) for x in tries]
-    best = min(range(len(tries)), key=losses.__getitem__)
-    return RecoveredImages(tries[best], labels, losses[best])
+    candidates = (_invert_blockwise if has_extractor else _invert_features)(blocks, known, (low, high), steps)
+    losses = [float(_mismatch(blocks, x, known, 200.0).detach()) for x in candidates]
+    best = min(range(len(candidates)), key=losses.__getitem__)
+    return RecoveredImages(candidates[best], labels, losses[best])
 
 
 def _invert_blockwise(
-    blocks: Sequence[_Block], whole: _KnownValues, bounds: Bounds, steps: int
+    blocks: Sequence[_Block], all_known: _KnownValues, bounds: Bounds, steps: int
 ) -> Candidates:
     """The image from the input of each block in turn, the last one's first, and again from all at once."""
     low, high = bounds
-    half, middle = (high - low) / 2, (low + high) / 2
-    known = whole
+    half_range, center = (high - low) / 2, (low + high) / 2
+    known = all_known
     for depth in range(len(blocks) - 1, 0, -1):
-        before = blocks[depth - 1]
-        start = torch.full_like(_outputs(blocks[:depth], low), before.scale / 2)
-        mine = known._replace(slopes=whole.slopes[2 * depth :][:2])
+        previous = blocks[depth - 1]
+        start = torch.full_like(_outputs(blocks[:depth], low), previous.scale / 2)
+        block_known = known._replace(slopes=all_known.slopes[2 * depth :][:2])
         positive = torch.zeros_like(start), torch.full_like(start, torch.inf)
-        unit = torch.full_like(start, 1.6 * before.scale)
-        found = _search_input(
-            blocks[depth : depth + 1], start, mine, positive, unit, steps, 0.3, (0.3, 100.0)
+        unit = torch.full_like(start, 1.6 * previous.scale)
+        block_input = _search_input(
+            blocks[depth : depth + 1], start, block_known, positive, unit, steps, 0.3, (0.3, 100.0)
         )
-        back = _input_gradients(blocks[depth], found, known.pulls * (known.outputs > 0), 100.0)
-        fires = found > 0.02 * before.scale
-        known = _KnownValues(found * fires, back * fires, whole.slopes)
-    mine = known._replace(slopes=whole.slopes[:2])
-    first = _search_input(blocks[:1], middle, mine, bounds, half, steps, TV, (1.0, 500.0), trust=10.0)
-    starts = [(first, 5.0), (middle, 1.0)] if len(blocks) > 1 else []
-    return [first] + [
-        _search_input(blocks, start, whole, bounds, half, steps, TV / 3, (sharp, 200.0))
+        input_gradients = _input_gradients(
+            blocks[depth], block_input, known.pulls * (known.outputs > 0), 100.0
+        )
+        fires = block_input > 0.02 * previous.scale
+        known = _KnownValues(block_input * fires, input_gradients * fires, all_known.slopes)
+    block_known = known._replace(slopes=all_known.slopes[:2])
+    from_first_block = _search_input(
+        blocks[:1], center, block_known, bounds, half_range, steps, TV, (1.0, 500.0), output_weight=10.0
+    )
+    starts = [(from_first_block, 5.0), (center, 1.0)] if len(blocks) > 1 else []
+    return [from_first_block] + [
+        _search_input(blocks, start, all_known, bounds, half_range, steps, TV / 3, (sharp, 200.0))
         for start, sharp in starts
     ]
 
@@ -132,7 +138,7 @@ def _invert_features(blocks: Sequence[_Block], known: _KnownValues, bounds: Boun
     half, tv = (bounds[1] - bounds[0]) / 2, TV / 10
     starts = bounds[0] + half, bounds[0]
     return [
-        _search_input(blocks, x, known, bounds, half, steps, tv, (1.0, 200.0), keep=tv / 30) for x in starts
+        _search_input(blocks, x, known, bounds, half, steps, tv, (1.0, 200.0), min_tv=tv / 30) for x in starts
     ]
 
 
@@ -141,14 +147,14 @@ def _labels(release: ObservedUpdate, features: torch.Tensor, deltas: torch.Tenso
     first, *others = split(release.model, "model").head.children()
     inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
     outputs = nn.Sequential(*others)(inputs)
-    wrong = []
+    errors = []
     for label in range(outputs.shape[1]):
-        same = torch.full((len(outputs),), label)
-        loss = F.cross_entropy(outputs, same, label_smoothing=release.schedule.smoothing)
-        (slopes,) = torch.autograd.grad(loss, inputs, retain_graph=True)
-        wrong.append((slopes - deltas).square().sum(1))
-    least, labels = (torch.stack(wrong) / deltas.square().sum(1)).min(0)
-    if len(labels) > 1 and not least.max() < 0.01:
+        targets = torch.full((len(outputs),), label)
+        loss = F.cross_entropy(outputs, targets, label_smoothing=release.schedule.smoothing)
+        (gradients,) = torch.autograd.grad(loss, inputs, retain_graph=True)
+        errors.append((gradients - deltas).square().sum(1))
+    smallest, labels = (torch.stack(errors) / deltas.square().sum(1)).min(0)
+    if len(labels) > 1 and not smallest.max() < 0.01:
         raise ArgumentError("count", len(labels), EXPECTED_COUNT)
     return labels
 
@@ -171,23 +177,25 @@ def factor_gradient(
     Raises:
         ArgumentError: the gradient has fewer than B directions, or too few zeros to tell them apart.
     """
-    left, sizes, _ = torch.linalg.svd(weight.double(), full_matrices=False)
-    if count > len(sizes) or not sizes[count - 1] > 1e-6 * sizes[0]:
+    left, singular_values, _ = torch.linalg.svd(weight.double(), full_matrices=False)
+    if count > len(singular_values) or not singular_values[count - 1] > 1e-6 * singular_values[0]:
         raise ArgumentError("count", count, "at most the rank of the first linear layer's gradient")
     left = left[:, :count]
     rows = left.norm(dim=1)
     unit = (left / rows[:, None])[rows > ZERO_TOLERANCE * rows.max()]
     chosen = left.new_ones(1, 1)
     if count > 1:
-        draw = torch_generator(seed, "layers", "factors")
-        places = torch.rand(4000, len(unit), generator=draw).topk(count - 1, dim=1).indices
-        ways = torch.linalg.svd(unit[places], full_matrices=True)[2][:, -1]  # zero in those places, (4000, B)
-        zeros = ((unit @ ways.T).abs() < ZERO_TOLERANCE).sum(0)
-        chosen = ways[:0]
-        for way in ways[zeros.argsort(descending=True)][: int((zeros >= count).sum())]:
-            tried = torch.cat([chosen, way[None]])
-            if torch.linalg.svdvals(tried)[-1] > 1e-3:
-                chosen = tried
+        generator = torch_generator(seed, "layers", "factors")
+        rows_tried = torch.rand(4000, len(unit), generator=generator).topk(count - 1, dim=1).indices
+        combinations = torch.linalg.svd(unit[rows_tried], full_matrices=True)[2][
+            :, -1
+        ]  # zero in those places, (4000, B)
+        zeros = ((unit @ combinations.T).abs() < ZERO_TOLERANCE).sum(0)
+        chosen = combinations[:0]
+        for combination in combinations[zeros.argsort(descending=True)][: int((zeros >= count).sum())]:
+            extended = torch.cat([chosen, combination[None]])
+            if torch.linalg.svdvals(extended)[-1] > 1e-3:
+                chosen = extended
             if len(chosen) == count:
                 break
     if len(chosen) < count:
@@ -195,10 +203,10 @@ def factor_gradient(
     directions = left @ chosen.T  # (U, B)
     deltas = directions * torch.linalg.lstsq(directions, bias.double()[:, None]).solution[:, 0]
     features = torch.linalg.lstsq(deltas, weight.double()).solution
-    clear = features > ZERO_TOLERANCE * features.amax(
+    is_nonzero = features > ZERO_TOLERANCE * features.amax(
         1, keepdim=True
     )  # a unit that rounding alone lets fire does not
-    return features * clear, deltas.T
+    return features * is_nonzero, deltas.T
 
 
 def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], str]:
@@ -209,17 +217,17 @@ def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], s
     layers = list(parts.extractor.named_children())
     head = list(parts.head.named_children())
     blocks: list[_Block] = []
-    kinds = [type(layer) for _, layer in layers]
-    sound = kinds == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] * (len(kinds) // 3) + [nn.Flatten]
-    if not sound or not isinstance(head[0][1], nn.Linear) or head[0][1].bias is None:
-        raise ArgumentError("release.model", " ".join(kind.__name__ for kind in kinds), EXPECTED_NETWORK)
+    types = [type(layer) for _, layer in layers]
+    is_supported = types == [nn.Conv2d, nn.ReLU, nn.MaxPool2d] * (len(types) // 3) + [nn.Flatten]
+    if not is_supported or not isinstance(head[0][1], nn.Linear) or head[0][1].bias is None:
+        raise ArgumentError("release.model", " ".join(kind.__name__ for kind in types), EXPECTED_NETWORK)
     x = noise
-    for (name, first), (_, last) in zip(layers[0:-1:3], layers[2::3], strict=True):
-        convolution, pool = cast(nn.Conv2d, first), cast(nn.MaxPool2d, last)  # as kinds says
+    for (name, convolution_layer), (_, pooling) in zip(layers[0:-1:3], layers[2::3], strict=True):
+        convolution, pool = cast(nn.Conv2d, convolution_layer), cast(nn.MaxPool2d, pooling)  # as kinds says
         side = pool.kernel_size
-        plain = (pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (side, 0, 1, False)
-        zeros = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
-        if not isinstance(side, int) or not plain or not zeros or convolution.bias is None:
+        is_plain = (pool.stride, pool.padding, pool.dilation, pool.ceil_mode) == (side, 0, 1, False)
+        pads_with_zeros = convolution.padding_mode == "zeros" and not isinstance(convolution.padding, str)
+        if not isinstance(side, int) or not is_plain or not pads_with_zeros or convolution.bias is None:
             raise ArgumentError("release.model", f"{convolution}, {pool}", "windows side by side, and a bias")
         with torch.no_grad():
             windows = _pooling_windows(convolution(x.to(convolution.weight)), side)
@@ -230,8 +238,8 @@ def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], s
 
 def _pooling_windows(maps: torch.Tensor, side: int) -> torch.Tensor:
     """``(B, C, H, W)`` to ``(B, C, H / side, W / side, side^2)``, without what is left over at the edges."""
-    across = maps.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, side, side)
-    return across.flatten(4)
+    windows = maps.unfold(2, side, side).unfold(3, side, side)  # (B, C, h, w, side, side)
+    return windows.flatten(4)
 
 
 def _outputs(blocks: Sequence[_Block], x: torch.Tensor) -> torch.Tensor:
@@ -250,11 +258,17 @@ def _soft_forward(
     patterns: Activations | None = None,
 ) -> tuple[torch.Tensor, Activations]:
     """Softened outputs of a chain before its last ReLU, and who won and fired; with patterns, under these."""
-    seen: Activations = []
-    for at, block in enumerate(blocks):
-        own = block.convolution
+    activations: Activations = []
+    for depth, block in enumerate(blocks):
+        convolution = block.convolution
         maps = F.conv2d(
-            x, weights[2 * at], weights[2 * at + 1], own.stride, own.padding, own.dilation, own.groups
+            x,
+            weights[2 * depth],
+            weights[2 * depth + 1],
+            convolution.stride,
+            convolution.padding,
+            convolution.dilation,
+            convolution.groups,
         )
         windows = _pooling_windows(maps, block.pool)
         if patterns is None:
@@ -262,12 +276,12 @@ def _soft_forward(
             x = (wins * windows).sum(-1)
             fires = torch.sigmoid(x * (2 * sharp / block.unit))
         else:
-            wins, fires = patterns[at]
+            wins, fires = patterns[depth]
             x = (wins * windows).sum(-1)
-        seen.append((wins, fires))
-        if at < len(blocks) - 1:
+        activations.append((wins, fires))
+        if depth < len(blocks) - 1:
             x = x * fires
-    return x, seen
+    return x, activations
 
 
 def _weights(blocks: Sequence[_Block]) -> Weights:
@@ -282,18 +296,18 @@ def _mismatch(
     _, patterns = _soft_forward(blocks, x, weights, sharp)
     fires = known.outputs > 0
 
-    def chain(*weights: torch.Tensor) -> torch.Tensor:
+    def forward(*weights: torch.Tensor) -> torch.Tensor:
         return _soft_forward(blocks, x, weights, sharp, patterns)[0]
 
     if known.slopes:
-        outputs, pull = vjp(chain, *weights)[:2]
+        outputs, pullback = vjp(forward, *weights)[:2]
     else:
-        outputs, pull = chain(*weights), None
-    wrong = torch.where(fires, outputs - known.outputs, outputs.relu()).square().flatten(1).sum(1)
-    loss = trust * (wrong / known.outputs.square().flatten(1).sum(1)).sum()
-    gradient = pull(known.pulls * fires) if pull else ()
-    for found, true in zip(gradient, known.slopes, strict=True):
-        loss = loss + (found - true).square().sum() / true.square().sum()
+        outputs, pullback = forward(*weights), None
+    errors = torch.where(fires, outputs - known.outputs, outputs.relu()).square().flatten(1).sum(1)
+    loss = trust * (errors / known.outputs.square().flatten(1).sum(1)).sum()
+    gradient = pullback(known.pulls * fires) if pullback else ()
+    for computed, true in zip(gradient, known.slopes, strict=True):
+        loss = loss + (computed - true).square().sum() / true.square().sum()
     return loss
 
 
@@ -315,19 +329,22 @@ def _search_input(
     unit: torch.Tensor,
     steps: int,
     tv: float,
-    sharp: tuple[float, float],
-    trust: float = 1.0,
-    keep: float = 0.0,
+    sharpness_range: tuple[float, float],
+    output_weight: float = 1.0,
+    min_tv: float = 0.0,
 ) -> torch.Tensor:
     """A chain's input: Adam, while winners are sharpened and total variation is let go, down to ``keep``."""
     x = (start / unit).requires_grad_()
     optimizer = torch.optim.Adam([x], LR, betas=(0.9, 0.99))
     for step in range(steps):
-        share = step / steps
-        optimizer.param_groups[0]["lr"] = LR * max(1 - share, 0.02)
-        now = sharp[0] * (sharp[1] / sharp[0]) ** share
-        rough = sum(x.diff(dim=dim).abs().mean((0, 2, 3)).sum() for dim in (-1, -2)) * len(x)
-        loss = _mismatch(blocks, x * unit, known, now, trust) + max(tv * (1 - share) ** 2, keep) * rough
+        progress = step / steps
+        optimizer.param_groups[0]["lr"] = LR * max(1 - progress, 0.02)
+        sharpness = sharpness_range[0] * (sharpness_range[1] / sharpness_range[0]) ** progress
+        variation = sum(x.diff(dim=dim).abs().mean((0, 2, 3)).sum() for dim in (-1, -2)) * len(x)
+        loss = (
+            _mismatch(blocks, x * unit, known, sharpness, output_weight)
+            + max(tv * (1 - progress) ** 2, min_tv) * variation
+        )
         (x.grad,) = torch.autograd.grad(loss, x)
         optimizer.step()
         with torch.no_grad():

@@ -18,29 +18,29 @@ from fedstill.core.run_writer import read_result
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageMetric:
-    """One figure that an attack got; those of one ``attack`` on one ``who`` make a line of a table.
+    """One figure that an attack got; those of one ``attack`` on one ``target`` make a line of a table.
 
     Args:
         attack: which one, where an attack is tried in several ways; may be empty.
-        who: whom or what it was tried on: a node's name, "student".
+        target: whom or what it was tried on: a node's name, "student".
         metric: what the number is: "AUC".
         value: the number itself, in the unit in which it is written; None where words alone tell it.
         interval: the ends of its confidence interval, in the same unit.
         text: the figure as it is written, with its unit; empty: the number, to four digits.
-        without: what comes without attacking, as by guessing.
-        says: small print beside it.
+        baseline: what comes without attacking, as by guessing.
+        note: small print beside it.
         column: name of the :class:`LeakageColumn` of a comparison that it stands in.
         detail: for the page alone, and not for the terminal.
     """
 
-    who: str
+    target: str
     metric: str
     attack: str = ""
     value: float | None = None
     interval: tuple[float, float] | None = None
     text: str = ""
-    without: str = ""
-    says: str = ""
+    baseline: str = ""
+    note: str = ""
     column: str = ""
     detail: bool = False
 
@@ -48,7 +48,7 @@ class LeakageMetric:
     def written(self) -> str:
         """The figure as it is written, without its small print.
 
-        >>> LeakageMetric(who="node-0", metric="right", value=0.51236).written
+        >>> LeakageMetric(target="node-0", metric="right", value=0.51236).written
         '0.5124'
         """
         return self.text or ("-" if self.value is None else f"{self.value:.4g}")
@@ -62,9 +62,9 @@ class LeakageColumn:
         name: in CSV files, and in :class:`LeakageMetric`.
         head: in terminals and Markdown: "membership AUC".
         title: on the page, with its unit: "Membership AUC %"; empty: as in terminals.
-        says: how to read it, in a sentence.
+        description: how to read it, in a sentence.
         digits: after the point.
-        lowest: whether the least of several values is the strongest attack's, as with p-values.
+        lower_is_stronger: whether the least of several values is the strongest attack's, as with p-values.
         guess: of a figure in percent: what guessing gets, beside which it is drawn.
         axis: what the figure is called where methods are drawn against it; empty: they are not.
     """
@@ -72,9 +72,9 @@ class LeakageColumn:
     name: str
     head: str
     title: str = ""
-    says: str = ""
+    description: str = ""
     digits: int = 1
-    lowest: bool = False
+    lower_is_stronger: bool = False
     guess: float | None = None
     axis: str = ""
 
@@ -102,7 +102,7 @@ class ImageTable:
     title: str
     heads: tuple[str, ...]
     strips: tuple[ImageStrip, ...]
-    says: str = ""
+    note: str = ""
 
 
 def format_percent(value: float | None) -> str:
@@ -186,7 +186,7 @@ class TableLine:
     """The figures that one attack got of one target, by their names."""
 
     attack: str
-    who: str
+    target: str
     metrics: Mapping[str, LeakageMetric]
 
 
@@ -194,14 +194,14 @@ def table_lines(rows: Iterable[LeakageMetric]) -> list[TableLine]:
     """Rows of one attack on one target as a line each, in the order of their first ones."""
     found: dict[tuple[str, str], dict[str, LeakageMetric]] = {}
     for row in rows:
-        found.setdefault((row.attack, row.who), {})[row.metric] = row
-    return [TableLine(attack, who, metrics) for (attack, who), metrics in found.items()]
+        found.setdefault((row.attack, row.target), {})[row.metric] = row
+    return [TableLine(attack, target, metrics) for (attack, target), metrics in found.items()]
 
 
 def group_tables(lines: Sequence[TableLine]) -> list[list[TableLine]]:
     """Lines as tables: those that follow each other and have a figure in common.
 
-    >>> right, auc = (LeakageMetric(who="student", metric=name) for name in ("right", "AUC"))
+    >>> right, auc = (LeakageMetric(target="student", metric=name) for name in ("right", "AUC"))
     >>> metrics = {"AUC": auc}, {"AUC": auc, "right": right}, {"right": right}, {}
     >>> [len(table) for table in group_tables([TableLine("LiRA", "student", each) for each in metrics])]
     [3, 1]

@@ -53,7 +53,7 @@ LEARNING_RATE = (
 
 
 def audit_training_steps(
-    noise: float = 0.8, taken: int = 4, records: int = 8, batch: int = 2, seed: int = 0
+    noise: float = 0.8, step_count: int = 4, records: int = 8, batch: int = 2, seed: int = 0
 ) -> Distinguisher:
     """All steps of a private training, seen from outside: what each added to the network.
 
@@ -62,62 +62,64 @@ def audit_training_steps(
     the record rather than without, if everything is as it is claimed.
     """
     privacy = DPSGD(training=DPTrainingConfig(noise=noise))
-    local = replace(LOCAL, least_steps=taken, batch=batch, lr=LEARNING_RATE, lr_end=LEARNING_RATE)
+    local = replace(LOCAL, least_steps=step_count, batch=batch, lr=LEARNING_RATE, lr_end=LEARNING_RATE)
     others = load_digits(seed).subset(torch.arange(records - 1))
     inputs = torch.zeros(1, *SHAPE)
     inputs[0, 0, 0, 0] = 1000.0
     record = TensorData(inputs, torch.tensor([1]))
-    both = [
-        AuditedNode(concatenate([first, others]), privacy, local, secret=seed)
-        for first in (blank_record(record), record)
+    nodes = [
+        AuditedNode(concatenate([first_record, others]), privacy, local, secret=seed)
+        for first_record in (blank_record(record), record)
     ]
-    untrained = copy.deepcopy(both[0].node.model.state_dict())
+    untrained = copy.deepcopy(nodes[0].node.model.state_dict())
 
-    def see(there: bool, run: int) -> torch.Tensor:
-        world = both[there]
-        world.node.model.load_state_dict(untrained)
-        world.node.query_context_hash = f"run {run}"  # names the draws: each run has its own
-        return _run_features(_step_projections(world, record, taken, batch), noise, batch / records)
+    def observe(is_present: bool, run: int) -> torch.Tensor:
+        node = nodes[is_present]
+        node.node.model.load_state_dict(untrained)
+        node.node.query_context_hash = f"run {run}"  # names the draws: each run has its own
+        return _run_features(_step_projections(node, record, step_count, batch), noise, batch / records)
 
-    see(True, 0)
-    both[True].query("examine", x=inputs)
-    return Distinguisher("dp-sgd", f"each of {taken} steps of training", both[True].spent(), see)
+    observe(True, 0)
+    nodes[True].query("examine", x=inputs)
+    return Distinguisher("dp-sgd", f"each of {step_count} steps of training", nodes[True].spent(), observe)
 
 
-def audit_critic_steps(noise: float = 0.8, asked: int = 2, seed: int = 0) -> Distinguisher:
+def audit_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0) -> Distinguisher:
     """The steps that a critic takes on half of two records, one for each query.
 
     Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
     """
     privacy = NoisyOutputs(
         critic=DPTrainingConfig(noise=noise, clip=1e-3),  # every gradient is longer
-        outputs=OutputsConfig(how="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0),
+        outputs=OutputsConfig(distribution="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0),
     )
     pair = load_digits(seed).subset(torch.arange(2))
     record, other = pair.subset(torch.tensor([0])), pair.subset(torch.tensor([1]))
-    both = [
-        AuditedNode(concatenate([first, other]), privacy, LocalConfig(epochs=1), secret=seed, critics=True)
-        for first in (blank_record(record), record)
+    nodes = [
+        AuditedNode(
+            concatenate([first_record, other]), privacy, LocalConfig(epochs=1), secret=seed, critics=True
+        )
+        for first_record in (blank_record(record), record)
     ]
-    module = both[0].node.modules["critic"]
+    module = nodes[0].node.modules["critic"]
     untrained, x = copy.deepcopy(module.state_dict()), torch.zeros(1, *SHAPE)
-    along = _unit_gradient(module, lambda D: F.softplus(D(record.inputs)).mean())
+    direction = _unit_gradient(module, lambda D: F.softplus(D(record.inputs)).mean())
 
-    def step(world: AuditedNode) -> torch.Tensor:
-        learns, optimizer = world.node.modules["critic"], world.node.optimizers["critic"]
-        learns.load_state_dict(untrained)
+    def step(node: AuditedNode) -> torch.Tensor:
+        critic, optimizer = node.node.modules["critic"], node.node.optimizers["critic"]
+        critic.load_state_dict(untrained)
         optimizer.state.clear()
-        world.query("examine", x=x)
-        kept = [optimizer.state[own]["exp_avg"].flatten() for own in learns.parameters()]
-        gradient = torch.cat(kept) / (1 - optimizer.defaults["betas"][0])
-        moved: torch.Tensor = gradient @ along / privacy.critic.clip
-        return moved
+        node.query("examine", x=x)
+        moments = [optimizer.state[own]["exp_avg"].flatten() for own in critic.parameters()]
+        gradient = torch.cat(moments) / (1 - optimizer.defaults["betas"][0])
+        projection: torch.Tensor = gradient @ direction / privacy.critic.clip
+        return projection
 
-    def see(there: bool, run: int) -> torch.Tensor:
-        return torch.stack([step(both[there]) for _ in range(asked)])
+    def observe(is_present: bool, run: int) -> torch.Tensor:
+        return torch.stack([step(nodes[is_present]) for _ in range(queries)])
 
-    see(False, 0)
-    return Distinguisher("critic", f"each of {asked} steps of a critic", both[0].spent(), see)
+    observe(False, 0)
+    return Distinguisher("critic", f"each of {queries} steps of a critic", nodes[0].spent(), observe)
 
 
 def blank_record(record: TensorData) -> TensorData:
@@ -125,34 +127,40 @@ def blank_record(record: TensorData) -> TensorData:
     return TensorData(torch.full_like(record.inputs, math.nan), record.targets)
 
 
-def _step_projections(world: AuditedNode, record: TensorData, taken: int, batch: int) -> torch.Tensor:
+def _step_projections(audited: AuditedNode, record: TensorData, step_count: int, batch: int) -> torch.Tensor:
     """The noisy sum of clipped gradients of each step along the record's own gradient: ``(steps,)``."""
-    model, moves = world.node.model, []
-    for step in range(taken):
+    model, projections = audited.node.model, []
+    for step in range(step_count):
         weights = parameters_to_vector(model.parameters()).detach()
-        along = _unit_gradient(model, lambda D: F.cross_entropy(D(record.inputs), record.targets))
-        world.learn(step, 1)
-        moves.append(
-            (weights - parameters_to_vector(model.parameters()).detach()) @ along * batch / LEARNING_RATE
+        direction = _unit_gradient(model, lambda D: F.cross_entropy(D(record.inputs), record.targets))
+        audited.learn(step, 1)
+        projections.append(
+            (weights - parameters_to_vector(model.parameters()).detach()) @ direction * batch / LEARNING_RATE
         )
-    return torch.stack(moves)
+    return torch.stack(projections)
 
 
 def _unit_gradient(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
-    twin = copied(model).requires_grad_(True)
+    network = copied(model).requires_grad_(True)
     with torch.enable_grad():
-        own = torch.autograd.grad(loss(twin), list(twin.parameters()))
-    flat = torch.cat([part.flatten() for part in own])
+        gradients = torch.autograd.grad(loss(network), list(network.parameters()))
+    flat = torch.cat([part.flatten() for part in gradients])
     unit: torch.Tensor = flat / flat.norm().clamp(min=1e-30)
     return unit
 
 
-def _run_features(moves: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
+def _run_features(projections: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
     """The moves, their spread, and the logarithm of how likely they are with the record over without."""
     event = Event("gaussian", noise, rate)
-    sampled = ((moves - 0.5) / event.noise**2).double().clamp(-300, 300)
-    likely = torch.log1p(event.rate * torch.expm1(sampled)).sum()
-    return torch.cat([moves.double(), (moves.max() - moves.min()).view(1).double(), likely.view(1)])
+    exponents = ((projections - 0.5) / event.noise**2).double().clamp(-300, 300)
+    log_likelihood_ratio = torch.log1p(event.rate * torch.expm1(exponents)).sum()
+    return torch.cat(
+        [
+            projections.double(),
+            (projections.max() - projections.min()).view(1).double(),
+            log_likelihood_ratio.view(1),
+        ]
+    )
 
 
 DELTA = 1e-5
@@ -181,22 +189,25 @@ class AuditFinding:
     seconds: float
 
 
-def run_audit(attack: Distinguisher, runs: int, confidence: float = CONFIDENCE) -> AuditFinding:
+def run_audit(distinguisher: Distinguisher, runs: int, confidence: float = CONFIDENCE) -> AuditFinding:
     """Run an attack so often without the record, and as often with it.
 
     Raises:
         ArgumentError: fewer than 6 runs.
     """
     start = time.perf_counter()
-    seen = [torch.stack([attack.see(there, run) for run in range(runs)]) for there in (False, True)]
-    evidence = evidence_from_runs(*fisher_discriminant(*seen), DELTA, confidence)
+    observations = [
+        torch.stack([distinguisher.see(is_present, run) for run in range(runs)])
+        for is_present in (False, True)
+    ]
+    evidence = evidence_from_runs(*fisher_discriminant(*observations), DELTA, confidence)
     return AuditFinding(
-        mechanism=attack.mechanism,
-        on=attack.on,
-        claimed=compute_epsilon(attack.claimed, DELTA),
+        mechanism=distinguisher.mechanism,
+        on=distinguisher.on,
+        claimed=compute_epsilon(distinguisher.claimed, DELTA),
         shown=evidence.epsilon(DELTA),
-        as_claimed=evidence.as_claimed(attack.claimed, DELTA),
-        refuted=evidence.refutes(attack.claimed),
+        as_claimed=evidence.as_claimed(distinguisher.claimed, DELTA),
+        refuted=evidence.refutes(distinguisher.claimed),
         runs=2 * runs,
         seconds=time.perf_counter() - start,
     )
@@ -211,7 +222,7 @@ def audit_one_run(
     records: int = 100,
     epochs: float = 10,
     batch: int = 125,
-    guessed: float = 0.25,
+    guessed_share: float = 0.25,
     clip: float = 1.0,
     model: str = "mlp:64",
     local: LocalConfig | None = None,
@@ -229,10 +240,12 @@ def audit_one_run(
         torch.rand(canaries, *SHAPE, generator=generator).round() * 2 - 1,
         torch.randint(10, (canaries,), generator=generator),
     )
-    there = torch.rand(canaries, generator=generator) < 0.5
-    left = TensorData(torch.where(there.view(-1, 1, 1, 1), planted.inputs, math.nan), planted.targets)
-    world = AuditedNode(
-        concatenate([load_digits(seed, 10).subset(torch.arange(records)), left]),
+    is_present = torch.rand(canaries, generator=generator) < 0.5
+    present_records = TensorData(
+        torch.where(is_present.view(-1, 1, 1, 1), planted.inputs, math.nan), planted.targets
+    )
+    audited = AuditedNode(
+        concatenate([load_digits(seed, 10).subset(torch.arange(records)), present_records]),
         DPSGD(training=DPTrainingConfig(noise=noise, clip=clip)),
         local or LocalConfig(epochs=epochs, batch=batch, lr=1e-2, lr_end=1e-3, smoothing=0),
         secret=derive(seed, "audit", "one run"),
@@ -241,23 +254,25 @@ def audit_one_run(
         rows=canaries,
         precision=precision,
     )
-    world.learn()
-    told = world.query("examine", x=planted.inputs)["logits"]  # (m, 10)
-    losses = F.cross_entropy(told, planted.targets, reduction="none")
-    order, each = losses.argsort(), max(1, int(guessed * canaries))
-    correct = int(there[order[:each]].sum() + (~there[order[-each:]]).sum())
-    claimed = compute_epsilon(world.spent(), DELTA)
-    shown = one_run_lower_bound(canaries, 2 * each, correct, DELTA, confidence)
+    audited.learn()
+    logits = audited.query("examine", x=planted.inputs)["logits"]  # (m, 10)
+    losses = F.cross_entropy(logits, planted.targets, reduction="none")
+    order, guesses_per_side = losses.argsort(), max(1, int(guessed_share * canaries))
+    correct = int(is_present[order[:guesses_per_side]].sum() + (~is_present[order[-guesses_per_side:]]).sum())
+    claimed_epsilon = compute_epsilon(audited.spent(), DELTA)
+    lower_bound = one_run_lower_bound(canaries, 2 * guesses_per_side, correct, DELTA, confidence)
     on = f"{canaries} planted records, {model}"
     seconds = time.perf_counter() - start
-    return AuditFinding("dp-sgd", on, claimed, shown, None, shown > claimed, 1, seconds)
+    return AuditFinding(
+        "dp-sgd", on, claimed_epsilon, lower_bound, None, lower_bound > claimed_epsilon, 1, seconds
+    )
 
 
 def audit_one_run_linear(
     seed: int = 0,
     confidence: float = CONFIDENCE,
     *,
-    many: bool = False,
+    many_records: bool = False,
     precision: Precision = "float32",
     noise: float = 4.0,
 ) -> AuditFinding:
@@ -267,33 +282,33 @@ def audit_one_run_linear(
     ``many``: with the options of nodes that have many records (four times as many steps, momentum, longer
     gradients), and twice the noise, which costs the same.
     """
-    taken, momentum, clip = (80, 0.9, 0.5) if many else (20, 0.0, 0.25)
+    step_count, momentum, clip = (80, 0.9, 0.5) if many_records else (20, 0.0, 0.25)
     local = LocalConfig(
         optimizer="sgd",
         momentum=momentum,
         epochs=1,
-        least_steps=taken,
+        least_steps=step_count,
         batch=4096,
         lr=64,
         lr_end=64,
         smoothing=0,
     )
-    found = audit_one_run(
+    finding = audit_one_run(
         seed,
         confidence,
         model="random-conv:64",
         local=local,
-        noise=2 * noise if many else noise,
-        guessed=0.1,
+        noise=2 * noise if many_records else noise,
+        guessed_share=0.1,
         clip=clip,
         precision=precision,
     )
-    rounded = ", bf16" if precision == "bfloat16" else ""
-    return replace(found, on=f"400 planted, {taken} large steps{rounded}")
+    suffix = ", bf16" if precision == "bfloat16" else ""
+    return replace(finding, on=f"400 planted, {step_count} large steps{suffix}")
 
 
-def _repeated_audit(make: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
-    return lambda seed: run_audit(make(seed=seed, **options), runs)
+def _repeated_audit(make_distinguisher: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
+    return lambda seed: run_audit(make_distinguisher(seed=seed, **options), runs)
 
 
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
@@ -302,9 +317,9 @@ AUDITS: Mapping[str, tuple[Audit, ...]] = {
         _repeated_audit(audit_training_steps, 1500),
         audit_one_run,
         audit_one_run_linear,
-        partial(audit_one_run_linear, many=True),
+        partial(audit_one_run_linear, many_records=True),
         partial(audit_one_run_linear, precision="bfloat16"),
-        partial(audit_one_run_linear, many=True, precision="bfloat16"),
+        partial(audit_one_run_linear, many_records=True, precision="bfloat16"),
     ),
     "critic": (_repeated_audit(audit_critic_steps, 800),),
     "pate": (
@@ -314,7 +329,7 @@ AUDITS: Mapping[str, tuple[Audit, ...]] = {
     ),
     "noisy-outputs": (
         _repeated_audit(neighboring_datasets.distinguish_outputs, 2000),
-        _repeated_audit(neighboring_datasets.distinguish_outputs, 2000, how="gaussian"),
+        _repeated_audit(neighboring_datasets.distinguish_outputs, 2000, distribution="gaussian"),
         _repeated_audit(neighboring_datasets.distinguish_gradients, 2000),
     ),
 }

@@ -83,26 +83,28 @@ class Candidates:
 
 
 def choose_candidates(
-    members: TensorData, test: TensorData, most: int, seed: int, *, alike: bool = False
+    members: TensorData, test: TensorData, max_records: int, seed: int, *, match_classes: bool = False
 ) -> Candidates:
     """Of each ``most`` at most: of all records that the target learned from, and of ``test``, which it did
     not; ``alike``: others have the members' classes, in their shares."""
     order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
-    apart = min(len(test) // POPULATION_SHARE, MAX_POPULATION)
-    population, rest = test.subset(order[:apart]), test.subset(order[apart:])
-    learned = len(members)
-    drawn = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
-    members = members.subset(drawn[:most].sort().values)
-    first = torch.arange(min(len(rest), most))
-    others = rest.subset(_match_class_shares(rest.targets, members.targets, most) if alike else first)
+    population_size = min(len(test) // POPULATION_SHARE, MAX_POPULATION)
+    population, remaining = test.subset(order[:population_size]), test.subset(order[population_size:])
+    member_count = len(members)
+    member_order = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
+    members = members.subset(member_order[:max_records].sort().values)
+    first_rows = torch.arange(min(len(remaining), max_records))
+    others = remaining.subset(
+        _match_class_shares(remaining.targets, members.targets, max_records) if match_classes else first_rows
+    )
     if min(len(members), len(others), len(population)) < 2:
         sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
         raise ArgumentError("records", sizes, "two of each, to tell who was a member")
     inside = torch.arange(len(members) + len(others)) < len(members)
-    return Candidates(concatenate([members, others]), inside, population, learned)
+    return Candidates(concatenate([members, others]), inside, population, member_count)
 
 
-def _match_class_shares(targets: torch.Tensor, like: torch.Tensor, most: int) -> torch.Tensor:
+def _match_class_shares(targets: torch.Tensor, reference: torch.Tensor, max_rows: int) -> torch.Tensor:
     """Rows of ``targets`` (N,), as many as can be, whose classes have the shares that they have in ``like``.
 
     At most ``most``, but for rounding up in each class.
@@ -110,12 +112,14 @@ def _match_class_shares(targets: torch.Tensor, like: torch.Tensor, most: int) ->
     >>> _match_class_shares(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
     [0, 3, 4]
     """
-    classes = int(max(targets.max(), like.max())) + 1
-    have, want = (torch.bincount(labels, minlength=classes).double() for labels in (targets, like))
-    share = want / want.sum()
-    known = (share > 0) & (have > 0)
-    total = min(float((have[known] / share[known]).min()), most)  # limited by the scarcest class
-    counts = torch.clamp((share * total).ceil(), max=have).long()
+    classes = int(max(targets.max(), reference.max())) + 1
+    available, wanted = (
+        torch.bincount(labels, minlength=classes).double() for labels in (targets, reference)
+    )
+    share = wanted / wanted.sum()
+    usable = (share > 0) & (available > 0)
+    total = min(float((available[usable] / share[usable]).min()), max_rows)  # limited by the scarcest class
+    counts = torch.clamp((share * total).ceil(), max=available).long()
     rows = [torch.nonzero(targets == label).flatten()[: int(counts[label])] for label in range(classes)]
     return torch.cat(rows).sort().values
 
@@ -144,19 +148,21 @@ def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.
     inputs = records.inputs.to(experiment.compute.device)
     if experiment.method.central == "ensemble":
         experiment.reopen()
-        server, parts = experiment.server, torch.split(inputs, local_training.at_once(inputs))
+        server, parts = experiment.server, torch.split(inputs, local_training.inference_batch_size(inputs))
         query, name = _find_scores_query(experiment)
-        asked = [server.ensemble(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
-        return torch.cat([each for each in asked if each is not None]).float().cpu()
-    told = experiment.responses(inputs)
-    if told is not None:
-        return told.float().cpu()
-    each = torch.stack(
+        responses = [server.ensemble(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
+        return torch.cat([node_logits for node_logits in responses if node_logits is not None]).float().cpu()
+    student_logits = experiment.responses(inputs)
+    if student_logits is not None:
+        return student_logits.float().cpu()
+    node_logits = torch.stack(
         [local_training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
     )
-    each = each.cpu()  # (K, N, classes)
-    sure = torch.stack([logit_confidence(told, records.targets) for told in each])  # (K, N)
-    return each[sure.argmax(0), torch.arange(len(records))]
+    node_logits = node_logits.cpu()  # (K, N, classes)
+    confidences = torch.stack(
+        [logit_confidence(student_logits, records.targets) for student_logits in node_logits]
+    )  # (K, N)
+    return node_logits[confidences.argmax(0), torch.arange(len(records))]
 
 
 def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
@@ -169,15 +175,15 @@ def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
     )
 
 
-def contributing_nodes(experiment: ObservedSimulation, nodes: set[str]) -> list[Node]:
+def contributing_nodes(experiment: ObservedSimulation, names: set[str]) -> list[Node]:
     """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
-    by_themselves = experiment.method.central in ("nodes", "ensemble")
-    all_of_them = by_themselves or SUM in nodes
-    return [node for node in experiment.nodes if all_of_them or node.name in nodes]
+    uses_node_models = experiment.method.central in ("nodes", "ensemble")
+    includes_all = uses_node_models or SUM in names
+    return [node for node in experiment.nodes if includes_all or node.name in names]
 
 
 def shadow_federation(
-    again: ReplayedRun, asked: Candidates, row: torch.Tensor, seed: int
+    replayed: ReplayedRun, candidates: Candidates, row: torch.Tensor, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A run with the same method, on other records and with other draws.
 
@@ -186,31 +192,31 @@ def shadow_federation(
         those that it was to learn from, ``row``, without those of nodes that were not drawn.
     """
     rows = row.nonzero().flatten()
-    part, run = asked.records.subset(rows), again.config
+    part, run = candidates.records.subset(rows), replayed.config
     generator = numpy_generator(seed, "split")
     try:
-        indices = splits.split(part.targets, len(again.data.classes), run.split, generator)
+        indices = splits.split(part.targets, len(replayed.data.classes), run.split, generator)
     except FedstillError as error:
         if isinstance(error, ArgumentError) and error.name == "split.column":
-            told = "alone, where data are split by a column"
-            raise ArgumentError("membership.trained", "federations", told) from error
-        allowed = f"more, or membership.trained = alone ({error})"
-        raise ArgumentError("membership.records", len(asked.records), allowed) from error
-    test = again.data.test.subset(torch.arange(min(SHADOW_TEST_RECORDS, len(again.data.test))))
+            expected = "alone, where data are split by a column"
+            raise ArgumentError("membership.trained", "federations", expected) from error
+        expected_records = f"more, or membership.trained = alone ({error})"
+        raise ArgumentError("membership.records", len(candidates.records), expected_records) from error
+    test = replayed.data.test.subset(torch.arange(min(SHADOW_TEST_RECORDS, len(replayed.data.test))))
     shadow = replace(
-        again,
+        replayed,
         config=replace(run, seed=seed),
-        data=replace(again.data, test=test),
-        parts=[part.subset(own) for own in indices],
+        data=replace(replayed.data, test=test),
+        parts=[part.subset(rows_of_node) for rows_of_node in indices],
     ).experiment()
-    heard = ServerTranscript(0)
-    shadow.listen(lambda release: heard.take(release, shadow.public))
-    names = {node.name for node in contributing_nodes(shadow, heard.taught)}
-    learned = torch.zeros_like(row)
-    for node, own in zip(shadow.nodes, indices, strict=True):
+    transcript = ServerTranscript(0)
+    shadow.listen(lambda release: transcript.record_release(release, shadow.public))
+    names = {node.name for node in contributing_nodes(shadow, transcript.contributors)}
+    is_member = torch.zeros_like(row)
+    for node, rows_of_node in zip(shadow.nodes, indices, strict=True):
         if node.name in names:
-            learned[rows[own]] = True
-    return target_logits(shadow, asked.all), learned
+            is_member[rows[rows_of_node]] = True
+    return target_logits(shadow, candidates.all), is_member
 
 
 TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
@@ -233,7 +239,7 @@ class MembershipInference(Attack):
             name=AUC,
             head="membership AUC",
             title="Membership AUC %",
-            says="Membership AUC: how often an attack on the central model, or on what stands for it, "
+            description="Membership AUC: how often an attack on the central model, or on what stands for it, "
             "ranks a record that was trained on above one that was not, in percent; 50 is guessing.",
             guess=50.0,
             axis="AUC of the strongest membership attack",
@@ -242,14 +248,14 @@ class MembershipInference(Attack):
             name=TPR,
             head="TPR at 1%",
             title="TPR % at 1%",
-            says="TPR at 1%: the percentage of members that it finds where it accuses 1% of the others; 1 is "
+            description="TPR at 1%: the percentage of members that it finds where it accuses 1% of the others; 1 is "
             "guessing.",
         ),
         LeakageColumn(
             name=RESPONSES_AUC,
             head="answers' AUC",
             title="Answers\u2019 AUC %",
-            says="Answers' AUC: the same through what one node answered, as the server sees it, or through "
+            description="Answers' AUC: the same through what one node answered, as the server sees it, or through "
             "the sum of all nodes' answers, where it sees no more.",
             guess=50.0,
         ),
@@ -278,7 +284,7 @@ class MembershipInference(Attack):
             raise ArgumentError("membership.shadows", self.shadows, "an even number from 4 up, or 0")
 
     @property
-    def rows_heard(self) -> int:
+    def transcript_rows(self) -> int:
         return self.responses
 
     def run(self, target: Target) -> AttackResult:
@@ -286,33 +292,35 @@ class MembershipInference(Attack):
         if target.experiment.task.kind != "class":
             reason = "membership is told from one label an input, and this task has none"
             raise MethodRefused(target.experiment.method.title, "every node", reason)
-        found = [_attack_student(target, self)]
+        targets = [_attack_student(target, self)]
         largest = max(target.nodes, key=lambda node: len(node.data))
-        told = SUM if target.experiment.side.sums else largest.name
-        answered = target.heard.responses(told)
-        if answered is not None and self.responses and self.shadows:
-            found.append(_attack_responses(target, largest, answered, self, told))
-            return AttackResult({"targets": found})
+        source = SUM if target.experiment.side.sums else largest.name
+        responses = target.transcript.responses(source)
+        if responses is not None and self.responses and self.shadows:
+            targets.append(_attack_responses(target, largest, responses, self, source))
+            return AttackResult({"targets": targets})
         reason = "no answers left the nodes about inputs that go down with a query"
         if not self.responses or not self.shadows:
             reason = "membership.answers or membership.shadows is 0"
-        return AttackResult({"targets": found}, skipped=[("membership through answers", reason)])
+        return AttackResult({"targets": targets}, skipped=[("membership through answers", reason)])
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
-        central, *_ = part["targets"]
+        first, *_ = part["targets"]
         for target in part["targets"]:
-            for each in target["attacks"]:
-                yield from _metric_rows(each, target["of"], AUC if target is central else RESPONSES_AUC)
+            for attack in target["attacks"]:
+                yield from _metric_rows(attack, target["of"], AUC if target is first else RESPONSES_AUC)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         parts = []
         for target in part["targets"]:
             best = next(each for each in target["attacks"] if each["name"] == target["best"])
             auc = best["auc"]
-            hint = " (not told from chance)" if auc["low"] <= 0.5 <= auc["high"] else ""
-            hint = ", its scores turned round" if auc["high"] < 0.5 else hint
-            nobody = ", which nobody was given," if target["of"] in HYPOTHETICAL_TARGETS else ""
-            parts.append(f"{100 * _oriented_auc(auc):.0f} times in 100 by the {target['of']}{nobody}{hint}")
+            qualifier = " (not told from chance)" if auc["low"] <= 0.5 <= auc["high"] else ""
+            qualifier = ", its scores turned round" if auc["high"] < 0.5 else qualifier
+            hypothetical = ", which nobody was given," if target["of"] in HYPOTHETICAL_TARGETS else ""
+            parts.append(
+                f"{100 * _oriented_auc(auc):.0f} times in 100 by the {target['of']}{hypothetical}{qualifier}"
+            )
         return (
             f"Shown a record that was learned from and one that was not, the best attack picked the former "
             f"{' and '.join(parts)}; chance is 50."
@@ -328,9 +336,9 @@ class MembershipInference(Attack):
         return [(target["of"], _describe_target(target)) for target in part["targets"]]
 
 
-def strongest_attack(found: Mapping[str, Mapping[str, Any]]) -> str:
+def strongest_attack(records: Mapping[str, Mapping[str, Any]]) -> str:
     """The attack that is right most often."""
-    return max(found, key=lambda name: _oriented_auc(found[name]["auc"]))
+    return max(records, key=lambda name: _oriented_auc(records[name]["auc"]))
 
 
 def _oriented_auc(auc: Mapping[str, float]) -> float:
@@ -338,36 +346,36 @@ def _oriented_auc(auc: Mapping[str, float]) -> float:
     return 1 - auc["value"] if auc["high"] < 0.5 else auc["value"]
 
 
-def _metric_rows(attack: Mapping[str, Any], of: str, column: str) -> Iterator[LeakageMetric]:
-    auc, who = attack["auc"], {"attack": attack["title"], "who": of}
+def _metric_rows(attack: Mapping[str, Any], target_name: str, column: str) -> Iterator[LeakageMetric]:
+    auc, target = attack["auc"], {"attack": attack["title"], "target": target_name}
     yield LeakageMetric(
-        **who,
+        **target,
         **percent_fields(**auc),
         metric="AUC",
-        without="50%",
-        says="not told from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
+        baseline="50%",
+        note="not told from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
         column=column,
     )
-    for at in attack["at"]:
-        rate = f"{100 * at['rate']:g}%"
+    for point in attack["at"]:
+        rate = f"{100 * point['rate']:g}%"
         yield LeakageMetric(
-            **who,
-            **percent_fields(**at["true_positives"]),
+            **target,
+            **percent_fields(**point["true_positives"]),
             metric=f"members found at {rate} false alarms",
-            without=rate,
-            says=f"{at['found']:,} of {at['members']:,}; false alarms: {at['accused']:,} of {at['others']:,}",
-            column=TPR if column == AUC and math.isclose(at["rate"], REPORTED_RATE) else "",
-            detail=not at["allowed"],  # of few others no low rate can be told
+            baseline=rate,
+            note=f"{point['found']:,} of {point['members']:,}; false alarms: {point['accused']:,} of {point['others']:,}",
+            column=TPR if column == AUC and math.isclose(point["rate"], REPORTED_RATE) else "",
+            detail=not point["allowed"],  # of few others no low rate can be told
         )
 
 
 def _describe_target(target: Mapping[str, Any]) -> str:
     """What the adversary of one target sees, and on what it was tried."""
     members, others, shadows = (target[key] for key in ("members", "others", "shadows"))
-    models = f", with {shadows} shadow models, {SHADOW_TEXTS[target['trained']]}" if shadows else ""
+    shadow_text = f", with {shadows} shadow models, {SHADOW_TEXTS[target['trained']]}" if shadows else ""
     rates = sorted({at["rate"] for each in target["attacks"] for at in each["at"]}, reverse=True)
     # What no number of these records can tell, whatever the attack.
-    few = [
+    limits = [
         f" {100 * rate:g}% false alarms cannot be told from fewer than {math.ceil(1 / rate):,} others: that "
         "column counts members found without any false alarm."
         for rate in rates
@@ -375,7 +383,7 @@ def _describe_target(target: Mapping[str, Any]) -> str:
     ]
     return (
         f"The adversary sees {target['sees']}. It was tried on {members:,} members (trained on) and "
-        f"{others:,} others (not){models}.{''.join(few)}"
+        f"{others:,} others (not){shadow_text}.{''.join(limits)}"
     )
 
 
@@ -385,94 +393,107 @@ def private_records(experiment: Simulation, node: Node) -> TensorData:
     return experiment.setting.parts[names.index(node.name)]
 
 
-def _attack_student(target: Target, how: MembershipInference) -> dict[str, Any]:
+def _attack_student(target: Target, attack: MembershipInference) -> dict[str, Any]:
     """The central model, or what stands for it."""
-    again, experiment, seed = target.replay, target.experiment, target.seed
-    teaching = contributing_nodes(experiment, target.heard.taught)
-    if not teaching:
+    replayed, experiment, seed = target.replay, target.experiment, target.seed
+    contributors = contributing_nodes(experiment, target.transcript.contributors)
+    if not contributors:
         reason = "no node's records came to the central model"
         raise MethodRefused(experiment.method.title, "every node", reason)
-    asked = choose_candidates(
-        concatenate([private_records(experiment, node) for node in teaching]),
-        again.data.test,
-        how.records,
+    candidates = choose_candidates(
+        concatenate([private_records(experiment, node) for node in contributors]),
+        replayed.data.test,
+        attack.records,
         seed,
     )
-    inside = shadow_halves(len(asked.records), how.shadows, seed)
-    told = [target_logits(experiment, asked.all)]
-    if how.trained == "federations":
-        for at, row in enumerate(inside):
-            outputs, inside[at] = shadow_federation(again, asked, row, derive(seed, "federation", at))
-            told.append(outputs)
-    elif how.shadows:
-        make, local = _model_factory(again, again.config.student.model), again.config.nodes.local
+    inside = shadow_halves(len(candidates.records), attack.shadows, seed)
+    logits = [target_logits(experiment, candidates.all)]
+    if attack.trained == "federations":
+        for index, row in enumerate(inside):
+            outputs, inside[index] = shadow_federation(
+                replayed, candidates, row, derive(seed, "federation", index)
+            )
+            logits.append(outputs)
+    elif attack.shadows:
+        make, local = _model_factory(replayed, replayed.config.student.model), replayed.config.nodes.local
         compute = experiment.compute
-        networks = train_shadows(make, asked.records, inside, experiment.task, local, seed, compute=compute)
-        told += [_predict(network, asked.all, experiment.compute) for network in networks]
-    of, sees = TARGET_TEXTS[experiment.method.central]
-    return _attack_record(of, sees, asked, torch.stack(told), inside, how)
+        networks = train_shadows(
+            make, candidates.records, inside, experiment.task, local, seed, compute=compute
+        )
+        logits += [_predict(network, candidates.all, experiment.compute) for network in networks]
+    name, sees = TARGET_TEXTS[experiment.method.central]
+    return _attack_record(name, sees, candidates, torch.stack(logits), inside, attack)
 
 
 def _attack_responses(
     target: Target,
     node: Node,
-    answered: tuple[torch.Tensor, torch.Tensor],
-    how: MembershipInference,
-    told: str,
+    pairs: tuple[torch.Tensor, torch.Tensor],
+    attack: MembershipInference,
+    source: str,
 ) -> dict[str, Any]:
     """Through a copy of one node's model, distilled from what it answered; shadows are copied likewise.
 
     Where the server sees sums only (``told``), the copy is of what all nodes say together.
     """
-    again, task, compute = target.replay, target.experiment.task, target.experiment.compute
-    place = [each.name for each in target.nodes].index(node.name)
-    names, local = again.config.nodes.models, again.config.nodes.local
-    own, make = derive(target.seed, node.name), _model_factory(again, names[place % len(names)])
-    asked = choose_candidates(
+    replayed, task, compute = target.replay, target.experiment.task, target.experiment.compute
+    node_index = [each.name for each in target.nodes].index(node.name)
+    names, local = replayed.config.nodes.models, replayed.config.nodes.local
+    node_seed, make = derive(target.seed, node.name), _model_factory(replayed, names[node_index % len(names)])
+    candidates = choose_candidates(
         concatenate([private_records(target.experiment, node)]),
-        again.data.test,
-        how.records,
+        replayed.data.test,
+        attack.records,
         target.seed,
-        alike=True,
+        match_classes=True,
     )
-    inside = shadow_halves(len(asked.records), how.shadows, own)
-    shadows = train_shadows(make, asked.records, inside, task, local, own, compute=compute)
-    inputs, responses = (part[-how.responses :] for part in answered)
-    copies = train_proxies(make, inputs, responses, shadows, task, derive(own, "proxies"), compute=compute)
-    said = torch.stack([_predict(network, asked.all, compute) for network in copies])
-    if told == SUM:
-        of = f"sum of the nodes' answers, for records of {node.name}"
+    inside = shadow_halves(len(candidates.records), attack.shadows, node_seed)
+    shadows = train_shadows(make, candidates.records, inside, task, local, node_seed, compute=compute)
+    inputs, responses = (part[-attack.responses :] for part in pairs)
+    proxies = train_proxies(
+        make, inputs, responses, shadows, task, derive(node_seed, "proxies"), compute=compute
+    )
+    logits = torch.stack([_predict(network, candidates.all, compute) for network in proxies])
+    if source == SUM:
+        name = f"sum of the nodes' answers, for records of {node.name}"
         sees = f"{len(responses)} queries and the sums of all nodes' answers, from which a copy of one model"
         sees += " is distilled as if it were this node's"
     else:
-        of = f"answers of {node.name}"
+        name = f"answers of {node.name}"
         sees = f"{len(responses)} queries to it and its answers, from which a copy of its model is distilled"
     sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"
-    return _attack_record(of, sees, asked, said, inside, replace(how, trained="alone"))
+    return _attack_record(name, sees, candidates, logits, inside, replace(attack, trained="alone"))
 
 
 def _attack_record(
-    of: str, sees: str, asked: Candidates, told: torch.Tensor, inside: torch.Tensor, how: MembershipInference
+    name: str,
+    sees: str,
+    candidates: Candidates,
+    logits: torch.Tensor,
+    inside: torch.Tensor,
+    attack: MembershipInference,
 ) -> dict[str, Any]:
     """All attacks on what target and shadows say ``(1 + M, N + Z, classes)``, as the file has them."""
-    scored = score_candidates(asked, told, inside)
+    scores = score_candidates(candidates, logits, inside)
     # All intervals hold together, since the attack that got most is told first.
-    sure = 1 - (1 - CONFIDENCE) / len(scored)
-    found = {name: attack_metrics(score, asked.inside, sure) for name, score in scored.items()}
+    confidence = 1 - (1 - CONFIDENCE) / len(scores)
+    metrics = {name: attack_metrics(score, candidates.inside, confidence) for name, score in scores.items()}
     return {
-        "of": of,
+        "of": name,
         "sees": sees,
-        "learned": asked.learned,
-        "members": int(asked.inside.sum()),
-        "others": int((~asked.inside).sum()),
-        "shadows": how.shadows,
-        "trained": how.trained,
-        "attacks": [{"name": name, "title": TITLES[name], **each} for name, each in found.items()],
-        "best": strongest_attack(found),
+        "learned": candidates.learned,
+        "members": int(candidates.inside.sum()),
+        "others": int((~candidates.inside).sum()),
+        "shadows": attack.shadows,
+        "trained": attack.trained,
+        "attacks": [{"name": name, "title": TITLES[name], **each} for name, each in metrics.items()],
+        "best": strongest_attack(metrics),
     }
 
 
-def score_candidates(asked: Candidates, told: torch.Tensor, inside: torch.Tensor) -> dict[str, torch.Tensor]:
+def score_candidates(
+    candidates: Candidates, logits: torch.Tensor, inside: torch.Tensor
+) -> dict[str, torch.Tensor]:
     """Each attack's score of each candidate ``(N,)``, higher for likelier members.
 
     Args:
@@ -480,24 +501,26 @@ def score_candidates(asked: Candidates, told: torch.Tensor, inside: torch.Tensor
             classes)``. Without shadows there is the attack by loss alone.
         inside: which shadow learned from which candidate, ``(M, N)`` bool.
     """
-    n, labels = len(asked.records), asked.all.targets
-    seen = RecordLogits(told[0, :n], told[1:, :n], inside, labels[:n])
-    found = {"loss": loss_attack(seen)}
+    n, labels = len(candidates.records), candidates.all.targets
+    record_logits = RecordLogits(logits[0, :n], logits[1:, :n], inside, labels[:n])
+    scores = {"loss": loss_attack(record_logits)}
     if len(inside):
-        nobody = torch.zeros(len(inside), len(asked.population), dtype=torch.bool)
-        population = RecordLogits(told[0, n:], told[1:, n:], nobody, labels[n:])
-        found |= {
-            "lira": lira_attack(seen),
-            "lira-offline": lira_offline_attack(seen),
-            "rmia": rmia_attack(seen, population),
+        never_inside = torch.zeros(len(inside), len(candidates.population), dtype=torch.bool)
+        population = RecordLogits(logits[0, n:], logits[1:, n:], never_inside, labels[n:])
+        scores |= {
+            "lira": lira_attack(record_logits),
+            "lira-offline": lira_offline_attack(record_logits),
+            "rmia": rmia_attack(record_logits, population),
         }
-    return found
+    return scores
 
 
-def _model_factory(again: ReplayedRun, spec: str) -> ModelFactory:
+def _model_factory(replayed: ReplayedRun, spec: str) -> ModelFactory:
     """Untrained networks of a name, one a seed."""
-    data, classes = again.data, len(again.data.classes)
-    return lambda seed: models.build(spec, again.shape, classes, seed, "shadow", vocabulary=data.vocabulary)
+    data, classes = replayed.data, len(replayed.data.classes)
+    return lambda seed: models.build(
+        spec, replayed.shape, classes, seed, "shadow", vocabulary=data.vocabulary
+    )
 
 
 def _predict(network: nn.Module, records: TensorData, compute: Compute) -> torch.Tensor:

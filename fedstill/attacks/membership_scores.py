@@ -48,7 +48,7 @@ from fedstill.federation.inprocess import partition, stacks
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import Work
+from fedstill.node.local_training import TrainStep
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stacking_key
 from fedstill.node.policy import PolicyConfig
@@ -207,7 +207,7 @@ def train_shadows(
         network = compute.place(make(derive(seed, "shadow", model)))
         records = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
         nodes.append(Node(name, records, network, Gate(name, PolicyConfig(), AuditLog()), seed))
-    local_training.prepare(nodes, local)
+    local_training.make_optimizers(nodes, local)
     groups = partition(nodes, stacks(compute, nodes))
 
     def learn(group: Sequence[Node]) -> None:

@@ -62,7 +62,7 @@ MAX_NUMBERS = 1 << 23  # float64 in memory at once while neighbors are looked fo
 
 
 def nearest_neighbors(
-    x: torch.Tensor, y: torch.Tensor, *, other: bool = False
+    x: torch.Tensor, y: torch.Tensor, *, skip_nearest: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each vector in x the nearest one in y: Euclidean distances ``(N,)`` float64, and places ``(N,)``.
 
@@ -74,8 +74,8 @@ def nearest_neighbors(
     >>> nearest_neighbors(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
     (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
     """
-    distances, places = _nearest_sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
-    return distances[:, int(other)], places[:, int(other)]
+    distances, indices = _nearest_sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
+    return distances[:, int(skip_nearest)], indices[:, int(skip_nearest)]
 
 
 class Neighbors:
@@ -91,24 +91,24 @@ class Neighbors:
         self.x, self.y, self.width = x.double(), y.double(), width
         self.distances, self.places = _nearest_sorted(self.x, self.y, width)  # (N, width), ascending
 
-    def first(self, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def first(self, subset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
         while True:
-            met, column = among[self.places].byte().max(1, keepdim=True)  # of equal ones the first
-            if met.all():
+            is_member, column = subset[self.places].byte().max(1, keepdim=True)  # of equal ones the first
+            if is_member.all():
                 return self.distances.gather(1, column).squeeze(1), self.places.gather(1, column).squeeze(1)
             self.width *= 2
             self.distances, self.places = _nearest_sorted(self.x, self.y, self.width)
 
-    def count(self, among: torch.Tensor, limit: torch.Tensor, *, ties: bool) -> torch.Tensor:
+    def count(self, subset: torch.Tensor, limit: torch.Tensor, *, include_ties: bool) -> torch.Tensor:
         """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.
 
         Args:
             ties: whether those count that are as far as the limit.
         """
         bound = limit.unsqueeze(1)
-        near = self.distances <= bound if ties else self.distances < bound
-        return (near & among[self.places]).sum(1)
+        is_nearer = self.distances <= bound if include_ties else self.distances < bound
+        return (is_nearer & subset[self.places]).sum(1)
 
 
 def _nearest_sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,20 +118,20 @@ def _nearest_sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch
     order, by the differences themselves, since the former loses digits where distances are small.
     """
     width = min(width, len(y))
-    middle = y.mean(0)
-    centered = y - middle
+    center = y.mean(0)
+    centered = y - center
     norms = centered.square().sum(1)
-    found, where = [], []
+    distances, indices = [], []
     for part in torch.split(x, max(1, MAX_NUMBERS // len(y))):
-        squares = torch.addmm(norms.unsqueeze(0), part - middle, centered.T, alpha=-2)  # less |x|^2 (B, M)
-        near = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
+        squares = torch.addmm(norms.unsqueeze(0), part - center, centered.T, alpha=-2)  # less |x|^2 (B, M)
+        candidates = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
         rows = max(1, MAX_NUMBERS // (width * x.shape[1]))
-        for few, places in zip(torch.split(part, rows), torch.split(near, rows), strict=True):
-            exact = (few.unsqueeze(1) - y[places]).norm(dim=2)
+        for vectors, columns in zip(torch.split(part, rows), torch.split(candidates, rows), strict=True):
+            exact = (vectors.unsqueeze(1) - y[columns]).norm(dim=2)
             order = exact.argsort(dim=1, stable=True)
-            found.append(exact.gather(1, order))
-            where.append(places.gather(1, order))
-    return torch.cat(found), torch.cat(where)
+            distances.append(exact.gather(1, order))
+            indices.append(columns.gather(1, order))
+    return torch.cat(distances), torch.cat(indices)
 
 
 NORMAL_95 = 1.959964  # standard deviations to each side of a 95 % interval
@@ -145,8 +145,8 @@ def memorization_test(
     extractor: Extractor,
     *,
     seed: int,
-    drawings: int = 999,
-    closest: int = 10,
+    permutations: int = 999,
+    pair_count: int = 10,
     groups: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
     """Measure whether generated images copy private ones.
@@ -182,39 +182,44 @@ def memorization_test(
         DataError: as the extractor says.
     """
     generated, private, held_out = (extractor(images) for images in (generated, private, held_out))
-    whose = _group_indices(groups)  # (P + H,), or None
+    group_of = _group_indices(groups)  # (P + H,), or None
     is_private = torch.arange(len(private) + len(held_out)) < len(private)
     # As many neighbors as seldom are all of one kind, once in about e^20.
     width = 20 * (1 + len(is_private) // min(len(private), len(held_out)))
     pool = Neighbors(generated, torch.cat([private, held_out]), width)
-    truth = _statistic(pool, is_private)
-    drawn = torch.tensor(
-        [_statistic(pool, again) for again in _permutations(is_private, whose, seed, drawings)],
+    observed = _statistic(pool, is_private)
+    permuted = torch.tensor(
+        [
+            _statistic(pool, permuted_mask)
+            for permuted_mask in _permutations(is_private, group_of, seed, permutations)
+        ],
         dtype=torch.float64,
     )
-    share = float(_nearer_probability(pool, is_private).mean())
-    low, high = wilson_interval(share, len(generated))
+    nearer_share = float(_nearer_probability(pool, is_private).mean())
+    low, high = wilson_interval(nearer_share, len(generated))
     to_private = nearest_neighbors(held_out, private)[0]
     z, z_p_value = data_copying_test(nearest_neighbors(generated, private)[0], to_private)
-    fresh = None
+    held_out_ratio = None
     if len(held_out) > 1:
-        fresh = float(_distance_ratio(to_private, nearest_neighbors(held_out, held_out, other=True)[0]).min())
+        held_out_ratio = float(
+            _distance_ratio(to_private, nearest_neighbors(held_out, held_out, skip_nearest=True)[0]).min()
+        )
     return {
         "extractor": extractor.name,
         "generated": len(generated),
         "private": len(private),
         "held_out": len(held_out),
-        "statistic": truth,
-        "expected": float(drawn.mean()),
-        "p_value": (1 + int((drawn >= truth - STATISTIC_TOLERANCE).sum())) / (1 + drawings),
-        "drawings": drawings,
-        "share": share,
+        "statistic": observed,
+        "expected": float(permuted.mean()),
+        "p_value": (1 + int((permuted >= observed - STATISTIC_TOLERANCE).sum())) / (1 + permutations),
+        "drawings": permutations,
+        "share": nearer_share,
         "low": low,
         "high": high,
         "z": z,
         "z_p_value": z_p_value,
-        "pairs": _closest_pairs(pool, is_private, closest),
-        "fresh": fresh,
+        "pairs": _closest_pairs(pool, is_private, pair_count),
+        "fresh": held_out_ratio,
     }
 
 
@@ -258,25 +263,25 @@ def _group_indices(groups: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Te
     """A number from 0 up for each image's group, ``(P + H,)``: those of private images first."""
     if groups is None:
         return None
-    both = sorted(set(groups[0].tolist()) & set(groups[1].tolist()))
-    if both:
-        raise ArgumentError("groups", both[0], "of private images or of held-out ones, and not of both")
+    shared = sorted(set(groups[0].tolist()) & set(groups[1].tolist()))
+    if shared:
+        raise ArgumentError("groups", shared[0], "of private images or of held-out ones, and not of both")
     first, second = (np.unique(part.cpu().numpy(), return_inverse=True)[1] for part in groups)
     return torch.from_numpy(np.concatenate([first, second + first.max() + 1]))
 
 
 def _permutations(
-    is_private: torch.Tensor, whose: torch.Tensor | None, seed: int, count: int
+    is_private: torch.Tensor, group_of: torch.Tensor | None, seed: int, count: int
 ) -> Iterator[torch.Tensor]:
     """Who is private, drawn anew: as many images, or groups, as in truth; ``(P + H,)`` bool each."""
-    of_groups = is_private
-    if whose is not None:
-        of_groups = torch.zeros(int(whose.max()) + 1, dtype=torch.bool)
-        of_groups[whose[is_private]] = True
+    group_mask = is_private
+    if group_of is not None:
+        group_mask = torch.zeros(int(group_of.max()) + 1, dtype=torch.bool)
+        group_mask[group_of[is_private]] = True
     for number in range(count):
-        order = torch.randperm(len(of_groups), generator=torch_generator(seed, "copying", number))
-        again = of_groups[order]
-        yield again if whose is None else again[whose]
+        order = torch.randperm(len(group_mask), generator=torch_generator(seed, "copying", number))
+        permuted = group_mask[order]
+        yield permuted if group_of is None else permuted[group_of]
 
 
 def _statistic(pool: Neighbors, is_private: torch.Tensor) -> float:
@@ -294,13 +299,13 @@ def _nearer_probability(pool: Neighbors, is_private: torch.Tensor) -> torch.Tens
     """
     from scipy.stats import hypergeom
 
-    flip = int(is_private.sum()) < int((~is_private).sum())
-    larger = ~is_private if flip else is_private
+    is_private_smaller = int(is_private.sum()) < int((~is_private).sum())
+    larger = ~is_private if is_private_smaller else is_private
     limit, _ = pool.first(~larger)
     total, n = int(larger.sum()), int((~larger).sum())
-    nearer = torch.stack([pool.count(larger, limit, ties=ties) for ties in (False, True)])
-    won = torch.from_numpy(hypergeom.sf(0, total, nearer.numpy(), n)).mean(0)
-    return 1 - won if flip else won
+    nearer = torch.stack([pool.count(larger, limit, include_ties=ties) for ties in (False, True)])
+    probabilities = torch.from_numpy(hypergeom.sf(0, total, nearer.numpy(), n)).mean(0)
+    return 1 - probabilities if is_private_smaller else probabilities
 
 
 def _distance_ratio(p: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
@@ -321,10 +326,10 @@ def _closest_pairs(pool: Neighbors, is_private: torch.Tensor, count: int) -> lis
     }
     values = zip(*(column.tolist() for column in columns.values()), strict=True)
     rows = [dict(zip(columns, row, strict=True)) for row in values]
-    found: dict[int, dict[str, Any]] = {}
+    pairs: dict[int, dict[str, Any]] = {}
     for pair in sorted(rows, key=lambda row: (row["ratio"], row["distance"])):
-        found.setdefault(pair["private"], pair)
-    return list(found.values())[:count]
+        pairs.setdefault(pair["private"], pair)
+    return list(pairs.values())[:count]
 
 
 MAX_IMAGES = 4000  # private images, and held-out ones, that neighbors are sought among in one space
@@ -346,9 +351,9 @@ class ReferenceImages:
         self.names = [node.name for node in experiment.nodes]
         sizes = torch.tensor([len(node.data) for node in experiment.nodes])
         ends = sizes.cumsum(0)
-        chosen = _choose_indices(int(ends[-1]), MAX_IMAGES, seed, "private")
-        self.owner = torch.searchsorted(ends, chosen, right=True)  # (P,) places of nodes
-        self.place = chosen - (ends - sizes)[self.owner]  # (P,) in its node's data
+        selected = _choose_indices(int(ends[-1]), MAX_IMAGES, seed, "private")
+        self.owner = torch.searchsorted(ends, selected, right=True)  # (P,) places of nodes
+        self.place = selected - (ends - sizes)[self.owner]  # (P,) in its node's data
         self.test_place = _choose_indices(len(test), MAX_IMAGES, seed, "held-out")  # (H,)
         self.of = (int(ends[-1]), len(test))  # from how many
         self.private = torch.cat(
@@ -366,20 +371,24 @@ class ReferenceImages:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Whose each image is, where that is known of all: no split parts a patient, so that numbers that
         happen to be alike in two places are of two patients."""
-        told = test.groups if test.groups is not None else None if test.cases is None else test.cases.case_ids
+        test_groups = (
+            test.groups if test.groups is not None else None if test.cases is None else test.cases.case_ids
+        )
         numbers = [part.groups for part in parts if part.groups is not None]
-        if told is None or len(numbers) < len(parts):
+        if test_groups is None or len(numbers) < len(parts):
             return None
-        firsts, offset = [], 0
-        for each in [*numbers, told]:
-            found = torch.unique(each.cpu(), return_inverse=True)[1]
-            firsts.append(found + offset)
-            offset += int(found.max()) + 1
-        *own, other = firsts
-        mine = torch.cat([each[self.place[self.owner == index]] for index, each in enumerate(own)])
-        return mine, other[self.test_place]
+        numbered, offset = [], 0
+        for groups in [*numbers, test_groups]:
+            unique = torch.unique(groups.cpu(), return_inverse=True)[1]
+            numbered.append(unique + offset)
+            offset += int(unique.max()) + 1
+        *node_groups, held_out_groups = numbered
+        private_groups = torch.cat(
+            [groups[self.place[self.owner == index]] for index, groups in enumerate(node_groups)]
+        )
+        return private_groups, held_out_groups[self.test_place]
 
-    def told(self, found: dict[str, Any]) -> dict[str, Any]:
+    def told(self, result: dict[str, Any]) -> dict[str, Any]:
         """A result with places in the node's data and in the test part, and what to mind."""
         pairs = [
             {
@@ -388,29 +397,29 @@ class ReferenceImages:
                 "held_out": int(self.test_place[pair["held_out"]]),
                 "node": self.names[int(self.owner[pair["private"]])],
             }
-            for pair in found["pairs"]
+            for pair in result["pairs"]
         ]
-        mind, (private, held_out) = [], (found["private"], found["held_out"])
+        caveats, (private, held_out) = [], (result["private"], result["held_out"])
         if (private, held_out) != self.of:
-            drawn = f"{private} of {self.of[0]} private and {held_out} of {self.of[1]} held-out"
-            mind.append(f"{drawn} images were drawn to compare with")
+            sampled = f"{private} of {self.of[0]} private and {held_out} of {self.of[1]} held-out"
+            caveats.append(f"{sampled} images were drawn to compare with")
         if self.known and self.groups is None:
-            unknown = "images of one patient go together, but which held-out ones do is not known"
-            mind.append(f"{unknown}, so that p is too small")
-        return {**found, "pairs": pairs, "mind": mind}
+            caveat = "images of one patient go together, but which held-out ones do is not known"
+            caveats.append(f"{caveat}, so that p is too small")
+        return {**result, "pairs": pairs, "mind": caveats}
 
 
 def feature_spaces(
     images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
 ) -> list[Extractor]:
     """What distances are measured in: pixels, and the student's features."""
-    found = [pixel_extractor(*(part.flatten().tolist() for part in normalization(experiment.setting)))]
+    extractors = [pixel_extractor(*(part.flatten().tolist() for part in normalization(experiment.setting)))]
     if experiment.has_student and experiment.task.kind in ("class", "labels"):
         try:
-            found.append(penultimate_extractor(experiment.student, images[:2], "the student"))
+            extractors.append(penultimate_extractor(experiment.student, images[:2], "the student"))
         except ModelError as error:
             skipped += [(attack, str(error)) for attack in ("copying", "distances")]
-    return found
+    return extractors
 
 
 def node_distances(
@@ -420,44 +429,46 @@ def node_distances(
     task, test = experiment.task, experiment.test
     dimensions = space(images[:1]).shape[1]
     if dimensions > MAX_FID_DIMENSIONS:
-        why = f"{space.name}: {dimensions} dimensions, more than {MAX_FID_DIMENSIONS}, are too many for FID"
-        skipped.append(("distances", why))
+        reason = (
+            f"{space.name}: {dimensions} dimensions, more than {MAX_FID_DIMENSIONS}, are too many for FID"
+        )
+        skipped.append(("distances", reason))
         return None
-    own: dict[str, torch.Tensor] = {}
+    node_images: dict[str, torch.Tensor] = {}
     for node in experiment.nodes:
         if len(node.data) < 2:
-            why = f"{space.name}: {node.name} holds one image, which has no covariance"
-            skipped.append(("distances", why))
+            reason = f"{space.name}: {node.name} holds one image, which has no covariance"
+            skipped.append(("distances", reason))
             continue
-        some = _choose_indices(len(node.data), MAX_NODE_IMAGES, seed, "distances", node.name)
-        own[node.name] = task.real_images(_subset(node.data, some)).float()
-    if not own:
+        selected = _choose_indices(len(node.data), MAX_NODE_IMAGES, seed, "distances", node.name)
+        node_images[node.name] = task.real_images(_subset(node.data, selected)).float()
+    if not node_images:
         return None
     # Real images that are nobody's, spread over all of them, lest they be sorted; and as many generated ones,
     # as FID falls with their number.
-    many = len(test) > 1
-    count = min(len(test), len(images)) if many else len(images)
+    has_test = len(test) > 1
+    count = min(len(test), len(images)) if has_test else len(images)
     generated = space(_evenly_spaced(images, count))
-    others = space(_evenly_spaced(task.real_images(test).float(), count)) if many else None
-    real = {name: space(those) for name, those in own.items()}
+    test_vectors = space(_evenly_spaced(task.real_images(test).float(), count)) if has_test else None
+    real = {name: space(images_) for name, images_ in node_images.items()}
 
-    def far(from_: torch.Tensor) -> dict[str, dict[str, Any]]:
+    def distances_from(from_: torch.Tensor) -> dict[str, dict[str, Any]]:
         return {
             name: {
-                "fid": frechet_distance(from_, each),
-                "kid": kernel_distance(from_, each),
-                "real": len(each),
+                "fid": frechet_distance(from_, vectors),
+                "kid": kernel_distance(from_, vectors),
+                "real": len(vectors),
             }
-            for name, each in real.items()
+            for name, vectors in real.items()
         }
 
-    nodes, held_out = far(generated), {} if others is None else far(others)
+    nodes, held_out = distances_from(generated), {} if test_vectors is None else distances_from(test_vectors)
     return {
         "extractor": space.name,
         "dimensions": dimensions,
         "generated": len(generated),
-        "average": fmean(of["fid"] for of in nodes.values()),
-        "average_held_out": fmean(of["fid"] for of in held_out.values()) if held_out else None,
+        "average": fmean(distances["fid"] for distances in nodes.values()),
+        "average_held_out": fmean(distances["fid"] for distances in held_out.values()) if held_out else None,
         # Vectors enough for all covariances to be known in every direction.
         "full_rank": min(len(generated), *map(len, real.values())) > dimensions,
         "nodes": nodes,
@@ -482,12 +493,14 @@ def distinct_images(images: torch.Tensor) -> torch.Tensor:
     tensor([5.0000, 9.0000, 0.0100])
     """
     flat = images.flatten(1)
-    between = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")  # (N, N), 0 of equal ones
-    near = between <= between[torch.ones_like(between, dtype=torch.bool).triu(1)].median() / 10
-    kept = torch.zeros(len(images), dtype=torch.bool)
-    for place in reversed(range(len(images))):
-        kept[place] = not bool((near[place] & kept).any())
-    return images[kept]
+    distances = torch.cdist(
+        flat, flat, compute_mode="donot_use_mm_for_euclid_dist"
+    )  # (N, N), 0 of equal ones
+    is_near = distances <= distances[torch.ones_like(distances, dtype=torch.bool).triu(1)].median() / 10
+    keep = torch.zeros(len(images), dtype=torch.bool)
+    for index in reversed(range(len(images))):
+        keep[index] = not bool((is_near[index] & keep).any())
+    return images[keep]
 
 
 def inception_record(
@@ -500,8 +513,8 @@ def inception_record(
         return None
     try:
         nodes = inception_scores(images, {node.name: node.model for node in experiment.nodes})
-        central = {"student": experiment.student} if experiment.has_student else {}
-        student = inception_scores(images, central)["student"] if central else None
+        students = {"student": experiment.student} if experiment.has_student else {}
+        student = inception_scores(images, students)["student"] if students else None
     except DataError as error:
         skipped.append(("scores", str(error)))
         return None
@@ -509,23 +522,25 @@ def inception_record(
 
 
 def closest_pair_images(
-    found: dict[str, Any], images: torch.Tensor, sample: ReferenceImages, experiment: Simulation
+    result: dict[str, Any], images: torch.Tensor, reference: ReferenceImages, experiment: Simulation
 ) -> dict[str, torch.Tensor]:
     """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
-    shown = PixelRange.of(*(part.cpu() for part in normalization(experiment.setting))).shown
-    sets = {"generated": images, "private": sample.private, "held_out": sample.held_out}
-    return {name: shown(those[[pair[name] for pair in found["pairs"]]]) for name, those in sets.items()}
+    to_bytes = PixelRange.of(*(part.cpu() for part in normalization(experiment.setting))).shown
+    sets = {"generated": images, "private": reference.private, "held_out": reference.held_out}
+    return {
+        name: to_bytes(images_[[pair[name] for pair in result["pairs"]]]) for name, images_ in sets.items()
+    }
 
 
-def _choose_indices(count: int, most: int, seed: int, *purpose: str) -> torch.Tensor:
-    if count <= most:
+def _choose_indices(count: int, limit: int, seed: int, *purpose: str) -> torch.Tensor:
+    if count <= limit:
         return torch.arange(count)
     order = torch.randperm(count, generator=torch_generator(seed, "generated", *purpose))
-    return order[:most].sort().values
+    return order[:limit].sort().values
 
 
-def _subset(data: TensorData, places: torch.Tensor) -> TensorData:
-    return data.subset(places.to(data.inputs.device))
+def _subset(data: TensorData, indices: torch.Tensor) -> TensorData:
+    return data.subset(indices.to(data.inputs.device))
 
 
 IMAGES_TEXT = "inputs that the server sent to nodes"
@@ -596,15 +611,17 @@ class Memorization(Attack):
             return ""
         space = part["spaces"][0]
         pair = space["pairs"][0]["ratio"] if space["pairs"] else None
-        fresh = nearest = ""
+        held_out_text = closest_text = ""
         if space["fresh"] is not None:
-            fresh = f", where held-out images themselves come to {space['fresh']:.2f}"
+            held_out_text = f", where held-out images themselves come to {space['fresh']:.2f}"
         if pair is not None:
-            nearest = f"; the closest lies at {pair:.2f} of its distance to a held-out one{fresh}"
-        depends = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
+            closest_text = (
+                f"; the closest lies at {pair:.2f} of its distance to a held-out one{held_out_text}"
+            )
+        verb = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
         return (
-            f"The images that the server made {depends} the nodes' own ones, by {space['extractor']} "
-            f"(p = {space['p_value']:.2g}){nearest}."
+            f"The images that the server made {verb} the nodes' own ones, by {space['extractor']} "
+            f"(p = {space['p_value']:.2g}){closest_text}."
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
@@ -619,19 +636,19 @@ class Memorization(Attack):
         space = part["spaces"][0]
         heads = []
         for pair in space["pairs"]:
-            ratio, fresh = pair["ratio"], space["fresh"]
-            closer = ratio is not None and fresh is not None and ratio < fresh
+            ratio, held_out_ratio = pair["ratio"], space["fresh"]
+            is_closer = ratio is not None and held_out_ratio is not None and ratio < held_out_ratio
             head = f"ratio {_format_value(ratio, '.2f')}, {pair['node']}"
-            heads.append(head + (", closer than any held-out image" if closer else ""))
-        shown = {"generated": "generated", "private": "nearest private", "held_out": "nearest held-out"}
-        strips = [ImageStrip(head=head, stack=stack) for stack, head in shown.items()]
+            heads.append(head + (", closer than any held-out image" if is_closer else ""))
+        labels = {"generated": "generated", "private": "nearest private", "held_out": "nearest held-out"}
+        strips = [ImageStrip(head=head, stack=stack) for stack, head in labels.items()]
         title = f"The {len(heads)} closest pairs, by {space['extractor']}"
-        says = "The private ones are records of nodes."
-        return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), note=says),)
+        note = "The private ones are records of nodes."
+        return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), note=note),)
 
 
 def examine_images(
-    inputs: torch.Tensor, experiment: Simulation, how: Memorization, seed: int
+    inputs: torch.Tensor, experiment: Simulation, attack: Memorization, seed: int
 ) -> AttackResult:
     """Attack the inputs that a server made, the last ones last: ``(Q, C, H, W)`` as the networks take them.
 
@@ -644,52 +661,54 @@ def examine_images(
     shape = tuple(experiment.task.real_images(experiment.test).shape[1:])
     if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
         raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
-    images = distinct_images(inputs[-how.images :].detach().cpu().float())
+    images = distinct_images(inputs[-attack.images :].detach().cpu().float())
     if len(images) < 2:
         raise ArgumentError("generated inputs", "all one image", "2 or more different ones")
     skipped: list[tuple[str, str]] = []
-    known = feature_spaces(images, experiment, skipped)
-    sample = ReferenceImages(experiment, seed)
+    extractors = feature_spaces(images, experiment, skipped)
+    reference = ReferenceImages(experiment, seed)
 
-    def of_each(attack: str, measure: Callable[[Extractor], dict[str, Any] | None]) -> list[dict[str, Any]]:
-        found = []
-        for space in known:
+    def measure_all(
+        attack: str, measure: Callable[[Extractor], dict[str, Any] | None]
+    ) -> list[dict[str, Any]]:
+        record = []
+        for space in extractors:
             try:
-                told = measure(space)
+                measured = measure(space)
             except DataError as error:  # a network that diverged has features that are no numbers
                 skipped.append((attack, str(error)))
                 continue
-            if told is not None:
-                found.append(told)
-        return found
+            if measured is not None:
+                record.append(measured)
+        return record
 
     pictures: dict[str, torch.Tensor] = {}
 
-    def copied(space: Extractor) -> dict[str, Any]:
-        found = memorization_test(
+    def measure_memorization(space: Extractor) -> dict[str, Any]:
+        record = memorization_test(
             images,
-            sample.private,
-            sample.held_out,
+            reference.private,
+            reference.held_out,
             space,
             seed=seed,
-            drawings=how.drawings,
-            closest=how.pairs,
-            groups=sample.groups,
+            permutations=attack.drawings,
+            pair_count=attack.pairs,
+            groups=reference.groups,
         )
         if not pictures:
-            pictures.update(closest_pair_images(found, images, sample, experiment))
-        return sample.told(found)
+            pictures.update(closest_pair_images(record, images, reference, experiment))
+        return reference.told(record)
 
-    part = {
+    record_ = {
         "images": len(images),
         "of": IMAGES_TEXT,
-        "spaces": of_each("copying", copied),
-        "distances": of_each(
+        "spaces": measure_all("copying", measure_memorization),
+        "distances": measure_all(
             "distances", lambda space: node_distances(images, experiment, space, seed, skipped)
         ),
         "scores": inception_record(images, experiment, skipped),
     }
-    return AttackResult(part, pictures, skipped)
+    return AttackResult(record_, pictures, skipped)
 
 
 def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[LeakageMetric]:
@@ -702,8 +721,8 @@ def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[Leakag
         baseline="50%",
         note=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
-    p, drawings = space["p_value"], "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
-    yield row(metric="p", value=p, text=f"{p:.3g}", baseline="any p alike", note=drawings, column="copying_p")
+    p, note = space["p_value"], "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
+    yield row(metric="p", value=p, text=f"{p:.3g}", baseline="any p alike", note=note, column="copying_p")
     z = f"p {_format_value(space['z_p_value'], '.3g')}"
     yield row(metric="data-copying z", text=_format_value(space["z"], ".1f"), note=z, detail=True)
     ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
@@ -713,25 +732,25 @@ def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[Leakag
 
 def _distance_rows(space: Mapping[str, Any]) -> Iterator[LeakageMetric]:
     name = f"in {space['extractor']}"
-    few = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
-    for node, of in space["nodes"].items():
+    note = "too few images for this space: FID comes out too high" if not space["full_rank"] else ""
+    for node, distances in space["nodes"].items():
         held_out = space["held_out"].get(node, {})
-        for metric, form in (("fid", "#.4g"), ("kid", "#.3g")):
-            for whose, told in (("generated", of), ("held-out", held_out)):
-                label = f"{metric.upper()}, {whose}"
-                text = _format_value(told.get(metric), form)
+        for metric, format_spec in (("fid", "#.4g"), ("kid", "#.3g")):
+            for source, values in (("generated", distances), ("held-out", held_out)):
+                label = f"{metric.upper()}, {source}"
+                text = _format_value(values.get(metric), format_spec)
                 yield LeakageMetric(attack=name, target=node, metric=label, text=text, detail=True)
         yield LeakageMetric(
-            attack=name, target=node, metric="its images", text=f"{of['real']:,}", detail=True
+            attack=name, target=node, metric="its images", text=f"{distances['real']:,}", detail=True
         )
     average, held = space["average"], space["average_held_out"]
-    row, of = partial(LeakageMetric, attack=name, target="mean of nodes"), f"{space['generated']:,}"
+    row, distances = partial(LeakageMetric, attack=name, target="mean of nodes"), f"{space['generated']:,}"
     yield row(
         metric="FID, generated",
         value=average,
         text=_format_value(average, "#.4g"),
         baseline="" if held is None else f"{held:.1f} of held-out images",
-        note=f"{of} in {space['dimensions']:,} dimensions" + (f", {few}" if few else ""),
+        note=f"{distances} in {space['dimensions']:,} dimensions" + (f", {note}" if note else ""),
     )
     yield row(metric="FID, held-out", text=_format_value(held, "#.4g"), detail=True)
 

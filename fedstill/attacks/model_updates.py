@@ -18,7 +18,7 @@ from torch.func import functional_call
 from fedstill.core.errors import ArgumentError
 from fedstill.models.extractor_head import split
 from fedstill.models.module_utils import in_mode
-from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine
+from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr
 from fedstill.protocol.wire_format import Tensors
 
 ModelPart = Literal["all", "extractor", "head"]
@@ -35,8 +35,8 @@ def shared_parameters(model: nn.Module, part: ModelPart) -> tuple[str, ...]:
     """
     if part == "all":
         return tuple(name for name, _ in model.named_parameters())
-    own = {id(parameter) for parameter in split(model, "model").get_submodule(part).parameters()}
-    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in own)
+    part_ids = {id(parameter) for parameter in split(model, "model").get_submodule(part).parameters()}
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in part_ids)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Schedule:
     smoothing: float = 0.0
 
     @classmethod
-    def of(cls, local: LocalConfig, examples: int, span: Span = WHOLE) -> Schedule:
+    def of(cls, local: LocalConfig, examples: int, span: Span = FULL_TRAINING) -> Schedule:
         """The steps of a node with so many examples, in a part of its local training.
 
         Raises:
@@ -69,9 +69,9 @@ class Schedule:
         """
         if local.augment != "none":
             raise ArgumentError("local.augment", local.augment, "none, as only the node knows the draws")
-        total = max(local.steps(examples), span.of)
+        total = max(local.steps(examples), span.parts)
         return cls(
-            tuple(cosine(step, total, local.lr, local.lr_end) for step in span.steps(total)),
+            tuple(cosine_lr(step, total, local.lr, local.lr_end) for step in span.steps(total)),
             local.batch,
             local.optimizer,
             local.momentum,
@@ -152,8 +152,8 @@ def _adam_step(
     """Adam's moments, and its move before the learning rate (torch's defaults: 0.9, 0.999, 1e-8)."""
     m = 0.1 * g if first is None else 0.9 * first + 0.1 * g
     v = 0.001 * g**2 if second is None else 0.999 * second + 0.001 * g**2
-    moved = v > 0  # the root of 0 has no slope
-    root = torch.where(moved, torch.where(moved, v, 1.0).sqrt(), 0.0) / (1 - 0.999**step) ** 0.5
+    nonzero = v > 0  # the root of 0 has no slope
+    root = torch.where(nonzero, torch.where(nonzero, v, 1.0).sqrt(), 0.0) / (1 - 0.999**step) ** 0.5
     return m, v, m / (1 - 0.9**step) / (root + 1e-8)
 
 
@@ -188,8 +188,8 @@ class ObservedUpdate:
         """What these examples would have released; gradients pass."""
         before = {name: value.detach() for name, value in self.model.named_parameters()}
         if self.is_gradient:
-            own = {name: before[name] for name in self.target}
-            return loss_gradients(self.model, own, inputs, labels, self.schedule.smoothing)
+            released = {name: before[name] for name in self.target}
+            return loss_gradients(self.model, released, inputs, labels, self.schedule.smoothing)
         after = simulate_training(self.model, before, inputs, labels, self.schedule)
         return {name: before[name] - after[name] for name in self.target}
 
@@ -197,21 +197,25 @@ class ObservedUpdate:
         """About the mean gradient: an update over how much each step's own gradient counts in it, of SGD."""
         if self.is_gradient:
             return self.target
-        again = self.schedule.momentum if self.schedule.optimizer == "sgd" else 0.0  # later steps repeat it
+        momentum = (
+            self.schedule.momentum if self.schedule.optimizer == "sgd" else 0.0
+        )  # later steps repeat it
         rates = self.schedule.rates
-        total = sum(rate * again**late for at in range(len(rates)) for late, rate in enumerate(rates[at:]))
-        return {name: moved / total for name, moved in self.target.items()}
+        total = sum(
+            rate * momentum**age for first in range(len(rates)) for age, rate in enumerate(rates[first:])
+        )
+        return {name: change / total for name, change in self.target.items()}
 
     def as_gradient(self) -> ObservedUpdate:
         """Of one step of SGD: the gradient of its batch.
 
         Adam's first step tells little more than its signs: these then stand for the gradient.
         """
-        (rate,), decay = self.schedule.rates, self.schedule.weight_decay
-        target = {name: moved / rate for name, moved in self.target.items()}
+        (rate,), weight_decay = self.schedule.rates, self.schedule.weight_decay
+        target = {name: change / rate for name, change in self.target.items()}
         if self.schedule.optimizer == "sgd":
             target = {
-                name: slope - decay * self.model.get_parameter(name).detach()
-                for name, slope in target.items()
+                name: gradient - weight_decay * self.model.get_parameter(name).detach()
+                for name, gradient in target.items()
             }
         return replace(self, target=target, schedule=replace(self.schedule, rates=()))

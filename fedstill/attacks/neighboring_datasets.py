@@ -77,35 +77,35 @@ class AuditedNode:
         self.compute = Compute(EngineConfig(precision=self.precision))
         self.audit = AuditLog()
         gate = Gate(NODE_NAME, PolicyConfig(outputs_only=False), self.audit, RUN_NAME)
-        own = self.model == "linear"
-        network = zero_linear(self.classes) if own else build(self.model, SHAPE, self.classes, 0)
+        is_linear = self.model == "linear"
+        network = zero_linear(self.classes) if is_linear else build(self.model, SHAPE, self.classes, 0)
         self.node = Node(NODE_NAME, self.data, network, gate, 0)
         method = Audited(batch=self.rows, gan=float(self.critics))
         setting = NodeSetting(self.task, self.local, self.compute)
         side = method.node_side(setting)  # ours, though no method that is named: its votes are votes
         protect(self.node, self.privacy, side, method, setting, secret=self.secret)
         side.prepare([self.node])
-        local_training.prepare(self.node.learners, self.local)
-        self.handler = RequestHandler(Group([self.node]), side, self.compute)
+        local_training.make_optimizers(self.node.learners, self.local)
+        self.handler = RequestHandler(NodeGroup([self.node]), side, self.compute)
 
     def learn(self, start: int = 0, steps: int | None = None) -> None:
         """Local training, or some steps of it."""
-        for group in alike(self.node.learners):
+        for group in group_by_architecture(self.node.learners):
             local_training.train(group, self.task, self.local, self.compute, start=start, steps=steps)
 
     def query(self, query: str, **tensors: torch.Tensor) -> Tensors:
         """What leaves in answer to a query, under a new number."""
         self.asked += 1
-        (told,) = self.handler.answer(query, self.asked, tensors, bool(tensors))
-        return told
+        (released,) = self.handler.respond(query, self.asked, tensors, bool(tensors))
+        return released
 
-    def pull_back(self, pull: torch.Tensor) -> Tensors:
+    def pull_back(self, output_gradient: torch.Tensor) -> Tensors:
         """What leaves when a gradient of the last answer's logits is pulled back."""
-        return self.handler.pull_back(self.asked, {NODE_NAME: {"logits": pull}})[NODE_NAME]
+        return self.handler.backward(self.asked, {NODE_NAME: {"logits": output_gradient}})[NODE_NAME]
 
     def spent(self) -> PrivacyCost:
         """What its audit log says that all of this has cost."""
-        return cost_from_dict(self.audit.spending(NODE_NAME, RUN_NAME).run)
+        return cost_from_dict(self.audit.spending(NODE_NAME, RUN_NAME).run_events)
 
 
 def zero_linear(classes: int) -> nn.Module:
@@ -118,9 +118,9 @@ def zero_linear(classes: int) -> nn.Module:
 def load_digits(seed: int, classes: int = CLASSES) -> TensorData:
     """The digits of the first classes, in an order that follows from the seed."""
     data = load(Digits()).train
-    own = (data.targets < classes).nonzero().flatten()
-    order = numpy_generator(seed, "audit", "digits").permutation(len(own))
-    return data.subset(own[torch.from_numpy(order)])
+    rows = (data.targets < classes).nonzero().flatten()
+    order = numpy_generator(seed, "audit", "digits").permutation(len(rows))
+    return data.subset(rows[torch.from_numpy(order)])
 
 
 def contradictory_records(seed: int, teachers: int = 1) -> tuple[TensorData, TensorData]:
@@ -130,17 +130,17 @@ def contradictory_records(seed: int, teachers: int = 1) -> tuple[TensorData, Ten
     """
     first = load_digits(seed).subset(torch.tensor([0]))
     strengths = 3 + torch.arange(20 * teachers).view(-1, 1, 1, 1) / 100
-    louder = strengths * first.inputs
-    candidates = TensorData(louder, ((first.targets + 1) % CLASSES).expand(len(louder)))
-    (home,) = _teacher_indices(first, teachers)
-    return first, candidates.subset(torch.tensor([_teacher_indices(candidates, teachers).index(home)]))
+    scaled = strengths * first.inputs
+    candidates = TensorData(scaled, ((first.targets + 1) % CLASSES).expand(len(scaled)))
+    (teacher,) = _teacher_indices(first, teachers)
+    return first, candidates.subset(torch.tensor([_teacher_indices(candidates, teachers).index(teacher)]))
 
 
 def _teacher_indices(data: TensorData, teachers: int) -> list[int]:
-    whose = torch.empty(len(data), dtype=torch.int64)
-    for teacher, part in enumerate(partition_records(data, teachers)):
-        whose[part] = teacher
-    return whose.tolist()
+    teacher_of = torch.empty(len(data), dtype=torch.int64)
+    for teacher, rows in enumerate(partition_records(data, teachers)):
+        teacher_of[rows] = teacher
+    return teacher_of.tolist()
 
 
 Observe = Callable[[bool, int], torch.Tensor]
@@ -173,13 +173,13 @@ def distinguish_counts(scale: float = 1.0, seed: int = 0) -> Distinguisher:
     """Label counts, asked for twice: the record is one of its class."""
     privacy = PATE(counts_noise=scale, pate=PateConfig(teachers=1, noise=1.0))
 
-    def call(world: AuditedNode, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([world.query("count_labels")["counts"] for _ in range(2)])
+    def observe(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([node.query("count_labels")["counts"] for _ in range(2)])
 
     data, record = contradictory_records(seed)
     before = torch.bincount(data.targets, minlength=CLASSES).repeat(2).float()
     after = before + torch.bincount(record.targets, minlength=CLASSES).repeat(2)
-    return _make_distinguisher("counts", "noisy label counts", privacy, call, seed, (before, after))
+    return _make_distinguisher("counts", "noisy label counts", privacy, observe, seed, (before, after))
 
 
 def distinguish_votes(noise: float = 2.0, release: str = "votes", seed: int = 0) -> Distinguisher:
@@ -191,14 +191,16 @@ def distinguish_votes(noise: float = 2.0, release: str = "votes", seed: int = 0)
 
 
 def distinguish_outputs(
-    how: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0
+    distribution: str = "laplace", noise: float = 0.4, bound: float = 0.1, seed: int = 0
 ) -> Distinguisher:
     """Noisy outputs of a network that the record turns round."""
-    kind = OutputsConfig(how="gaussian" if how == "gaussian" else "laplace", noise=noise, bound=bound)
-    privacy = NoisyOutputs(outputs=kind)
+    config = OutputsConfig(
+        distribution="gaussian" if distribution == "gaussian" else "laplace", noise=noise, bound=bound
+    )
+    privacy = NoisyOutputs(outputs=config)
     ends = torch.tensor(-bound), torch.tensor(bound)
     return _make_distinguisher(
-        "noisy-outputs", f"bounded outputs, {how} noise", privacy, _query_logits, seed, ends
+        "noisy-outputs", f"bounded outputs, {distribution} noise", privacy, _query_logits, seed, ends
     )
 
 
@@ -207,37 +209,39 @@ def distinguish_gradients(
 ) -> Distinguisher:
     """Sanitized gradients: the record turns a network's gradient round, or that of one teacher of several."""
     if mechanism == "pate":
-        teachers, own = (
+        teachers, gradients = (
             PateConfig(teachers=TEACHERS, noise=NEGLIGIBLE_NOISE),
             GradientsConfig(noise=noise / TEACHERS),
         )
-        of = f"mean of {TEACHERS} teachers' gradients"
-        return _make_distinguisher(mechanism, of, PATE(pate=teachers, gradients=own), _query_gradients, seed)
-    outputs = OutputsConfig(how="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0)
+        target = f"mean of {TEACHERS} teachers' gradients"
+        return _make_distinguisher(
+            mechanism, target, PATE(pate=teachers, gradients=gradients), _query_gradients, seed
+        )
+    outputs = OutputsConfig(distribution="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=GradientsConfig(noise=noise))
     return _make_distinguisher(mechanism, "sanitized gradients", privacy, _query_gradients, seed)
 
 
-def _query_logits(world: AuditedNode, x: torch.Tensor) -> torch.Tensor:
+def _query_logits(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
     """Answers about the first digit and about its negative: a network of one layer answers the other way."""
-    return torch.cat([world.query("examine", x=at)["logits"].flatten() for at in (x, -x)])
+    return torch.cat([node.query("examine", x=inputs)["logits"].flatten() for inputs in (x, -x)])
 
 
-def _query_gradients(world: AuditedNode, x: torch.Tensor) -> torch.Tensor:
+def _query_gradients(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
     """Gradients along the first digit, of a pull and of its negative."""
-    along, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP_GRADIENT, -STEEP_GRADIENT]])
-    seen = []
-    for pull in (steep, -steep):
-        world.query("examine", x=x)
-        seen.append(world.pull_back(pull)["d/dx"].flatten() @ along)
-    return torch.stack(seen)
+    direction, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP_GRADIENT, -STEEP_GRADIENT]])
+    projections = []
+    for gradient in (steep, -steep):
+        node.query("examine", x=x)
+        projections.append(node.pull_back(gradient)["d/dx"].flatten() @ direction)
+    return torch.stack(projections)
 
 
 def _make_distinguisher(
     mechanism: str,
     on: str,
     privacy: PrivacyConfig,
-    call: Callable[[AuditedNode, torch.Tensor], torch.Tensor],
+    observe_node: Callable[[AuditedNode, torch.Tensor], torch.Tensor],
     seed: int,
     ends: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Distinguisher:
@@ -246,15 +250,15 @@ def _make_distinguisher(
     teachers = privacy.pate.teachers if isinstance(privacy, PATE) else 1
     data, record = contradictory_records(seed, teachers)
     x = data.inputs[:1].view(1, *SHAPE)
-    worlds = [
+    nodes = [
         AuditedNode(records, privacy, LOCAL, secret=seed) for records in (data, concatenate([data, record]))
     ]
-    for world in worlds:
-        world.learn()
+    for node in nodes:
+        node.learn()
 
-    def see(there: bool, run: int) -> torch.Tensor:
-        seen = call(worlds[there], x)
-        return seen if ends is None else torch.cat([seen, seen.clamp(*ends)])
+    def observe(is_present: bool, run: int) -> torch.Tensor:
+        observed = observe_node(nodes[is_present], x)
+        return observed if ends is None else torch.cat([observed, observed.clamp(*ends)])
 
-    see(False, 0)
-    return Distinguisher(mechanism, on, worlds[0].spent(), see)
+    observe(False, 0)
+    return Distinguisher(mechanism, on, nodes[0].spent(), observe)

@@ -27,12 +27,12 @@ from fedstill.core.run_writer import ATTACKS, read_result, require_no_objects
 from fedstill.data.loading import load
 from fedstill.data.public import PublicData
 from fedstill.federation.inprocess import InProcess
-from fedstill.federation.secure_aggregation import Sent
+from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, payload_kind
-from fedstill.protocol.secure_aggregation import SUM, SumRequest, decode_sums, total
+from fedstill.protocol.secure_aggregation import SUM, SumRequest, add_contributions, decode_sums
 from fedstill.protocol.wire_format import Tensors, decompress
 from fedstill.runs.build import assemble, divide
 from fedstill.runs.config import RunConfig, load_toml
@@ -74,58 +74,69 @@ class ServerTranscript:
     Args:
         most: rows of queries and answers that are kept, the last ones.
         counts: label counts as each node told them first, ``(C,)``.
-        taught: nodes of which something was heard beside how much they hold.
-        made: whether the server made what it asked about, by itself.
+        contributors: nodes of which something was heard beside how much they hold.
+        has_generated_inputs: whether the server made what it asked about, by itself.
     """
 
     most: int
     counts: dict[str, torch.Tensor] = field(default_factory=dict)
-    taught: set[str] = field(default_factory=set)
-    made: bool = False
-    _asked: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the query
-    _told: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
+    contributors: set[str] = field(default_factory=set)
+    has_generated_inputs: bool = False
+    _inputs_by_query: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # by number of the query
+    _logits_by_node: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
 
-    def take(self, release: ObservedRelease, public: PublicData | None) -> None:
+    def record_release(self, release: ObservedRelease, public: PublicData | None) -> None:
         """Hear one release."""
         kinds = {name: payload_kind(kind) for name, kind in release.kinds.items()}
-        if any(kind.of != "counts" for kind in kinds.values()):
-            self.taught.add(release.node)
+        if any(kind.category != "counts" for kind in kinds.values()):
+            self.contributors.add(release.node)
         counted = [release.tensors[name] for name, kind in kinds.items() if kind.by_class]
         if counted:  # by class, and perhaps their sum
             self.counts.setdefault(release.node, max(counted, key=torch.Tensor.numel).flatten())
-        logits = next((release.tensors[name] for name, kind in kinds.items() if kind.of == "scores"), None)
-        about = None if logits is None else _query_inputs(release, public, len(logits))
-        if logits is None or about is None or len(logits) != len(about):
+        logits = next(
+            (release.tensors[name] for name, kind in kinds.items() if kind.category == "scores"), None
+        )
+        inputs = None if logits is None else _query_inputs(release, public, len(logits))
+        if logits is None or inputs is None or len(logits) != len(inputs):
             return
-        if not self._asked or self._asked[-1][0] != release.number:
-            self._asked.append((release.number, about))
-            self.made = self.made or INPUTS in release.asked.values()
-            self._forget()
-        self._told.setdefault(release.node, {})[release.number] = logits
+        if not self._inputs_by_query or self._inputs_by_query[-1][0] != release.number:
+            self._inputs_by_query.append((release.number, inputs))
+            self.has_generated_inputs = self.has_generated_inputs or INPUTS in release.asked.values()
+            self._drop_old_queries()
+        self._logits_by_node.setdefault(release.node, {})[release.number] = logits
 
-    def _forget(self) -> None:
+    def _drop_old_queries(self) -> None:
         """Keep as many queries as are needed for the rows that are wanted."""
-        while len(self._asked) > 1 and sum(len(about) for _, about in self._asked[1:]) >= self.most:
-            number, _ = self._asked.pop(0)
-            for told in self._told.values():
-                told.pop(number, None)
+        while (
+            len(self._inputs_by_query) > 1
+            and sum(len(inputs) for _, inputs in self._inputs_by_query[1:]) >= self.most
+        ):
+            number, _ = self._inputs_by_query.pop(0)
+            for logits in self._logits_by_node.values():
+                logits.pop(number, None)
 
     @property
     def inputs(self) -> torch.Tensor | None:
         """What nodes were asked about ``(Q, ...)``, on the CPU; None where they were asked about nothing."""
-        return torch.cat([about.cpu() for _, about in self._asked])[-self.most :] if self._asked else None
+        return (
+            torch.cat([about.cpu() for _, about in self._inputs_by_query])[-self.most :]
+            if self._inputs_by_query
+            else None
+        )
 
     def responses(self, node: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What a node was asked about ``(Q, ...)`` and what it answered ``(Q, classes)``; None: nothing."""
-        told = self._told.get(node, {})
-        if not told:
+        logits = self._logits_by_node.get(node, {})
+        if not logits:
             return None
-        inputs = torch.cat([about.cpu() for number, about in self._asked if number in told])
-        outputs = torch.cat([told[number].cpu().float() for number, _ in self._asked if number in told])
+        inputs = torch.cat([about.cpu() for number, about in self._inputs_by_query if number in logits])
+        outputs = torch.cat(
+            [logits[number].cpu().float() for number, _ in self._inputs_by_query if number in logits]
+        )
         return inputs[-self.most :], outputs[-self.most :]
 
 
-def _query_inputs(release: ObservedRelease, public: PublicData | None, responses: int) -> torch.Tensor | None:
+def _query_inputs(release: ObservedRelease, public: PublicData | None, count: int) -> torch.Tensor | None:
     """The inputs that so many answers are about; None where they were moved."""
     for name, kind in release.asked.items():
         if kind == INPUTS and name in release.sent:
@@ -133,10 +144,10 @@ def _query_inputs(release: ObservedRelease, public: PublicData | None, responses
     rows = [name for name, kind in release.asked.items() if kind == INDICES and name in release.sent]
     if not rows or public is None or release.moved:
         return None
-    told = release.sent[rows[-1]].long().cpu()
-    if len(told) == 2 and int(told[1] - told[0]) == responses:  # from one row up to another
-        return public.inputs[int(told[0]) : int(told[1])]
-    return public.inputs[told.to(public.inputs.device)]
+    indices = release.sent[rows[-1]].long().cpu()
+    if len(indices) == 2 and int(indices[1] - indices[0]) == count:  # from one row up to another
+        return public.inputs[int(indices[0]) : int(indices[1])]
+    return public.inputs[indices.to(public.inputs.device)]
 
 
 class StopListening(Exception):
@@ -148,40 +159,48 @@ class _ObservedEngine(InProcess):
 
     hear: ReleaseListener
 
-    def _answer(self, asked: tuple[str, ...], sent: Sent) -> Mapping[str, Tensors]:
-        responses = super()._answer(asked, sent)
-        for node, told in self._seen(sent.query, responses, sent.call).items():
-            self._told(node, told, sent.query, sent.number, ANSWER, sent.tensors)
+    def _collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+        responses = super()._collect_responses(asked, sent)
+        for node, tensors in self._visible_to_server(sent.query, responses, sent.call).items():
+            self._notify(node, tensors, sent.query, sent.number, RESPONSE, sent.tensors)
         return responses
 
-    def _pull_back(
+    def _collect_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
-        gradients = super()._pull_back(number, query, pulls, call)
-        for node, told in self._seen(query, gradients, call).items():
+        gradients = super()._collect_gradients(number, query, pulls, call)
+        for node, tensors in self._visible_to_server(query, gradients, call).items():
             sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
-            self._told(node, told, query, number, GRADIENT, sent)
+            self._notify(node, tensors, query, number, GRADIENT, sent)
         return gradients
 
-    def _seen(
-        self, query: str, told: Mapping[str, Tensors], call: SumRequest | None
+    def _visible_to_server(
+        self, query: str, released: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
         """What a server sees: each node's, or their sum alone."""
         if call is None:
-            return told
-        return {SUM: decode_sums(total(list(told.values())), self.queries[query].kinds())[0]}
+            return released
+        return {
+            SUM: decode_sums(
+                add_contributions(list(released.values())), self.queries[query].released_kinds()
+            )[0]
+        }
 
-    def _told(self, node: str, told: Tensors, query: str, number: int, part: str, sent: Tensors) -> None:
-        kinds, moves = self.queries[query].kinds(), self.queries[query].moves
-        asked = self.queries[query].sends if part == ANSWER else {}
+    def _notify(
+        self, node: str, released: Tensors, query: str, number: int, part: str, sent: Tensors
+    ) -> None:
+        kinds, shift_name = self.queries[query].released_kinds(), self.queries[query].shift_seed
+        asked = self.queries[query].sends if part == RESPONSE else {}
         # Copies: a server goes on to change its tensors in place.
-        tensors, down = (
+        tensors, received = (
             {name: tensor.detach().clone() for name, tensor in decompress(each).items()}
-            for each in (told, sent)
+            for each in (released, sent)
         )
-        moved = moves in down and bool(down[moves].any())
-        of = {name: kinds[name] for name in tensors}
-        self.hear(ObservedRelease(node, number, query, part, of, tensors, down, asked, moved))
+        is_moved = shift_name in received and bool(received[shift_name].any())
+        released_kinds = {name: kinds[name] for name in tensors}
+        self.hear(
+            ObservedRelease(node, number, query, part, released_kinds, tensors, received, asked, is_moved)
+        )
 
 
 class ObservedSimulation(Simulation):
@@ -189,12 +208,12 @@ class ObservedSimulation(Simulation):
 
     hear: ReleaseListener
 
-    def listen(self, hear: ReleaseListener) -> bool:
+    def listen(self, listener: ReleaseListener) -> bool:
         """Run from the start to its end, whether it came to it; nothing is heard after that, or kept.
 
         ``hear`` is called with each release in order, and raises :class:`StopListening` to end the run.
         """
-        self.hear = hear
+        self.hear = listener
         try:
             self.run()
         except StopListening:
@@ -240,10 +259,10 @@ class ReplayedRun:
             FedstillError: data that cannot be read or divided.
         """
         # Engines give the same figures, to rounding.
-        deployed = config.engine.name in REHEARSED
-        engine = replace(config.engine, name="one-by-one" if deployed else config.engine.name)
-        silent = replace(config.evaluation, every=0, centralized=False, samples=0)
-        config = replace(config, engine=engine, evaluation=silent)
+        is_deployed = config.engine.name in REHEARSED
+        engine = replace(config.engine, name="one-by-one" if is_deployed else config.engine.name)
+        no_evaluation = replace(config.evaluation, every=0, centralized=False, samples=0)
+        config = replace(config, engine=engine, evaluation=no_evaluation)
         data = load(config.data, config.task)
         parts, public = divide(config, data)
         return cls(config, data, parts, public)
@@ -284,7 +303,7 @@ def load_run(folder: Path) -> ReplayedRun:
 
 
 def replay_run(
-    folder: Path, again: ReplayedRun, most: int, also: ReleaseListener = lambda release: None
+    folder: Path, replayed: ReplayedRun, max_rows: int, listener: ReleaseListener = lambda release: None
 ) -> tuple[ObservedSimulation, ServerTranscript, str | None]:
     """Repeat a run to its end, with the student that it really came to; ``also`` is called with each release.
 
@@ -295,48 +314,50 @@ def replay_run(
     Raises:
         RunFolderError: the student in the folder is broken.
     """
-    experiment, heard = again.experiment(), ServerTranscript(most)
+    experiment, transcript = replayed.experiment(), ServerTranscript(max_rows)
     if not (folder / FILE).exists():
         raise RunFolderError(f"{folder} holds no {FILE}, against which what left can be checked")
 
-    def both(release: ObservedRelease) -> None:
-        heard.take(release, experiment.public)
-        also(release)
+    def listen(release: ObservedRelease) -> None:
+        transcript.record_release(release, experiment.public)
+        listener(release)
 
-    experiment.listen(both)
+    experiment.listen(listen)
     with closing(AuditLog(folder / FILE, read_only=True)) as audit:
-        wrong = _find_disagreement(audit, experiment.audit)
+        disagreement = _find_disagreement(audit, experiment.audit)
     if experiment.has_student:
         file = folder / "student.safetensors"
         try:
             state = load_file(str(file))
         except (SafetensorError, OSError) as error:
             raise RunFolderError(f"{file} cannot be read: {error}") from error
-        apart = _relative_distance(experiment.student, state)
-        if not apart <= STUDENT_TOLERANCE and wrong is None:
-            wrong = f"the repetition came to another student, {100 * apart:.2g} % apart from the run's own"
+        relative_distance = _relative_distance(experiment.student, state)
+        if not relative_distance <= STUDENT_TOLERANCE and disagreement is None:
+            disagreement = f"the repetition came to another student, {100 * relative_distance:.2g} % apart from the run's own"
         experiment.student.load_state_dict(state)
-    return experiment, heard, wrong
+    return experiment, transcript, disagreement
 
 
-def _find_disagreement(run: AuditLog, again: AuditLog) -> str | None:
+def _find_disagreement(run: AuditLog, repetition: AuditLog) -> str | None:
     """Where the bytes that left in a repetition are not those of the run, by node and kind; or None."""
-    written, repeated = (
+    logged, repeated = (
         {(node, kind): n for (_, node, way, kind), n in audit.totals.bytes.items() if way == "up" and n}
-        for audit in (run, again)
+        for audit in (run, repetition)
     )
-    for node, kind in sorted({*written, *repeated}):
-        told, seen = (counts.get((node, kind), 0) for counts in (written, repeated))
-        if told != seen:
-            return f"{node}: {told} bytes of {kind} by the audit log, {seen} heard"
+    for node, kind in sorted({*logged, *repeated}):
+        logged_bytes, repeated_bytes = (counts.get((node, kind), 0) for counts in (logged, repeated))
+        if logged_bytes != repeated_bytes:
+            return f"{node}: {logged_bytes} bytes of {kind} by the audit log, {repeated_bytes} heard"
     return None
 
 
 def _relative_distance(network: nn.Module, state: Mapping[str, torch.Tensor]) -> float:
     """How far a network is from weights, over their length; infinity for those of another architecture."""
-    own = network.state_dict()
-    if {name: value.shape for name, value in own.items()} != {n: value.shape for n, value in state.items()}:
+    network_state = network.state_dict()
+    if {name: value.shape for name, value in network_state.items()} != {
+        n: value.shape for n, value in state.items()
+    }:
         return math.inf
-    pairs = [(own[name].cpu().double(), value.double()) for name, value in state.items()]
+    pairs = [(network_state[name].cpu().double(), value.double()) for name, value in state.items()]
     length = sum(float(value.square().sum()) for _, value in pairs)
     return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs) / max(length, 1e-30))

@@ -158,6 +158,6 @@ def printed(found: Leakage) -> list[tuple[str, str, str, str]]:
         for line in table_lines(row for row in attack.rows if not row.detail):
             name = ", ".join(part for part in (attack.name, line.attack) if part)
             got = [f"{metric} {row.written}" for metric, row in line.metrics.items()]
-            without = [row.without for row in line.metrics.values() if row.without]
-            rows.append((name, line.who, ", ".join(got), ", ".join(without)))
+            without = [row.baseline for row in line.metrics.values() if row.baseline]
+            rows.append((name, line.target, ", ".join(got), ", ".join(without)))
     return rows

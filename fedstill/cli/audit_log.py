@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedstill.privacy.config import PrivacyConfig
 
 MAGIC = b"SQLite format 3\0"  # how a log's file begins
-SECRET = ("content", "after", "left", "hash")  # fields that depend on the records
+SECRET = ("content_hash", "history_hash", "release_hash", "hash")  # fields that depend on the records
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def _find_log(path: Path) -> _LogFile:
     folder = path if path.is_dir() else path.parent
     log = _LogFile(folder / FILE)
     if (folder / owner_folder.FILE).is_file():
-        file = owner_folder.read(folder)
+        file = owner_folder.read_node_file(folder)
         mine = file.privacy.unit(file.data.group)
         log = _LogFile(audit_file.audit_path(file, folder), folder, file.privacy, mine)
     elif path.is_dir() and not log.file.is_file():
@@ -83,7 +83,7 @@ def show(args: ParsedArgs) -> None:
     with _opened(log) as audit:
         entries = list(audit.entries())
         if "--json" in args:
-            status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.trouble}
+            status = {"log": str(log.file), "sound": audit.fault is None, "trouble": audit.fault}
             shown = [_without_secrets(entry) for entry in entries[-most:]]
             print_json(
                 {**status, "entries": shown, "totals": totals(audit, entries, at, log.privacy, log.mine)}

@@ -26,7 +26,7 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
 
     shown_rules = dict.fromkeys(entry["rule"] for entry in entries if entry["part"] not in (SETTLED, REFUSED))
     rules = {rule: _letters(number) for number, rule in enumerate(shown_rules)}
-    named = any(entry["payer"] != DATA for entry in entries)  # a simulation's log has several nodes
+    named = any(entry["payer"] != NODE_DATA for entry in entries)  # a simulation's log has several nodes
     table = columns(
         "entry",
         "when (UTC)",
@@ -44,7 +44,7 @@ def print_entries(console: Console, entries: list[dict[str, Any]], count: int) -
     for entry in entries:
         when = str(entry["at"])[:19].replace("T", "\n")
         run = entry["run"] if len(entry["run"]) <= 15 else f"{entry['run'][:8]}…"  # the totals have it whole
-        to = run if entry["payer"] == DATA else f"{run}\n{entry['payer']}"
+        to = run if entry["payer"] == NODE_DATA else f"{run}\n{entry['payer']}"
         letters, price = rules.get(entry["rule"], ""), "" if entry["part"] == REFUSED else priced(entry, "\n")
         table.add_row(str(entry["entry"]), when, to, _what(entry), letters, price)
     console.print()
@@ -74,7 +74,7 @@ def _explain(console: Console, kinds: set[str]) -> None:
         "that the server asked back through it. In it are, by kind:"
     )
     for kind in sorted(kinds):
-        console.print(f"  {kind}: {payload_kind(kind).says or 'not declared by any method here'}")
+        console.print(f"  {kind}: {payload_kind(kind).description or 'not declared by any method here'}")
 
 
 def _letters(number: int) -> str:
@@ -94,7 +94,7 @@ def _what(entry: Mapping[str, Any]) -> str:
         return f"settled by the owner: {entry['rule']}"
     if entry["part"] == REFUSED:
         return f"{asked}, refused: {entry['rule']}"
-    if entry["part"] == KEPT:
+    if entry["part"] == RESPONSE_FILE:
         return f"{entry['query']} kept,\nto leave again"
     kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(entry["up"].items()))
     asked = asked if asked == entry["part"] else f"{asked}, {entry['part']}"
@@ -103,9 +103,11 @@ def _what(entry: Mapping[str, Any]) -> str:
 
 def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
     """Return the privacy cost of an entry in words."""
-    parts = events(entry["price"])
-    if entry["bare"]:
-        parts.append("no guarantee" if entry["bare"] == 1 else f"no guarantee, {entry['bare']} times")
+    parts = events(entry["cost"])
+    if entry["no_guarantee"]:
+        parts.append(
+            "no guarantee" if entry["no_guarantee"] == 1 else f"no guarantee, {entry['no_guarantee']} times"
+        )
     return between.join(parts) or "free"
 
 
@@ -149,15 +151,15 @@ def print_totals(
             str(row["without_guarantee"]),
             round_up(row["epsilon"]) if known else "not known",
         ]
-        if limited and row["whose"] == DATA:
+        if limited and row["whose"] == NODE_DATA:
             cells.append(round_down(row["budget_epsilon_left"]) if known else "not known")
         table.add_row(*cells)
     console.print(table)
     if privacy is not None and limited:
         console.print(f"Budgets, by {privacy.accountant.upper()}: {'; '.join(describe_budgets(privacy))}.")
     for payer in dict.fromkeys(row["whose"] for row in rows):
-        spent = audit.spending(payer, ALL)
-        prices, bare = events(spent.total), spent.bare_total
+        spent = audit.spending(payer, ALL_RUNS)
+        prices, bare = events(spent.total_events), spent.total_no_guarantee
         cells = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
         cells += [f"{counted(bare, 'release')} without guarantee"] if bare else []
         units = sorted(audit.totals.units(payer))
@@ -166,7 +168,7 @@ def print_totals(
 
 
 def _limited(privacy: PrivacyConfig | None) -> bool:
-    return privacy is not None and math.isfinite(min(privacy.epsilon, privacy.over_all[0]))
+    return privacy is not None and math.isfinite(min(privacy.epsilon, privacy.total_budget[0]))
 
 
 def totals(
@@ -189,24 +191,24 @@ def totals(
     accountant: Accountant = "pld" if privacy is None else privacy.accountant
     gone = Counter((entry["payer"], entry["run"]) for entry in entries if entry["part"] in RELEASES)
     runs: dict[str, list[str]] = {}
-    for payer, run in audit.totals.spent:
-        if run != ALL:
+    for payer, run in audit.totals.events:
+        if run != ALL_RUNS:
             runs.setdefault(payer, []).append(run)
     rows = []
     for payer, names in runs.items():
-        own = privacy if payer == DATA and _limited(privacy) else None
-        for run in names if len(names) == 1 and own is None else [*names, ALL]:
-            found = cost(audit, payer, run, delta, accountant, own, mine)
+        own = privacy if payer == NODE_DATA and _limited(privacy) else None
+        for run in names if len(names) == 1 and own is None else [*names, ALL_RUNS]:
+            found = compute_audit_cost(audit, payer, run, delta, accountant, own, mine)
             rows.append(
                 {
                     "whose": payer,
                     "run": run or None,
                     "releases": gone[payer, run] if run else sum(gone[payer, name] for name in names),
-                    "without_guarantee": found.bare,
+                    "without_guarantee": found.no_guarantee,
                     "events": found.events,
                     "epsilon": found.epsilon,
                     "delta": delta,
-                    "budget_epsilon_left": found.left,
+                    "budget_epsilon_left": found.remaining,
                 }
             )
     return rows

@@ -51,7 +51,7 @@ def _pages(folder: Path, ending: contextlib.ExitStack) -> Page:
 def _node(folder: Path, path: str, nonce: str) -> str | None:
     from fedstill.core.errors import DeployError
     from fedstill.federation import flare_kit, flare_site
-    from fedstill.node.overview import overview
+    from fedstill.node.read_overview import overview
     from fedstill.report import node_page
 
     process = None

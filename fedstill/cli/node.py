@@ -16,7 +16,7 @@ def init(args: ParsedArgs) -> None:
     from fedstill.core.startup_kit import KIT
     from fedstill.node import owner_folder
 
-    if not owner_folder.init(Path(folder), name):
+    if not owner_folder.init_folder(Path(folder), name):
         path = Path(folder) / owner_folder.SECRET
         print(f"Wrote {path} again (only you may read it); {owner_folder.FILE} is as it was.")
         print("Noise has a new key: runs that have begun here cannot resume; new ones can start.")
@@ -36,7 +36,7 @@ def start(args: ParsedArgs) -> None:
     from fedstill.node import owner_folder
 
     folder = Path(args.positionals[0])
-    found = owner_folder.examine(folder, quick=True)
+    found = owner_folder.check_folder(folder, quick=True)
     if found.file is None or found.faults:
         leave_faulty(folder, found.faults)
     if not found.file.online:

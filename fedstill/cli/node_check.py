@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fedstill.data.input_spec import InputSpec
     from fedstill.data.public import PublicData
     from fedstill.node.node_file import NodeFile
-    from fedstill.node.owner_folder import Examined
-    from fedstill.node.run_mechanism import Mechanism
+    from fedstill.node.owner_folder import FolderCheck
+    from fedstill.node.run_mechanism import PrivacyMechanism
     from fedstill.protocol.method import Method
     from fedstill.protocol.queries import Query
     from fedstill.runs.config import RunConfig
@@ -48,7 +48,7 @@ def check(args: ParsedArgs) -> None:
 
     asking = asked_by(args.positionals[1], load(args.positionals[1])) if args.positionals[1:] else None
     known = (asking.spec, asking.config.task) if asking else (None, None)
-    found = owner_folder.examine(folder, known[0], task=known[1])
+    found = owner_folder.check_folder(folder, known[0], task=known[1])
     if found.file is None:
         if "--json" in args:
             print_json({"node": None, "folder": str(folder.resolve()), "faults": found.faults})
@@ -127,7 +127,7 @@ def _spec_of_schema(config: RunConfig) -> InputSpec | None:
 def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
     from fedstill.cli.node_facts import node_facts
     from fedstill.node.audit_path import audit_file
-    from fedstill.node.permission_check import open_to_others
+    from fedstill.node.permission_check import find_open_files
 
     facts, exposed = node_facts(folder, file, found), open_to_others(folder, audit_file(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
@@ -299,7 +299,7 @@ def _unfit(
 ) -> str | None:
     """Why a node that refuses no query cannot take part, if so."""
     from fedstill.node import owner_model
-    from fedstill.node.network_setup import architecture
+    from fedstill.node.network_setup import architecture_hash
 
     needs = method.needs()
     limit, total = file.policy.max_queries, sum(query.times for query in queries.values())

@@ -14,10 +14,10 @@ from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node import audit_file
 from fedstill.node.audit_file import TotalSpent
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner_folder import Examined
-from fedstill.node.privacy_forecast import forecast, objection
-from fedstill.node.protection import unit_notes, wanted
-from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.node.owner_folder import FolderCheck
+from fedstill.node.privacy_forecast import forecast, refusal_reason
+from fedstill.node.protection import needs_mechanism, unit_notes
+from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.accounting import is_within_epsilon
 from fedstill.privacy.budget import ProtectedUnitChanged, remaining_epsilon, round_down, round_up
 from fedstill.privacy.events import cost_from_dict, total_cost
@@ -38,21 +38,21 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         lines += unit_notes([data], [config])
     for what, most, delta in (
         ("a run", config.epsilon, config.delta),
-        ("all runs on these data", *config.over_all),
+        ("all runs on these data", *config.total_budget),
     ):
         if math.isfinite(most):
             lines.append(f"budget of {what}: epsilon {most:g} at delta {delta:g}")
     balance = _spent(file, folder)
-    if balance is not None and balance.trouble is not None:
-        lines.append(f"nothing can be charged: {balance.trouble}")
+    if balance is not None and balance.fault is not None:
+        lines.append(f"nothing can be charged: {balance.fault}")
     elif balance is not None and balance.units - {config.unit(file.data.group)}:
         lines.append(
             "what was paid before protects other units than privacy.group_size and data.group say now"
         )
-    elif balance is not None and math.isfinite(config.over_all[0]):
-        left = remaining_epsilon(config, balance.events, balance.bare, over_all=True)
+    elif balance is not None and math.isfinite(config.total_budget[0]):
+        left = remaining_epsilon(config, balance.events, balance.no_guarantee, all_runs=True)
         lines[-1] += f", of which {round_down(left)} is left"
-    if math.isfinite(config.epsilon) and math.isinf(config.over_all[0]):
+    if math.isfinite(config.epsilon) and math.isinf(config.total_budget[0]):
         again = f"the server names runs, and each may cost {config.epsilon:g} again"
         lines.append(f"no budget of all runs on these data (privacy.total_epsilon is inf): {again}")
     if config.protects and config.accountant == "pld" and math.isfinite(config.budget):
@@ -101,7 +101,7 @@ def unprotected(
         return {}, None, None
     config, data = file.privacy, found.data
     if folder is None:
-        wants = [part for part, table in config.parts.items() if table.noise is None]
+        wants = [part for part, table in config.noise_tables.items() if table.noise is None]
         config = config.with_noise(dict.fromkeys(wants, 1.0))
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
@@ -122,30 +122,30 @@ def unprotected(
 def payment(mechanism: Mechanism) -> str:
     """Return the privacy cost of a run by the owner's accountant."""
     cost, config = forecast(mechanism), mechanism.config
-    if cost.price is None:
+    if cost.cost is None:
         if objection(mechanism) is not None:
             return "It would pay nothing, since it would refuse: `fedstill privacy plan` says what."
         return "Without noise on all that leaves nothing is guaranteed, and no epsilon is known."
-    reached = f"epsilon {round_up(cost.by(config.accountant))} ({config.accountant.upper()})"
+    reached = f"epsilon {round_up(cost.epsilon_by(config.accountant))} ({config.accountant.upper()})"
     return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
 
 
-def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
+def refusal(mechanism: Mechanism, spent: TotalSpent | None) -> str | None:
     """Why a node would refuse a run as its mechanism charges it, or None.
 
     Args:
         spent: what its data have cost so far; None: not known, and the run is held against its own budget.
     """
     config, price = mechanism.config, total_cost(mechanism.schedule())
-    so_far = Balance({}) if spent is None else spent
-    if so_far.trouble is not None:
-        return f"nothing can be charged: {so_far.trouble}"
+    so_far = TotalSpent({}) if spent is None else spent
+    if so_far.fault is not None:
+        return f"nothing can be charged: {so_far.fault}"
     if price is None:
         return objection(mechanism)
-    most, delta = config.over_all
+    most, delta = config.total_budget
     if so_far.units - {mechanism.unit} and math.isfinite(most):
         return str(ProtectedUnitChanged(most, delta))
-    if so_far.bare and math.isfinite(most):
+    if so_far.no_guarantee and math.isfinite(most):
         return "nothing is left: releases without guarantee have left"
     if not is_within_epsilon(price, config.epsilon, config.delta, config.accountant):
         return f"it costs more than the budget of a run, epsilon {config.epsilon:g} at delta {config.delta:g}"
@@ -156,7 +156,7 @@ def refusal(mechanism: Mechanism, spent: Balance | None) -> str | None:
     return None
 
 
-def _spent(file: NodeFile, folder: Path) -> Balance | None:
+def _spent(file: NodeFile, folder: Path) -> TotalSpent | None:
     """Return the audit log's balance; None if it cannot be read, which is reported as a fault."""
     try:
         return audit_file.read_total_spent(file, folder)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedstill.core.dataset import TensorData
     from fedstill.data.input_spec import InputSpec
     from fedstill.node.node_file import NodeFile
-    from fedstill.node.owner_folder import Examined
+    from fedstill.node.owner_folder import FolderCheck
     from fedstill.node.policy import PolicyConfig
 
 FEW = 20  # classes that are shown one by one
@@ -60,7 +60,7 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
         until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"
         authority = f"its authority is {kit.authority_fingerprint}"
         facts["link"] = [f"dials out to {kit.target('client')}; {until}", authority]
-        if corrupted := Cohort(folder / COHORT).spoilt:
+        if corrupted := SumHistory(folder / SUM_HISTORY_FILE).corrupted:
             most = policy.max_corrupted_sums
             then = ", and all are from now on" if 0 < most <= corrupted else ""
             facts["link"].append(

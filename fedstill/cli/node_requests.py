@@ -15,15 +15,15 @@ from fedstill.core.hashing import grouped
 from fedstill.core.text_format import clip
 
 if TYPE_CHECKING:
-    from fedstill.node.requests import Requests
+    from fedstill.node.requests import ApprovalRequests
 
 LAST = 50  # lines of the log that are shown
 
 
 def requests(args: ParsedArgs) -> None:
     """The runs that were asked for, the latest first; of one the canonical text, to the byte."""
-    from fedstill.node.request_text import facts
-    from fedstill.node.requests import described_by
+    from fedstill.node.request_text import describe_request
+    from fedstill.node.requests import find_description
 
     known = _requests(Path(args.positionals[0])).all()
     if args.positionals[1:]:
@@ -60,7 +60,7 @@ def log(args: ParsedArgs) -> None:
     from fedstill.cli.node_check import leave_faulty
     from fedstill.core.errors import FedstillError
     from fedstill.node import owner_folder
-    from fedstill.node.request_text import line_about
+    from fedstill.node.request_text import describe_log_line
     from fedstill.node.security_log import SecurityLog
 
     folder = Path(args.positionals[0])
@@ -72,7 +72,7 @@ def log(args: ParsedArgs) -> None:
             print(f"Moved to {path}.")
     lines = list(kept.lines())
     noted = args.positionals[1] if args.positionals[1:] else ""
-    number = kept.holds(noted) if noted else None
+    number = kept.find_hash(noted) if noted else None
     fault = kept.verify()
     if fault is None and noted and number is None:
         causes = "it was archived, the folder was put back to before it, or this is another log"
@@ -102,15 +102,15 @@ def log(args: ParsedArgs) -> None:
 
 def _requests(folder: Path) -> Requests:
     from fedstill.node import owner_folder
-    from fedstill.node.requests import Requests
+    from fedstill.node.requests import ApprovalRequests
 
-    return Requests(folder, owner_folder.read(folder))
+    return Requests(folder, owner_folder.read_node_file(folder))
 
 
 def _decide(args: ParsedArgs, approved: bool) -> None:
     from fedstill.core.registry import looking_in
     from fedstill.node import owner_folder
-    from fedstill.node.request_text import refused_all_the_same
+    from fedstill.node.request_text import always_refused_queries
 
     folder = Path(args.positionals[0])
     because, server = args.get("--because") or "", args.get("--server")
@@ -119,6 +119,6 @@ def _decide(args: ParsedArgs, approved: bool) -> None:
     if approved:
         print("The server can start or resume it now.")
         with looking_in(folder):
-            refused = refused_all_the_same(request, owner_folder.read(folder))
+            refused = refused_all_the_same(request, owner_folder.read_node_file(folder))
         for query, rule in refused.items():
             print(f"But {query} is refused all the same, as node.toml is: {rule}.")

@@ -94,7 +94,7 @@ def answer(args: ParsedArgs) -> None:
 
     from fedstill.core.progress import Bars
     from fedstill.federation import offline_node, signed_files
-    from fedstill.node.node_service import Host
+    from fedstill.node.node_service import NodeService
 
     folder, file = map(Path, args.positionals)
     Host(folder).limit_process()  # which is this command's own

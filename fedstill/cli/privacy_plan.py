@@ -16,9 +16,9 @@ from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node.audit_file import TotalSpent
-from fedstill.node.privacy_forecast import Knob, find_knob, forecast, most_steps, parts
-from fedstill.node.protection import unit_notes, wanted
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.privacy_forecast import RunLength, find_run_length, forecast, max_steps, paid_parts
+from fedstill.node.protection import needs_mechanism, unit_notes
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.events import PrivacyCost, total_cost
 from fedstill.protocol.method import build_node_side
 
@@ -79,7 +79,7 @@ def _at_node(path: Path, target: str, config: RunConfig) -> tuple[PlannedRun, li
     from fedstill.node import audit_file, owner_folder
 
     folder = path.parent if path.name == owner_folder.FILE else path
-    file, asking = owner_folder.read(folder), asked_by(target, config)
+    file, asking = owner_folder.read_node_file(folder), asked_by(target, config)
     data, spec = node_data.load_node_data(file.data, folder, asking.spec, asking.config.task)
     notes = unit_notes([data], [file.privacy])
     data = data if data.groups is None else limit_groups(data, file.privacy.group_size)
@@ -177,7 +177,7 @@ def _solve(
         raise ArgumentError(f"privacy.mechanism of {place.name}", mechanism.name, allowed)
     limited = math.isfinite(privacy.budget)
     cost = forecast(mechanism)
-    noisy_enough = wants and limited and cost.price is not None
+    noisy_enough = wants and limited and cost.cost is not None
     found = "steps" if finds_steps else "noise" if noisy_enough else "epsilon"
     return NodePlan(place, mechanism, cost, length, found)
 

@@ -14,8 +14,8 @@ from fedstill.cli.node_check_privacy import refusal
 from fedstill.cli.privacy_plan_advice import MODEL, advice
 from fedstill.node.audit_entries import RESPONSE
 from fedstill.node.audit_file import TotalSpent
-from fedstill.node.privacy_forecast import MOST_STEPS, Forecast, Knob, rounded_up
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.privacy_forecast import MAX_STEPS, Forecast, RunLength, round_up
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import round_down, round_up
 from fedstill.privacy.events import PrivacyCost, cost_from_dict, cost_to_dict
@@ -49,7 +49,7 @@ class PlannedNode:
     privacy: PrivacyConfig
     local: LocalConfig
     examples: int  # its records, without those that a limit of groups leaves out
-    spent: Balance
+    spent: TotalSpent
     group: str = ""
 
 
@@ -134,15 +134,15 @@ def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[s
         if most.length is not None:
             facts["length"] = f"{length} = {most.length.value:.10g}{_steps_note(plans)}"
         facts["found"] = {
-            "noise": f"noise, so that epsilon is at most {min(config.epsilon, config.over_all[0]):g}",
+            "noise": f"noise, so that epsilon is at most {min(config.epsilon, config.total_budget[0]):g}",
             "steps": f"{length}, so that epsilon is at most {config.epsilon:g}",
             "epsilon": "epsilon, from noise and length",
         }[most.found]
-        if "model" in config.learns and most.cost.pld and MODEL not in run.models:
+        if "model" in config.dp_trained and most.cost.pld and MODEL not in run.models:
             records = sum(plan.place.examples for plan in plans) // len(plans)  # as they were recorded
             if advised := advice(run.spec.task, records, round(most.cost.pld, 1)):
                 facts["advice"] = advised
-        facts |= config.facts({part: max(_levels(plans, part)) for part in config.parts})
+        facts |= config.facts({part: max(_levels(plans, part)) for part in config.noise_tables})
     return facts
 
 
@@ -158,7 +158,7 @@ def _steps_note(plans: Sequence[NodePlan]) -> str:
 
 
 def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
-    parts = [part for part in plans[0].mechanism.config.parts if any(_levels(plans, part))]
+    parts = [part for part in plans[0].mechanism.config.noise_tables if any(_levels(plans, part))]
     rows = [
         [
             plan.place.name,
@@ -182,7 +182,7 @@ def _print_lines(console: Console, plan: NodePlan) -> None:
         cost_text = "no guarantee" if price is None else "\n".join(events(price)) or "free"
         often = "any" if times is None else f"{times:,}"  # as a method that does not say how often
         each = " each" if times is None and price else ""
-        what = line["query"] if line["part"] == ANSWER else f"{line['query']}, {line['part']}"
+        what = line["query"] if line["part"] == RESPONSE else f"{line['query']}, {line['part']}"
         noise = "-" if line["for"] in ("other", "nothing") else line["for"]
         rows.append([what, noise, cost_text, often, f"{round_up(alone)}{each}"])
     print_table(console, ["query", "noise", "price", "times", "alone"], rows, left=3)
@@ -193,12 +193,12 @@ def _lines(plan: NodePlan) -> list[dict[str, Any]]:
     config, rows = plan.mechanism.config, []
     for line in plan.cost.lines:
         price = alone = None
-        if line.price is not None:
-            price = cost_to_dict(line.price)
-            times = PrivacyCost({event: count * max(line.times, 1) for event, count in line.price.items()})
+        if line.cost is not None:
+            price = cost_to_dict(line.cost)
+            times = PrivacyCost({event: count * max(line.times, 1) for event, count in line.cost.items()})
             alone = compute_epsilon(times, config.delta, config.accountant)
-        rows.append(_line(line.what, line.pays, price, line.times, alone, line.part))
-    paid = {line.what for line in plan.cost.lines}
+        rows.append(_line(line.label, line.charged_to, price, line.times, alone, line.part))
+    paid = {line.label for line in plan.cost.lines}
     for name, query in plan.mechanism.side.queries.items():
         if name not in paid:
             rows.append(_line(name, "nothing", {}, query.times, 0.0))
@@ -211,7 +211,7 @@ def _line(
     price: Mapping[str, int] | None,
     times: int,
     alone: float | None,
-    part: str = ANSWER,
+    part: str = RESPONSE,
 ) -> dict[str, Any]:
     row = {"query": what, "part": part, "for": pays, "events": price}
     return {**row, "times": times or None, "epsilon": alone}
@@ -222,17 +222,17 @@ def _budgets(plan: NodePlan) -> dict[str, Any]:
     audit log."""
     config, cost, place = plan.mechanism.config, plan.cost, plan.place
     before = after = None
-    if place.spent.trouble is None and not place.spent.bare and not plan.unlike:
+    if place.spent.fault is None and not place.spent.no_guarantee and not plan.unlike:
         spent = cost_from_dict(place.spent.events)
-        before = compute_epsilon(spent, config.over_all[1], config.accountant)
-        if cost.price is not None:
-            after = compute_epsilon(spent + cost.price, config.over_all[1], config.accountant)
+        before = compute_epsilon(spent, config.total_budget[1], config.accountant)
+        if cost.cost is not None:
+            after = compute_epsilon(spent + cost.cost, config.total_budget[1], config.accountant)
     return {
         "epsilon_pld": cost.pld,
         "epsilon_rdp": cost.rdp,
         "and_each_time": [name for name, asked in plan.mechanism.side.queries.items() if not asked.times],
-        "of_the_run": _budget(config.epsilon, config.delta, 0.0, cost.by(config.accountant)),
-        "of_the_data": _budget(*config.over_all, before, after),
+        "of_the_run": _budget(config.epsilon, config.delta, 0.0, cost.epsilon_by(config.accountant)),
+        "of_the_data": _budget(*config.total_budget, before, after),
         "refused": refusal(plan.mechanism, place.spent),
     }
 
@@ -253,14 +253,14 @@ def _budget_facts(plan: NodePlan) -> dict[str, str | Sequence[str]]:
     budgets, refused = _budgets(plan), ""
     if budgets["refused"] is not None:
         refused = f"REFUSED: {budgets['refused']}"
-    if plan.cost.price is None:
+    if plan.cost.cost is None:
         return {"whole run": f"no guarantee, and {refused}" if refused else "no guarantee"}
     lines = [f"epsilon {round_up(budgets['epsilon_pld'])} (PLD), {round_up(budgets['epsilon_rdp'])} (RDP)"]
     if endless := budgets["and_each_time"]:
         lines.append(f"and what {', '.join(endless)} costs each time, as often as there is budget for it")
     facts: dict[str, str | Sequence[str]] = {"whole run": lines, "of the run": _left(budgets["of_the_run"])}
     spent = plan.place.spent
-    unknown = spent.trouble is not None or ((spent.bare or plan.unlike) and refused)
+    unknown = spent.fault is not None or ((spent.no_guarantee or plan.unlike) and refused)
     facts["of the data"] = refused if unknown else _left(budgets["of_the_data"])
     return facts
 
@@ -282,8 +282,8 @@ def _left(budget: Mapping[str, Any]) -> str:
 def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:
     """The noise that was found, by part, rounded up."""
     found = {}
-    given = plans[0].place.privacy.parts
-    for part, table in plans[0].mechanism.config.parts.items():
+    given = plans[0].place.privacy.noise_tables
+    for part, table in plans[0].mechanism.config.noise_tables.items():
         most = max(_levels(plans, part))
         if most > 0 and (table.noise is None or table.noise != given[part].noise):
             found[part] = rounded_up(most)

@@ -33,17 +33,17 @@ from fedstill.privacy.dpsgd import (
 )
 from fedstill.privacy.noise import NoiseSampler, add_noise
 from fedstill.privacy.per_example import PerExample
-from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine, set_lr
+from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task
 
 # Inputs (B, C, H, W), each changed by itself, as it is and as the draws of the step say.
 Augment = Callable[[torch.Tensor, torch.Tensor, NoiseSampler], tuple[torch.Tensor, torch.Tensor]]
 Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes still at work, steps done, losses
-KEPT = 2**27  # numbers of all examples' features that are kept while a network learns (512 MiB)
-PIECE = 250  # examples whose features are computed at once
+MAX_CACHED_NUMBERS = 2**27  # numbers of all examples' features that are kept while a network learns (512 MiB)
+FEATURE_BATCH = 250  # examples whose features are computed at once
 
 
-def step(
+def private_step(
     node: Node,
     role: str,
     dp: DPParameters,
@@ -71,24 +71,24 @@ def step(
     Raises:
         ArgumentError: a query is answered, and it has not declared this step, or not of so many records.
     """
-    _take(node, role, rate)
+    _consume_step(node, role, rate)
     module, optimizer = node.modules[role], node.optimizers[role]
     names = (
         node.query_context_hash,
         *purpose,
     )  # what is asked again otherwise is another release, with other noise
-    drawn = poisson_sample(node.data, rate, dp.draws(*names, "sample"))
+    drawn = poisson_sample(node.data, rate, dp.sampler(*names, "sample"))
     trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
     inputs, targets = drawn.inputs, drawn.targets
     if augment is not None and len(drawn):
-        inputs, targets = augment(inputs, targets, dp.draws(*names, "augment"))
+        inputs, targets = augment(inputs, targets, dp.sampler(*names, "augment"))
     rows = examples_at_once(len(node.data), batch)
     with in_mode(module, True):
         total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
         if dp.noise:
             # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits
             # on another machine, then so does all of its noise, and no difference of two steps is without.
-            noise = dp.draws(*names, "noise", tensor_digest(total)).normal(tuple(total.shape))
+            noise = dp.sampler(*names, "noise", tensor_digest(total)).normal(tuple(total.shape))
             total = add_noise(total, noise, dp.noise * dp.clip)
         gradient = total.float() / batch
         if public_loss is not None:
@@ -101,7 +101,7 @@ def step(
     return loss
 
 
-def _take(node: Node, role: str, rate: float) -> None:
+def _consume_step(node: Node, role: str, rate: float) -> None:
     """Take a step off those that are charged for the query that is answered."""
     if node.remaining_private_steps is None:
         return
@@ -112,14 +112,14 @@ def _take(node: Node, role: str, rate: float) -> None:
     node.remaining_private_steps[role] = batch, left - 1
 
 
-def train(
+def train_privately(
     node: Node,
     task: Task,
     config: LocalConfig,
     compute: Compute,
     *,
     dp: DPParameters,
-    span: Span = WHOLE,
+    span: Span = FULL_TRAINING,
     start: int = 0,
     steps: int | None = None,
     report: Report | None = None,
@@ -133,24 +133,24 @@ def train(
     Returns:
         Steps of the span done in all.
     """
-    total = max(config.steps(len(node.data)), span.of)
+    total = max(config.steps(len(node.data)), span.parts)
     numbers = span.steps(total)
     end = len(numbers) if steps is None else min(len(numbers), start + steps)
     if config.augment == "none" and start < end:
         with compute.autocast():
-            node = _behind_fixed_layers(node)
+            node = _with_precomputed_features(node)
     q = sampling_rate(len(node.data), config.batch)
     for number in numbers[start:end]:
-        set_lr(node.optimizers["model"], cosine(number, total, config.lr, config.lr_end))
+        set_lr(node.optimizers["model"], cosine_lr(number, total, config.lr, config.lr_end))
         with compute.step(node.seed, node.name, purpose, number):
-            loss = step(
+            loss = private_step(
                 node,
                 "model",
                 dp,
                 q,
                 purpose,
                 number,
-                private_loss=_losses(task, config),
+                private_loss=_example_losses(task, config),
                 batch=q * len(node.data),
                 augment=_augment(task, config),
             )
@@ -159,7 +159,7 @@ def train(
     return end
 
 
-def _behind_fixed_layers(node: Node) -> Node:
+def _with_precomputed_features(node: Node) -> Node:
     """The node with its network's layers from the first that learns on, and for data what the layers before
     make of its inputs, which is computed once; as it is, where layers do not simply follow one another.
 
@@ -181,8 +181,8 @@ def _behind_fixed_layers(node: Node) -> Node:
 
     with torch.no_grad():
         fixed.train()  # as in a step
-        fits = at > 0 and len(data) * one(leaves, data.inputs[0])[0].numel() <= KEPT
-        alone = PerExample(one, min(PIECE, len(data)), fixed, leaves, data.inputs) if fits else None
+        fits = at > 0 and len(data) * one(leaves, data.inputs[0])[0].numel() <= MAX_CACHED_NUMBERS
+        alone = PerExample(one, min(FEATURE_BATCH, len(data)), fixed, leaves, data.inputs) if fits else None
         pieces = [] if alone is None else [features for [features] in alone(leaves, data.inputs)]
         fixed.train(training)
     if alone is None:
@@ -195,7 +195,7 @@ def _behind_fixed_layers(node: Node) -> Node:
     return twin
 
 
-def _losses(task: Task, config: LocalConfig) -> PrivateLoss:
+def _example_losses(task: Task, config: LocalConfig) -> PrivateLoss:
     """The task's loss of each example: each is a batch of one."""
 
     def losses(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -10,16 +10,16 @@ from fedstill.privacy.accounting import calibrate_noise
 from fedstill.privacy.config import Accountant, PrivacyConfig
 from fedstill.privacy.events import CostBreakdown, PrivacyCost, total_cost
 
-Levels = Mapping[str, float]  # noise as it is drawn, by the mechanism's table; 0 is none
-Schedule = Callable[[Levels], CostBreakdown]  # what the whole run costs at most
+NoiseLevels = Mapping[str, float]  # noise as it is drawn, by the mechanism's table; 0 is none
+RunCosts = Callable[[NoiseLevels], CostBreakdown]  # what the whole run costs at most
 
 
-def supposed(config: PrivacyConfig) -> Levels:
+def placeholder_noise(config: PrivacyConfig) -> NoiseLevels:
     """Noise as given, and some wherever it is to be found."""
-    return {part: 1.0 if table.noise is None else table.noise for part, table in config.parts.items()}
+    return {part: 1.0 if table.noise is None else table.noise for part, table in config.noise_tables.items()}
 
 
-def find(config: PrivacyConfig, schedule: Schedule) -> Levels:
+def calibrate_noise(config: PrivacyConfig, schedule: RunCosts) -> NoiseLevels:
     """Noise as given; where none is given, as much as the budgets ask for over the whole run.
 
     Where several parts have none, each gets its share of epsilon; since all together cost less than the sum
@@ -28,17 +28,17 @@ def find(config: PrivacyConfig, schedule: Schedule) -> Levels:
     Raises:
         ArgumentError: no noise is enough.
     """
-    parts, used = config.parts, schedule(supposed(config))
+    parts, used = config.noise_tables, schedule(placeholder_noise(config))
     given = {part: table.noise or 0.0 for part, table in parts.items()}
     missing = [part for part, table in parts.items() if table.noise is None and used.get(part)]
     # The run must stay within both; what stays within less stays within more.
-    both = {(config.epsilon, config.delta), config.over_all}
+    both = {(config.epsilon, config.delta), config.total_budget}
     budgets = [(e, d) for e, d in sorted(both) if math.isfinite(e) and d <= min(both)[1]]
     if not config.protects or not budgets or not missing or total_cost(used) is None:
         return given
 
     def enough(
-        levels: Levels, base: Levels, most: float, delta: float, by: Accountant, only: str = ""
+        levels: NoiseLevels, base: Levels, most: float, delta: float, by: Accountant, only: str = ""
     ) -> float:
         """By which factor the base must be multiplied for a run (or one part of it) to cost ``most``."""
 
@@ -49,7 +49,7 @@ def find(config: PrivacyConfig, schedule: Schedule) -> Levels:
         try:
             return calibrate_noise(spent, most, delta, by)
         except ArgumentError as error:
-            run, over_all = config.epsilon, config.over_all[0]
+            run, over_all = config.epsilon, config.total_budget[0]
             name = "epsilon" if run <= over_all else "total_epsilon"
             raise ArgumentError(f"privacy.{name}", min(run, over_all), error.allowed) from error
 

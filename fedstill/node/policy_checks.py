@@ -15,7 +15,7 @@ from fedstill.models import dp_compatibility
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.queries import names
+from fedstill.protocol.queries import query_names
 from fedstill.tasks import TASKS
 
 
@@ -44,7 +44,7 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
 
 def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:
     """The names of all queries that one of the package's own methods, or of some others, declares."""
-    return frozenset().union(*(names(METHODS[name]) for name in (*METHODS.own, *methods)))
+    return frozenset().union(*(query_names(METHODS[name]) for name in (*METHODS.own, *methods)))
 
 
 def privacy_faults(
@@ -62,7 +62,7 @@ def privacy_faults(
         told = "a mechanism, where a budget is set: without a guarantee nothing can leave"
         return [str(ArgumentError("privacy.mechanism", config.called, told))]
     found = []
-    part, main = next(iter(config.parts.items()), ("", None))
+    part, main = next(iter(config.noise_tables.items()), ("", None))
     if main is not None and main.noise is None and math.isinf(config.budget):
         told = f"finite, where privacy.{part}.noise is to be found from it: else nothing is protected"
         found.append(ArgumentError("privacy.epsilon", config.epsilon, told))

@@ -9,15 +9,15 @@ from typing import Any
 
 from fedstill.core.errors import FedstillError
 from fedstill.node.audit_entries import RESPONSE
-from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.accounting import compute_epsilon, max_steps
 from fedstill.privacy.config import Accountant, PrivacyConfig
 from fedstill.privacy.events import PrivacyCost, total_cost
 from fedstill.protocol.local_config import LocalConfig
 
 TRAINING = "local training"
-EPOCHS, LEAST = "local.epochs", "local.least_steps"
-MOST_STEPS = 1_000_000
+EPOCHS, MIN_STEPS = "local.epochs", "local.least_steps"
+MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class CostLine:
     """One thing that costs: a query or local training, the part of the node's protection that it pays for,
     how often, and its price of one time; None: no guarantee. ``part``: of a query, what leaves."""
 
-    what: str
-    pays: str
+    label: str
+    charged_to: str
     times: int
-    price: PrivacyCost | None
-    part: str = ANSWER
+    cost: PrivacyCost | None
+    part: str = RESPONSE
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Forecast:
     """
 
     lines: tuple[CostLine, ...]
-    price: PrivacyCost | None
+    cost: PrivacyCost | None
     pld: float | None
     rdp: float | None
 
-    def by(self, accountant: Accountant) -> float | None:
+    def epsilon_by(self, accountant: Accountant) -> float | None:
         """Epsilon as a budget counts it."""
         return self.rdp if accountant == "rdp" else self.pld
 
@@ -58,12 +58,12 @@ def forecast(mechanism: Mechanism) -> Forecast:
         return Forecast((), PrivacyCost(), 0.0, 0.0)
     price, delta = total_cost(mechanism.schedule()), mechanism.config.delta
     if price is None or not mechanism.protects:
-        return Forecast(tuple(lines(mechanism)), None, None, None)
+        return Forecast(tuple(cost_lines(mechanism)), None, None, None)
     costs = compute_epsilon(price, delta), compute_epsilon(price, delta, "rdp")
-    return Forecast(tuple(lines(mechanism)), price, *costs)
+    return Forecast(tuple(cost_lines(mechanism)), price, *costs)
 
 
-def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str | None:
+def refusal_reason(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str | None:
     """Why a node with a budget would refuse something of its run, whatever is left of it; or None. ``config``
     is the owner's, where the mechanism's has noise in the place of what is to be found."""
     config, queries = config or mechanism.config, mechanism.side.queries
@@ -73,12 +73,12 @@ def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str 
         if (rule := unpriced(mechanism, query)) is not None:
             return f"{query.name}: {rule}"
     known, planned = mechanism.supposing().schedule(), mechanism.schedule()
-    for part in parts(mechanism):
-        if config.parts[part].noise is None and not known.get(part):
+    for part in paid_parts(mechanism):
+        if config.noise_tables[part].noise is None and not known.get(part):
             endless = ", ".join(name for name, asked in queries.items() if not asked.times)
             told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
             return f"privacy.{part}.noise is none, and {told}: give a number"
-    for part, table in config.parts.items():
+    for part, table in config.noise_tables.items():
         if table.noise == 0 and planned.get(part, PrivacyCost()) is None:
             return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
     if total_cost(planned) is None:
@@ -86,16 +86,16 @@ def objection(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str 
     return None
 
 
-def parts(mechanism: Mechanism) -> list[str]:
+def paid_parts(mechanism: Mechanism) -> list[str]:
     """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
     supposing = mechanism.supposing()
     paid = {part for part, price in supposing.schedule().items() if price}
     for query in mechanism.side.queries.values():  # also where nobody says how often it is asked
         paid |= {pays for _, pays, price in supposing.once(query) if price}
-    return [part for part in mechanism.config.parts if part in paid]
+    return [part for part in mechanism.config.noise_tables if part in paid]
 
 
-def lines(mechanism: Mechanism) -> Iterator[CostLine]:
+def cost_lines(mechanism: Mechanism) -> Iterator[CostLine]:
     """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
     training = mechanism.schedule().get(mechanism.training, PrivacyCost())
     if training is None or training:
@@ -111,32 +111,35 @@ def lines(mechanism: Mechanism) -> Iterator[CostLine]:
 
 
 @dataclass(frozen=True)
-class Knob:
+class RunLength:
     """By what a run can be made longer: an option of its method (dotted), or how long a node trains."""
 
     name: str
     value: float
 
-    def turn(self, method: Any, local: LocalConfig, to: int) -> tuple[Any, LocalConfig]:
+    def with_length(self, method: Any, local: LocalConfig, to: int) -> tuple[Any, LocalConfig]:
         """Options of the method and of local training with another length."""
         if self.name == EPOCHS:
             return method, replace(local, epochs=float(to))
-        if self.name == LEAST:
+        if self.name == MIN_STEPS:
             return method, replace(local, least_steps=to)
         return replace(method, **{self.name.removeprefix("method."): to}), local
 
 
-def find_knob(
+def find_run_length(
     method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig], PrivacyCost | None]
-) -> Knob:
+) -> RunLength:
     """The first option by which a longer run costs more.
 
     Raises:
         FedstillError: there is none; it says why.
     """
     names = [name for name in method.longer if hasattr(method, name)]
-    knobs = [Knob(f"method.{name}", getattr(method, name)) for name in names]
-    knobs += [Knob(EPOCHS, local.epochs), Knob(LEAST, local.least_steps)]  # the latter where epochs are short
+    knobs = [RunLength(f"method.{name}", getattr(method, name)) for name in names]
+    knobs += [
+        RunLength(EPOCHS, local.epochs),
+        Knob(MIN_STEPS, local.least_steps),
+    ]  # the latter where epochs are short
     now = price(method, local)
     for knob in knobs:
         if price(*knob.turn(method, local, 2 * math.ceil(knob.value) + 1)) != now:
@@ -146,7 +149,7 @@ def find_knob(
     raise FedstillError(f"{told}: leave --steps out, or one of --epsilon and --noise")
 
 
-def most_steps(mechanism_of: Callable[[int], Mechanism], limit: float) -> int:
+def max_steps(mechanism_of: Callable[[int], Mechanism], limit: float) -> int:
     """The longest run that costs at most epsilon ``limit``; 0 where none does. Mechanisms are given by
     steps."""
 
@@ -154,10 +157,10 @@ def most_steps(mechanism_of: Callable[[int], Mechanism], limit: float) -> int:
         return (total_cost(mechanism_of(steps).schedule()) or PrivacyCost()) if steps else PrivacyCost()
 
     config = mechanism_of(1).config
-    return max_steps(schedule, limit, config.delta, config.accountant, MOST_STEPS)
+    return max_steps(schedule, limit, config.delta, config.accountant, MAX_STEPS)
 
 
-def rounded_up(level: float) -> float:
+def round_up(level: float) -> float:
     """A noise level to four digits, and no lower.
 
     >>> rounded_up(4.08014), rounded_up(1547.139), rounded_up(0.5)

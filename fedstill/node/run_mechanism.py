@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, OwnDataError, QueryRefused
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
-from fedstill.node.noise_calibration import Levels, find, supposed
+from fedstill.node.noise_calibration import NoiseLevels, calibrate_noise, placeholder_noise
 from fedstill.privacy import dpsgd
 from fedstill.privacy.config import DPTrainingConfig, PrivacyConfig, Release
 from fedstill.privacy.dpsgd import DPParameters
@@ -33,10 +33,12 @@ from fedstill.tasks import Task
 
 Shape = tuple[int, ...]
 
-SHARED = 1.01  # what an image's shares move all counts by: 1, and what rounding in float64 may add to it
+MAP_COUNT_SENSITIVITY = (
+    1.01  # what an image's shares move all counts by: 1, and what rounding in float64 may add to it
+)
 
 
-class Mechanism:
+class PrivacyMechanism:
     """Rules and prices of one node, of so many examples.
 
     Args:
@@ -45,11 +47,11 @@ class Mechanism:
         group: the column by which records belong together, where more than one is protected at once.
 
     Attributes:
-        levels: of noise, as it is drawn.
-        binding: a fingerprint of all that its answers follow from (data, model, method, options), so that
+        noise_levels: of noise, as it is drawn.
+        setup_hash: a fingerprint of all that its answers follow from (data, model, method, options), so that
             equal noise is never on two different answers. To be set before anything is drawn.
         unit: what a price protects together, as the audit log has it (:meth:`.PrivacyConfig.unit`).
-        several: whether groups are declared though each record is protected by itself, which is then said.
+        has_groups: whether groups are declared though each record is protected by itself, which is then said.
 
     Raises:
         ArgumentError: no noise is enough for the epsilon that is asked for.
@@ -71,38 +73,38 @@ class Mechanism:
     ) -> None:
         self.node, self.config, self.side, self.local = node, config, side, local
         self.examples, self.task, self._secret = examples, task, secret
-        self._all = local.steps(examples)  # of local training
-        self.binding, self.salt = "", salt
+        self._all_steps = local.steps(examples)  # of local training
+        self.setup_hash, self.salt = "", salt
         self.unit = config.unit(group)
-        self.several = False
-        self._draws = make_sampler(config.randomness)
-        self.training = config.learns.get("model", "training")  # what local training is billed as
+        self.has_groups = False
+        self._make_sampler = make_sampler(config.randomness)
+        self.training = config.dp_trained.get("model", "training")  # what local training is billed as
         self.name, self.protects = config.called, config.protects
         for query in side.queries.values():
-            self._check(query)
-        self.levels = find(config, lambda levels: self._at(levels).schedule())
+            self._check_query(query)
+        self.noise_levels = find(config, lambda levels: self._with_noise(levels).schedule())
 
-    def _at(self, levels: Levels) -> Mechanism:
+    def _with_noise(self, levels: Levels) -> PrivacyMechanism:
         """The same with other noise."""
         other = copy.copy(self)
         other.levels = levels
         return other
 
-    def supposing(self) -> Mechanism:
+    def with_placeholder_noise(self) -> PrivacyMechanism:
         """The same with some noise wherever it is to be found: what has no guarantee with it, never has."""
-        return self._at(supposed(self.config))
+        return self._with_noise(supposed(self.config))
 
-    def _check(self, query: Query) -> None:
+    def _check_query(self, query: Query) -> None:
         """Refuse a query that the mechanism cannot protect, whatever the noise."""
-        rule, unknown = None, sorted(set(query.trains) - (set(self.config.learns) - {"model"}))
-        if self.protects and query.releases and query.reads is None:
+        rule, unknown = None, sorted(set(query.trains) - (set(self.config.dp_trained) - {"model"}))
+        if self.protects and query.releases and query.depends_on_records is None:
             rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
         elif self.protects and unknown:
             learned = f"it trains {', '.join(unknown)}, which learns without noise"
             rule = f"mechanism {self.name} cannot protect it: {learned}"
-        elif "model" in self.config.learns and query.span is not None and query.beside:
+        elif "model" in self.config.dp_trained and query.span is not None and query.extra_loss:
             told = ", ".join(sorted(set(query.releases.values()))) or "it"
-            learned = f"its model also learns {query.beside}, and noise is on the task's loss alone"
+            learned = f"its model also learns {query.extra_loss}, and noise is on the task's loss alone"
             rule = f"mechanism {self.name} cannot protect {told}: {learned}"
         else:
             rule = self.config.refusal(query, self.task)
@@ -113,111 +115,114 @@ class Mechanism:
 
     def rule(self, query: Query, name: str) -> Rule:
         """What is done to one tensor of an answer, or of the gradients that follow it."""
-        config, kind = self.config, query.kinds()[name]
-        pulled = name not in query.releases  # a gradient, whatever its kind is called
-        if not self.protects or query.reads is None:
+        config, kind = self.config, query.released_kinds()[name]
+        is_input_gradient = name not in query.releases  # a gradient, whatever its kind is called
+        if not self.protects or query.depends_on_records is None:
             return Exact()
         # Gradients of what is computed from the records carry them, whatever the networks learned with.
-        reads = name in query.reads or kind.of == "records"
-        if pulled:
+        reads = name in query.depends_on_records or kind.category == "records"
+        if is_input_gradient:
             reads = any(
-                each.of == "records" or (part in query.reads and each.of != "counts")
+                each.category == "records" or (part in query.depends_on_records and each.category != "counts")
                 for part, each in query.releases.items()
             )
-        apart = name in query.apart  # its very size tells of the records, which no noise hides
+        apart = name in query.unstacked  # its very size tells of the records, which no noise hides
         # By how much a record moves a stranger's counts is not known.
-        if kind.of == "counts" and not (kind.package or apart):
+        if kind.category == "counts" and not (kind.package or apart):
             if not reads:
                 return Derived("counts that have left with noise")
             # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
             least = int(not kind.by_class)
-            return NoisyCounts(config.counts_noise, config.group_size, self._moves(kind), least)
-        if kind.of == "moments" and reads and not (kind.package or apart):
+            return NoisyCounts(config.counts_noise, config.group_size, self._count_sensitivity(kind), least)
+        if kind.category == "moments" and reads and not (kind.package or apart):
             return NoisySums(config.sums_noise, config.group_size)
-        if not reads and ("model" in config.learns or (kind.of == "critic" and not pulled and self._critics)):
+        if not reads and (
+            "model" in config.dp_trained
+            or (kind.category == "critic" and not is_input_gradient and self._has_critics)
+        ):
             # What it costs that they learn is billed where they do.
             return Derived("networks that learn with DP-SGD")
         if apart:
             return Exact()
-        found = config.rule(Release(kind, pulled, reads), self.levels)
+        found = config.rule(Release(kind, is_input_gradient, reads), self.noise_levels)
         # What follows from what is paid for is known here, and to no mechanism.
         return Exact() if isinstance(found, Derived) else found
 
-    def says(self, query: Query, name: str, shape: Sequence[int]) -> str:
+    def describe_rule(self, query: Query, name: str, shape: Sequence[int]) -> str:
         """What is done to one tensor, in words that never say more than its price."""
         rule = self.rule(query, name)
-        bare = self._price(rule, shape, None) is None and NO_GUARANTEE not in rule.text
+        bare = self._rule_cost(rule, shape, None) is None and NO_GUARANTEE not in rule.text
         return f"{rule.text}: {NO_GUARANTEE}" if bare else rule.text
 
     @staticmethod
-    def _price(rule: Rule, shape: Sequence[int], noised: torch.Tensor | None) -> PrivacyCost | None:
+    def _rule_cost(rule: Rule, shape: Sequence[int], noised: torch.Tensor | None) -> PrivacyCost | None:
         """What a rule asks for; something for nothing is no guarantee, but where it is paid for already."""
-        price = rule.price(shape) if noised is None else rule.paid(shape, noised)
+        price = rule.cost(shape) if noised is None else rule.actual_cost(shape, noised)
         free = price is not None and not price and math.prod(shape) > 0
         return None if free and not isinstance(rule, Derived) else price
 
     @property
-    def _critics(self) -> bool:
+    def _has_critics(self) -> bool:
         """Whether there are critics, which learn privately under every mechanism."""
         return any("critic" in query.trains for query in self.side.queries.values())
 
-    def _moves(self, kind: PayloadKind) -> float:
+    def _count_sensitivity(self, kind: PayloadKind) -> float:
         """By how much one record can move counts of a kind, in L1."""
         if not kind.by_class:
             return 1.0
-        return SHARED if self.task.kind == "map" else float(self.task.count_sensitivity)
+        return MAP_COUNT_SENSITIVITY if self.task.kind == "map" else float(self.task.count_sensitivity)
 
-    def draws(self, *names: str | int) -> NoiseSampler:
+    def noise_sampler(self, *names: str | int) -> NoiseSampler:
         """Noise for one purpose: the same purpose gives the same noise.
 
         Raises:
             ArgumentError: what the answers follow from is not known.
         """
-        if not self.binding:
-            raise ArgumentError("binding", self.binding, "a fingerprint, set before anything is drawn")
-        return self._draws(self._secret, self.node, self.binding, self.salt, *names)
+        if not self.setup_hash:
+            raise ArgumentError("binding", self.setup_hash, "a fingerprint, set before anything is drawn")
+        return self._make_sampler(self._secret, self.node, self.setup_hash, self.salt, *names)
 
     def seal(self, text: str) -> str:
         """A fingerprint of a text in this run, under the secret: binding and salt lie in files beside the
         audit log, and whoever had these alone could try out what was not noised yet."""
-        return keyed_digest(self._secret, f"seal {self.binding} {self.salt} {text}")
+        return keyed_digest(self._secret, f"seal {self.setup_hash} {self.salt} {text}")
 
-    def networks(self) -> Mapping[str, DPParameters]:
+    def private_steps(self) -> Mapping[str, DPParameters]:
         """The networks that learn with DP-SGD, by role, and how."""
-        return {role: self._steps(role) for role in self.config.learns}
+        return {role: self._steps_of_role(role) for role in self.config.dp_trained}
 
-    def _steps(self, role: str) -> DPParameters:
-        def draws(*names: str | int) -> NoiseSampler:
-            return self.draws("dp-sgd", role, *names)
+    def _steps_of_role(self, role: str) -> DPParameters:
+        def noise_sampler(*names: str | int) -> NoiseSampler:
+            return self.noise_sampler("dp-sgd", role, *names)
 
-        part = self.config.learns[role]
+        part = self.config.dp_trained[role]
         table: DPTrainingConfig = getattr(self.config, part)
-        return DPParameters(self.levels[part], table.clip, draws, self.config.group_size)
+        return DPParameters(self.noise_levels[part], table.clip, draws, self.config.group_size)
 
     def statement(self) -> Statement:
         """What is said of all this."""
         rules = {
-            f"{name} of {query.name}: {self.says(query, name, shape)}"
+            f"{name} of {query.name}: {self.describe_rule(query, name, shape)}"
             for query in self.side.queries.values()
-            for shapes in self.expected(query).values()
+            for shapes in self.expected_shapes(query).values()
             for name, shape in shapes.items()
         }
-        schedule = self.schedule()
-        used = {part: level for part, level in self.levels.items() if schedule.get(part)}
-        return make_statement(self.config, used, sorted(rules), several=self.several)
+        schedule = self.run_costs()
+        used = {part: level for part, level in self.noise_levels.items() if schedule.get(part)}
+        return make_statement(self.config, used, sorted(rules), has_groups=self.has_groups)
 
     # --- what it costs --------------------------------------------------------------------------------
 
-    def bill(
+    def query_costs(
         self, query: Query, part: str, shapes: Mapping[str, Sequence[int]], sent: Tensors
     ) -> CostBreakdown:
         """What one release of a part costs at most, with what is learned for it: shapes by name."""
-        bill = self.release(query, shapes)
-        for name, price in (self.learning(query, sent) if part == ANSWER else {}).items():
+        bill = self.release_costs(query, shapes)
+        for name, price in (self.training_costs(query, sent) if part == RESPONSE else {}).items():
             add_cost(bill, name, price)
         return bill
 
-    def release(
+    def release_costs(
         self, query: Query, shapes: Mapping[str, Sequence[int]], noised: Tensors | None = None
     ) -> CostBreakdown:
         """What one release costs by itself: at most; or as it turned out, if ``noised`` is what leaves, which
@@ -225,7 +230,9 @@ class Mechanism:
         bill = CostBreakdown()
         for name, shape in shapes.items():
             rule = self.rule(query, name)
-            add_cost(bill, rule.pays, self._price(rule, shape, None if noised is None else noised[name]))
+            add_cost(
+                bill, rule.noise_table, self._rule_cost(rule, shape, None if noised is None else noised[name])
+            )
         return bill
 
     def require_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
@@ -238,58 +245,58 @@ class Mechanism:
         if name not in query.releases or query.releases[name].of != "rows" or not shape:
             return
         rule = self.rule(query, name)
-        if self._price(rule, shape, None) != self._price(rule, (shape[0], width), None):
+        if self._rule_cost(rule, shape, None) != self._rule_cost(rule, (shape[0], width), None):
             found = f"{name} of query {query.name} is {tuple(shape)}"
             allowed = f"{width} numbers a row, from which its price was told: width = ... declares others"
             raise OwnDataError(f"{found} (expected {allowed})")
 
-    def learning(self, query: Query, sent: Tensors) -> CostBreakdown:
+    def training_costs(self, query: Query, sent: Tensors) -> CostBreakdown:
         """What it costs that networks learn from the records before a query is answered."""
-        due = self.due(query, sent).items()
-        return {self.config.learns[role]: self._learning(role, *each) for role, each in due}
+        due = self.charged_steps(query, sent).items()
+        return {self.config.dp_trained[role]: self._dp_sgd_cost(role, *each) for role, each in due}
 
-    def due(self, query: Query, sent: Tensors) -> dict[str, tuple[int, int]]:
+    def charged_steps(self, query: Query, sent: Tensors) -> dict[str, tuple[int, int]]:
         """By role, of how many records on average, and how many, the steps are that a query declares: no
         more are charged, and so no more may be taken."""
         found = {}
         if self.protects and "critic" in query.trains:
             found["critic"] = max(query.rows, 1), 1
-        if self.protects and "model" in self.config.learns and query.span is not None:
-            found["model"] = self.local.batch, len(query.span(sent).steps(self._all))
+        if self.protects and "model" in self.config.dp_trained and query.span is not None:
+            found["model"] = self.local.batch, len(query.span(sent).steps(self._all_steps))
         return found
 
-    def first(self) -> CostBreakdown:
+    def initial_training_costs(self) -> CostBreakdown:
         """What the local training before the first query costs, whatever is asked about it later."""
-        span = self.side.first
-        steps = 0 if span is None else len(span.steps(self._all))
-        return {self.training: self._local(steps)}
+        span = self.side.initial_training
+        steps = 0 if span is None else len(span.steps(self._all_steps))
+        return {self.training: self._local_training_cost(steps)}
 
-    def schedule(self) -> CostBreakdown:
+    def run_costs(self) -> CostBreakdown:
         """What the whole run costs at most, as its method declares it."""
         queries = self.side.queries.values()
         rounds = sum(query.times for query in queries if query.span is not None)
         # Rounds part the whole of the local training, and each part takes a step at least.
-        bill = self.first()
+        bill = self.initial_training_costs()
         if rounds:
             at_first: Tensors = defaultdict(lambda: torch.tensor(0))  # in round 0, however that is called
             asked = (query.span(at_first) for query in queries if query.span is not None)
-            spans = [span for span in (self.side.first, *asked) if span is not None]
-            parts = max(rounds, *(span.of for span in spans))
-            bill = {self.training: self._local(max(self._all, parts))}
+            spans = [span for span in (self.side.initial_training, *asked) if span is not None]
+            parts = max(rounds, *(span.parts for span in spans))
+            bill = {self.training: self._local_training_cost(max(self._all_steps, parts))}
         for query in queries:
-            for _, name, price in self.once(query):
-                add_cost(bill, name, None if price is None else _times(price, query.times))
+            for _, name, price in self.single_query_costs(query):
+                add_cost(bill, name, None if price is None else _multiply_cost(price, query.times))
         return bill
 
-    def once(self, query: Query) -> Iterator[tuple[str, str, PrivacyCost | None]]:
+    def single_query_costs(self, query: Query) -> Iterator[tuple[str, str, PrivacyCost | None]]:
         """What asking a query once costs, by the part that leaves and by what pays, without its share of
         local training."""
         unspanned = replace(query, span=None)
-        for part, shapes in self.expected(query).items():
-            for pays, price in self.bill(unspanned, part, shapes, {}).items():
+        for part, shapes in self.expected_shapes(query).items():
+            for pays, price in self.query_costs(unspanned, part, shapes, {}).items():
                 yield part, pays, price
 
-    def expected(self, query: Query, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
+    def expected_shapes(self, query: Query, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
         """The shapes of what leaves for a query, by part: as declared, or as what was sent asks for.
 
         Of pictures only how many there are: no price follows from their size.
@@ -299,38 +306,38 @@ class Mechanism:
         classes = self.task.classes
         response: dict[str, Shape] = {}
         for name, kind in query.releases.items():
-            width = query.width or classes if kind.of == "rows" else classes
-            response[name] = (rows, width) if kind.of in ("scores", "rows") else (rows,)
+            width = query.width or classes if kind.category == "rows" else classes
+            response[name] = (rows, width) if kind.category in ("scores", "rows") else (rows,)
             if kind.by_class:
                 response[name] = (classes,)
         gradient: dict[str, Shape] = {f"d/d{name}": (rows,) for name in query.differentiable}
-        return {ANSWER: response, GRADIENT: gradient} if gradient else {ANSWER: response}
+        return {RESPONSE: response, GRADIENT: gradient} if gradient else {RESPONSE: response}
 
-    def _local(self, steps: int) -> PrivacyCost | None:
+    def _local_training_cost(self, steps: int) -> PrivacyCost | None:
         """Steps of local training: where the model learns without noise, releases are paid for instead."""
-        if "model" not in self.config.learns or not steps:
+        if "model" not in self.config.dp_trained or not steps:
             return PrivacyCost()
-        return self._learning("model", self.local.batch, steps)
+        return self._dp_sgd_cost("model", self.local.batch, steps)
 
-    def _learning(self, role: str, batch: int, steps: int) -> PrivacyCost | None:
-        return dpsgd.training_cost(self._steps(role), self.examples, batch, steps)
+    def _dp_sgd_cost(self, role: str, batch: int, steps: int) -> PrivacyCost | None:
+        return dpsgd.training_cost(self._steps_of_role(role), self.examples, batch, steps)
 
 
-def unpriced(mechanism: Mechanism, query: Query) -> str | None:
+def no_guarantee_reason(mechanism: PrivacyMechanism, query: Query) -> str | None:
     """Why a query has no price that a budget could pay, or None."""
     if math.isinf(mechanism.config.budget):
         return None
     bare_query, supposing = replace(query, span=None), mechanism.supposing()
     bare = sorted(
         {
-            query.kinds()[name]
+            query.released_kinds()[name]
             for part, shapes in mechanism.expected(query).items()
             for name in shapes
             if total_cost(supposing.bill(bare_query, part, {name: shapes[name]}, {})) is None
         }
     )
     if bare:
-        cures = "".join(f"; {kind.without}" for kind in bare if kind.without)
+        cures = "".join(f"; {kind.opt_out}" for kind in bare if kind.opt_out)
         if not mechanism.config.protects:
             cures = "; privacy.mechanism names one: dp-sgd, pate or noisy-outputs"
         named = f"mechanism {mechanism.name} gives no guarantee for {', '.join(bare)}"
@@ -338,5 +345,5 @@ def unpriced(mechanism: Mechanism, query: Query) -> str | None:
     return None
 
 
-def _times(price: PrivacyCost, times: int) -> PrivacyCost:
+def _multiply_cost(price: PrivacyCost, times: int) -> PrivacyCost:
     return PrivacyCost({event: count * times for event, count in price.items()} if times else {})

@@ -40,7 +40,7 @@ MAX_POINTS_PER_EPSILON = (
 )  # grid points per epsilon: what the fast Fourier transforms of a composition may take
 
 
-def discretization_interval(spent: Mapping[Event, int], epsilon: float) -> float:
+def discretization_interval(spent: Mapping[Event, int], epsilon_bound: float) -> float:
     """How far apart the points of a grid lie, in units of epsilon: a power of 2, so that it changes rarely.
 
     The typical loss of one event is the root of its divergence of order 2, and events count by what they
@@ -50,14 +50,16 @@ def discretization_interval(spent: Mapping[Event, int], epsilon: float) -> float
         spent: not empty.
         epsilon: an upper bound on what it costs.
     """
-    (second,) = np.flatnonzero(ORDERS == 2)
-    typical = {event: math.sqrt(rdp_curve(event)[second]) for event in spent}
+    (order_2,) = np.flatnonzero(ORDERS == 2)
+    typical = {event: math.sqrt(rdp_curve(event)[order_2]) for event in spent}
     squares = sum(times * typical[event] ** 2 for event, times in spent.items())
-    plain = sum(times * typical[event] for event, times in spent.items())
-    wished = squares / plain / POINTS_PER_LOSS if plain > 0 else 0.0
+    losses = sum(times * typical[event] for event, times in spent.items())
+    preferred = squares / losses / POINTS_PER_LOSS if losses > 0 else 0.0
     # Of little noise one event alone could have more points than fit into memory.
-    least = max(epsilon / MAX_POINTS_PER_EPSILON, max(map(_loss_range, spent)) / MAX_POINTS_PER_EVENT, 1e-12)
-    return float(2.0 ** math.floor(math.log2(max(wished, least))))
+    smallest = max(
+        epsilon_bound / MAX_POINTS_PER_EPSILON, max(map(_loss_range, spent)) / MAX_POINTS_PER_EVENT, 1e-12
+    )
+    return float(2.0 ** math.floor(math.log2(max(preferred, smallest))))
 
 
 def _loss_range(event: Event) -> float:
@@ -83,9 +85,9 @@ def _self_compose(losses: Any, times: int) -> Any:
     timing.check()
     if times <= MAX_SELF_COMPOSITIONS:
         return losses if times == 1 else losses.self_compose(times)
-    stages, rest = divmod(times, MAX_SELF_COMPOSITIONS)
-    whole = _self_compose(losses.self_compose(MAX_SELF_COMPOSITIONS), stages)
-    return whole.compose(_self_compose(losses, rest)) if rest else whole
+    stages, remainder = divmod(times, MAX_SELF_COMPOSITIONS)
+    composed = _self_compose(losses.self_compose(MAX_SELF_COMPOSITIONS), stages)
+    return composed.compose(_self_compose(losses, remainder)) if remainder else composed
 
 
 @lru_cache(maxsize=64)
@@ -93,22 +95,24 @@ def _event_pld(event: Event, step: float) -> Any:
     """The losses of one event, for adding and for removing a record (or a group)."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    grid: dict[str, float] = {"value_discretization_interval": step}
+    options: dict[str, float] = {"value_discretization_interval": step}
     if event.kind == "laplace":
-        return pld.from_laplace_mechanism(event.noise, **grid)
+        return pld.from_laplace_mechanism(event.noise, **options)
     if event.kind == "pure":
         from dp_accounting.pld import common
 
-        return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(1 / event.noise, 0.0), **grid)
+        return pld.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(1 / event.noise, 0.0), **options
+        )
     if event.group == 1:
-        return pld.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, **grid)
+        return pld.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, **options)
     from scipy.stats import binom
 
-    drawn = np.arange(event.group + 1)  # records of the group: see renyi._mixture
-    chances = binom.pmf(drawn, event.group, event.rate)
-    likely = chances > 0
+    sampled = np.arange(event.group + 1)  # records of the group: see renyi._mixture
+    probabilities = binom.pmf(sampled, event.group, event.rate)
+    possible = probabilities > 0
     return pld.from_mixture_gaussian_mechanism(
-        event.noise, drawn[likely].astype(float).tolist(), chances[likely].tolist(), **grid
+        event.noise, sampled[possible].astype(float).tolist(), probabilities[possible].tolist(), **options
     )
 
 
@@ -150,14 +154,16 @@ def rdp_curve(event: Event) -> RdpCurve:
     quasi-convex).
     """
     if event.kind == "gaussian":
-        everybody: RdpCurve = ORDERS * event.group**2 / (2 * event.noise**2)
+        unsampled: RdpCurve = ORDERS * event.group**2 / (2 * event.noise**2)
         if event.rate == 1:
-            return everybody
-        bound = np.minimum.accumulate(np.minimum(_sampled_gaussian_rdp(event), everybody)[::-1])[::-1]
+            return unsampled
+        bound = np.minimum.accumulate(np.minimum(_sampled_gaussian_rdp(event), unsampled)[::-1])[::-1]
         return np.asarray(np.maximum(bound, 0.0))
     if event.kind == "pure":
-        told, more = -math.log1p(math.exp(-1 / event.noise)), ORDERS - 1
-        return np.asarray((told + np.logaddexp(more / event.noise, -ORDERS / event.noise)) / more)
+        log_truth, order_less_1 = -math.log1p(math.exp(-1 / event.noise)), ORDERS - 1
+        return np.asarray(
+            (log_truth + np.logaddexp(order_less_1 / event.noise, -ORDERS / event.noise)) / order_less_1
+        )
     import dp_accounting
     from dp_accounting import rdp
 
@@ -183,24 +189,24 @@ def _sampled_gaussian_rdp(event: Event) -> RdpCurve:
 
     k, noise = event.group, event.noise
     step = min(noise / 8, noise**2 / (2 * k))
-    done = np.full_like(ORDERS, math.inf)
-    ends = k * ORDERS + 24 * noise  # of what counts, from -12 noise on
-    usable = ends <= MAX_INTEGRATION_POINTS * step
+    divergences = np.full_like(ORDERS, math.inf)
+    upper_ends = k * ORDERS + 24 * noise  # of what counts, from -12 noise on
+    usable = upper_ends <= MAX_INTEGRATION_POINTS * step
     if not usable.any():
-        return done
-    x = np.arange(-12 * noise, ends[usable].max() - 12 * noise, step)
+        return divergences
+    x = np.arange(-12 * noise, upper_ends[usable].max() - 12 * noise, step)
     ratio = np.full_like(x, -math.inf)
     for i in range(k + 1):
         timing.check()
         shifted = (2 * i * x - i**2) / (2 * noise**2) + binom.logpmf(i, k, event.rate)
         ratio = np.logaddexp(ratio, shifted)
     density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))
-    for at in np.flatnonzero(usable):
-        order, some = ORDERS[at], slice(math.ceil(ends[at] / step) + 1)
-        removed = _log_sum(density[some] + order * ratio[some])
-        added = _log_sum(density[some] + (1 - order) * ratio[some])
-        done[at] = max(removed, added) / (order - 1)
-    return done
+    for index in np.flatnonzero(usable):
+        order, points = ORDERS[index], slice(math.ceil(upper_ends[index] / step) + 1)
+        removed = _log_sum(density[points] + order * ratio[points])
+        added = _log_sum(density[points] + (1 - order) * ratio[points])
+        divergences[index] = max(removed, added) / (order - 1)
+    return divergences
 
 
 def _log_sum(logs: RdpCurve) -> float:
@@ -291,18 +297,18 @@ def is_within_epsilon(
 
 def max_repetitions(
     spent: Mapping[Event, int],
-    price: Mapping[Event, int],
+    cost: Mapping[Event, int],
     limit: float,
     delta: float,
     accountant: Accountant = "pld",
-    up_to: int = 1_000_000,
+    max_times: int = 1_000_000,
 ) -> int:
     """How many times more a price can be paid until all would cost more than ``limit`` at delta: 0 .. up_to.
 
     >>> max_repetitions({}, {Event("laplace", 10.0): 1}, limit=1.0, delta=1e-9, up_to=100)
     10
     """
-    return max_steps(lambda times: _add_repetitions(spent, price, times), limit, delta, accountant, up_to)
+    return max_steps(lambda times: _add_repetitions(spent, cost, times), limit, delta, accountant, max_times)
 
 
 def max_steps(
@@ -310,7 +316,7 @@ def max_steps(
     limit: float,
     delta: float,
     accountant: Accountant = "pld",
-    up_to: int = 1_000_000,
+    max_times: int = 1_000_000,
 ) -> int:
     """The most steps, 0 .. up_to, of a schedule within ``limit`` at delta: all events of so many; more
     cost no less.
@@ -318,7 +324,7 @@ def max_steps(
     >>> max_steps(lambda k: {Event("laplace", 5.0): k, Event("laplace", 2.0): 1}, limit=1.0, delta=0.0)
     2
     """
-    return max(0, _last_within(schedule, limit, delta, accountant, up_to))
+    return max(0, _last_within(schedule, limit, delta, accountant, max_times))
 
 
 def calibrate_noise(
@@ -343,17 +349,17 @@ def calibrate_noise(
     """
     if not 0 < limit < math.inf:
         raise ArgumentError("epsilon", limit, "above 0 and finite")
-    least, greatest = NOISE_FACTOR_RANGE
+    smallest, largest = NOISE_FACTOR_RANGE
     ratio = 1 + NOISE_FACTOR_STEP
-    steps = math.ceil(math.log(greatest / least) / math.log(ratio))
+    steps = math.ceil(math.log(largest / smallest) / math.log(ratio))
 
-    def less_noise(k: int) -> Mapping[Event, int]:
-        return schedule(greatest / ratio**k)
+    def less_noise(steps_down: int) -> Mapping[Event, int]:
+        return schedule(largest / ratio**steps_down)
 
-    found = _last_within(less_noise, limit, delta, accountant, steps, NOISE_FACTOR_SLACK)
-    if found < 0:
-        raise ArgumentError("epsilon", limit, f"more: noise times {greatest:,.0f} is not enough for it")
-    return float(greatest / ratio**found)
+    index = _last_within(less_noise, limit, delta, accountant, steps, NOISE_FACTOR_SLACK)
+    if index < 0:
+        raise ArgumentError("epsilon", limit, f"more: noise times {largest:,.0f} is not enough for it")
+    return float(largest / ratio**index)
 
 
 # --- how ------------------------------------------------------------------------------------------
@@ -370,10 +376,10 @@ def _rdp_or_pure_bound(events: Mapping[Event, int], delta: float) -> float:
     return min(_pure_epsilon(events), rdp_to_epsilon(compose_rdp(events), delta))
 
 
-def _add_repetitions(spent: Mapping[Event, int], price: Mapping[Event, int], times: int = 1) -> PrivacyCost:
+def _add_repetitions(spent: Mapping[Event, int], cost: Mapping[Event, int], times: int = 1) -> PrivacyCost:
     total = PrivacyCost(spent)
-    for event, each in price.items():
-        total[event] += times * each
+    for event, per_repetition in cost.items():
+        total[event] += times * per_repetition
     return total
 
 
@@ -383,12 +389,12 @@ def _reduce_events(spent: Mapping[Event, int]) -> PrivacyCost:
     Gaussian noise on all records composes exactly to one such event: precisions add up.
     """
     events = PrivacyCost({event: times for event, times in spent.items() if times > 0})
-    everybody = [event for event in events if event.kind == "gaussian" and event.rate == 1]
-    precision = math.fsum(events.pop(event) / event.noise**2 for event in everybody)
-    exact, step = events, 2.0**-9
+    unsampled = [event for event in events if event.kind == "gaussian" and event.rate == 1]
+    precision = math.fsum(events.pop(event) / event.noise**2 for event in unsampled)
+    unrounded, step = events, 2.0**-9
     while len(events) > MAX_DISTINCT_EVENTS and step <= 1:
         events = PrivacyCost()
-        for event, times in exact.items():
+        for event, times in unrounded.items():
             events[_costlier_event(event, step)] += times
         step *= 2  # each next grid is a part of the one before, so that more events never cost less
     if precision > 0:
@@ -406,11 +412,11 @@ def _costlier_event(event: Event, step: float) -> Event:
 
 
 def _last_within(
-    after: Callable[[int], Mapping[Event, int]],
+    events_at: Callable[[int], Mapping[Event, int]],
     limit: float,
     delta: float,
     accountant: Accountant,
-    high: int,
+    last: int,
     slack: int = 1,
 ) -> int:
     """The last k of 0 .. high whose events cost at most ``limit``, -1 for none; the cost rises with k. It
@@ -422,30 +428,30 @@ def _last_within(
     """
 
     def bound(k: int) -> float:
-        return compute_epsilon(after(k), delta, "rdp")
+        return compute_epsilon(events_at(k), delta, "rdp")
 
     def cost(k: int) -> float:
-        return compute_epsilon(after(k), delta)
+        return compute_epsilon(events_at(k), delta)
 
-    cheap = _search_between(bound, limit, (-1, math.nan), (high + 1, math.nan))
-    if accountant == "rdp" or cheap == high:
-        return cheap
-    low, above = (cheap, math.nan), (high + 1, math.nan)
-    guess = cheap
-    if cheap >= 0:
-        low = cheap, cost(cheap)
+    rdp_last = _search_between(bound, limit, (-1, math.nan), (last + 1, math.nan))
+    if accountant == "rdp" or rdp_last == last:
+        return rdp_last
+    low, above = (rdp_last, math.nan), (last + 1, math.nan)
+    guess = rdp_last
+    if rdp_last >= 0:
+        low = rdp_last, cost(rdp_last)
         if low[1] > 0:
-            guess = _search_between(bound, limit * limit / low[1], (cheap, math.nan), above)
-    step = max(slack, (guess - cheap) // 16)
-    at = max(guess, cheap + step)
-    while low[0] < high and above[0] > high:
-        here = min(at, high), cost(min(at, high))
-        if here[1] <= limit:
-            low, at = here, here[0] + step
+            guess = _search_between(bound, limit * limit / low[1], (rdp_last, math.nan), above)
+    step = max(slack, (guess - rdp_last) // 16)
+    probe = max(guess, rdp_last + step)
+    while low[0] < last and above[0] > last:
+        measured = min(probe, last), cost(min(probe, last))
+        if measured[1] <= limit:
+            low, probe = measured, measured[0] + step
             step *= 2
         else:
-            above = here
-    return _search_between(cost, limit, low, above, slack) if low[0] < high else high
+            above = measured
+    return _search_between(cost, limit, low, above, slack) if low[0] < last else last
 
 
 def _search_between(
@@ -457,16 +463,16 @@ def _search_between(
 ) -> int:
     """A k with ``cost(k) <= limit`` where k + slack has it no more, given one such (or -1) and one above
     it, each with its cost, NaN where it is not known."""
-    halve = False
+    bisect = False
     while (width := high[0] - low[0]) > slack:
-        at = low[0] + width // 2
-        if not halve and low[1] < high[1] < math.inf:  # both known
+        probe = low[0] + width // 2
+        if not bisect and low[1] < high[1] < math.inf:  # both known
             guess = low[0] + round((limit - low[1]) / (high[1] - low[1]) * width)
-            at = min(max(guess, low[0] + 1), high[0] - 1)
-        here = at, cost(at)
-        if here[1] <= limit:
-            low = here
+            probe = min(max(guess, low[0] + 1), high[0] - 1)
+        measured = probe, cost(probe)
+        if measured[1] <= limit:
+            low = measured
         else:
-            high = here
-        halve = high[0] - low[0] > width // 2  # interpolation that did not pay is not tried at once again
+            high = measured
+        bisect = high[0] - low[0] > width // 2  # interpolation that did not pay is not tried at once again
     return low[0]

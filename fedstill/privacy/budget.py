@@ -27,13 +27,14 @@ def round_up(value: float | None) -> str:
 
 def describe_budgets(privacy: PrivacyConfig) -> list[str]:
     """What a node's owner allows: a run, and all of them."""
-    both = (
+    budgets = (
         ("a run", "has", privacy.epsilon, privacy.delta),
-        ("all runs on these data", "have", *privacy.over_all),
+        ("all runs on these data", "have", *privacy.total_budget),
     )
     return [
-        f"{what} {has} " + (f"epsilon {most:g} at delta {delta:g}" if math.isfinite(most) else "no budget")
-        for what, has, most, delta in both
+        f"{scope} {verb} "
+        + (f"epsilon {limit:g} at delta {delta:g}" if math.isfinite(limit) else "no budget")
+        for scope, verb, limit, delta in budgets
     ]
 
 
@@ -52,7 +53,7 @@ def _format_thousandths(count: int) -> str:
 
 
 def remaining_epsilon(
-    privacy: PrivacyConfig, spent: Mapping[str, int], bare: int, *, over_all: bool
+    privacy: PrivacyConfig, spent: Mapping[str, int], unprotected: int, *, all_runs: bool
 ) -> float:
     """Epsilon that a budget has left, at its own delta; inf: there is none.
 
@@ -60,18 +61,18 @@ def remaining_epsilon(
         privacy: the owner's.
         spent: events as text and how often each.
         bare: releases without a guarantee; they leave nothing.
-        over_all: of all runs, and not of one.
+        total_budget: of all runs, and not of one.
 
     Raises:
         ArgumentError: what was spent are no events.
     """
-    most, delta = privacy.over_all if over_all else (privacy.epsilon, privacy.delta)
-    if math.isinf(most):
+    limit, delta = privacy.total_budget if all_runs else (privacy.epsilon, privacy.delta)
+    if math.isinf(limit):
         return math.inf
-    return 0.0 if bare else Budget(most, delta, privacy.accountant).left(cost_from_dict(spent))
+    return 0.0 if unprotected else Budget(limit, delta, privacy.accountant).left(cost_from_dict(spent))
 
 
-def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], bare: int) -> str:
+def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], unprotected: int) -> str:
     """What all runs on some data have cost so far, at the delta of their budget.
 
     Args:
@@ -84,13 +85,13 @@ def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], bare: 
     >>> describe_total_cost(PrivacyConfig(delta=1e-6), {"gaussian(2.0)": 1}, 0)
     'epsilon 2.255 at delta 1e-06, in all runs on these data'
     """
-    if bare:
-        return f"no guarantee: in all {counted(bare, 'release')} left without noise"
+    if unprotected:
+        return f"no guarantee: in all {counted(unprotected, 'release')} left without noise"
     if not spent:
         return "nothing"
-    _, delta = privacy.over_all
-    paid = compute_epsilon(cost_from_dict(spent), delta, privacy.accountant)
-    return f"epsilon {round_up(paid)} at delta {delta:g}, in all runs on these data"
+    _, delta = privacy.total_budget
+    spent_epsilon = compute_epsilon(cost_from_dict(spent), delta, privacy.accountant)
+    return f"epsilon {round_up(spent_epsilon)} at delta {delta:g}, in all runs on these data"
 
 
 class BudgetExceeded(FedstillError):
@@ -107,14 +108,14 @@ class BudgetExceeded(FedstillError):
     def __init__(self, limit: float, delta: float, spent: float, cost: float) -> None:
         self.spent, self.cost = spent, cost
         self.left = max(0.0, limit - spent)
-        would = (
+        consequence = (
             f"would raise what is spent from {spent:.5g} to {cost:.5g}"
             if cost < math.inf
             else "would leave without any guarantee"
         )
         super().__init__(
             f"the budget is epsilon {limit:.6g} at delta {delta:.3g}, of which {self.left:.3g} is left: "
-            f"this {would}"
+            f"this {consequence}"
         )
 
 
@@ -134,12 +135,12 @@ class UnprotectedReleases(BudgetExceeded):
     without any guarantee before it was set: inf does without a budget
     """
 
-    def __init__(self, limit: float, delta: float, count: int | None, way_out: str) -> None:
+    def __init__(self, limit: float, delta: float, count: int | None, remedy: str) -> None:
         super().__init__(limit, delta, math.inf, math.inf)
-        some = "releases" if count is None else counted(count, "release")
+        releases = "releases" if count is None else counted(count, "release")
         self.args = (
-            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as {some} left without any "
-            f"guarantee before it was set: {way_out}",
+            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as {releases} left without any "
+            f"guarantee before it was set: {remedy}",
         )
 
 
@@ -150,13 +151,13 @@ class ProtectedUnitChanged(BudgetExceeded):
         self,
         limit: float,
         delta: float,
-        way_out: str = "privacy.total_epsilon = inf, so that each run has its own budget",
+        remedy: str = "privacy.total_epsilon = inf, so that each run has its own budget",
     ) -> None:
         super().__init__(limit, delta, math.inf, math.inf)
         self.args = (
             f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as what was paid before "
             "protects other units than privacy.group_size and data.group say now: allowed are those, or "
-            f"{way_out}",
+            f"{remedy}",
         )
 
 
@@ -173,42 +174,42 @@ class Budget(Checked):
     epsilon: Epsilon
     delta: Fraction
     accountant: Accountant = "pld"
-    _safe: dict[Event, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _first: dict[Event, int] | None = field(default=None, init=False, repr=False, compare=False)
+    _affordable: dict[Event, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _first_spent: dict[Event, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     _costs: dict[frozenset[tuple[Event, int]], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def check(self, spent: Mapping[Event, int], price: Mapping[Event, int] | None) -> None:
+    def check(self, spent: Mapping[Event, int], cost: Mapping[Event, int] | None) -> None:
         """Whether a price can be paid, on top of what is spent.
 
         Args:
             spent: all that was paid so far, by whomever.
-            price: None: no guarantee, which no finite budget allows. Empty: costs nothing, always allowed.
+            cost: None: no guarantee, which no finite budget allows. Empty: costs nothing, always allowed.
 
         Raises:
             BudgetSpent: it cannot.
         """
         if self.epsilon == math.inf:
             return
-        if price is None:
+        if cost is None:
             raise BudgetExceeded(self.epsilon, self.delta, self._cost(spent), math.inf)
-        if not price:
+        if not cost:
             return
-        after = dict(spent)
-        for event, times in price.items():
-            after[event] = after.get(event, 0) + times
-        if self._fits(after):
+        total = dict(spent)
+        for event, times in cost.items():
+            total[event] = total.get(event, 0) + times
+        if self._fits(total):
             return
-        known = self._costs.get(frozenset(after.items()))  # who is refused may ask again and again
+        known_epsilon = self._costs.get(frozenset(total.items()))  # who is refused may ask again and again
         if not (
-            is_within_epsilon(after, self.epsilon, self.delta, self.accountant)
-            if known is None
-            else known <= self.epsilon
+            is_within_epsilon(total, self.epsilon, self.delta, self.accountant)
+            if known_epsilon is None
+            else known_epsilon <= self.epsilon
         ):
-            raise BudgetExceeded(self.epsilon, self.delta, self._cost(spent), self._cost(after))
-        self._look_ahead(spent, price, after)
+            raise BudgetExceeded(self.epsilon, self.delta, self._cost(spent), self._cost(total))
+        self._extend_affordable(spent, cost, total)
 
     def left(self, spent: Mapping[Event, int]) -> float:
         """Epsilon of the budget less that of what is spent, 0 or more; inf without a budget.
@@ -224,13 +225,13 @@ class Budget(Checked):
             self._costs = {**dict(list(self._costs.items())[-7:]), key: cost}  # the last few
         return self._costs[key]
 
-    def _fits(self, after: Mapping[Event, int]) -> bool:
+    def _fits(self, total: Mapping[Event, int]) -> bool:
         """Whether it is part of an amount that fits: less never costs more."""
-        safe = self._safe
-        return all(times <= safe.get(event, 0) for event, times in after.items())
+        affordable = self._affordable
+        return all(times <= affordable.get(event, 0) for event, times in total.items())
 
-    def _look_ahead(
-        self, spent: Mapping[Event, int], price: Mapping[Event, int], after: dict[Event, int]
+    def _extend_affordable(
+        self, spent: Mapping[Event, int], cost: Mapping[Event, int], total: dict[Event, int]
     ) -> None:
         """How much further the same way fits, up to twice the way since the first check.
 
@@ -238,16 +239,22 @@ class Budget(Checked):
         rarest event; where no portion fits any more, the price alone. So there are a few searches for each
         doubling, and a few at the end.
         """
-        if self._first is None:
-            self._first = dict(spent)
-        first = self._first
-        gone = {event: n - first.get(event, 0) for event, n in after.items() if n > first.get(event, 0)}
-        portions = min(gone.values())
-        portion = {event: -(-n // portions) for event, n in gone.items()}
-        ways: list[tuple[Mapping[Event, int], int]] = [(portion, portions), (price, max(portions, 64))]
-        self._safe = after
-        for way, up_to in ways:
-            more = max_repetitions(after, way, self.epsilon, self.delta, self.accountant, up_to)
-            if more:
-                self._safe = after | {event: after[event] + more * n for event, n in way.items()}
+        if self._first_spent is None:
+            self._first_spent = dict(spent)
+        first = self._first_spent
+        since_first = {
+            event: n - first.get(event, 0) for event, n in total.items() if n > first.get(event, 0)
+        }
+        portions = min(since_first.values())
+        portion = {event: -(-n // portions) for event, n in since_first.items()}
+        directions: list[tuple[Mapping[Event, int], int]] = [(portion, portions), (cost, max(portions, 64))]
+        self._affordable = total
+        for direction, max_times in directions:
+            repetitions = max_repetitions(
+                total, direction, self.epsilon, self.delta, self.accountant, max_times
+            )
+            if repetitions:
+                self._affordable = total | {
+                    event: total[event] + repetitions * n for event, n in direction.items()
+                }
                 return

@@ -44,16 +44,16 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
     tensor([5.0000e+30, 5.0000e+00,        inf], dtype=torch.float64)
     """
     rows = rows.contiguous()  # else PIECE numbers may be added one after another, which rounds more
-    whole = rows.shape[1] // BLOCK_SIZE * BLOCK_SIZE
-    pieces = rows[:, :whole].view(len(rows), whole // BLOCK_SIZE, BLOCK_SIZE)
-    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
-    norms: torch.Tensor = torch.cat([pieces.norm(dim=2), rest], 1).double().norm(dim=1)
-    if not (fast := norms.isfinite()).all():  # of the others it changes no bit
-        norms = torch.where(fast, norms, torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64))
+    blocked = rows.shape[1] // BLOCK_SIZE * BLOCK_SIZE
+    blocks = rows[:, :blocked].view(len(rows), blocked // BLOCK_SIZE, BLOCK_SIZE)
+    remainder = torch.linalg.vector_norm(rows[:, blocked:], dim=1, keepdim=True)
+    norms: torch.Tensor = torch.cat([blocks.norm(dim=2), remainder], 1).double().norm(dim=1)
+    if not (finite := norms.isfinite()).all():  # of the others it changes no bit
+        norms = torch.where(finite, norms, torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64))
     return norms
 
 
-def clip_factors(lengths: torch.Tensor, clip: float) -> torch.Tensor:
+def clip_factors(norms: torch.Tensor, clip: float) -> torch.Tensor:
     """What rows of such lengths are multiplied by, not to be longer than ``clip``: from 0 to 1.
 
     0 where a length is not finite: such a row's own numbers must be made finite before they are multiplied.
@@ -61,8 +61,8 @@ def clip_factors(lengths: torch.Tensor, clip: float) -> torch.Tensor:
     >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf, torch.nan]), 2.0)
     tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
     """
-    factors = (clip * CLIP_MARGIN / lengths.clamp(min=MIN_NORM)).clamp(max=1)
-    return torch.where(lengths.isfinite(), factors, torch.zeros_like(factors))
+    factors = (clip * CLIP_MARGIN / norms.clamp(min=MIN_NORM)).clamp(max=1)
+    return torch.where(norms.isfinite(), factors, torch.zeros_like(factors))
 
 
 def to_finite(tensor: torch.Tensor) -> torch.Tensor:

@@ -56,14 +56,14 @@ class Release:
 
     Args:
         kind: what it is of.
-        pulled: it is a gradient that was pulled back to the query's inputs.
-        reads: it is computed from the node's records themselves (or, pulled back, from what is), and not from
+        is_input_gradient: it is a gradient that was pulled back to the query's inputs.
+        depends_on_records: it is computed from the node's records themselves (or, pulled back, from what is), and not from
             its networks alone.
     """
 
     kind: PayloadKind
-    pulled: bool
-    reads: bool
+    is_input_gradient: bool
+    depends_on_records: bool
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PrivacyConfig(Registered):
     Attributes:
         about: what the mechanism does, in words, for reports.
         assumes: on what its guarantee rests.
-        learns: the networks that learn with DP-SGD, by role ("model", "critic"), each with the field (a
+        dp_trained: the networks that learn with DP-SGD, by role ("model", "critic"), each with the field (a
             :class:`DPTrainingConfig`) that says how. All that follows from them alone is free; that they learn is
             paid for.
         protects: whether anything is done at all.
@@ -113,7 +113,7 @@ class PrivacyConfig(Registered):
     alike: ClassVar[bool] = True  # tables of one name mean the same in all
     about: ClassVar[str]
     assumes: ClassVar[tuple[str, ...]] = ()
-    learns: ClassVar[Mapping[str, str]] = {}
+    dp_trained: ClassVar[Mapping[str, str]] = {}
     protects: ClassVar[bool] = True
 
     epsilon: Epsilon = math.inf
@@ -143,14 +143,14 @@ class PrivacyConfig(Registered):
     all of them together, in L2 (under a mechanism); 0: exact, no guarantee."""
 
     @property
-    def over_all(self) -> tuple[float, float]:
+    def total_budget(self) -> tuple[float, float]:
         """The epsilon and delta that all runs about these data may cost together.
 
-        >>> NoPrivacy(epsilon=3.0).over_all, NoPrivacy(epsilon=3.0, total_epsilon=8.0).over_all
+        >>> NoPrivacy(epsilon=3.0).total_budget, NoPrivacy(epsilon=3.0, total_epsilon=8.0).total_budget
         ((3.0, 1e-05), (8.0, 1e-05))
         """
-        most = self.epsilon if self.total_epsilon is None else self.total_epsilon
-        return most, self.delta if self.total_delta is None else self.total_delta
+        limit = self.epsilon if self.total_epsilon is None else self.total_epsilon
+        return limit, self.delta if self.total_delta is None else self.total_delta
 
     def unit(self, group: str = "") -> str:
         """What is protected as one, in few words.
@@ -167,8 +167,8 @@ class PrivacyConfig(Registered):
     @staticmethod
     def lacks(kind: Any) -> str | None:
         """As of all that have a name; and its tables must be such as noise is found for."""
-        if missing := Registered.lacks(kind):
-            return missing
+        if problem := Registered.lacks(kind):
+            return problem
         if not kind.about or not kind.protects:
             return "one that protects, with about: ClassVar[str], what it does in words"
         try:
@@ -180,7 +180,7 @@ class PrivacyConfig(Registered):
                 return f"one whose table {name} has fields noise and share"
         if kind.shards is not PrivacyConfig.shards and kind.ensemble is PrivacyConfig.ensemble:
             return "one with a method ensemble, as it has shards"
-        for role, name in kind.learns.items():
+        for role, name in kind.dp_trained.items():
             if role not in ("model", "critic") or tables.get(name) is not DPTrainingConfig:
                 return (
                     f"one whose model or critic learns as a DPTrainingConfig says, and not {role} as {name}"
@@ -209,7 +209,7 @@ class PrivacyConfig(Registered):
     def needs_training(self) -> bool:
         """Whether it protects by how the node's model learns, or copies of it on parts of records: then a
         model that is not trained here, and may know every record, is refused."""
-        return "model" in self.learns or type(self).shards is not PrivacyConfig.shards
+        return "model" in self.dp_trained or type(self).shards is not PrivacyConfig.shards
 
     def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
         """The records (int64 indices) that each of several copies of the node's model learns from, by itself;
@@ -233,26 +233,28 @@ class PrivacyConfig(Registered):
     # --- of every mechanism ---------------------------------------------------------------------------
 
     @property
-    def parts(self) -> Mapping[str, NoiseOptions]:
+    def noise_tables(self) -> Mapping[str, NoiseOptions]:
         """Its tables by name: what noise is given for. The first is what it lives by.
 
-        >>> list(NoPrivacy().parts)
+        >>> list(NoPrivacy().noise_tables)
         []
         """
-        named = {each.name for each in fields(self) if is_dataclass(getattr(self, each.name))}
-        own = (name for kind in type(self).__mro__ for name in get_annotations(kind))
-        return {name: getattr(self, name) for name in own if name in named}
+        table_names = {field_.name for field_ in fields(self) if is_dataclass(getattr(self, field_.name))}
+        names = (name for cls in type(self).__mro__ for name in get_annotations(cls))
+        return {name: getattr(self, name) for name in names if name in table_names}
 
     def with_noise(self: P, levels: Mapping[str, float]) -> P:
         """The same with other noise in some of its tables."""
-        parts: Mapping[str, Any] = self.parts
-        changed: dict[str, Any] = {name: replace(parts[name], noise=level) for name, level in levels.items()}
+        noise_tables: Mapping[str, Any] = self.noise_tables
+        changed: dict[str, Any] = {
+            name: replace(noise_tables[name], noise=level) for name, level in levels.items()
+        }
         return replace(self, **changed)
 
     @property
     def budget(self) -> float:
         """The epsilon that limits a run, its own or that of all runs; inf: nothing does."""
-        return min(self.epsilon, self.over_all[0])
+        return min(self.epsilon, self.total_budget[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +269,7 @@ class NoPrivacy(PrivacyConfig):
 class ResponsesConfig(PrivacyConfig):
     """What mechanisms share that protect the answers of networks, and not how these learned."""
 
-    learns: ClassVar[Mapping[str, str]] = {"critic": "critic"}
+    dp_trained: ClassVar[Mapping[str, str]] = {"critic": "critic"}
 
     critic: DPTrainingConfig = field(default_factory=DPTrainingConfig)
     """How the node's critic learns, where a method has one."""

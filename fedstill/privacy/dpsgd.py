@@ -54,7 +54,7 @@ class DPSGD(PrivacyConfig):
 
     about: ClassVar[str] = "its networks learned from clipped gradients with noise, and what they say follows"
     assumes: ClassVar[tuple[str, ...]] = (POISSON, COUNTED, NOT_CHOSEN)
-    learns: ClassVar[Mapping[str, str]] = {"model": "training", "critic": "critic"}
+    dp_trained: ClassVar[Mapping[str, str]] = {"model": "training", "critic": "critic"}
 
     training: DPTrainingConfig = field(default_factory=DPTrainingConfig)
     """How the node's model learns."""
@@ -76,7 +76,7 @@ class DPParameters(Checked):
 
     noise: NonNegativeFloat
     clip: PositiveFloat
-    draws: Callable[..., NoiseSampler]
+    sampler: Callable[..., NoiseSampler]
     group: PositiveInt = 1
 
 
@@ -95,7 +95,7 @@ def training_cost(dp: DPParameters, n: int, batch: int, steps: int) -> PrivacyCo
     The Gaussian mechanism on a Poisson sample; at rate 1 a group moves the sum by as many clips as it has
     records, and the noise counts so much less.
 
-    >>> dp = DPParameters(2.0, 1.0, draws=None, group=4)
+    >>> dp = DPParameters(2.0, 1.0, sampler=None, group=4)
     >>> [str(event) for n in (100, 10) for event in training_cost(dp, n, 10, 7)]
     ['gaussian(2.0, rate=0.1, group=4)', 'gaussian(0.5)']
     """
@@ -118,12 +118,12 @@ def examples_at_once(n: int, batch: float) -> int:
     return min(round(batch + 2 * math.sqrt(batch)), n)
 
 
-def poisson_sample(data: TensorData, rate: float, draws: NoiseSampler) -> TensorData:
+def poisson_sample(data: TensorData, rate: float, sampler: NoiseSampler) -> TensorData:
     """Records drawn each by itself (Poisson sampling): none, some or all of them, which are not copied."""
     if rate == 1:
         return data
-    chosen = (draws.uniform((len(data),)) < rate).nonzero().flatten()
-    return data.subset(chosen.to(data.inputs.device))
+    selected = (sampler.uniform((len(data),)) < rate).nonzero().flatten()
+    return data.subset(selected.to(data.inputs.device))
 
 
 def clipped_sum(
@@ -152,38 +152,51 @@ def clipped_sum(
         rows: examples computed at once; says nothing of how many were drawn.
     """
     if not len(inputs):
-        width = sum(own.numel() for own in trained.values())
+        width = sum(parameter.numel() for parameter in trained.values())
         return torch.zeros(width, dtype=torch.float64, device=inputs.device), 0.0
     if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
         return _linear_clipped_sum(module, private_loss, inputs, targets, clip, rows)
     # vmap knows no channels last: with parameters laid out so, it only takes longer.
-    leaves = {f"module.{name}": own.detach().contiguous() for name, own in trained.items()}
+    leaves = {f"module.{name}": parameter.detach().contiguous() for name, parameter in trained.items()}
     bound = _ModuleFunction(module, lambda *args: private_loss(*args)[0])
 
     def loss(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = functional_call(bound, leaves, (x.unsqueeze(0), y.unsqueeze(0)))
-        return found
+        value: torch.Tensor = functional_call(bound, leaves, (x.unsqueeze(0), y.unsqueeze(0)))
+        return value
 
-    def one(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    def per_example_gradient(
+        leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    ) -> list[torch.Tensor]:
         gradients, value = grad_and_value(loss)(leaves, x, y)
         return [value, *(gradients[name].flatten() for name in leaves)]
 
-    def finish(found: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        values, *gradients = found
+    def with_norms(value: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        values, *gradients = value
         return [torch.stack([row_norms(g) for g in gradients]).norm(dim=0), values, *gradients]
 
-    sums = [torch.zeros(own.numel(), dtype=torch.float64, device=inputs.device) for own in trained.values()]
+    sums = [
+        torch.zeros(parameter.numel(), dtype=torch.float64, device=inputs.device)
+        for parameter in trained.values()
+    ]
     losses = 0.0
     rows = max(min(rows, MAX_GRADIENT_NUMBERS // sum(map(len, sums))), 1)
-    about = (inputs, targets)
-    alone = PerExample(one, rows, module, leaves, *about, finish=finish, about=_loss_key(private_loss))
-    for norms, values, *gradients in alone(leaves, *about):  # (b,) float64, (b,), (b, P_i) each
+    tensors = (inputs, targets)
+    per_example = PerExample(
+        per_example_gradient,
+        rows,
+        module,
+        leaves,
+        *tensors,
+        postprocess=with_norms,
+        depends_on=_loss_key(private_loss),
+    )
+    for norms, values, *gradients in per_example(leaves, *tensors):  # (b,) float64, (b,), (b, P_i) each
         losses += values.sum().item()
-        factors, sound = clip_factors(norms, clip), norms.isfinite()
-        if not sound.all():
-            gradients = [torch.where(sound.unsqueeze(1), g, 0.0) for g in gradients]
-        for own, g in zip(sums, gradients, strict=True):
-            own += _weighted_row_sums(factors.unsqueeze(1), g)[0]
+        factors, finite = clip_factors(norms, clip), norms.isfinite()
+        if not finite.all():
+            gradients = [torch.where(finite.unsqueeze(1), g, 0.0) for g in gradients]
+        for parameter, g in zip(sums, gradients, strict=True):
+            parameter += _weighted_row_sums(factors.unsqueeze(1), g)[0]
     return torch.cat(sums), losses / len(inputs)
 
 
@@ -205,46 +218,53 @@ def _linear_clipped_sum(
     def loss(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return private_loss(nn.Identity(), z.unsqueeze(0), y.unsqueeze(0))[0]
 
-    def one(leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def per_example_gradient(
+        leaves: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         r, value = grad_and_value(loss)(functional_call(layer, leaves, (x,)), y)
         return r, value
 
-    leaves = {name: own.detach() for name, own in layer.named_parameters()}
-    biased = len(leaves) == 2
+    leaves = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    has_bias = len(leaves) == 2
     with torch.no_grad(), torch.autocast(f.device.type, enabled=False):
         f = f.float()
-        alone = PerExample(one, rows, layer, leaves, f, targets, about=_loss_key(private_loss))
-        r, losses = (torch.cat(parts) for parts in zip(*alone(leaves, f, targets), strict=True))
+        per_example = PerExample(
+            per_example_gradient, rows, layer, leaves, f, targets, depends_on=_loss_key(private_loss)
+        )
+        r, losses = (torch.cat(parts) for parts in zip(*per_example(leaves, f, targets), strict=True))
         r = r.double()
         # Either may be shorter than squares in float32 tell, and the other as long as makes up for it.
-        size = (row_norms(f).clamp(min=MIN_NORM).square() + biased).sqrt()
-        norms = torch.linalg.vector_norm(r, dim=1) * size  # (B,) float64
-        if not (sound := norms.isfinite()).all():
-            r, f = (torch.where(sound.unsqueeze(1), each, 0.0) for each in (r, f))
+        feature_norms = (row_norms(f).clamp(min=MIN_NORM).square() + has_bias).sqrt()
+        norms = torch.linalg.vector_norm(r, dim=1) * feature_norms  # (B,) float64
+        if not (finite := norms.isfinite()).all():
+            r, f = (torch.where(finite.unsqueeze(1), tensor, 0.0) for tensor in (r, f))
         r = r * clip_factors(norms, clip).unsqueeze(1)
-        sums = [_weighted_row_sums(r, f).flatten(), *([r.sum(0)] if biased else [])]
+        sums = [_weighted_row_sums(r, f).flatten(), *([r.sum(0)] if has_bias else [])]
     return torch.cat(sums), losses.sum().item() / len(f)
 
 
-def _weighted_row_sums(times: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _weighted_row_sums(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Rows ``(B, n)``, each so many ``times`` (B, k), added: ``(k, n)``, in float64."""
-    total = times.new_zeros(times.shape[1], rows.shape[1])
-    room = max(MAX_FLOAT64_NUMBERS // max(rows.shape[1], 1), 1)
-    for some, mine in zip(torch.split(times, room), torch.split(rows, room), strict=True):
-        total += some.T @ mine.double()
+    total = weights.new_zeros(weights.shape[1], rows.shape[1])
+    chunk = max(MAX_FLOAT64_NUMBERS // max(rows.shape[1], 1), 1)
+    for weight_chunk, row_chunk in zip(torch.split(weights, chunk), torch.split(rows, chunk), strict=True):
+        total += weight_chunk.T @ row_chunk.double()
     return total
 
 
 def _loss_key(private_loss: PrivateLoss) -> Hashable:
     """What tells losses apart that are made anew at each step: where they are written, and about what."""
     cells = [cell.cell_contents for cell in getattr(private_loss, "__closure__", None) or ()]
-    about = [(type(each), *_plain_values(each)) for each in (*cells, getattr(private_loss, "__self__", None))]
-    return (private_loss.__module__, private_loss.__qualname__, *about)
+    values = [
+        (type(captured), *_plain_values(captured))
+        for captured in (*cells, getattr(private_loss, "__self__", None))
+    ]
+    return (private_loss.__module__, private_loss.__qualname__, *values)
 
 
-def _plain_values(of: object) -> Iterator[Hashable]:
+def _plain_values(owner: object) -> Iterator[Hashable]:
     """Plain values, or those that an object has: the options of a task, or of local training."""
-    for name, value in (("", of), *getattr(of, "__dict__", {}).items()):
+    for name, value in (("", owner), *getattr(owner, "__dict__", {}).items()):
         if isinstance(value, torch.Tensor) and value.numel() <= MAX_KEY_NUMBERS:
             yield name, value.shape, value.cpu().numpy().tobytes()
         elif isinstance(value, str | int | float | tuple | None):
@@ -266,16 +286,16 @@ def public_gradient(
     module: nn.Module, trained: dict[str, nn.Parameter], public_loss: PublicLoss
 ) -> torch.Tensor:
     """``(P,)``, as :func:`clipped_sum` orders it."""
-    leaves = {f"module.{name}": own.detach().requires_grad_() for name, own in trained.items()}
+    leaves = {f"module.{name}": parameter.detach().requires_grad_() for name, parameter in trained.items()}
     with torch.enable_grad():
         loss = functional_call(_ModuleFunction(module, public_loss), leaves, ())
-        wanted = list(leaves.values())
-        found: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
-    pairs = zip(found, wanted, strict=True)
+        leaf_tensors = list(leaves.values())
+        gradients: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, leaf_tensors, allow_unused=True)
+    pairs = zip(gradients, leaf_tensors, strict=True)
     return torch.cat([(torch.zeros_like(leaf) if g is None else g).flatten() for g, leaf in pairs])
 
 
-def augmentation_numbers(inputs: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+def augmentation_numbers(inputs: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
     """Four random numbers of each input, ``(4, B)`` int64 from 0: a keyed hash of what it holds.
 
     Drawn by its place in the batch, one record less would change the numbers of those after it.
@@ -284,7 +304,7 @@ def augmentation_numbers(inputs: torch.Tensor, draws: NoiseSampler) -> torch.Ten
         inputs: ``(B, ...)``.
         draws: give the key, which nobody is to know.
     """
-    key = draws.uniform((8,)).numpy().tobytes()  # 64 bytes, of which 416 bits are random
+    key = sampler.uniform((8,)).numpy().tobytes()  # 64 bytes, of which 416 bits are random
     rows = inputs.cpu().numpy()
     hashes = (hashlib.blake2b(row.tobytes(), digest_size=32, key=key).digest() for row in rows)
     numbers = np.frombuffer(b"".join(hashes), "<u8") >> 1

@@ -71,8 +71,10 @@ class ErrorRates:
         4.554
         """
         fp, fn = self.false_positives, self.false_negatives
-        shown = [(1 - delta - one) / other for one, other in ((fp, fn), (fn, fp)) if other > 0]
-        return math.log(max([1.0, *shown]))
+        likelihood_ratios = [
+            (1 - delta - rate) / other_rate for rate, other_rate in ((fp, fn), (fn, fp)) if other_rate > 0
+        ]
+        return math.log(max([1.0, *likelihood_ratios]))
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ class Evidence:
 
         It claims an epsilon at every delta, and one of them that is too small is enough.
         """
-        shown = {delta: self.epsilon(delta) for delta in DELTAS}
-        return any(least > 0 and compute_epsilon(spent, delta) < least for delta, least in shown.items())
+        bounds = {delta: self.epsilon(delta) for delta in DELTAS}
+        return any(bound > 0 and compute_epsilon(spent, delta) < bound for delta, bound in bounds.items())
 
     def as_claimed(self, spent: Mapping[Event, int], delta: float) -> float:
         """The lower bound at delta if the noise is of the kind that is claimed, only less or more of it.
@@ -136,8 +138,8 @@ def evidence_from_runs(
         raise ArgumentError("runs of an audit", min(len(without), len(with_)), "6 or more of either kind")
     thresholds = _choose_thresholds(_threshold_part(without), _threshold_part(with_), delta)
     error = (1 - confidence) / (2 * len(thresholds))
-    rest = without[len(_threshold_part(without)) :], with_[len(_threshold_part(with_)) :]
-    return Evidence(tuple(_error_rates(*rest, threshold, error) for threshold in thresholds))
+    held_out = without[len(_threshold_part(without)) :], with_[len(_threshold_part(with_)) :]
+    return Evidence(tuple(_error_rates(*held_out, threshold, error) for threshold in thresholds))
 
 
 def _check_confidence(confidence: float) -> None:
@@ -153,11 +155,11 @@ def fisher_discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[tor
     """
     a, b = _threshold_part(without.double()), _threshold_part(with_.double())
     scatter = torch.cat([a - a.mean(0), b - b.mean(0)])
-    apart, own = b.mean(0) - a.mean(0), scatter.std(0)
-    scale = own.clamp(min=1e-6 * float(own.max()) + 1e-30)  # no noise at all is no trouble
+    difference, deviation = b.mean(0) - a.mean(0), scatter.std(0)
+    scale = deviation.clamp(min=1e-6 * float(deviation.max()) + 1e-30)  # no noise at all is no trouble
     scatter = scatter / scale
-    within = scatter.T @ scatter / len(scatter) + 1e-3 * torch.eye(len(scale), dtype=torch.float64)
-    direction = torch.linalg.solve(within, apart / scale) / scale
+    covariance = scatter.T @ scatter / len(scatter) + 1e-3 * torch.eye(len(scale), dtype=torch.float64)
+    direction = torch.linalg.solve(covariance, difference / scale) / scale
     return without.double() @ direction, with_.double() @ direction
 
 
@@ -219,12 +221,12 @@ def _error_rates(without: torch.Tensor, with_: torch.Tensor, threshold: float, e
 def _choose_thresholds(without: torch.Tensor, with_: torch.Tensor, delta: float) -> tuple[float, ...]:
     """The thresholds of the best bound at delta and of the best advantage, among 200 of the scores."""
     scores = torch.from_numpy(np.unique(torch.cat([without, with_]).double().numpy()))
-    between = torch.cat([scores[:1] - 1, (scores[1:] + scores[:-1]) / 2, scores[-1:] + 1])
-    chosen = between[torch.linspace(0, len(between) - 1, min(200, len(between))).round().long()].tolist()
-    rates = [(_error_rates(without, with_, threshold, 0.05), threshold) for threshold in chosen]
-    far = max(rates, key=lambda pair: pair[0].epsilon(delta))[1]
-    wide = max(rates, key=lambda pair: -pair[0].false_positives - pair[0].false_negatives)[1]
-    return (far, wide)
+    midpoints = torch.cat([scores[:1] - 1, (scores[1:] + scores[:-1]) / 2, scores[-1:] + 1])
+    tried = midpoints[torch.linspace(0, len(midpoints) - 1, min(200, len(midpoints))).round().long()].tolist()
+    rates = [(_error_rates(without, with_, threshold, 0.05), threshold) for threshold in tried]
+    best_bound = max(rates, key=lambda pair: pair[0].epsilon(delta))[1]
+    best_advantage = max(rates, key=lambda pair: -pair[0].false_positives - pair[0].false_negatives)[1]
+    return (best_bound, best_advantage)
 
 
 def _scale_noise(spent: Mapping[Event, int], factor: float) -> dict[Event, int]:

@@ -56,8 +56,8 @@ class Event:
         if self.kind != "gaussian" and self.rate < 1:
             raise ArgumentError("rate of an event", self.rate, f"1 for {self.kind}")
         if not 1 <= self.group <= (1 if self.rate == 1 else MAX_GROUP):
-            allowed = f"1, or up to {MAX_GROUP} for a sampled statistic"
-            raise ArgumentError("group of an event", self.group, allowed)
+            expected = f"1, or up to {MAX_GROUP} for a sampled statistic"
+            raise ArgumentError("group of an event", self.group, expected)
 
     def __str__(self) -> str:
         rate = "" if self.rate == 1 else f", rate={self.rate!r}"
@@ -71,10 +71,10 @@ class Event:
         Raises:
             ArgumentError: the text is none.
         """
-        found = _EVENT_PATTERN.fullmatch(text)
-        if found is None:
+        match = _EVENT_PATTERN.fullmatch(text)
+        if match is None:
             raise ArgumentError("event", text, "as gaussian(1.1, rate=0.01), laplace(50.0) or pure(2.0)")
-        kind, noise, rate, group = found.groups()
+        kind, noise, rate, group = match.groups()
         try:
             numbers = float(noise), float(rate or 1), int(group or 1)
         except ValueError as error:
@@ -92,7 +92,7 @@ CostBreakdown = dict[str, PrivacyCost | None]
 """Prices by what they are for; None where something has no guarantee."""
 
 
-def add_cost(bill: CostBreakdown, name: str, price: PrivacyCost | None) -> None:
+def add_cost(costs: CostBreakdown, purpose: str, cost: PrivacyCost | None) -> None:
     """Put a price on a bill; what has no guarantee stays without.
 
     >>> bill = CostBreakdown(counts=PrivacyCost({Event("laplace", 10.0): 1}))
@@ -100,30 +100,30 @@ def add_cost(bill: CostBreakdown, name: str, price: PrivacyCost | None) -> None:
     >>> bill["counts"].total()
     3
     """
-    before = bill.get(name, PrivacyCost())
-    bill[name] = None if price is None or before is None else before + price
+    before = costs.get(purpose, PrivacyCost())
+    costs[purpose] = None if cost is None or before is None else before + cost
 
 
-def total_cost(bill: CostBreakdown) -> PrivacyCost | None:
+def total_cost(costs: CostBreakdown) -> PrivacyCost | None:
     """All of a bill; None if a part of it has no guarantee."""
-    whole = PrivacyCost()
-    for price in bill.values():
-        if price is None:
+    total = PrivacyCost()
+    for cost in costs.values():
+        if cost is None:
             return None
-        whole += price
-    return whole
+        total += cost
+    return total
 
 
-def cost_to_dict(price: Mapping[Event, int]) -> dict[str, int]:
+def cost_to_dict(cost: Mapping[Event, int]) -> dict[str, int]:
     """A price as JSON can hold it.
 
     >>> cost_to_dict(PrivacyCost({Event("laplace", 10.0): 2}))
     {'laplace(10.0)': 2}
     """
-    return {str(event): times for event, times in sorted(price.items(), key=lambda item: str(item[0]))}
+    return {str(event): times for event, times in sorted(cost.items(), key=lambda item: str(item[0]))}
 
 
-def cost_from_dict(table: Mapping[str, int], most: int = MAX_COUNT) -> PrivacyCost:
+def cost_from_dict(table: Mapping[str, int], max_count: int = MAX_COUNT) -> PrivacyCost:
     """The price that :func:`cost_to_dict` wrote.
 
     Args:
@@ -132,9 +132,9 @@ def cost_from_dict(table: Mapping[str, int], most: int = MAX_COUNT) -> PrivacyCo
     Raises:
         ArgumentError: it is none.
     """
-    price = PrivacyCost()
+    cost = PrivacyCost()
     for text, times in table.items():
-        if type(times) is not int or not 1 <= times <= most:
-            raise ArgumentError(f"times of {text}", times, f"1 to {most}")
-        price[Event.parse(text)] += times
-    return price
+        if type(times) is not int or not 1 <= times <= max_count:
+            raise ArgumentError(f"times of {text}", times, f"1 to {max_count}")
+        cost[Event.parse(text)] += times
+    return cost

@@ -64,16 +64,16 @@ class _BitSampler:
 
     def normal(self, shape: Sequence[int]) -> torch.Tensor:
         """The lower half, of either sign."""
-        sign, v = self._halves(shape)
-        drawn: torch.Tensor = -sign * torch.special.ndtri(v / 2)
-        return drawn
+        sign, v = self._signs_and_uniforms(shape)
+        samples: torch.Tensor = -sign * torch.special.ndtri(v / 2)
+        return samples
 
     def laplace(self, shape: Sequence[int]) -> torch.Tensor:
         """An exponential magnitude of either sign."""
-        sign, v = self._halves(shape)
+        sign, v = self._signs_and_uniforms(shape)
         return -sign * torch.log(v)
 
-    def _halves(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _signs_and_uniforms(self, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Signs, and uniform numbers in (0, 1] that are as fine near 0 as float64 is."""
         high, low = self._bits(2 * math.prod(shape)).view(2, *shape)
         sign = 1 - 2 * (low & 1).double()

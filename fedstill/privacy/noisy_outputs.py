@@ -29,7 +29,7 @@ class OutputsConfig(Checked):
 
     under: ClassVar[str] = "outputs"
 
-    how: Literal["laplace", "gaussian"] = "laplace"
+    distribution: Literal["laplace", "gaussian"] = "laplace"
     """Which noise."""
     noise: Noise = None
     """Its scale (Laplace) or standard deviation (Gaussian), in units of the outputs; none: as much as
@@ -56,22 +56,24 @@ class NoisyOutputs(ResponsesConfig):
 
     def refusal(self, query: Query, task: Task) -> str | None:
         """Pictures."""
-        scores = any(kind.of == "scores" for kind in query.releases.values())
+        scores = any(kind.category == "scores" for kind in query.releases.values())
         if scores and task.kind in ("map", "image"):
             return f"outputs of task {task.name} are pictures, and noise would hide them: take dp-sgd"
         return None
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
         """Scores, and other rows whatever they are computed from: a bound holds for either."""
-        if release.pulled:
+        if release.is_input_gradient:
             return SanitizedGradients(self.gradients.clip, levels["gradients"])
-        if release.kind.of == "rows" or (release.kind.of == "scores" and not release.reads):
-            return NoisyRows(self.outputs.how, levels["outputs"], self.outputs.bound)
+        if release.kind.category == "rows" or (
+            release.kind.category == "scores" and not release.depends_on_records
+        ):
+            return NoisyRows(self.outputs.distribution, levels["outputs"], self.outputs.bound)
         return super().rule(release, levels)
 
     def faults(self) -> list[ArgumentError]:
         """A budget without a bound."""
         if self.outputs.bound or math.isinf(self.budget):
             return []
-        told = "above 0, where a budget is set: without a bound noise guarantees nothing"
-        return [ArgumentError("privacy.outputs.bound", self.outputs.bound, told)]
+        expected = "above 0, where a budget is set: without a bound noise guarantees nothing"
+        return [ArgumentError("privacy.outputs.bound", self.outputs.bound, expected)]

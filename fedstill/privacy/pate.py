@@ -72,9 +72,9 @@ class TeacherEnsemble(nn.Module):
         share: torch.Tensor = _VoteShares.apply(z, self.voting)  # type: ignore[no-untyped-call]
         return self.sharpness * share
 
-    def abstain(self, parts: Sequence[torch.Tensor]) -> None:
+    def abstain(self, shards: Sequence[torch.Tensor]) -> None:
         """Let the teachers whose parts are empty abstain, and no others."""
-        self.voting.copy_(torch.tensor([float(len(part) > 0) for part in parts]))
+        self.voting.copy_(torch.tensor([float(len(part) > 0) for part in shards]))
 
     def extra_repr(self) -> str:
         """What else its answers depend on."""
@@ -103,8 +103,8 @@ class _VoteShares(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         z, voting = ctx.saved_tensors
         p = z.softmax(2)
-        back = p * (grads[0] - (p * grads[0]).sum(2, keepdim=True)) / len(z)
-        return torch.where(_valid_votes(z, voting) > 0, back, 0.0), None
+        gradient = p * (grads[0] - (p * grads[0]).sum(2, keepdim=True)) / len(z)
+        return torch.where(_valid_votes(z, voting) > 0, gradient, 0.0), None
 
 
 def _valid_votes(z: torch.Tensor, voting: torch.Tensor) -> torch.Tensor:
@@ -146,8 +146,8 @@ def partition_records(data: TensorData, m: int) -> list[torch.Tensor]:
         inputs, targets = data.inputs.cpu().numpy(), data.targets.cpu().numpy()
         contents = [x.tobytes() + y.tobytes() for x, y in zip(inputs, targets, strict=True)]
     hashes = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
-    whose = torch.tensor([int.from_bytes(hashed, "big") % m for hashed in hashes], dtype=torch.int64)
-    return [(whose == teacher).nonzero().flatten() for teacher in range(m)]
+    teacher_of = torch.tensor([int.from_bytes(hashed, "big") % m for hashed in hashes], dtype=torch.int64)
+    return [(teacher_of == teacher).nonzero().flatten() for teacher in range(m)]
 
 
 MOSTLY_NOISE = (
@@ -201,7 +201,7 @@ class NoisyVotes(Checked, Rule):
     """
 
     under: ClassVar[str] = "pate"
-    pays: ClassVar[str] = "pate"
+    noise_table: ClassVar[str] = "pate"
 
     pate: PateConfig
     sigma: NonNegativeFloat
@@ -210,52 +210,52 @@ class NoisyVotes(Checked, Rule):
     def text(self) -> str:
         if self.sigma == 0:
             return f"votes of {self.pate.teachers} teachers without noise: no guarantee"
-        what = "all votes" if self.pate.release == "votes" else "the class with the most votes"
-        told = f"{what} of {self.pate.teachers} teachers, Gaussian noise {self.sigma:g}"
-        where = f", where the most reach {self.pate.threshold:g} (noise {self.pate.threshold_noise:g})"
-        return told + where if self.pate.threshold else told
+        released = "all votes" if self.pate.release == "votes" else "the class with the most votes"
+        text = f"{released} of {self.pate.teachers} teachers, Gaussian noise {self.sigma:g}"
+        condition = f", where the most reach {self.pate.threshold:g} (noise {self.pate.threshold_noise:g})"
+        return text + condition if self.pate.threshold else text
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Whole votes from 0 to m, as logits: ``(B, C)``."""
         return self._logits(self.votes(tensor))
 
-    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         """Noisy votes or the class of the most, as logits; rows below the threshold are zeros."""
         votes = self.votes(tensor)
         if self.sigma == 0 or votes.numel() == 0:
             return self._logits(votes)
-        noisy = add_noise(votes, draws.normal(votes.shape), self.sigma)
+        noisy = add_noise(votes, sampler.normal(votes.shape), self.sigma)
         if self.pate.release == "label":
-            chosen = torch.zeros_like(noisy).scatter_(1, noisy.argmax(1, keepdim=True), self.pate.teachers)
-            logits = self._logits(chosen)
+            top_class = torch.zeros_like(noisy).scatter_(1, noisy.argmax(1, keepdim=True), self.pate.teachers)
+            logits = self._logits(top_class)
         else:
             logits = self._logits(noisy)
             # Zeros throughout mean that nothing is said: a row that is answered must not look like one.
             logits = torch.where(logits == 0, torch.full_like(logits, 1e-6 * self.pate.sharpness), logits)
         if self.pate.threshold:
-            most = add_noise(votes.amax(1), draws.normal(votes.shape[:1]), self.pate.threshold_noise)
-            logits = logits * (most >= self.pate.threshold).unsqueeze(1)
+            top_votes = add_noise(votes.amax(1), sampler.normal(votes.shape[:1]), self.pate.threshold_noise)
+            logits = logits * (top_votes >= self.pate.threshold).unsqueeze(1)
         return logits
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """As if each row were answered."""
-        return self._price(count_rows(shape)[0], count_rows(shape)[0])
+        return self._cost(count_rows(shape)[0], count_rows(shape)[0])
 
-    def paid(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
+    def actual_cost(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
         """The threshold for each row, and votes for those that were answered."""
         rows = count_rows(shape)[0]
-        answered = int((noised != 0).any(1).sum()) if self.pate.threshold and rows else rows
-        return self._price(rows, answered)
+        answered_rows = int((noised != 0).any(1).sum()) if self.pate.threshold and rows else rows
+        return self._cost(rows, answered_rows)
 
-    def _price(self, rows: int, answered: int) -> PrivacyCost | None:
+    def _cost(self, rows: int, answered_rows: int) -> PrivacyCost | None:
         if self.sigma == 0:
             return None
-        price = PrivacyCost()
+        cost = PrivacyCost()
         if self.pate.threshold and rows:
-            price[Event("gaussian", self.pate.threshold_noise / math.sqrt(rows))] += 1
-        if answered:
-            price[Event("gaussian", self.sigma / math.sqrt(2 * answered))] += 1
-        return price
+            cost[Event("gaussian", self.pate.threshold_noise / math.sqrt(rows))] += 1
+        if answered_rows:
+            cost[Event("gaussian", self.sigma / math.sqrt(2 * answered_rows))] += 1
+        return cost
 
     def votes(self, logits: torch.Tensor) -> torch.Tensor:
         """Whole votes from 0 to m, without noise: ``(B, C)``."""
@@ -287,10 +287,10 @@ class PATE(ResponsesConfig):
             return "teachers learn once, before the first query, and this one trains the model"
         # Logarithms, probabilities, entropies: one vote moves each number of such an answer, and by way of it
         # the gradients of all teachers.
-        if query.sums and any(kind.of == "scores" for kind in query.releases.values()):
+        if query.sums and any(kind.category == "scores" for kind in query.releases.values()):
             return "noise is on votes, and what is added over nodes (link.secure_aggregation) is made of them: take dp-sgd"
         if task.kind != "class" and any(
-            kind.of not in ("counts", "moments") for kind in query.releases.values()
+            kind.category not in ("counts", "moments") for kind in query.releases.values()
         ):
             return f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
         return None
@@ -301,12 +301,12 @@ class PATE(ResponsesConfig):
         Only of the package's own methods, which let votes out as they are. What a stranger's method makes of
         them is not known: one vote may then move a row, and the gradients of all teachers, as far as it will.
         """
-        pate, strange = self.pate, bool(release.kind.package)
-        if release.pulled:
+        pate, third_party = self.pate, bool(release.kind.package)
+        if release.is_input_gradient:
             # One that carries records carries all of them, whoever's they are.
-            teachers = 1 if release.reads or strange else pate.teachers
+            teachers = 1 if release.depends_on_records or third_party else pate.teachers
             return SanitizedGradients(self.gradients.clip, levels["gradients"], teachers)
-        if release.kind.of == "scores" and not (release.reads or strange):
+        if release.kind.category == "scores" and not (release.depends_on_records or third_party):
             return NoisyVotes(pate, levels["pate"])
         return super().rule(release, levels)
 
@@ -321,5 +321,5 @@ class PATE(ResponsesConfig):
     def facts(self, levels: Mapping[str, float]) -> Mapping[str, str]:
         """Whether anything is left of the votes."""
         noise, teachers = levels["pate"], self.pate.teachers
-        told = f"noise {noise:.4g} on the votes of {teachers} teachers"
-        return {"votes": f"{told}: {MOSTLY_NOISE}" if noise >= teachers / 2 else told} if noise else {}
+        text = f"noise {noise:.4g} on the votes of {teachers} teachers"
+        return {"votes": f"{text}: {MOSTLY_NOISE}" if noise >= teachers / 2 else text} if noise else {}

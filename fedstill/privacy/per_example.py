@@ -45,64 +45,66 @@ class PerExample:
 
     def __init__(
         self,
-        one: Callable[..., Outputs],
+        function: Callable[..., Outputs],
         rows: int,
         module: nn.Module,
         leaves: Parameters,
         *tensors: torch.Tensor,
-        finish: Callable[[Outputs], Outputs] = tuple,
-        about: Hashable = None,
+        postprocess: Callable[[Outputs], Outputs] = tuple,
+        depends_on: Hashable = None,
     ) -> None:
-        self._one, self._finish = one, finish
-        own = chain(module.named_parameters(), module.named_buffers())
-        given = leaves.keys() | {name.removeprefix("module.") for name in leaves}
-        fixed = {name: each for name, each in own if name not in given}
-        self._fixed = [each for each in fixed.values() if each.is_floating_point()]
-        laid_out = [(name, *_tensor_key(each)) for name, each in fixed.items()]
-        key = _layout_key(rows, module, leaves, tensors, (about, *laid_out))
+        self._function, self._postprocess = function, postprocess
+        tensors_by_name = chain(module.named_parameters(), module.named_buffers())
+        passed_names = leaves.keys() | {name.removeprefix("module.") for name in leaves}
+        not_passed = {name: tensor for name, tensor in tensors_by_name if name not in passed_names}
+        self._fixed_tensors = [tensor for tensor in not_passed.values() if tensor.is_floating_point()]
+        fixed_keys = [(name, *_tensor_key(tensor)) for name, tensor in not_passed.items()]
+        key = _layout_key(rows, module, leaves, tensors, (depends_on, *fixed_keys))
         if key not in _layouts:
-            _layouts[key] = self._even(rows, leaves, tensors)
+            _layouts[key] = self._choose_layout(rows, leaves, tensors)
         self.shared, self.rows = _layouts[key]
 
     def __call__(self, leaves: Parameters, *tensors: torch.Tensor) -> Iterator[Outputs]:
         """What follows from each example, batch by batch, of those that are there alone."""
-        for real, batch in fixed_size_batches(self.rows, *tensors):
-            yield [found[:real] for found in self._of(self.shared, leaves, batch)]
+        for count, batch in fixed_size_batches(self.rows, *tensors):
+            yield [outputs[:count] for outputs in self._compute(self.shared, leaves, batch)]
 
-    def _of(self, shared: bool, leaves: Parameters, batch: Outputs) -> Outputs:
-        each = vmap(self._one, in_dims=(None if shared else 0, *[0] * len(batch)), randomness="error")
+    def _compute(self, shared: bool, leaves: Parameters, batch: Outputs) -> Outputs:
+        vectorized = vmap(
+            self._function, in_dims=(None if shared else 0, *[0] * len(batch)), randomness="error"
+        )
         if not shared:
             leaves = {name: leaf.expand(len(batch[0]), *leaf.shape) for name, leaf in leaves.items()}
-        return self._finish(each(leaves, *batch))
+        return self._postprocess(vectorized(leaves, *batch))
 
-    def _even(self, rows: int, leaves: Parameters, tensors: Outputs) -> tuple[bool, int]:
+    def _choose_layout(self, rows: int, leaves: Parameters, tensors: Outputs) -> tuple[bool, int]:
         """The first way in which all places of a batch of equal examples give the same bits.
 
         Examples are random, and so are all parameters, and buffers of real numbers: those that the network
         has could be such that no difference shows, and whoever sends it chooses them, of layers that do not
         learn too.
         """
-        many = sum(leaf.numel() for leaf in leaves.values())
+        parameter_count = sum(leaf.numel() for leaf in leaves.values())
         for shared in (True, False) if rows > 1 else ():
             generator = torch.Generator().manual_seed(0)
-            draws = range(min(max(MIN_COMPARED_NUMBERS // max(rows * many, 1), 2), MAX_TRIALS))
-            if all(self._is_even(shared, rows, leaves, tensors, generator) for _ in draws):
+            trials = range(min(max(MIN_COMPARED_NUMBERS // max(rows * parameter_count, 1), 2), MAX_TRIALS))
+            if all(self._is_position_independent(shared, rows, leaves, tensors, generator) for _ in trials):
                 return shared, rows
         return True, 1
 
-    def _is_even(
+    def _is_position_independent(
         self, shared: bool, rows: int, leaves: Parameters, tensors: Outputs, generator: torch.Generator
     ) -> bool:
         inputs, *others = tensors
-        drawn = {name: _random_weights_like(leaf, generator) for name, leaf in leaves.items()}
+        random_leaves = {name: _random_weights_like(leaf, generator) for name, leaf in leaves.items()}
         example = [
             _random_like(inputs[:1], generator),
             *(_random_bits_like(other[:1], generator) for other in others),
         ]
-        batch = [each.repeat(rows, *[1] * (each.ndim - 1)) for each in example]
-        with _randomized(self._fixed, generator):
-            found = self._of(shared, drawn, batch)
-        return all(torch.equal(each, each[:1].expand_as(each)) for each in found)
+        batch = [tensor.repeat(rows, *[1] * (tensor.ndim - 1)) for tensor in example]
+        with _randomized(self._fixed_tensors, generator):
+            outputs = self._compute(shared, random_leaves, batch)
+        return all(torch.equal(tensor, tensor[:1].expand_as(tensor)) for tensor in outputs)
 
 
 def fixed_size_batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
@@ -115,20 +117,20 @@ def fixed_size_batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int,
     """
     for first in range(0, len(tensors[0]), rows):
         parts = [tensor[first : first + rows] for tensor in tensors]
-        real = len(parts[0])
-        yield real, [torch.cat([part, part.new_zeros(rows - real, *part.shape[1:])]) for part in parts]
+        count = len(parts[0])
+        yield count, [torch.cat([part, part.new_zeros(rows - count, *part.shape[1:])]) for part in parts]
 
 
 def _layout_key(
-    rows: int, module: nn.Module, leaves: Parameters, tensors: Outputs, about: Hashable
+    rows: int, module: nn.Module, leaves: Parameters, tensors: Outputs, depends_on: Hashable
 ) -> Hashable:
     """A network, the shapes of what it computes, and how."""
     device = tensors[0].device
     autocast = torch.is_autocast_enabled(device.type)
-    how = (rows, str(device), torch.get_autocast_dtype(device.type) if autocast else None)
+    settings = (rows, str(device), torch.get_autocast_dtype(device.type) if autocast else None)
     shapes = [(tensor.shape[1:], tensor.dtype) for tensor in tensors]
-    wide = [(name, leaf.shape, leaf.dtype) for name, leaf in leaves.items()]
-    return (*how, torch.get_num_threads(), type(module), repr(module), about, *shapes, *wide)
+    leaf_keys = [(name, leaf.shape, leaf.dtype) for name, leaf in leaves.items()]
+    return (*settings, torch.get_num_threads(), type(module), repr(module), depends_on, *shapes, *leaf_keys)
 
 
 def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -145,8 +147,8 @@ def _random_bits_like(tensor: torch.Tensor, generator: torch.Generator) -> torch
 
 def _random_weights_like(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Random numbers of about the size that first weights have."""
-    drawn = _random_like(leaf, generator)
-    return drawn / math.prod(leaf.shape[1:]) ** 0.5 if leaf.is_floating_point() else drawn
+    values = _random_like(leaf, generator)
+    return values / math.prod(leaf.shape[1:]) ** 0.5 if leaf.is_floating_point() else values
 
 
 def _tensor_key(tensor: torch.Tensor) -> Sequence[Hashable]:
@@ -159,14 +161,14 @@ def _tensor_key(tensor: torch.Tensor) -> Sequence[Hashable]:
 @contextmanager
 def _randomized(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> Iterator[None]:
     """Random numbers in their places for so long; in buffers not negative, as variances are."""
-    kept = [each.detach().clone() for each in tensors]
+    saved = [tensor.detach().clone() for tensor in tensors]
     try:
         with torch.no_grad():
-            for each in tensors:
-                drawn = _random_weights_like(each, generator)
-                each.copy_(drawn if isinstance(each, nn.Parameter) else drawn.abs())
+            for tensor in tensors:
+                values = _random_weights_like(tensor, generator)
+                tensor.copy_(values if isinstance(tensor, nn.Parameter) else values.abs())
         yield
     finally:
         with torch.no_grad():
-            for each, before in zip(tensors, kept, strict=True):
-                each.copy_(before)
+            for tensor, original in zip(tensors, saved, strict=True):
+                tensor.copy_(original)

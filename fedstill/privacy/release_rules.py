@@ -32,10 +32,10 @@ class Rule(Protocol):
     """What is done to one tensor of a release.
 
     Attributes:
-        pays: the mechanism's table whose noise this is; "counts" and "other" have none.
+        noise_table: the mechanism's table whose noise this is; "counts" and "other" have none.
     """
 
-    pays: ClassVar[str] = "other"
+    noise_table: ClassVar[str] = "other"
 
     @property
     def text(self) -> str:
@@ -46,17 +46,17 @@ class Rule(Protocol):
         """The tensor such that one record can move it no further than is charged: float32, its shape."""
         ...
 
-    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         """A bounded tensor as it leaves: float32 on its device, its shape."""
         ...
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """The most that a tensor of this shape can cost, before it is known; None: no guarantee."""
         ...
 
-    def paid(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
-        """What it has cost, by its shape and what leaves: no more than :meth:`price`, and mostly that."""
-        return self.price(shape)
+    def actual_cost(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
+        """What it has cost, by its shape and what leaves: no more than :meth:`cost`, and mostly that."""
+        return self.cost(shape)
 
 
 class _Unchanged(Rule, Protocol):
@@ -65,7 +65,7 @@ class _Unchanged(Rule, Protocol):
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         return tensor
 
 
@@ -77,7 +77,7 @@ class Exact(_Unchanged):
     def text(self) -> str:
         return "exact: no guarantee"
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """None: no guarantee, which is not the same as nothing."""
         return None
 
@@ -98,16 +98,16 @@ class Derived(_Unchanged):
     def text(self) -> str:
         return f"follows from {self.of}, paid for there"
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """Nothing more."""
         return PrivacyCost()
 
 
 @dataclass(frozen=True)
 class NoisyCounts(Checked, Rule):
-    """Numbers of records, in all or by class, with Laplace noise, as whole numbers from ``least`` up.
+    """Numbers of records, in all or by class, with Laplace noise, as whole numbers from ``minimum`` up.
 
-    Assumes that one record moves the tensor by ``moves`` in L1 at most: by 1 where it is counted once, or in
+    Assumes that one record moves the tensor by ``sensitivity`` in L1 at most: by 1 where it is counted once, or in
     parts that sum to 1 (an image's share of pixels of each class); by the number of labels where it may have
     all of them. Then noise of this scale costs an epsilon of moves / scale (Dwork, Roth 2014, Thm. 3.6), and
     a group of records costs as many times that. Rounding what is noisy, and leaving out what is below 0, is
@@ -116,35 +116,35 @@ class NoisyCounts(Checked, Rule):
     """
 
     under: ClassVar[str] = "counts"
-    pays: ClassVar[str] = "counts"
+    noise_table: ClassVar[str] = "counts"
 
     scale: NonNegativeFloat
     group: PositiveInt = 1
-    moves: PositiveFloat = 1.0
-    least: int = 0
+    sensitivity: PositiveFloat = 1.0
+    minimum: int = 0
 
     @property
     def text(self) -> str:
         if self.scale == 0:
             return Exact().text
-        several = f", a record counting in {self.moves:g}" if self.moves > 1 else ""
+        several = f", a record counting in {self.sensitivity:g}" if self.sensitivity > 1 else ""
         return f"Laplace noise of scale {self.scale:g} on each count{several}"
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Numbers from 0 up, in float64: rounded to float32, sums of parts move further than is charged."""
         return tensor.detach().double().nan_to_num(nan=0.0, posinf=MAX_FLOAT32, neginf=0.0).clamp(min=0)
 
-    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         """Whole numbers: servers refuse a number of examples that is none."""
         if self.scale == 0:
             return tensor.float()
-        return add_noise(tensor, draws.laplace(tensor.shape), self.scale).round().clamp(min=self.least)
+        return add_noise(tensor, sampler.laplace(tensor.shape), self.scale).round().clamp(min=self.minimum)
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """One event, however many classes."""
         if self.scale == 0:
             return None
-        return PrivacyCost({Event("laplace", self.scale / (self.group * self.moves)): 1})
+        return PrivacyCost({Event("laplace", self.scale / (self.group * self.sensitivity)): 1})
 
 
 @dataclass(frozen=True)
@@ -159,26 +159,34 @@ class NoisySums(Checked, Rule):
 
     under: ClassVar[str] = "sums"
 
-    relative: NonNegativeFloat
+    noise_multiplier: NonNegativeFloat
     group: PositiveInt = 1
 
     @property
     def text(self) -> str:
-        if self.relative == 0:
+        if self.noise_multiplier == 0:
             return Exact().text
-        return f"Gaussian noise of {self.relative:g} times the root of how many sums there are, on each"
+        return (
+            f"Gaussian noise of {self.noise_multiplier:g} times the root of how many sums there are, on each"
+        )
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Float64: rounded to float32 before the noise, long sums would move by more than a record does."""
         return tensor.detach().double().nan_to_num()
 
-    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         """With noise on each number."""
-        return add_noise(tensor, draws.normal(tensor.shape), self.relative * math.sqrt(tensor.numel()))
+        return add_noise(
+            tensor, sampler.normal(tensor.shape), self.noise_multiplier * math.sqrt(tensor.numel())
+        )
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """One event, however many sums."""
-        return None if self.relative == 0 else PrivacyCost({Event("gaussian", self.relative / self.group): 1})
+        return (
+            None
+            if self.noise_multiplier == 0
+            else PrivacyCost({Event("gaussian", self.noise_multiplier / self.group): 1})
+        )
 
 
 @dataclass(frozen=True)
@@ -196,54 +204,54 @@ class NoisyRows(Checked, Rule):
     Assumes nothing of data or network; the queries may be chosen by who asks.
 
     Args:
-        how: laplace or gaussian.
+        distribution: laplace or gaussian.
         scale: of the noise: scale or standard deviation, in units of the answers; 0: none, no guarantee.
-        bound_to: of each value's magnitude (laplace), or of each row's L2 norm (gaussian); 0: no bound, and
+        limit: of each value's magnitude (laplace), or of each row's L2 norm (gaussian); 0: no bound, and
             no guarantee whatever the noise.
     """
 
     under: ClassVar[str] = "outputs"
-    pays: ClassVar[str] = "outputs"
+    noise_table: ClassVar[str] = "outputs"
 
-    how: Literal["laplace", "gaussian"]
+    distribution: Literal["laplace", "gaussian"]
     scale: NonNegativeFloat
-    bound_to: NonNegativeFloat
+    limit: NonNegativeFloat
 
     @property
     def text(self) -> str:
-        what = "each value" if self.how == "laplace" else "each row's L2 norm"
-        noise = f"{self.how.title()} noise of scale {self.scale:g}" if self.scale else "no noise"
-        bound = f"{what} at most {self.bound_to:g}" if self.bound_to else "no bound"
-        return f"{noise}, {bound}" + ("" if self._guarantees else ": no guarantee")
+        bounded = "each value" if self.distribution == "laplace" else "each row's L2 norm"
+        noise = f"{self.distribution.title()} noise of scale {self.scale:g}" if self.scale else "no noise"
+        bound = f"{bounded} at most {self.limit:g}" if self.limit else "no bound"
+        return f"{noise}, {bound}" + ("" if self._has_guarantee else ": no guarantee")
 
     @property
-    def _guarantees(self) -> bool:
-        return self.scale > 0 and self.bound_to > 0
+    def _has_guarantee(self) -> bool:
+        return self.scale > 0 and self.limit > 0
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         """Values or rows within the bound."""
-        if self.bound_to == 0:
+        if self.limit == 0:
             return tensor.detach().float()
-        if self.how == "laplace":
-            most = self.bound_to * CLIP_MARGIN
-            return to_finite(tensor).clamp(-most, most)
-        return clip_rows(tensor, self.bound_to)
+        if self.distribution == "laplace":
+            limit = self.limit * CLIP_MARGIN
+            return to_finite(tensor).clamp(-limit, limit)
+        return clip_rows(tensor, self.limit)
 
-    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         """With noise on each value."""
-        unit = draws.laplace if self.how == "laplace" else draws.normal
-        return add_noise(tensor, unit(tensor.shape), self.scale)
+        standard = sampler.laplace if self.distribution == "laplace" else sampler.normal
+        return add_noise(tensor, standard(tensor.shape), self.scale)
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """An event for each row (laplace), or one for all of them (gaussian)."""
         rows, values = count_rows(shape)
-        if not self._guarantees:
+        if not self._has_guarantee:
             return None
         if rows * values == 0:
             return PrivacyCost()
-        if self.how == "laplace":
-            return PrivacyCost({Event("laplace", self.scale / (2 * self.bound_to * values)): rows})
-        return PrivacyCost({Event("gaussian", self.scale / (2 * self.bound_to * math.sqrt(rows))): 1})
+        if self.distribution == "laplace":
+            return PrivacyCost({Event("laplace", self.scale / (2 * self.limit * values)): rows})
+        return PrivacyCost({Event("gaussian", self.scale / (2 * self.limit * math.sqrt(rows))): 1})
 
 
 @dataclass(frozen=True)
@@ -267,7 +275,7 @@ class SanitizedGradients(Checked, Rule):
     """
 
     under: ClassVar[str] = "gradients"
-    pays: ClassVar[str] = "gradients"
+    noise_table: ClassVar[str] = "gradients"
 
     clip: PositiveFloat
     sigma: NonNegativeFloat
@@ -283,11 +291,11 @@ class SanitizedGradients(Checked, Rule):
         """Each input's gradient within the clip: ``(B, ...)``."""
         return clip_rows(tensor, self.clip)
 
-    def noise(self, tensor: torch.Tensor, draws: NoiseSampler) -> torch.Tensor:
+    def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
         """With Gaussian noise on each number."""
-        return add_noise(tensor, draws.normal(tensor.shape), self.sigma * self.clip)
+        return add_noise(tensor, sampler.normal(tensor.shape), self.sigma * self.clip)
 
-    def price(self, shape: Sequence[int]) -> PrivacyCost | None:
+    def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
         """One event for all inputs."""
         rows, values = count_rows(shape)
         if self.sigma == 0:

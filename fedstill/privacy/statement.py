@@ -42,7 +42,7 @@ class Statement(Checked):
 
 
 def make_statement(
-    config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, several: bool = False
+    config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, has_groups: bool = False
 ) -> Statement:
     """What an owner's config, with the levels of noise that it came to, is told as.
 
@@ -69,7 +69,7 @@ def make_statement(
             STOPPING_TEXT.format(
                 budget=f"epsilon {config.epsilon:g}" if math.isfinite(config.epsilon) else "none is set"
             ),
-            *((PER_RECORD_ONLY,) if several and size == 1 else ()),
+            *((PER_RECORD_ONLY,) if has_groups and size == 1 else ()),
         ),
     )
 
@@ -113,54 +113,64 @@ def summarize_privacy(
         (None: no guarantee), ``left`` of its budget and all that its statement says.
     """
     nodes = []
-    for name, (events, bare) in spent.items():
-        said = statements.get(name, Statement())
-        kept = said.mechanism != "none" and not bare and bool(events)
-        reached = _node_epsilon(said, events) if kept else None
-        late, kept = kept and reached is None, reached is not None
-        left = None if said.budget is None or reached is None else max(said.budget - reached, 0.0)
-        row = {"name": name, "guarantee": kept, "epsilon": reached, "left": left, "events": dict(events)}
-        row["assumes"] = _assumptions(said, events)
-        if late:
-            row["rules"] = [*said.rules, COMPOSE_TIMEOUT_TEXT]
-        nodes.append({**asdict(said), **row, "releases_without_guarantee": bare})
-    every = bool(nodes) and all(node["guarantee"] for node in nodes)
+    for name, (events, unprotected) in spent.items():
+        statement = statements.get(name, Statement())
+        protected = statement.mechanism != "none" and not unprotected and bool(events)
+        epsilon = _node_epsilon(statement, events) if protected else None
+        timed_out, protected = protected and epsilon is None, epsilon is not None
+        remaining = (
+            None if statement.budget is None or epsilon is None else max(statement.budget - epsilon, 0.0)
+        )
+        row = {
+            "name": name,
+            "guarantee": protected,
+            "epsilon": epsilon,
+            "left": remaining,
+            "events": dict(events),
+        }
+        row["assumes"] = _assumptions(statement, events)
+        if timed_out:
+            row["rules"] = [*statement.rules, COMPOSE_TIMEOUT_TEXT]
+        nodes.append({**asdict(statement), **row, "releases_without_guarantee": unprotected})
+    all_protected = bool(nodes) and all(node["guarantee"] for node in nodes)
     text = NO_GUARANTEE
-    if every:
+    if all_protected:
         text = _summary_text(nodes)
     elif any(node["guarantee"] for node in nodes):
         names = ", ".join(node["name"] for node in nodes if not node["guarantee"])
         text = f"no guarantee for {names}"
-    return {"guarantee": every or None, "text": text, "nodes": nodes}
+    return {"guarantee": all_protected or None, "text": text, "nodes": nodes}
 
 
-def _node_epsilon(said: Statement, events: Mapping[str, int]) -> float | None:
+def _node_epsilon(statement: Statement, events: Mapping[str, int]) -> float | None:
     """What a node's releases cost; None where it tells prices that take too long to compose."""
     try:
         with timing.within(COMPOSE_SECONDS, lambda: TimeoutError(COMPOSE_TIMEOUT_TEXT)):
-            return compute_epsilon(cost_from_dict(events, MAX_COUNT_PER_RUN), said.delta, said.accountant)
+            return compute_epsilon(
+                cost_from_dict(events, MAX_COUNT_PER_RUN), statement.delta, statement.accountant
+            )
     except TimeoutError:
         return None
 
 
-def _assumptions(said: Statement, events: Mapping[str, int]) -> list[str]:
+def _assumptions(statement: Statement, events: Mapping[str, int]) -> list[str]:
     """What a guarantee rests on, by what was paid: where each step takes all records, nothing is drawn."""
-    drawn = not events or any(event.rate < 1 for event in cost_from_dict(events, MAX_COUNT_PER_RUN))
-    return [line for line in said.assumes if drawn or line != POISSON]
+    is_sampled = not events or any(event.rate < 1 for event in cost_from_dict(events, MAX_COUNT_PER_RUN))
+    return [line for line in statement.assumes if is_sampled or line != POISSON]
 
 
 def _summary_text(nodes: Sequence[Mapping[str, Any]]) -> str:
     """The largest epsilon of each kind of guarantee: of one kind it says nothing about another."""
-    alike: dict[tuple[float, str, str], dict[str, float]] = {}
+    by_guarantee: dict[tuple[float, str, str], dict[str, float]] = {}
     for node in nodes:
         kind = node["delta"], node["unit"], node["mechanism"]
-        alike.setdefault(kind, {})[node["name"]] = node["epsilon"]
-    told = []
-    for (delta, unit, mechanism), costs in alike.items():
-        whose = f"{', '.join(costs)}: " if len(alike) > 1 else ""
-        most = format_epsilon_bound(max(costs.values()))
-        told.append(f"{whose}epsilon {most} at delta {delta:g}, for {unit} (mechanism {mechanism})")
-    return "; ".join(told)
+        by_guarantee.setdefault(kind, {})[node["name"]] = node["epsilon"]
+    parts = []
+    for (delta, unit, mechanism), costs in by_guarantee.items():
+        names = f"{', '.join(costs)}: " if len(by_guarantee) > 1 else ""
+        max_epsilon = format_epsilon_bound(max(costs.values()))
+        parts.append(f"{names}epsilon {max_epsilon} at delta {delta:g}, for {unit} (mechanism {mechanism})")
+    return "; ".join(parts)
 
 
 def format_epsilon_bound(value: float) -> str:

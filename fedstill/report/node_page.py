@@ -11,8 +11,8 @@ from fedstill.core.text_format import clip, counted, human_bytes
 from fedstill.node.audit_cost import AuditCost
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.overview import Overview
-from fedstill.node.request_text import facts, line_about
-from fedstill.node.requests import APPROVES, UNPROVEN, WAITS, Request, requires_approval
+from fedstill.node.request_text import describe_log_line, describe_request
+from fedstill.node.requests import MIN_DIGITS_TO_APPROVE, UNPROVEN, WAITS, ApprovalRequest, requires_approval
 from fedstill.privacy.budget import describe_budgets, round_down, round_up
 from fedstill.report import live_page
 from fedstill.report.live_page import Section
@@ -31,8 +31,8 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     """
     waiting = [each for each in node.requests if each.state == WAITS]
     decided = [each for each in node.requests if each.state != WAITS]
-    left = sum(sums.kinds.total() for sums in node.left.values())
-    sound = node.audit is None and node.security is None
+    left = sum(sums.kinds.total() for sums in node.releases.values())
+    sound = node.audit_fault is None and node.security_fault is None
     asked = (
         "runs ask for your approval"
         if requires_approval(node.file)
@@ -40,9 +40,9 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     )
     tiles = [
         Fact("Requests that wait", str(len(waiting)), asked),
-        Fact("Left the node", human_bytes(left), counted(len({run for _, run in node.left}), "run")),
+        Fact("Left the node", human_bytes(left), counted(len({run for _, run in node.releases}), "run")),
         Fact("Budget left", _left(node.costs[ALL_RUNS]) if node.costs else "all", "epsilon, over all runs"),
-        Fact("Logs", "sound" if sound else "not sound", f"{node.entries:,} entries in the audit log"),
+        Fact("Logs", "sound" if sound else "not sound", f"{node.entry_count:,} entries in the audit log"),
     ]
     runs = "is not joined to a federation" if process is None else f"runs as process {process}"
     sections = [
@@ -50,7 +50,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         Section(
             "What left",
             "By day (UTC) and run, the latest first. The audit log had each release before it left.",
-            node.audit and f"The audit log is not sound: {node.audit}.",
+            node.audit_fault and f"The audit log is not sound: {node.audit}.",
             _released(node),
             empty="Nothing has left.",
         ),
@@ -64,7 +64,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         Section(
             "Security log",
             "Who joined, was refused, approved or rejected, and which rules changed; the latest first.",
-            node.security and f"The security log is not as it was written: {node.security}",
+            node.security_fault and f"The security log is not as it was written: {node.security}",
             _log(node),
             empty="Nothing has happened.",
         ),
@@ -108,7 +108,7 @@ def _requests(
 
 def _released(node: Overview) -> Table:
     rows = []
-    for (day, run), sums in list(node.left.items())[:MOST_DAYS]:
+    for (day, run), sums in list(node.releases.items())[:MOST_DAYS]:
         kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(sums.kinds.items()))
         bare = f"{sums.bare:,}" if sums.bare else "none"
         counts = (f"{len(sums.queries):,}", kinds or "nothing", bare, f"{sums.refused:,}")
@@ -135,7 +135,7 @@ def _left(cost: AuditCost) -> str:
 
 def _log(node: Overview) -> Table:
     rows = []
-    for line in node.log:
+    for line in node.security_lines:
         cells = [Cell(clip(line["event"])), Cell(clip(line["who"]) or "not proven"), Cell(line_about(line))]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))
     heads = [Column("What", "model"), Column("Who", ""), Column("Why", "")]

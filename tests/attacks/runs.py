@@ -89,7 +89,7 @@ def replay(method: dict[str, Any], **changes: Any) -> ReplayedRun:
     return ReplayedRun.of(config(method, **changes))
 
 
-def made(folder: Path, method: dict[str, Any], **changes: Any) -> Path:
+def has_generated_inputs(folder: Path, method: dict[str, Any], **changes: Any) -> Path:
     """The folder of a finished run."""
     run.run(config(method, **changes), folder, command="fedstill run digits", progress=False)
     return folder

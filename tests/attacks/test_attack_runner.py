@@ -147,7 +147,7 @@ class Keeper(Attack):
     title: ClassVar[str] = "How often nodes were heard"
     odd: bool = False
 
-    def keeps(self, release: ObservedRelease) -> bool:
+    def keeps_release(self, release: ObservedRelease) -> bool:
         return release.query == "examine" and release.part == "answer"
 
     def run(self, target: Target) -> AttackResult:
@@ -161,7 +161,7 @@ class Keeper(Attack):
 
     def rows(self, part: Any) -> Iterator[LeakageMetric]:
         for node, count in part["heard"].items():
-            yield LeakageMetric(who=node, metric="releases", value=count, without="none")
+            yield LeakageMetric(target=node, metric="releases", value=count, baseline="none")
 
     def pictures(self, part: Any) -> tuple[ImageTable]:
         return (ImageTable(title="one", heads=("a",), strips=(ImageStrip(head="first", stack="first"),)),)

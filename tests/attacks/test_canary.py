@@ -23,7 +23,7 @@ from fedstill.attacks.neighboring_datasets import Distinguisher, contradictory_r
 from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.node import dp_training
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy import pate, release_rules
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.clipping import to_finite
@@ -57,17 +57,17 @@ SURE = 0.99  # that no other version of torch or of a config finds a fault by ch
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_sound_releases_show_something_and_less_than_is_claimed(name: str) -> None:
-    make, least, runs = RELEASES[name]
+    make, minimum, runs = RELEASES[name]
     found = run_audit(make(), runs, confidence=SURE)
     assert not found.refuted
     assert 0 < found.shown < found.claimed
     assert found.as_claimed is not None
-    assert least * found.claimed < found.as_claimed < 1.02 * found.claimed, "the attack is no weak one"
+    assert minimum * found.claimed < found.as_claimed < 1.02 * found.claimed, "the attack is no weak one"
 
 
 def test_sound_private_steps_show_something_and_less_than_is_claimed() -> None:
     found = run_audit(
-        mechanism_audits.audit_training_steps(noise=0.6, taken=2, records=4), 200, confidence=SURE
+        mechanism_audits.audit_training_steps(noise=0.6, step_count=2, records=4), 200, confidence=SURE
     )
     assert not found.refuted
     assert 0 < found.shown < found.claimed
@@ -90,7 +90,7 @@ def test_one_training_shows_less_than_is_claimed() -> None:
 def test_one_training_of_a_linear_model_by_large_steps_shows_less_than_is_claimed(
     many: bool, precision: Precision
 ) -> None:
-    found = audit_one_run_linear(confidence=SURE, many=many, precision=precision)
+    found = audit_one_run_linear(confidence=SURE, many_records=many, precision=precision)
     assert 0 < found.shown < found.claimed
     assert found.claimed == compute_epsilon({Event("gaussian", 4.0): 20}, DELTA)
 
@@ -108,7 +108,7 @@ def test_what_is_audited_is_what_the_private_presets_train(
         return AuditFinding("dp-sgd", "", 1.0, 0.0, None, False, 1, 0.0)
 
     monkeypatch.setattr(mechanism_audits, "audit_one_run", caught)
-    audit_one_run_linear(many=many)
+    audit_one_run_linear(many_records=many)
     run = config.load(preset)
     assert isinstance(run.nodes.privacy, DPSGD)
     assert (audited["model"], audited["clip"]) == (run.nodes.models[0], run.nodes.privacy.training.clip)
@@ -136,7 +136,7 @@ def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
         assert compute_epsilon(claimed, 1e-5) == pytest.approx(
             compute_epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6
         )
-    assert mechanism_audits.audit_training_steps(0.8, taken=4, records=8, batch=2).claimed == {
+    assert mechanism_audits.audit_training_steps(0.8, step_count=4, records=8, batch=2).claimed == {
         Event("gaussian", 0.8, rate=0.25): 4
     }
 
@@ -245,13 +245,13 @@ def fixed_order(patch: pytest.MonkeyPatch) -> None:
         size, turn = round(rate * len(data)), turn + 1
         return data.subset(torch.arange((turn - 1) * size, turn * size))
 
-    def moves(*args: Any) -> torch.Tensor:
+    def sensitivity(*args: Any) -> torch.Tensor:
         nonlocal turn
         turn = 0
         return batches(*args)
 
     patch.setattr(dp_training, "sample", sample)
-    patch.setattr(mechanism_audits, "_moves", moves)
+    patch.setattr(mechanism_audits, "_moves", sensitivity)
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_broken_private_steps_are_caught(
     noise: float, records: int, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
-    attack = mechanism_audits.audit_training_steps(noise, taken=2, records=records, batch=2)
+    attack = mechanism_audits.audit_training_steps(noise, step_count=2, records=records, batch=2)
     assert attack.claimed == {Event("gaussian", noise, rate=2 / records): 2}
     assert caught(run_audit(attack, runs))
 
@@ -292,7 +292,7 @@ def test_a_broken_critic_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatc
 
 def test_one_training_without_the_noise_that_was_charged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     noise_times(0.0)(monkeypatch)
-    found = audit_one_run(noise=8.0, canaries=200, epochs=20, guessed=0.15)
+    found = audit_one_run(noise=8.0, canaries=200, epochs=20, guessed_share=0.15)
     assert found.claimed < 5
     assert found.refuted
 
@@ -302,7 +302,7 @@ def test_large_steps_without_the_noise_that_was_charged_are_caught(
     many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noise_times(0.0)(monkeypatch)
-    found = audit_one_run_linear(many=many, noise=16.0)
+    found = audit_one_run_linear(many_records=many, noise=16.0)
     assert found.claimed < 1.5
     assert found.refuted
 

@@ -93,7 +93,7 @@ def test_first_of_a_part_however_rare(few: int) -> None:
     torch.testing.assert_close(distances, slow)
     assert among[places].all()
     others = (x.unsqueeze(1) - y[~among]).norm(dim=2)
-    assert torch.equal(pool.count(~among, distances, ties=False), (others < slow.unsqueeze(1)).sum(1))
+    assert torch.equal(pool.count(~among, distances, include_ties=False), (others < slow.unsqueeze(1)).sum(1))
 
 
 # --- by hand and by slow references -----------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_fewer_private_than_held_out_by_hand() -> None:
 
 def test_p_value_counts_drawings_as_a_slow_loop_does() -> None:
     generated, private, held_out = three(0, 12, 9, 5)
-    found = memorization_test(generated, private, held_out, PLAIN, seed=3, drawings=60)
+    found = memorization_test(generated, private, held_out, PLAIN, seed=3, permutations=60)
     everyone = torch.cat([private, held_out])
 
     def statistic(mine: torch.Tensor) -> float:
@@ -151,7 +151,7 @@ def test_share_is_that_of_subsets_of_equal_size() -> None:
         p, _ = nearest_neighbors(generated, private[kept])
         h, _ = nearest_neighbors(generated, held_out)
         slow.append(float((p < h).double().mean()))
-    found = memorization_test(generated, private, held_out, PLAIN, seed=0, drawings=1)
+    found = memorization_test(generated, private, held_out, PLAIN, seed=0, permutations=1)
     assert found["share"] == pytest.approx(sum(slow) / len(slow), abs=0.01)
 
 
@@ -191,7 +191,7 @@ SPACE = pixel_extractor((0.5,), (0.5,))
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.4])
 def test_a_generator_that_memorizes_is_caught(noise: float) -> None:
     private, held_out, _ = digits(0)
-    found = memorization_test(noisy(private[:200], noise), private, held_out, SPACE, seed=0, drawings=199)
+    found = memorization_test(noisy(private[:200], noise), private, held_out, SPACE, seed=0, permutations=199)
     assert found["p_value"] < 0.01
     if noise < 0.4:  # more noise, and the other test sees images that are poorer than held-out ones
         assert found["z_p_value"] < 0.01
@@ -208,7 +208,7 @@ def test_fresh_images_are_no_copies() -> None:
     values = []
     for seed in range(150):
         generated, private, held_out = three(seed, 60, 80, 40)
-        found = memorization_test(generated, private, held_out, PLAIN, seed=seed, drawings=79)
+        found = memorization_test(generated, private, held_out, PLAIN, seed=seed, permutations=79)
         values.append(found["p_value"])
     small = sum(value <= 0.05 for value in values)
     assert 2 <= small <= 15, "7.5 of 150 are expected; chance alone is outside once in a hundred times"
@@ -228,8 +228,8 @@ def test_patients_are_drawn_and_not_their_slices() -> None:
         parts = (generated, private, held_out, PLAIN)
         groups = (of[:80], of[80:120])
         return (
-            memorization_test(*parts, seed=seed, drawings=99),
-            memorization_test(*parts, seed=seed, drawings=99, groups=groups),
+            memorization_test(*parts, seed=seed, permutations=99),
+            memorization_test(*parts, seed=seed, permutations=99, groups=groups),
         )
 
     found = [measure(seed) for seed in range(40)]
@@ -248,13 +248,13 @@ def test_a_patient_on_both_sides_is_refused() -> None:
 
 def test_copies_and_equal_images_need_no_division_by_zero() -> None:
     x = torch.tensor([[0.0], [1.0]])
-    found = memorization_test(x, x, x, PLAIN, seed=0, drawings=9)
+    found = memorization_test(x, x, x, PLAIN, seed=0, permutations=9)
     assert (found["statistic"], found["share"], found["z"]) == (0.0, 0.5, 0.0)
     assert [pair["ratio"] for pair in found["pairs"]] == [1.0, 1.0]
     assert (
-        len(memorization_test(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, drawings=9)["pairs"]) == 1
+        len(memorization_test(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, permutations=9)["pairs"]) == 1
     )  # once each
-    of_held_out = memorization_test(x[:1], x[1:], x[:1], PLAIN, seed=0, drawings=9)
+    of_held_out = memorization_test(x[:1], x[1:], x[:1], PLAIN, seed=0, permutations=9)
     assert of_held_out["statistic"] == -1
     assert of_held_out["pairs"][0]["ratio"] == math.inf
 

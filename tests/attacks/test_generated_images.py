@@ -115,7 +115,9 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
     for extractor, copies, apart in zip(
         (PIXELS, features), spaces(found), found.part["distances"], strict=True
     ):
-        same = memorization_test(last, everyone, TEST.inputs, extractor, seed=3, drawings=199, closest=5)
+        same = memorization_test(
+            last, everyone, TEST.inputs, extractor, seed=3, permutations=199, pair_count=5
+        )
         assert copies["extractor"] == apart["extractor"] == extractor.name
         for name in ("generated", "private", "held_out", "statistic", "expected", "p_value", "drawings"):
             assert copies[name] == same[name]
@@ -173,7 +175,7 @@ def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.Monk
         assert space["mind"] == [drawn]
     (p, *_) = (row for row in FEW.rows(found.part) if row.metric == "p")
     assert (
-        p.says == "199 drawings; 90 of 600 private and 90 of 300 held-out images were drawn to compare with"
+        p.note == "199 drawings; 90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     )
     shown = found.pictures
     for row, pair in enumerate(spaces(found)[0]["pairs"]):
@@ -208,9 +210,9 @@ def test_patients_are_drawn_whole() -> None:
     everyone = torch.cat([part.inputs for part in PARTS])
     whose = (torch.arange(600) // 10, 60 + torch.arange(300) // 10)
     same = memorization_test(
-        FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5, groups=whose
+        FRESH, everyone, TEST.inputs, PIXELS, seed=0, permutations=199, pair_count=5, groups=whose
     )
-    alone = memorization_test(FRESH, everyone, TEST.inputs, PIXELS, seed=0, drawings=199, closest=5)
+    alone = memorization_test(FRESH, everyone, TEST.inputs, PIXELS, seed=0, permutations=199, pair_count=5)
     assert (space["expected"], space["p_value"]) == (same["expected"], same["p_value"])
     assert space["expected"] != alone["expected"]
 

@@ -69,7 +69,7 @@ def test_noised_counts_by_hand() -> None:
     assert (found["largest_class"], found["size_error"]) == ("b", -20)
     assert (found["absent"], found["told_absent"]) == (["d"], ["c", "d"])
     words = {
-        row.metric: (row.text, row.says) for row in LabelCounts().rows({"nodes": [{"node": "x", **found}]})
+        row.metric: (row.text, row.note) for row in LabelCounts().rows({"nodes": [{"node": "x", **found}]})
     }
     assert words["known to be absent"] == ("1 of 1 classes: d", "told as absent, but there: c")
     assert words["shares off by, points at most"] == ("20.0", "class b")

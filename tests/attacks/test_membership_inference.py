@@ -38,7 +38,7 @@ HEART: dict[str, Any] = {"nodes": LOCAL, "student": {"model": "mlp:64"}, "split"
 
 def done(again: ReplayedRun, most: int = 0) -> tuple[ObservedSimulation, ServerTranscript]:
     experiment, heard = again.experiment(), ServerTranscript(most)
-    experiment.listen(lambda release: heard.take(release, experiment.public))
+    experiment.listen(lambda release: heard.record_release(release, experiment.public))
     return experiment, heard
 
 
@@ -122,7 +122,7 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
     # Of what follows only answers matter, and shadows are the same each time.
     monkeypatch.setattr(membership_inference, "_central", lambda target, how: {})
     shadows = membership_inference.together
-    made: list[list[nn.Module]] = []
+    has_generated_inputs: list[list[nn.Module]] = []
 
     def once(*given: Any, **named: Any) -> list[nn.Module]:
         made.extend([] if made else [shadows(*given, **named)])
@@ -134,7 +134,7 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
     assert responses["of"] == f"answers of {largest.name}"
     assert responses["sees"].startswith("200 queries to it")
     assert responses["learned"] == responses["members"] == len(largest.data)
-    told = heard._told[largest.name]
+    told = heard._logits_by_node[largest.name]
     for number, logits in told.items():
         told[number] = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(0))]
     shuffled = section(again, experiment, heard, FEW)[1]
@@ -148,7 +148,7 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
 def test_members_are_those_whose_nodes_took_part() -> None:
     again = replay({**FEDAVG, "rounds": 1, "participation": 0.34})
     experiment, heard = done(again)
-    (drawn,) = heard.taught
+    (drawn,) = heard.contributors
     (found,) = section(again, experiment, heard, FEW)
     size = next(len(node.data) for node in experiment.nodes if node.name == drawn)
     assert found["learned"] == found["members"] == size < 200
@@ -201,7 +201,7 @@ def test_the_surest_of_the_nodes_models_speaks_for_all() -> None:
 def test_others_of_one_node_have_its_classes_in_its_shares(records: int) -> None:
     again = replay(FEDAVG, split={"nodes": 3, "alpha": 0.3})
     own = again.parts[0]
-    asked = choose_candidates(own, again.data.test, records, 0, alike=True)
+    asked = choose_candidates(own, again.data.test, records, 0, match_classes=True)
     assert int((~asked.inside).sum()) < records + 10
     parts = (asked.records.targets[asked.inside], asked.records.targets[~asked.inside])
     shares = [torch.bincount(labels, minlength=10).double() for labels in parts]

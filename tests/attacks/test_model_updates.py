@@ -46,7 +46,7 @@ def really_trained(
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
     """The node's own code: parameters after it, and which examples each step took."""
     node = Node("clinic", data, copy.deepcopy(model), Gate("clinic", PolicyConfig(), AuditLog()), 3)
-    local_training.prepare([node], local)
+    local_training.make_optimizers([node], local)
     local_training.train([node], Classification(CLASSES), local, Compute())
     steps, total = local.steps(len(data)), len(data)
     turns = range(steps * local.batch // total + 1)

@@ -81,7 +81,7 @@ def test_all_at_once_is_the_local_training_of_a_node(name: str) -> None:
         node_name, compute = f"shadow-{number}", Compute()
         network = make(derive(3, "shadow", number))
         node = Node(node_name, pool.subset(row.nonzero().flatten()), network, _gate(node_name), 3)
-        local_training.prepare([node], LOCAL)
+        local_training.make_optimizers([node], LOCAL)
         local_training.train([node], TASK, LOCAL, compute)
         for mine, theirs in zip(model.parameters(), network.parameters(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)

@@ -33,7 +33,7 @@ from tests.runs.test_simulation import setting
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
 
 
-def heard(folder: Path, most: int = 50) -> tuple[ObservedSimulation, ServerTranscript, str | None]:
+def transcript(folder: Path, most: int = 50) -> tuple[ObservedSimulation, ServerTranscript, str | None]:
     return replay_run(folder, load_run(folder), most)
 
 
@@ -78,7 +78,7 @@ def test_the_last_queries_and_answers_are_kept(fediod: Path) -> None:
     experiment, seen, _ = heard(fediod, most=40)
     asked = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
     responses = seen.responses("node-1")
-    assert seen.made
+    assert seen.has_generated_inputs
     assert responses is not None
     assert torch.equal(responses[0], torch.cat([one.sent["x"] for one in asked])[-40:])
     assert torch.equal(responses[1], torch.cat([one.tensors["logits"] for one in asked])[-40:])
@@ -92,7 +92,7 @@ def test_the_last_queries_and_answers_are_kept(fediod: Path) -> None:
 def test_answers_about_public_inputs_come_with_them(tmp_path: Path) -> None:
     experiment, seen, _ = heard(made(tmp_path / "run", FEDKD, outputs_only=True, **PUBLIC), most=10_000)
     responses = seen.responses("node-0")
-    assert not seen.made
+    assert not seen.has_generated_inputs
     assert experiment.public is not None
     assert responses is not None
     assert len(responses[0]) == len(responses[1]) == len(experiment.public)

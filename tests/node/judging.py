@@ -26,7 +26,7 @@ class Judging(FedIOD):
         differentiable=("x",),
         times=40,
         rows=lambda self, at: self.batch,
-        reads=(),
+        depends_on_records=(),
         trains=("critic",),
     )
     def judge(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:

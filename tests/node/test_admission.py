@@ -21,7 +21,7 @@ from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder, requests
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.request_text import facts
+from fedstill.node.request_text import describe_request
 from fedstill.node.security_log import FILE, SecurityLog
 from fedstill.protocol.run_plan import RunPlan, describe
 from fedstill.tasks.regression import RegressionConfig
@@ -190,7 +190,7 @@ def test_no_normalization_that_a_server_declares_tells_the_largest_value(tmp_pat
         spec = replace(PLAN.spec, mean=(mean,), std=(std,))
         clinic.plan = replace(PLAN, run=f"run-{each}", spec=spec)
         assert joined(clinic)
-    found = owner_folder.examine(clinic.folder, clinic.plan.spec)
+    found = owner_folder.check_folder(clinic.folder, clinic.plan.spec)
     assert any("has values from 0.4 to 0.4 in channel 0" in fault for fault in found.faults)
 
 
@@ -264,7 +264,7 @@ def test_a_run_of_the_owners_schema_is_let_in_and_a_change_of_it_is_logged(tmp_p
 def test_an_owners_schema_that_cannot_be_read_lets_the_node_not_begin(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"data\.schema .*none\.toml"):
         ward(tmp_path / "clinic", 'schema = "none.toml"\n')
-    found = owner_folder.examine(tmp_path / "clinic", quick=True)
+    found = owner_folder.check_folder(tmp_path / "clinic", quick=True)
     assert any("data.schema" in fault for fault in found.faults)
     with pytest.raises(
         ArgumentError, match=r"invalid data\.schema = 'ours.toml' \(expected empty, as source npz"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.node.audit_cost import Cost, cost
-from fedstill.node.audit_entries import ALL, DATA, Entry
+from fedstill.node.audit_cost import AuditCost, compute_audit_cost
+from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.config import PrivacyConfig
 
@@ -15,9 +15,9 @@ PRICE, OWNER = {"gaussian(4.0)": 1}, PrivacyConfig(epsilon=3.0, total_epsilon=5.
 
 
 def charged(log: AuditLog, run: str, unit: str = "a record", bare: int = 0) -> None:
-    about = (run, DATA, "clinic", 0, "examine", "answer")
+    about = (run, NODE_DATA, "clinic", 0, "examine", "answer")
     assert log.charge(
-        Entry(*about, content=run, price={} if bare else PRICE, bare=bare, unit=unit, queries=1)
+        Entry(*about, content_hash=run, cost={} if bare else PRICE, no_guarantee=bare, unit=unit, queries=1)
     )
 
 
@@ -26,16 +26,18 @@ def test_what_is_left_by_hand(tmp_path: Path) -> None:
     charged(log, "records")
     charged(log, "bare", unit="", bare=1)
 
-    def told(run: str, mine: str = "a record") -> Cost:
-        return cost(log, DATA, run, OWNER.delta, OWNER.accountant, OWNER, mine)
+    def told(run: str, mine: str = "a record") -> AuditCost:
+        return compute_audit_cost(log, NODE_DATA, run, OWNER.delta, OWNER.accountant, OWNER, mine)
 
     one = told("records")
     assert one.events == PRICE
     assert one.epsilon is not None
-    assert one.left == pytest.approx(3 - one.epsilon, abs=1e-3)
-    assert told("records", "4 records of one patient") == Cost(0, PRICE, one.epsilon, 0.0)
-    assert told("bare") == Cost(1, {}, None, 0.0)
-    assert told(ALL) == Cost(1, PRICE, None, 0.0)
+    assert one.remaining == pytest.approx(3 - one.epsilon, abs=1e-3)
+    assert told("records", "4 records of one patient") == AuditCost(0, PRICE, one.epsilon, 0.0)
+    assert told("bare") == AuditCost(1, {}, None, 0.0)
+    assert told(ALL_RUNS) == AuditCost(1, PRICE, None, 0.0)
     charged(log, "patients", unit="4 records of one patient")
-    assert told(ALL) == Cost(1), "of two units, which add up to nothing"
-    assert cost(log, DATA, "records", OWNER.delta, OWNER.accountant) == Cost(0, PRICE, one.epsilon, None)
+    assert told(ALL_RUNS) == AuditCost(1), "of two units, which add up to nothing"
+    assert compute_audit_cost(log, NODE_DATA, "records", OWNER.delta, OWNER.accountant) == AuditCost(
+        0, PRICE, one.epsilon, None
+    )

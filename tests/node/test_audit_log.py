@@ -24,7 +24,7 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.node import audit_database, audit_head
 from fedstill.node.audit_entries import Entry
 from fedstill.node.audit_head import Head
-from fedstill.node.audit_log import AuditError, AuditLog, Spent
+from fedstill.node.audit_log import AuditError, AuditLog, Spending
 from tests.audited import edit
 from tests.forked import FORKING
 
@@ -42,12 +42,12 @@ def entry(number: int = 0, **other: Any) -> Entry:
         "node": "clinic",
         "query": "examine",
         "part": "answer",
-        "content": "c0",
-        "after": "a0",
+        "content_hash": "c0",
+        "history_hash": "a0",
         "queries": 1,
         "up": {"logits": 40, "critic": 4},
         "rule": "Laplace noise of scale 10",
-        "price": {"laplace(10.0)": 2, "gaussian(1.1)": 1},
+        "cost": {"laplace(10.0)": 2, "gaussian(1.1)": 1},
         **other,
     }
     return Entry(number=number, **line)
@@ -84,18 +84,18 @@ def test_an_entry_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
         assert audit.charge(entry(1, price={"laplace(10.0)": 3}))
         assert audit.charge(entry(2, run="second", price={}, bare=1))
         assert audit.charge(entry(3, node="other"))
-        assert audit.spent("clinic", "first") == Spent(
+        assert audit.spending("clinic", "first") == Spending(
             {"laplace(10.0)": 5, "gaussian(1.1)": 1},
             {"laplace(10.0)": 5, "gaussian(1.1)": 1},
-            bare_total=1,
-            queries_run=2,
-            queries=3,
-            bytes=3 * 44,
+            total_no_guarantee=1,
+            run_queries=2,
+            total_queries=3,
+            total_bytes=3 * 44,
         )
         both = {"laplace(10.0)": 5, "gaussian(1.1)": 1}
-        assert audit.spent("clinic", "second") == Spent({}, both, 1, 1, 1, 3, 3 * 44)
-        assert audit.spent("clinic", "third").total == {"laplace(10.0)": 5, "gaussian(1.1)": 1}
-        assert audit.spent("nobody", "first") == Spent({}, {})
+        assert audit.spending("clinic", "second") == Spending({}, both, 1, 1, 1, 3, 3 * 44)
+        assert audit.spending("clinic", "third").total_events == {"laplace(10.0)": 5, "gaussian(1.1)": 1}
+        assert audit.spending("nobody", "first") == Spending({}, {})
         row = next(audit.entries())
         assert [other["entry"] for other in audit.entries()] == [1, 2, 3, 4]
         audit.verify()
@@ -115,15 +115,15 @@ def test_an_entry_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
         {"run": "b"},
         {"number": 1},
         {"part": "gradient"},
-        {"content": "b"},
-        {"after": "b"},
-        {"left": "b"},
+        {"content_hash": "b"},
+        {"history_hash": "b"},
+        {"release_hash": "b"},
     ],
 )
 def test_the_same_release_is_charged_once_and_any_other_again(other: dict[str, Any], path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry())
-        asked: list[Spent] = []
+        asked: list[Spending] = []
         assert audit.charge(entry(rule="another", price={"laplace(1.0)": 9}), asked.append) == 1
         assert asked == []  # not even the budget is asked
         assert sum(1 for _ in audit.entries()) == 1
@@ -134,15 +134,15 @@ def test_the_same_release_is_charged_once_and_any_other_again(other: dict[str, A
 
 
 def test_what_the_budget_refuses_is_not_written(path: Path) -> None:
-    def refuse(spent: Spent) -> None:
+    def refuse(spent: Spending) -> None:
         raise Refused("no more")
 
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry(0))
-        before = audit.spent("clinic", "first")
+        before = audit.spending("clinic", "first")
         with pytest.raises(Refused):
             audit.charge(entry(1), refuse)
-        assert audit.spent("clinic", "first") == before
+        assert audit.spending("clinic", "first") == before
         assert audit.charge(entry(1))
         audit.verify()
 
@@ -152,16 +152,16 @@ def test_what_the_budget_refuses_is_not_written(path: Path) -> None:
     [
         {"run": ""},
         {"part": "settled"},
-        {"price": {"": 1}},
-        {"price": {"rubbish": 1}},
-        {"price": {"gaussian(1.1)": 0}},
-        {"price": {"gaussian(1.1)": 2**53}},
+        {"cost": {"": 1}},
+        {"cost": {"rubbish": 1}},
+        {"cost": {"gaussian(1.1)": 0}},
+        {"cost": {"gaussian(1.1)": 2**53}},
         {"up": {"logits": 2**53}},
-        {"learned": {"gaussian(1.1)": 2**53}},
+        {"training_cost": {"gaussian(1.1)": 2**53}},
         {"number": 2**53},
-        {"bare": True},
+        {"no_guarantee": True},
         {"rule": "\ud800"},
-        {"content": ["c0"]},
+        {"content_hash": ["c0"]},
     ],
 )
 def test_what_can_be_no_entry(wrong: dict[str, Any]) -> None:
@@ -208,7 +208,7 @@ def test_totals_are_those_of_a_slow_count(
                     here.update(price if where == run else {})
                     bare_here += not sure and where == run
             counted = mine.count(run), len(mine), 44 * len(mine)
-            assert audit.spent(node, run) == Spent(here, total, bare_here, bare_total, *counted)
+            assert audit.spending(node, run) == Spending(here, total, bare_here, bare_total, *counted)
     audit.close()
 
 
@@ -225,7 +225,7 @@ def test_many_threads_share_a_log(path: Path) -> None:
     for thread in threads:
         thread.join()
     audit.verify()
-    assert [audit.spent(f"node-{i}", "first").total["gaussian(1.1)"] for i in range(4)] == [25] * 4
+    assert [audit.spending(f"node-{i}", "first").total_events["gaussian(1.1)"] for i in range(4)] == [25] * 4
     audit.close()
     assert '"entry":100,' in head(path).read_text(encoding="utf-8")
 
@@ -233,8 +233,8 @@ def test_many_threads_share_a_log(path: Path) -> None:
 def test_a_release_is_on_the_disk_when_it_is_charged(path: Path) -> None:
     """What SQLite promises with these settings; a power failure cannot be had in a test."""
     with closing(AuditLog(path)) as audit:
-        assert audit._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert audit._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+        assert audit._database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert audit._database.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
 
 
 # --- many processes, and their end --------------------------------------------------------------------
@@ -256,9 +256,9 @@ def test_killed_at_any_moment_it_never_shows_less_than_was_released(tmp_path: Pa
             continue
         out = released.read_text(encoding="utf-8").split()
         with closing(AuditLog(path, durable=False)) as audit:
-            assert audit.trouble is None, life
+            assert audit.fault is None, life
             numbers = [row["number"] for row in audit.entries()]
-            spent = audit.spent("clinic", "first").total.get("laplace(1.0)", 0)
+            spent = audit.spending("clinic", "first").total_events.get("laplace(1.0)", 0)
         assert len(numbers) == len(set(numbers)) == spent  # nothing twice
         assert set(map(int, out)) <= set(numbers)  # nothing less
         assert len(numbers) <= len(out) + 1  # and no more than the one that was under way
@@ -283,14 +283,14 @@ def _charge_until_killed(path: Path, released: Path) -> None:
 def spend(path: Path, run: str, told: Path) -> None:
     """Spend 3 a release, of 200, and tell how often that went well."""
 
-    def check(spent: Spent) -> None:
-        if spent.total.get("laplace(1.0)", 0) + 3 > 200:
+    def check(spent: Spending) -> None:
+        if spent.total_events.get("laplace(1.0)", 0) + 3 > 200:
             raise OverflowError
 
     paid = 0
     with closing(AuditLog(path, durable=False)) as audit, suppress(OverflowError):
         for number in range(1000):
-            one = Entry(run, "n", "n", number, "q", "answer", price={"laplace(1.0)": 3})
+            one = Entry(run, "n", "n", number, "q", "answer", cost={"laplace(1.0)": 3})
             paid += audit.charge(one, check) > 0
     told.write_text(str(paid))
 
@@ -308,7 +308,7 @@ def test_processes_together_cannot_overspend(path: Path) -> None:
     assert sum(paid) == 66
     with closing(AuditLog(path)) as audit:
         audit.verify()
-        assert audit.spent("n", "run-0").total == {"laplace(1.0)": 198}
+        assert audit.spending("n", "run-0").total_events == {"laplace(1.0)": 198}
         rows = Counter(row["run"] for row in audit.entries())
     assert [rows[f"run-{i}"] for i in range(3)] == paid
     assert '"entry":66,' in head(path).read_text(encoding="utf-8")
@@ -336,7 +336,7 @@ def test_a_charge_makes_the_text_of_its_own_run_alone_anew(
     with closing(AuditLog(path)) as audit:
         for number in range(20):
             audit.charge(entry(run=f"run-{number}"))
-        made, row = [], audit_head.row
+        made, row = [], audit_head.head_row
 
         def counted(payer: str, run: str, counts: Counter[str]) -> str:
             made.append(run)
@@ -348,8 +348,8 @@ def test_a_charge_makes_the_text_of_its_own_run_alone_anew(
         assert made == ["run-3", "another"]
         told = Head.read(head(path))
         assert told is not None
-        assert told.spent == {names: spent for names, spent in audit.sums.spent.items() if names[1]}
-        assert (told.number, len(told.spent)) == (22, 21)
+        assert told.totals == {names: spent for names, spent in audit.totals.events.items() if names[1]}
+        assert (told.number, len(told.totals)) == (22, 21)
 
 
 def test_a_log_has_its_name_when_it_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,10 +418,10 @@ def test_an_edited_log_is_refused_until_its_owner_settles_it(kind: str, path: Pa
         assert (settled["part"], settled["rule"], settled["entry"]) == ("settled", "I did that", 7)
     with closing(AuditLog(path)) as audit:
         audit.verify()
-        spent = audit.spent("clinic", "first")
-        assert spent.total == spent.run
-        assert spent.total["gaussian(1.1)"] >= 7  # six rows and one: nothing was gained
-        assert spent.total["laplace(10.0)"] >= 14
+        spent = audit.spending("clinic", "first")
+        assert spent.total_events == spent.run_events
+        assert spent.total_events["gaussian(1.1)"] >= 7  # six rows and one: nothing was gained
+        assert spent.total_events["laplace(10.0)"] >= 14
     edit(path, "UPDATE entries SET line = line || ' ' WHERE entry = (SELECT min(entry) FROM entries)")
     with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match="entry"):
         audit.verify()  # what was settled is settled as it was
@@ -436,13 +436,13 @@ def test_rolling_back_gains_nothing(path: Path) -> None:
         audit.charge(entry(0, run="second", price={"laplace(2.0)": 5}))
         audit.charge(entry(1, run="second", price={}, bare=1))
         audit.charge(entry(0, node="other"))
-        wanted = [audit.spent(node, run) for node in ("clinic", "other") for run in ("first", "second")]
+        wanted = [audit.spending(node, run) for node in ("clinic", "other") for run in ("first", "second")]
     (old / path.name).replace(path)
     with closing(AuditLog(path)) as audit:
         with pytest.raises(AuditError, match="it ends at entry 3, and its head at 7"):
             audit.charge(entry(50))
         audit.settle("the disk was restored from a backup")
-        again = [audit.spent(node, run) for node in ("clinic", "other") for run in ("first", "second")]
+        again = [audit.spending(node, run) for node in ("clinic", "other") for run in ("first", "second")]
         assert again == wanted
         assert [row["entry"] for row in audit.entries()] == [1, 2, 3, 8, 9, 10]
     with closing(AuditLog(path)) as audit:
@@ -476,7 +476,7 @@ def test_entries_deleted_under_a_process_that_has_it_open(path: Path) -> None:
             owner.settle("a mistake")
         assert audit.charge(entry(4))  # the owner has settled it meanwhile
         audit.verify()
-        assert audit.spent("clinic", "first").total["gaussian(1.1)"] == 4
+        assert audit.spending("clinic", "first").total_events["gaussian(1.1)"] == 4
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_a_damaged_head(damage: Any, told: str, path: Path) -> None:
             audit.charge(entry(9))
         audit.settle("looked at it")
         audit.verify()
-        assert audit.spent("clinic", "first").total == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
+        assert audit.spending("clinic", "first").total_events == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
     with closing(AuditLog(path)) as audit:
         audit.verify()
 
@@ -515,7 +515,7 @@ def test_a_log_that_is_gone_is_paid_again_from_its_head(path: Path) -> None:
         with pytest.raises(AuditError, match="ends at entry 0, and its head at 4"):
             audit.charge(entry(9))
         audit.settle("a cleaner")
-        assert audit.spent("clinic", "first").run == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
+        assert audit.spending("clinic", "first").run_events == {"laplace(10.0)": 8, "gaussian(1.1)": 4}
         with pytest.raises(AuditError, match="nothing is wrong"):
             audit.settle("once more")
     with closing(AuditLog(path)) as audit:
@@ -528,12 +528,12 @@ def test_a_kill_between_settling_and_the_head_is_settled(path: Path) -> None:
     edit(path, "DELETE FROM entries WHERE entry > 3")
     with closing(AuditLog(path)) as audit:
         audit.settle("a mistake")
-        spent = audit.spent("clinic", "first")
+        spent = audit.spending("clinic", "first")
     head(path).write_bytes(before)  # it names entry 5, which is gone
     with closing(AuditLog(path)) as audit:
         audit.verify()
-        assert audit.spent("clinic", "first") == spent
-        assert spent.total["gaussian(1.1)"] == 5
+        assert audit.spending("clinic", "first") == spent
+        assert spent.total_events["gaussian(1.1)"] == 5
     assert head(path).read_bytes() != before
 
 
@@ -562,7 +562,7 @@ def test_reading_changes_nothing(path: Path, reader: AuditLog) -> None:
     with closing(AuditLog(path, read_only=True)) as audit, pytest.raises(AuditError, match="missing"):
         audit.verify()
     assert not head(path).exists()
-    assert reader.spent("clinic", "first").total == {"laplace(10.0)": 6, "gaussian(1.1)": 3}
+    assert reader.spending("clinic", "first").total_events == {"laplace(10.0)": 6, "gaussian(1.1)": 3}
     with pytest.raises(AuditError, match="read"):
         reader.charge(entry(9))
     with pytest.raises(AuditError, match="unable to open"):
@@ -572,11 +572,11 @@ def test_reading_changes_nothing(path: Path, reader: AuditLog) -> None:
 def test_a_disk_that_cannot_be_written_releases_nothing(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(0))
-        size = audit._db.execute("PRAGMA page_count").fetchone()[0]
-        audit._db.execute(f"PRAGMA max_page_count = {size}")  # a disk with no more room
+        size = audit._database.execute("PRAGMA page_count").fetchone()[0]
+        audit._database.execute(f"PRAGMA max_page_count = {size}")  # a disk with no more room
         with pytest.raises(AuditError, match="full"):
             audit.charge(entry(1, rule="long " * 20_000))
-        audit._db.execute("PRAGMA max_page_count = 1000000")
+        audit._database.execute("PRAGMA max_page_count = 1000000")
         assert audit.charge(entry(1))
         audit.verify()
 
@@ -594,7 +594,7 @@ def test_an_head_that_cannot_be_written_releases_nothing_and_costs_once(path: Pa
         assert audit.charge(entry(1)) == 2  # it was written, and is paid for
         assert '"entry":2,' in head(path).read_text(encoding="utf-8")
         assert audit.charge(entry(2)) == 3
-        assert audit.spent("clinic", "first").total["gaussian(1.1)"] == 3
+        assert audit.spending("clinic", "first").total_events["gaussian(1.1)"] == 3
 
 
 def test_only_a_file_that_another_process_has_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -606,15 +606,15 @@ def test_only_a_file_that_another_process_has_is_tried_again(monkeypatch: pytest
         if len(calls) <= len(troubles):
             raise sqlite3.OperationalError(troubles[len(calls) - 1])
 
-    audit_database._until_free(lambda: failing("database is locked", "database table is locked"))
+    audit_database._retry_while_locked(lambda: failing("database is locked", "database table is locked"))
     assert len(calls) == 3
     calls.clear()
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        audit_database._until_free(lambda: failing("database or disk is full"))
+        audit_database._retry_while_locked(lambda: failing("database or disk is full"))
     assert len(calls) == 1
     calls.clear()
     with pytest.raises(sqlite3.OperationalError, match="locked"):
-        audit_database._until_free(lambda: failing(*["database is locked"] * 1000))
+        audit_database._retry_while_locked(lambda: failing(*["database is locked"] * 1000))
 
 
 def test_what_was_protected_as_one_outlives_a_log_that_is_lost(path: Path) -> None:
@@ -623,9 +623,9 @@ def test_what_was_protected_as_one_outlives_a_log_that_is_lost(path: Path) -> No
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(0, unit=unit))
         audit.charge(entry(1, unit=unit, run="second"))
-        assert audit.sums.units("clinic") == audit.sums.units("clinic", "second") == {unit}
+        assert audit.totals.units("clinic") == audit.totals.units("clinic", "second") == {unit}
     path.unlink()
     with closing(AuditLog(path)) as audit:
         audit.settle("the disk broke")
-        assert audit.sums.units("clinic") == audit.sums.units("clinic", "second") == {unit}
-        assert audit.spent("clinic", "first").run == {"laplace(10.0)": 2, "gaussian(1.1)": 1}
+        assert audit.totals.units("clinic") == audit.totals.units("clinic", "second") == {unit}
+        assert audit.spending("clinic", "first").run_events == {"laplace(10.0)": 2, "gaussian(1.1)": 1}

@@ -12,7 +12,7 @@ import pytest
 
 from fedstill.core.errors import ArgumentError
 from fedstill.core.hashing import link
-from fedstill.node.audit_log import AuditError, AuditLog, Spent
+from fedstill.node.audit_log import AuditError, AuditLog, Spending
 from tests.audited import edit
 from tests.node.test_audit_log import entry, fill, head
 
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def settles(path: Path, told: str) -> Spent:
+def settles(path: Path, told: str) -> Spending:
     """What was spent by a log in trouble: settled, it is opened, verified and charged to as any other."""
     with closing(AuditLog(path)) as audit:
         with pytest.raises(AuditError, match=told):
@@ -33,7 +33,7 @@ def settles(path: Path, told: str) -> Spent:
         assert all(isinstance(row["number"], int) for row in audit.entries())
         audit.settle("looked at it")
         audit.verify()
-        spent = audit.spent("clinic", "first")
+        spent = audit.spending("clinic", "first")
         assert audit.charge(entry(50))
     with closing(AuditLog(path)) as audit:
         audit.verify()
@@ -49,23 +49,23 @@ def replace(path: Path, before: str, after: str) -> None:
 
 FIELDS: dict[str, Any] = {
     "number": [1],
-    "content": [],
-    "left": {},
-    "after": [1],
+    "content_hash": [],
+    "release_hash": {},
+    "history_hash": [1],
     "query": [1],
     "rule": "\ud800",
     "run": "",
     "up": {"logits": -1},
     "down": [],
-    "price": {"rubbish": 1},
-    "learned": {"x": 2**53},
-    "bare": True,
+    "cost": {"rubbish": 1},
+    "training_cost": {"x": 2**53},
+    "no_guarantee": True,
     "queries": 1.0,
     "entry": "x",
 }
 LINES = {
     **{name: {name: value} for name, value in FIELDS.items()},
-    "free": {"price": {"gaussian(1.1)": 0}},
+    "free": {"cost": {"gaussian(1.1)": 0}},
     "deep": "[" * 100_000,
     "no UTF-8": b"{\xff}",
 }
@@ -86,7 +86,7 @@ def test_a_line_that_no_node_has_written_is_damage(name: str, hashed: bool, path
             file.execute("UPDATE entries SET hash = ? WHERE entry = 3", (link(before, 3, text),))
         file.commit()
     spent = settles(path, "entry 3 is not as it was written")
-    assert spent.total == {"gaussian(1.1)": 3, "laplace(10.0)": 6}  # from the head
+    assert spent.total_events == {"gaussian(1.1)": 3, "laplace(10.0)": 6}  # from the head
 
 
 def test_bytes_in_the_place_of_text_are_damage(path: Path) -> None:
@@ -125,7 +125,7 @@ def totals(*rows: list[Any], **other: Any) -> str:
 )
 def test_an_impossible_head_is_damaged(text: str, path: Path) -> None:
     head(path).write_text(text, encoding="utf-8")
-    assert settles(path, "its head audit.sqlite.head is damaged").total["gaussian(1.1)"] == 3
+    assert settles(path, "its head audit.sqlite.head is damaged").total_events["gaussian(1.1)"] == 3
 
 
 @pytest.mark.parametrize(("told", "paid"), [(2, 3), (5, 5), (2**53 - 1, 2**53 - 1)])
@@ -134,7 +134,7 @@ def test_of_totals_that_are_not_those_of_the_entries_the_larger_are_paid(
 ) -> None:
     replace(head(path), '"gaussian(1.1)":3', f'"gaussian(1.1)":{told}')
     spent = settles(path, "its entries up to 3 do not add up to the totals in its head")
-    assert spent.total == {"gaussian(1.1)": paid, "laplace(10.0)": 6}
+    assert spent.total_events == {"gaussian(1.1)": paid, "laplace(10.0)": 6}
 
 
 def test_the_totals_of_an_older_head_are_compared_with_those_of_then(path: Path) -> None:
@@ -154,7 +154,7 @@ def test_what_a_log_that_is_gone_has_left_is_not_given_to_the_next(path: Path) -
         left = log.read_bytes()
     path.unlink()
     log.write_bytes(left)
-    assert settles(path, "ends at entry 0, and its head at 4").total["gaussian(1.1)"] == 4
+    assert settles(path, "ends at entry 0, and its head at 4").total_events["gaussian(1.1)"] == 4
 
 
 def test_where_no_number_is_left_settling_says_what_to_do(path: Path) -> None:
@@ -164,12 +164,12 @@ def test_where_no_number_is_left_settling_says_what_to_do(path: Path) -> None:
         audit.settle("looked at it")
     for file in set(path.parent.glob(f"{path.name}*")) - {head(path)}:
         file.unlink()
-    assert settles(path, "ends at entry 0, and its head at 3").total["gaussian(1.1)"] == 3
+    assert settles(path, "ends at entry 0, and its head at 3").total_events["gaussian(1.1)"] == 3
     head(path).write_text(totals(entry=2**62), encoding="utf-8")
     with closing(AuditLog(path)) as audit, pytest.raises(AuditError, match=told):
         audit.settle("looked at it")
     head(path).unlink()
-    assert settles(path, "head audit.sqlite.head is missing").total["gaussian(1.1)"] == 5
+    assert settles(path, "head audit.sqlite.head is missing").total_events["gaussian(1.1)"] == 5
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_file_that_holds_more_than_entries_is_refused(statement: str, path: Pa
 def test_an_entry_that_was_not_taken_releases_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(AuditLog(path)) as audit:
         edit(path, "CREATE TRIGGER t BEFORE INSERT ON entries BEGIN SELECT raise(ignore); END")
-        monkeypatch.setattr(audit._db, "require_form", lambda: None)
+        monkeypatch.setattr(audit._database, "require_form", lambda: None)
         with pytest.raises(AuditError, match="has not taken an entry"):
             audit.charge(entry(3))
 

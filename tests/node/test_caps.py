@@ -17,20 +17,20 @@ from typing import Any
 
 import pytest
 import torch
-from tests.node.test_host import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 from fedstill.core import timing
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_node
 from fedstill.node import memory_limits
-from fedstill.node.node_service import Host
+from fedstill.node.node_service import NodeService
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event, PrivacyCost
-from fedstill.protocol.run_plan import PROTOCOL, RunPlan, fingerprint, public_tensors
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_fingerprint, public_tensors
 from fedstill.protocol.wire_format import HEADER, METADATA, WireConfig, decode_header, pack
 from tests.forked import FORKING
+from tests.node.test_node_service import CLASSES, FEDIOD, NODE, PLAN, SHAPE, Clinic, image
 
 GIB = 2**30
 # At a join it is not said what of a run is too large: that would tell how many records there are.
@@ -108,7 +108,7 @@ def test_memory_is_what_the_owner_says_or_three_quarters_of_the_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_limits, "_machine", lambda: 1000)
-    assert [memory_limits.allowed(said, torch.device("cpu")) for said in (7, 0, None)] == [7, 0, 750]
+    assert [memory_limits.memory_limit(said, torch.device("cpu")) for said in (7, 0, None)] == [7, 0, 750]
 
 
 @linux
@@ -184,7 +184,7 @@ def test_a_public_input_is_not_copied_as_often_as_a_server_names_it(tmp_path: Pa
     """Named 100,000 times, one of 64 x 64 pixels would take 1.6 GB."""
     spec = dataclasses.replace(PLAN.spec, shape=(1, 64, 64))
     public = PublicData("ours", torch.zeros(4, *spec.shape), None, "")
-    plan = dataclasses.replace(fedmd(first=0)[0], spec=spec, public=fingerprint(public))
+    plan = dataclasses.replace(fedmd(first=0)[0], spec=spec, public=public_fingerprint(public))
     asked = {"operation": "answer_query", "run": "one", "query": "communicate", "differentiable": False}
     messages = [
         pack({"operation": "join", "plan": plan.to_dict()}, public_tensors(public)),
@@ -249,7 +249,7 @@ def test_a_method_that_would_draw_a_billion_of_a_nodes_images_is_refused(tmp_pat
     plan = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 10**9, "memory": 10**9})
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     told, _ = clinic.say("join", plan=plan.to_dict())
-    assert told["objections"] == {"examine": "max_rows: 100000, and it is about 1000000000"}
+    assert told["refused_queries"] == {"examine": "max_rows: 100000, and it is about 1000000000"}
 
 
 # --- messages -----------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_a_file_of_queries_is_a_message(tmp_path: Path) -> None:
 def fedmd(**options: Any) -> tuple[RunPlan, PublicData]:
     public = PublicData("ours", torch.zeros(40, *SHAPE), None, "")
     method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 32, **options}
-    return dataclasses.replace(PLAN, method=method, public=fingerprint(public)), public
+    return dataclasses.replace(PLAN, method=method, public=public_fingerprint(public)), public
 
 
 def asked_to_digest(clinic: Clinic, number: int = 0) -> Any:
@@ -316,7 +316,7 @@ def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, private: bool
     noise = '[privacy]\nmechanism = "dp-sgd"\n[privacy.training]\nnoise = 1.0\n' * private
     clinic = Clinic(tmp_path / "clinic", f"max_seconds = 2\n{noise}", plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
-    while not clinic.say("train_locally", seconds=60)[0]["learned"]:
+    while not clinic.say("train_locally", seconds=60)[0]["is_trained"]:
         pass
     start = time.monotonic()
     said = asked_to_digest(clinic)
@@ -347,7 +347,7 @@ def test_training_before_the_first_query_stops_at_the_limit_and_goes_on(tmp_path
     clinic.say("join", plan=PLAN.to_dict())
     start, (told, _) = time.monotonic(), clinic.say("train_locally", seconds=60)
     assert time.monotonic() - start < 20
-    assert not told["learned"]
+    assert not told["is_trained"]
     before = clinic.session.training.steps
     clinic.say("train_locally", seconds=60)
     assert clinic.session.training.steps > before
@@ -367,7 +367,7 @@ def test_runs_are_limited_and_known_ones_go_on(tmp_path: Path) -> None:
         "max_runs: 2, and 2 are in runs/; the node's owner moves folders of finished runs out of runs/"
     )
     assert sorted(path.name for path in (clinic.folder / "runs").iterdir()) == ["one", "two"]
-    assert clinic.say("join", plan=clinic.plan.to_dict())[0]["learned"]
+    assert clinic.say("join", plan=clinic.plan.to_dict())[0]["is_trained"]
     clinic.say("leave")
     (clinic.folder / "runs" / "one").rename(tmp_path / "kept")
     third.ready()
@@ -382,9 +382,9 @@ def test_a_full_share_of_the_disk_ends_what_would_write_to_it(tmp_path: Path) ->
     used += sum(path.stat().st_size for path in (clinic.folder / "runs").rglob("*") if path.is_file())
     clinic = Clinic(tmp_path / "clinic", f"max_disk = {used + 1000}\n")
     told, _ = clinic.say("join", plan=PLAN.to_dict())
-    assert told["learned"]
+    assert told["is_trained"]
     assert "max_disk" in clinic.say("save_checkpoint", checkpoint=1)["rule"]
-    assert not list(clinic.session.kept.path.glob("mark-*"))
+    assert not list(clinic.session.run_folder.path.glob("mark-*"))
     for number in range(50):  # each refusal is a line, until there is no room for it
         clinic.say("answer_query", query="none", number=number, differentiable=False)
     assert sum(path.stat().st_size for path in clinic.folder.glob("audit.sqlite*")) < used + 50_000

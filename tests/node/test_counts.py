@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedstill import tasks
 from fedstill.core.dataset import TensorData
 from fedstill.models import example
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig
@@ -62,7 +62,7 @@ def test_no_record_moves_counts_further_than_is_paid_for(
     config = DPSGD(counts_noise=SCALE, group_size=group)
     made = Mechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, task)
     before, after = told(task, data), told(task, data.subset(torch.arange(group, count)))
-    reading = query.reads or ()
+    reading = query.depends_on_records or ()
     assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
     for each in reading:
         rule = made.rule(query, each)
@@ -77,7 +77,7 @@ def test_no_record_moves_counts_further_than_is_paid_for(
 def test_sizes_are_the_number_of_examples(name: str) -> None:
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     query, response = count_labels(task), told(task, records(task, 12, 0))
-    response = dict(query.finish(response, {})) if query.finish else response
+    response = dict(query.postprocess(response, {})) if query.postprocess else response
     assert response["sizes"].item() == pytest.approx(12)
     assert response["counts"].shape == (task.classes,)
 
@@ -93,9 +93,10 @@ def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: str) -> None:
         for draw in range(40):
             blank = {"counts": torch.zeros(task.classes), "sizes": torch.tensor(0.0)}
             noised = {
-                each: made.rule(query, each).noise(blank[each], seeded(draw)) for each in query.reads or ()
+                each: made.rule(query, each).noise(blank[each], seeded(draw))
+                for each in query.depends_on_records or ()
             }
-            left = dict(query.finish(noised, {})) if query.finish else noised
+            left = dict(query.postprocess(noised, {})) if query.postprocess else noised
             least.append(left["sizes"].item())
             seen = seen or ("counts" in left and not left["counts"].any())
     assert min(least) == 1

@@ -14,9 +14,9 @@ import pytest
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import RunFolderError
 from fedstill.node import session
-from fedstill.node.run_folder import LEARNING, SALT
+from fedstill.node.run_folder import SALT, TRAINING_STATE
 from fedstill.protocol.run_plan import PLAN_FILE
-from tests.node.test_host import PLAN, PRIVATELY, WIDE, Clinic, labels_of
+from tests.node.test_node_service import PLAN, PRIVATELY, WIDE, Clinic, labels_of
 
 HIDDEN = "its data or model fail here: its own log says more"
 

@@ -23,9 +23,9 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.models import build
 from fedstill.node import dp_training, local_training
-from fedstill.node.dp_training import step
+from fedstill.node.dp_training import private_step
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.privacy import dpsgd, per_example
 from fedstill.privacy.dpsgd import DPParameters, clipped_sum
 from fedstill.privacy.noise import seeded
@@ -237,14 +237,16 @@ def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one
         torch.manual_seed(0)
         frozen = nn.Linear(64, 9).requires_grad_(False)
         node = made(kind(Fixed(), frozen, nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 3)), n=24)
-        local_training.prepare([node], config)
+        local_training.make_optimizers([node], config)
         before, Fixed.asked = vector(node.model), 0
-        assert dp_training.train(node, TASK, config, COMPUTE, dp=private(clip=0.3)) == 5
+        assert dp_training.train_privately(node, TASK, config, COMPUTE, dp=private(clip=0.3)) == 5
         moved = vector(node.model) - before
         assert not moved[: 64 * 9 + 9].any()
         return moved, Fixed.asked
 
-    monkeypatch.setattr(per_example.PerExample, "_is_even", lambda *given: True)  # what is tried asks them, too
+    monkeypatch.setattr(
+        per_example.PerExample, "_is_even", lambda *given: True
+    )  # what is tried asks them, too
     step_by_step, often = learned(Whole)
     monkeypatch.setattr(dp_training, "PIECE", 24)
     at_once, seldom = learned(nn.Sequential)
@@ -277,9 +279,9 @@ ONE_STEP = LocalConfig(epochs=1, batch=64, optimizer="sgd", lr=1.0, momentum=0.0
 
 def first_step(node: Node, augment: Any, secret: int = 0, asking: str = "") -> torch.Tensor:
     """What the first step of a real training moves, times the records: minus the sum of their gradients."""
-    node.asking = asking
+    node.query_context_hash = asking
     before, config = vector(node.model), dataclasses.replace(ONE_STEP, augment=augment)
-    assert dp_training.train(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
+    assert dp_training.train_privately(node, TASK, config, COMPUTE, dp=private(clip=0.3, secret=secret)) == 1
     return (vector(node.model) - before) * len(node.data)
 
 
@@ -354,7 +356,7 @@ def test_a_real_step_learns_from_the_sample_and_divides_by_what_is_expected() ->
 
 
 def drawn_by(node: Node, dp: DPParameters, q: float, number: int) -> list[int]:
-    chosen = dp.draws(node.asking, number, "sample").uniform((len(node.data),)) < q
+    chosen = dp.sampler(node.query_context_hash, number, "sample").uniform((len(node.data),)) < q
     return chosen.nonzero().flatten().tolist()
 
 
@@ -383,7 +385,7 @@ def test_noise_and_samples_follow_from_names_and_secret() -> None:
     for other in (moved(made(), private(1.0), 0.5, 2), moved(made(), private(1.0, secret=1), 0.5, 1)):
         assert abs(torch.corrcoef(torch.stack([one, other]))[0, 1]) < 0.2, "other names, other noise"
     node = made()
-    node.asking = "another query"
+    node.query_context_hash = "another query"
     assert abs(torch.corrcoef(torch.stack([one, moved(node, private(1.0), 0.5, 1)]))[0, 1]) < 0.2
 
 
@@ -515,13 +517,13 @@ def test_a_network_that_was_stacked_learns_the_same() -> None:
     alone = made("small-cnn:4")
     moved(alone, private(1.0), 0.5)
     stacked = made("small-cnn:4")
-    group = Group([stacked, made("small-cnn:4", seed=1)])
-    group.bench("model").train(False)
+    group = NodeGroup([stacked, made("small-cnn:4", seed=1)])
+    group.module("model").train(False)
     moved(stacked, private(1.0), 0.5)
-    assert group.bench("model").current()
+    assert group.module("model").is_current()
     torch.testing.assert_close(vector(stacked.model), vector(alone.model))
     x = stacked.data.inputs[:4].expand(2, -1, -1, -1, -1)
-    torch.testing.assert_close(group.bench("model")(x)[0], alone.model(x[0]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(group.module("model")(x)[0], alone.model(x[0]), rtol=1e-4, atol=1e-4)
 
 
 # --- local training -------------------------------------------------------------------------------
@@ -529,7 +531,7 @@ def test_a_network_that_was_stacked_learns_the_same() -> None:
 
 def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> Node:
     node = made(COMPUTE.place(build(model, SHAPE, 3, 0)), n)
-    local_training.prepare([node], config)
+    local_training.make_optimizers([node], config)
     return node
 
 
@@ -540,7 +542,7 @@ def test_with_all_records_and_a_wide_clip_it_is_plain_training(optimizer: Any, m
         epochs=6, batch=20, optimizer=optimizer, lr=0.02, lr_end=0.001, weight_decay=0.01, smoothing=0.1
     )
     ours, theirs = prepared(model, config), prepared(model, config)
-    assert dp_training.train(ours, TASK, config, COMPUTE, dp=private(clip=1e6)) == 6
+    assert dp_training.train_privately(ours, TASK, config, COMPUTE, dp=private(clip=1e6)) == 6
     assert local_training.train([theirs], TASK, config, COMPUTE) == 6
     torch.testing.assert_close(vector(ours.model), vector(theirs.model), rtol=1e-3, atol=1e-4)
     (group,) = ours.optimizers["model"].param_groups
@@ -552,24 +554,24 @@ def test_training_that_was_stopped_goes_on_as_if_it_had_not_been(augment: Any) -
     config = LocalConfig(epochs=3, batch=8, augment=augment)
     dp = private(1.0)
     unbroken = prepared("small-cnn:4", config)
-    assert dp_training.train(unbroken, TASK, config, COMPUTE, dp=dp) == 8
+    assert dp_training.train_privately(unbroken, TASK, config, COMPUTE, dp=dp) == 8
     stopped = prepared("small-cnn:4", config)
-    assert dp_training.train(stopped, TASK, config, COMPUTE, dp=dp, steps=3) == 3
-    state = stopped.state()
+    assert dp_training.train_privately(stopped, TASK, config, COMPUTE, dp=dp, steps=3) == 3
+    state = stopped.state_dict()
     torch.manual_seed(99)
     fresh = prepared("small-cnn:4", config)
-    fresh.load(state)
-    assert dp_training.train(fresh, TASK, config, COMPUTE, dp=dp, start=3) == 8
+    fresh.load_state_dict(state)
+    assert dp_training.train_privately(fresh, TASK, config, COMPUTE, dp=dp, start=3) == 8
     assert torch.equal(vector(fresh.model), vector(unbroken.model))
 
 
 def test_rounds_take_the_steps_of_one_go() -> None:
     dp, config = private(1.0), LocalConfig(epochs=3, batch=8)
     whole, rounds = prepared(config=config), prepared(config=config)
-    dp_training.train(whole, TASK, config, COMPUTE, dp=dp)
+    dp_training.train_privately(whole, TASK, config, COMPUTE, dp=dp)
     told: list[int] = []
     done = [
-        dp_training.train(
+        dp_training.train_privately(
             rounds,
             TASK,
             config,

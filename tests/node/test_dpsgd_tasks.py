@@ -86,7 +86,7 @@ def test_gradients_by_example_are_those_of_a_loop(case: Case) -> None:
     assert (lengths > 0).all()
     clip = lengths.median().item()  # some are shortened, some are not
     expected = (each * (clip / lengths).clamp(max=1).unsqueeze(1)).sum(0)
-    losses = dp_training._losses(task, LocalConfig(smoothing=0.1))
+    losses = dp_training._example_losses(task, LocalConfig(smoothing=0.1))
     trained = dict(model.named_parameters())
     total, _ = clipped_sum(model, trained, losses, data.inputs, data.targets, clip)
     torch.testing.assert_close(total.float(), expected, rtol=1e-3, atol=1e-5)
@@ -110,9 +110,9 @@ def test_a_network_learns_privately_and_the_same_twice(case: Case) -> None:
         dp_compatibility.check(model, "the model", data.inputs[:2])
         gate: Any = SimpleNamespace(budgets=None)
         node = Node("n", data, model, gate, 0)
-        node.private = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
+        node.private_steps = {"model": DPParameters(0.5, 1.0, partial(noise.seeded, 0))}
         config = LocalConfig(epochs=1, least_steps=2, batch=3, optimizer="sgd", lr=0.1)
-        local_training.prepare([node], config)
+        local_training.make_optimizers([node], config)
         local_training.train([node], task, config, Compute())
         return torch.cat([own.detach().flatten() for own in model.parameters()])
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.node.test_host import FEDIOD, PLAN, B, Clinic, image, same
 
 from fedstill.data.public import PublicData
 from fedstill.methods import fedmd
@@ -24,8 +23,9 @@ from fedstill.node.audit_entries import NODE_DATA
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import NoPrivacy
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict
-from fedstill.protocol.run_plan import describe, fingerprint, public_tensors
+from fedstill.protocol.run_plan import describe, public_fingerprint, public_tensors
 from tests.node.judging import NAME, POLICY
+from tests.node.test_node_service import FEDIOD, PLAN, B, Clinic, image, same
 
 PRIVATE = """
 [privacy]
@@ -48,7 +48,7 @@ def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
 
 def learned(clinic: Clinic) -> int:
     """Steps of the critic that are charged."""
-    return clinic.session.audit.spent(DATA, "one").run.get(str(STEP), 0)
+    return clinic.session.audit.spent(NODE_DATA, "one").run.get(str(STEP), 0)
 
 
 def released(clinic: Clinic) -> int:
@@ -71,7 +71,7 @@ def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Pa
     assert len(seen) == 12, "each had a critic of its own"
     assert learned(clinic) == 4 + 12
     assert released(clinic) == 4 + 12
-    assert sum(line["learned"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
+    assert sum(line["training_cost"].get(str(STEP), 0) for line in clinic.lines()) == 16, "and says so"
 
 
 def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
         clinic.say("load_checkpoint", checkpoint=0)
         for asked in (number, 1001, 1002):
             clinic.query(asked, image(asked))
-    assert clinic.session.audit.spent(DATA, "one").bytes == 3 * one
+    assert clinic.session.audit.spent(NODE_DATA, "one").bytes == 3 * one
 
 
 @pytest.mark.parametrize("private", ["", PRIVATE])
@@ -133,7 +133,7 @@ def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
     again.say("train_locally", seconds=60)
     assert "max_queries: 3" in again.query(7)["text"]
     if change != "a run's folder is gone":
-        assert told["objections"]["examine"] == "max_queries: 3, over all runs"
+        assert told["refused_queries"]["examine"] == "max_queries: 3, over all runs"
 
 
 # --- other last digits ---------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_learning_that_comes_out_otherwise_is_another_step(
     told, second = clinic.query(0)
     assert not torch.equal(second["critic"], first["critic"])
     assert learned(clinic) == 2
-    assert told["privacy"]["price"] == {str(STEP): 1}, "the server is told of both"
+    assert told["privacy"]["cost"] == {str(STEP): 1}, "the server is told of both"
     assert samples[0] != samples[1], "no draw of records serves two sums"
     clinic.say("load_checkpoint", checkpoint=0)
     same(clinic.query(0)[1], second)
@@ -238,7 +238,7 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     """A server can make a query fail behind the training: kept, each repetition would be a free round."""
     public = PublicData("shared", image(5), None, "")
     method = {"name": "fedmd", "rounds": 20, "first": 1}
-    plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", ""))
+    plan = replace(PLAN, method=method, public=public_fingerprint(public), public_note=("shared", ""))
     clinic = Clinic(tmp_path / "clinic", PRIVATE, plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
     clinic.say("train_locally", seconds=60)
@@ -259,13 +259,13 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     assert clinic.say("load_checkpoint", checkpoint=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
-    paid = Counter(clinic.session.audit.spent(DATA, "one").run)
+    paid = Counter(clinic.session.audit.spent(NODE_DATA, "one").run)
     assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
-    assert clinic.session.audit.spent(DATA, "one").run == paid, "the same is the same"
+    assert clinic.session.audit.spent(NODE_DATA, "one").run == paid, "the same is the same"
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
-    twice = Counter(clinic.session.audit.spent(DATA, "one").run)
+    twice = Counter(clinic.session.audit.spent(NODE_DATA, "one").run)
     assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
 
 
@@ -315,7 +315,7 @@ def test_what_check_refuses_is_not_answered(
     tmp_path: Path, text: str, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     clinic = Clinic(tmp_path / "clinic", text)
-    assert any(fault in line for line in owner_folder.examine(clinic.folder).faults)
+    assert any(fault in line for line in owner_folder.check_folder(clinic.folder).faults)
     told = clinic.say("join", plan=PLAN.to_dict())
     assert told["text"] == "its data or model fail here: its own log says more"
     assert fault in caplog.text
@@ -384,13 +384,13 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
                 whole.update(left[name].numpy().tobytes())
             bytes_seen.add(whole.digest())
             critics.add(clinic.critic().numpy().tobytes())
-        spent = cost_from_dict(clinic.session.audit.spent(DATA, "one").run)
+        spent = cost_from_dict(clinic.session.audit.spent(NODE_DATA, "one").run)
         model = PrivacyCost({STEP: len(critics), Event("gaussian", 2.0, rate=0.2): 1} if critics else {})
         assert released(clinic) >= len(bytes_seen)
         assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"
         assert compute_epsilon(spent, 1e-5, "rdp") >= compute_epsilon(model, 1e-5, "rdp")
         left = [line for line in clinic.lines() if line["part"] != "refused"]
-        told = [cost_from_dict(line[name]) for line in left for name in ("price", "learned")]
+        told = [cost_from_dict(line[name]) for line in left for name in ("cost", "training_cost")]
         assert sum(told, PrivacyCost()) == spent, "the server is told the same"
         clinic.session.audit.verify()
         clinic.say("leave")

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.node.audit_entries import ALL, Asked, Entry
+from fedstill.node.audit_entries import ALL_RUNS, Entry, ReceivedQuery
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.replies import Paid
-from fedstill.node.run_budgets import Budgets
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.replies import ReleaseCost
+from fedstill.node.run_budgets import RunBudgets
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.config import GradientsConfig, NoPrivacy
 from fedstill.privacy.events import CostBreakdown, Event, PrivacyCost
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
@@ -44,13 +44,13 @@ def gate(audit: AuditLog | None = None, **policy: Any) -> Gate:
     return Gate("clinic", PolicyConfig(**policy), audit or AuditLog())
 
 
-def asked(number: int = 0, content: str = "c0", query: str = "examine") -> Asked:
-    return Asked(number, query, content, "", {"inputs": 10})
+def asked(number: int = 0, content: str = "c0", query: str = "examine") -> ReceivedQuery:
+    return ReceivedQuery(number, query, content, "", {"inputs": 10})
 
 
 def release(
     door: Gate,
-    what: Asked | None = None,
+    what: ReceivedQuery | None = None,
     part: str = "answer",
     tensors: Mapping[str, torch.Tensor] = ANSWER,
     query: Query = QUERY,
@@ -160,7 +160,7 @@ def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
 )
 def test_only_the_queries_on_the_list_are_answered(queries: tuple[str, ...], rule: str | None) -> None:
     door = gate(queries=queries)
-    assert door.objection(QUERY) == rule
+    assert door.refusal_reason(QUERY) == rule
     if rule is None:
         door.admit(asked(), QUERY, {})
     else:
@@ -170,10 +170,10 @@ def test_only_the_queries_on_the_list_are_answered(queries: tuple[str, ...], rul
 
 
 def test_outputs_only_refuses_parameters_and_nothing_else() -> None:
-    assert gate().objection(UPLOAD) == "outputs_only: no parameters"
-    assert gate(queries=("upload",)).objection(UPLOAD) == "outputs_only: no parameters"
-    assert gate(outputs_only=False).objection(UPLOAD) is None
-    assert gate().objection(QUERY) is None
+    assert gate().refusal_reason(UPLOAD) == "outputs_only: no parameters"
+    assert gate(queries=("upload",)).refusal_reason(UPLOAD) == "outputs_only: no parameters"
+    assert gate(outputs_only=False).refusal_reason(UPLOAD) is None
+    assert gate().refusal_reason(QUERY) is None
     with pytest.raises(QueryRefused, match="'clinic' refuses query 'upload' by rule outputs_only"):
         gate().admit(asked(query="upload"), UPLOAD, {})
 
@@ -206,8 +206,8 @@ def test_max_bytes_is_never_overstepped_by_a_release() -> None:
     door.admit(asked(2), QUERY, {})  # 55 bytes are left, so it may be asked
     with pytest.raises(QueryRefused, match="max_bytes: 167 bytes"):
         release(door, asked(2))
-    assert audit.spent("clinic", ALL).bytes == 112
-    assert audit.spent("clinic", ALL).queries == 2
+    assert audit.spending("clinic", ALL_RUNS).total_bytes == 112
+    assert audit.spending("clinic", ALL_RUNS).total_queries == 2
 
 
 def test_once_the_bytes_are_used_up_no_query_is_let_in() -> None:
@@ -249,10 +249,14 @@ def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
     door, journal, audit = journaled()
     released = release(door)
     assert journal.calls == ["bound", "bound", "noise", "noise", "price", "price", "charge answer"]
-    assert door.told(0, "answer") == Paid(mechanism="journal", price=PAID)
+    assert door.release_cost(0, "answer") == ReleaseCost(mechanism="journal", cost=PAID)
     assert all((tensor == 1.5).all() for tensor in released.values()), "what leaves is bounded and noised"
     assert set(released) == set(ANSWER)
-    assert (audit.last.up, audit.last.price, audit.last.bare) == ({"logits": 24, "critic": 32}, PAID, 0)
+    assert (audit.last.up, audit.last.cost, audit.last.no_guarantee) == (
+        {"logits": 24, "critic": 32},
+        PAID,
+        0,
+    )
     assert audit.last.rule == "logits: written down; critic: written down"
 
 
@@ -263,7 +267,7 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
         journal.calls.append("finish")
         return {name: tensor.sum() * sent["z"] for name, tensor in told.items()}
 
-    released = release(door, query=replace(QUERY, finish=finish), sent={"z": torch.tensor(2.0)})
+    released = release(door, query=replace(QUERY, postprocess=finish), sent={"z": torch.tensor(2.0)})
     assert journal.calls[-3:] == ["price", "finish", "charge answer"]
     assert released == {"logits": torch.tensor(18.0), "critic": torch.tensor(12.0)}, "1.5 each, x 2"
     assert audit.last.up == {"logits": 4, "critic": 8}, "bytes are those that leave"
@@ -271,7 +275,7 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
 
 def test_only_an_answer_is_finished() -> None:
     door, _, _ = journaled()
-    finishing = replace(QUERY, finish=lambda told, sent: {})
+    finishing = replace(QUERY, postprocess=lambda told, sent: {})
     assert set(release(door, None, "gradient", {"d/dx": torch.ones(1)}, finishing)) == {"d/dx"}
 
 
@@ -293,33 +297,33 @@ def test_the_first_release_of_a_run_is_told_with_what_the_training_cost() -> Non
     trained = {"gaussian(2.0, rate=0.5)": 30}
     release(door, asked(0))
     assert journal.calls[-2:] == ["charge training", "charge answer"]
-    assert (audit.last.price, door.told(0, "answer").price) == (PAID, PAID | trained)
+    assert (audit.last.cost, door.release_cost(0, "answer").cost) == (PAID, PAID | trained)
     release(door, asked(1))
-    assert door.told(1, "answer").price == PAID
+    assert door.release_cost(1, "answer").cost == PAID
     release(door, asked(0))
-    assert door.told(0, "answer").price == PAID | trained, "again as it was told"
+    assert door.release_cost(0, "answer").cost == PAID | trained, "again as it was told"
     assert paid(audit, "clinic") == ({"laplace(4.0)": 4, **trained}, 0)
 
 
 def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
     door, _, audit = journaled(before={"training": None})
     release(door)
-    assert door.told(0, "answer").price is None
+    assert door.release_cost(0, "answer").cost is None
     assert paid(audit, "clinic") == (PAID, 1)
 
 
 def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> None:
     door, journal, audit = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
-    door.pay(asked(0), QUERY, {})
+    door.charge_training(asked(0), QUERY, {})
     release(door, asked(0))
-    assert door.told(0, "answer").price == {**PAID, "gaussian(3.0, rate=0.5)": 1}
-    assert audit.last.price == PAID, "it has been paid for by itself"
+    assert door.release_cost(0, "answer").cost == {**PAID, "gaussian(3.0, rate=0.5)": 1}
+    assert audit.last.cost == PAID, "it has been paid for by itself"
     release(door, asked(0), "gradient", {"d/dx": torch.ones(1)})
-    assert door.told(0, "gradient").price == PAID
+    assert door.release_cost(0, "gradient").cost == PAID
     journal.learned = {"critic": None}
-    door.pay(asked(1), QUERY, {})
+    door.charge_training(asked(1), QUERY, {})
     release(door, asked(1))
-    assert door.told(1, "answer").price is None
+    assert door.release_cost(1, "answer").cost is None
 
 
 def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
@@ -327,7 +331,7 @@ def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
     for _ in range(2):  # after a stop it is learned once more
         door.admit(asked(), QUERY, {})
         assert "charge training" not in journal.calls[1:], "it may be refused yet, by others"
-        door.pay(asked(), QUERY, {})
+        door.charge_training(asked(), QUERY, {})
     assert journal.calls == ["charge training"]
     door.policy = PolicyConfig(max_queries=1)
     release(door)
@@ -340,8 +344,8 @@ def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
 def test_objections_are_the_budgets_too_but_the_policys_first(monkeypatch: pytest.MonkeyPatch) -> None:
     door, _, _ = journaled()
     monkeypatch.setattr(door.budgets, "objection", lambda query: "privacy: too dear")
-    assert door.objection(QUERY) == "privacy: too dear"
-    assert door.objection(UPLOAD) == "outputs_only: no parameters"
+    assert door.refusal_reason(QUERY) == "privacy: too dear"
+    assert door.refusal_reason(UPLOAD) == "outputs_only: no parameters"
 
 
 def test_what_is_let_in_can_be_afforded_and_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +381,7 @@ def test_a_release_carries_no_graph() -> None:
 
 def noisy() -> Gate:
     """A gate with noise on its answers."""
-    side = NodeSide({"examine": replace(QUERY, reads=())})
+    side = NodeSide({"examine": replace(QUERY, depends_on_records=())})
     outputs, gradients = OutputsConfig(noise=1.0, bound=3.0), GradientsConfig(noise=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
     mechanism = Mechanism("a", privacy, side, LocalConfig(), 10, Classification(3))
@@ -389,8 +393,8 @@ def noisy() -> Gate:
 
 def examined(door: Gate, logits: torch.Tensor, part: str) -> torch.Tensor:
     """What leaves in place of some logits."""
-    what, name = Asked(0, "examine", "c0", "", {}), "logits" if part == "answer" else "d/dx"
-    return door.release(what, part, {name: logits}, replace(QUERY, reads=()), {})[name]
+    what, name = ReceivedQuery(0, "examine", "c0", "", {}), "logits" if part == "answer" else "d/dx"
+    return door.release(what, part, {name: logits}, replace(QUERY, depends_on_records=()), {})[name]
 
 
 def rows_of(door: Gate) -> int:
@@ -404,13 +408,17 @@ def test_an_answer_that_differs_in_its_last_digit_is_noised_and_charged_anew(par
     other[1, 2] = torch.nextafter(one[1, 2], torch.tensor(2.0))
     first, again = examined(door, one, part), examined(door, one, part)
     assert torch.equal(first, again)
-    assert (rows_of(door), door.audit.spent("a", ALL).bytes) == (1, 24), "the very same costs nothing"
+    assert (rows_of(door), door.audit.spending("a", ALL_RUNS).total_bytes) == (1, 24), (
+        "the very same costs nothing"
+    )
     moved = examined(door, other, part)
     assert ((moved - first).abs() > 1e-3).all(), "no number has the noise that it had"
-    assert (rows_of(door), door.audit.spent("a", ALL).bytes) == (2, 48), "and its line is written, too"
+    assert (rows_of(door), door.audit.spending("a", ALL_RUNS).total_bytes) == (2, 48), (
+        "and its line is written, too"
+    )
     assert torch.equal(examined(door, one, part), first)
     assert torch.equal(examined(door, other, part), moved)
-    assert (rows_of(door), door.audit.spent("a", ALL).bytes) == (2, 48)
+    assert (rows_of(door), door.audit.spending("a", ALL_RUNS).total_bytes) == (2, 48)
 
 
 # --- after a restart -----------------------------------------------------------------------------
@@ -427,7 +435,7 @@ def test_an_old_number_does_not_lead_past_limits_after_a_restart(tmp_path: Path)
     door = restarted(tmp_path, max_queries=2, max_bytes=2 * 56 + 55)
     door.admit(asked(1), QUERY, {})  # what was answered may be answered again
     release(door, asked(1))
-    assert (door.audit.spent("clinic", ALL).queries, len(entries(tmp_path))) == (2, 2)
+    assert (door.audit.spending("clinic", ALL_RUNS).total_queries, len(entries(tmp_path))) == (2, 2)
     for number in (0, 1, 2):
         with pytest.raises(QueryRefused, match="max_queries: 2"):
             door.admit(asked(number, "another"), QUERY, {})
@@ -455,30 +463,30 @@ def test_what_comes_with_scales_is_float32_once_they_are_taken_in(
 ) -> None:
     tensors = {"x": x, "x:scale": torch.ones(2, dtype=scale)}
     with pytest.raises(QueryRefused, match=f"float32: {told}, and numbers here are torch.float32"):
-        gate().inspect("q", tensors, {"x": INPUTS}, (1, 8, 8))
+        gate().check_tensors("q", tensors, {"x": INPUTS}, (1, 8, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16])
 def test_short_forms_of_inputs_are_let_in(dtype: torch.dtype) -> None:
     tensors = {"x": torch.ones(2, 1, 8, 8).to(dtype), "x:scale": torch.ones(2)}
-    gate().inspect("q", tensors, {"x": INPUTS}, (1, 8, 8))
+    gate().check_tensors("q", tensors, {"x": INPUTS}, (1, 8, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.float8_e5m2])
 def test_numbers_are_float32_whatever_they_say(dtype: torch.dtype) -> None:
     with pytest.raises(QueryRefused, match=f"parameters is {dtype}"):
-        gate().inspect("q", {"parameters": torch.zeros(3).to(dtype)}, {"parameters": PARAMETERS}, ())
+        gate().check_tensors("q", {"parameters": torch.zeros(3).to(dtype)}, {"parameters": PARAMETERS}, ())
 
 
 def test_complex_numbers_of_any_kind_are_refused() -> None:
     with pytest.raises(QueryRefused, match=r"float32: logits is torch\.complex64"):
-        gate().inspect("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}, ())
+        gate().check_tensors("gradient", {"logits": torch.zeros(2, 3).cfloat()}, {"logits": GRADIENTS}, ())
 
 
 def test_what_has_no_short_form_comes_without_scales() -> None:
     maps = {"maps": torch.zeros(2, 8, 8).byte(), "maps:scale": torch.ones(2)}
     with pytest.raises(QueryRefused, match="tensors: maps:scale came, and label maps have no scales"):
-        gate().inspect("q", maps, {"maps": LABEL_MAPS}, (1, 8, 8))
+        gate().check_tensors("q", maps, {"maps": LABEL_MAPS}, (1, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -495,9 +503,9 @@ def test_what_has_no_short_form_comes_without_scales() -> None:
 )
 def test_label_maps_are_limited_as_inputs_are(maps: torch.Tensor, told: str) -> None:
     sends = {"maps": LABEL_MAPS}
-    gate(max_rows=4).inspect("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
+    gate(max_rows=4).check_tensors("q", {"maps": torch.zeros(4, 8, 8).byte()}, sends, (1, 8, 8))
     with pytest.raises(QueryRefused, match=told):
-        gate(max_rows=4).inspect("q", {"maps": maps}, sends, (1, 8, 8))
+        gate(max_rows=4).check_tensors("q", {"maps": maps}, sends, (1, 8, 8))
 
 
 @pytest.mark.parametrize(
@@ -507,9 +515,9 @@ def test_label_maps_are_limited_as_inputs_are(maps: torch.Tensor, told: str) -> 
 def test_scores_of_another_shape_than_the_tasks_do_not_leave(scores: torch.Tensor, said: str) -> None:
     audit = AuditLog()
     door = gate(audit)
-    door.outputs = (3,)
+    door.output_shape = (3,)
     sent = {"x": torch.zeros(2, 5)}
     with pytest.raises(QueryRefused, match=rf"outputs: logits are {said}"):
         release(door, tensors={**ANSWER, "logits": scores}, sent=sent)
-    assert not audit.sums.bytes
+    assert not audit.totals.bytes
     assert set(release(door, tensors=ANSWER, sent=sent)) == set(ANSWER)

@@ -15,7 +15,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tests.node.test_host import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 from fedstill.data import node_data
 from fedstill.data.public import PublicData
@@ -27,11 +26,12 @@ from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.payload_kinds import LABEL_COUNTS, SCHEDULE
 from fedstill.protocol.queries import NodeSide
-from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, fingerprint, public_tensors
+from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, public_tensors
 from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
 from tests.node import test_host
+from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 
 def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Path) -> None:
@@ -42,16 +42,16 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
     clinic.say("load_checkpoint", checkpoint=0)
     _, skipped = clinic.query(2)
     assert not torch.equal(skipped["critic"], first[2]["critic"])
-    assert clinic.session.audit.spent(DATA, ALL).queries == 4
+    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).queries == 4
     assert len(clinic.left()) == lines + 1
-    assert clinic.lines()[-1].get("after", "") != clinic.lines()[2]["after"]
+    assert clinic.lines()[-1].get("history_hash", "") != clinic.lines()[2]["history_hash"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
     clinic.say("load_checkpoint", checkpoint=0)
     assert "max_queries: 4" in clinic.query(1)["text"]
     clinic.say("load_checkpoint", checkpoint=0)
     for number in (0, 1, 2):
         same(clinic.query(number)[1], first[number])
-    assert clinic.session.audit.spent(DATA, ALL).queries == 4
+    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).queries == 4
 
 
 def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
@@ -68,7 +68,9 @@ def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
     other.say("leave")
     third = Clinic(tmp_path / "clinic", "max_queries = 3", dataclasses.replace(PLAN, run="three"))
     told, _ = third.say("join", plan=third.plan.to_dict())
-    assert told["objections"] == dict.fromkeys(("count_labels", "examine"), "max_queries: 3, over all runs")
+    assert told["refused_queries"] == dict.fromkeys(
+        ("count_labels", "examine"), "max_queries: 3, over all runs"
+    )
     assert told["max_queries"] == 0  # and not None, which is no limit
 
 
@@ -102,7 +104,7 @@ def test_a_run_is_bound_to_its_method_and_data(tmp_path: Path) -> None:
     assert told["plan"]["method"]["batch"] == 4
     data = node_data.load_node_data(clinic.host.file.data, clinic.folder, PLAN.spec)[0]
     plain = digest("data", {"inputs": data.inputs, "targets": data.targets})
-    assert told["data"] == keyed_digest(owner_folder.secret(clinic.folder), plain), (
+    assert told["data"] == keyed_digest(owner_folder.read_secret(clinic.folder), plain), (
         "nobody else can try records out"
     )
 
@@ -115,7 +117,7 @@ def test_a_run_of_which_nothing_has_left_is_bound_to_nothing(tmp_path: Path) -> 
     other = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 5})
     told, _ = clinic.say("join", plan=other.to_dict())
     # What was learned for the first plan is not what the second one would have learned.
-    assert (told["learned"], told["marks"]) == (False, [])
+    assert (told["is_trained"], told["checkpoints"]) == (False, [])
     clinic.say("leave")
     clinic.say("join", plan=other.to_dict())
     assert json.loads((clinic.folder / "runs/one" / PLAN_FILE).read_text())["plan"]["method"]["batch"] == 5
@@ -227,14 +229,18 @@ PUBLIC = PublicData("ours", torch.zeros(6, *SHAPE), None, "")
 def test_public_data_that_no_sound_server_sends_are_refused(
     tmp_path: Path, public: PublicData, said: str
 ) -> None:
-    plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
+    plan = RunPlan(
+        "one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(public)
+    )
     clinic = Clinic(tmp_path / "clinic", "max_rows = 64", plan)
     assert said in clinic.say("join", public_tensors(public), plan=plan.to_dict())["text"]
     assert not (clinic.folder / "public").exists()
 
 
 def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
-    plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
+    plan = RunPlan(
+        "one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(PUBLIC)
+    )
     clinic = Clinic(tmp_path / "clinic", "max_rows = 64", plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
     clinic.say("train_locally", seconds=60)
@@ -260,7 +266,9 @@ def test_row_numbers_are_limited_as_rows_are(tmp_path: Path) -> None:
 def test_row_numbers_that_no_public_data_have_reach_no_network(
     rows: torch.Tensor, rule: str, tmp_path: Path
 ) -> None:
-    plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
+    plan = RunPlan(
+        "one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(PUBLIC)
+    )
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
     clinic.say("train_locally", seconds=60)
@@ -297,7 +305,9 @@ def test_only_the_last_public_data_are_kept(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic")
     for run, value in (("one", 0.0), ("two", 0.5)):
         public = PublicData("ours", torch.full((6, *SHAPE), value))
-        plan = RunPlan(run, {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(public))
+        plan = RunPlan(
+            run, {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(public)
+        )
         clinic.say("join", public_tensors(public), plan=plan.to_dict())
     assert len(list((clinic.folder / "public").iterdir())) == 1
 
@@ -352,13 +362,13 @@ def test_a_late_join_of_a_server_that_is_over_changes_nothing(tmp_path: Path) ->
     """Not even where it is of another run: the one at work goes on."""
     clinic = Clinic(tmp_path / "clinic")
     for server in ("first", "second"):
-        assert "learned" in clinic.say("join", plan=PLAN.to_dict(), server=server)[0]
+        assert "is_trained" in clinic.say("join", plan=PLAN.to_dict(), server=server)[0]
     session = clinic.session
     late = clinic.say("join", plan=dataclasses.replace(PLAN, run="two").to_dict(), server="first")
     assert "a server process that none has followed" in late["text"]
     assert clinic.session is session
     assert not (clinic.folder / "runs" / "two").exists()
-    assert clinic.say("train_locally", seconds=60, server="second")[0]["learned"]
+    assert clinic.say("train_locally", seconds=60, server="second")[0]["is_trained"]
 
 
 def test_of_what_is_too_large_to_read_the_log_says_that_it_is_a_message(
@@ -453,12 +463,12 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
     """As what is asked can make it do, or not, by what a private model has learned."""
     public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
-    plan = RunPlan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
+    plan = RunPlan("one", method, SPEC, public=public_fingerprint(public), public_note=("p", ""))
     privacy = "[privacy]\nmechanism = 'dp-sgd'\nepsilon = 1.0\naccountant = 'rdp'\n"
     clinic = Clinic(tmp_path / "clinic", privacy, plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
     clinic.say("train_locally", seconds=60)
-    assert not clinic.session.audit.spent(DATA, ALL).total
+    assert not clinic.session.audit.spent(NODE_DATA, ALL_RUNS).total
 
     def fails(_: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("a weight is 3.5")
@@ -467,14 +477,14 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
     rows = {"rows": torch.tensor([0, 2]), "view": torch.tensor(0)}
     said = clinic.say("answer_query", rows, query="predict", number=0, differentiable=False)
     assert said["text"] == "its data or model fail here: its own log says more"
-    assert clinic.session.audit.spent(DATA, ALL).total
+    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).total
 
 
 def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     """As public images at the end of float32 can make it: a refusal would tell, and nothing be counted."""
     public = PublicData("p", torch.zeros(4, *SHAPE))
     method = {"name": "fedkd", "weights": "equal", "levels": 200, "z_max": 20.0}
-    plan = RunPlan("one", method, SPEC, public=fingerprint(public), public_note=("p", ""))
+    plan = RunPlan("one", method, SPEC, public=public_fingerprint(public), public_note=("p", ""))
     most = 3 * len(SPEC.classes)
     clinic = Clinic(tmp_path / "clinic", f"max_bytes = {most}\n", plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
@@ -485,7 +495,7 @@ def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     one, more = ({"rows": torch.tensor([0, rows]), "view": torch.tensor(0)} for rows in (1, 4))
     _, released = clinic.say("answer_query", one, number=0, **call)
     assert (released["logits"] == -128).all()
-    assert clinic.session.audit.spent(DATA, ALL).bytes == released["logits"].numel()
+    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).bytes == released["logits"].numel()
     assert clinic.say("answer_query", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", (
         "as of numbers"
     )
@@ -520,7 +530,7 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
     huge[..., ::2] *= -1
     _, released = clinic.say("answer_query", {"x": huge}, query="examine", number=0, differentiable=False)
     assert released["logits"].isfinite().all()
-    assert clinic.session.audit.spent(DATA, ALL).total
+    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).total
 
 
 def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
@@ -533,7 +543,7 @@ def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
     for run, count in (("one", 20_000), ("two", 40_000), ("three", 60_000)):
         public = PublicData("p", torch.zeros(count, *SHAPE))
         method = {"name": "fedkd", "weights": "equal", "levels": 0}
-        plan = RunPlan(run, method, spec, public=fingerprint(public), public_note=("p", ""))
+        plan = RunPlan(run, method, spec, public=public_fingerprint(public), public_note=("p", ""))
         clinic.plan = plan
         reply = clinic.say("join", public_tensors(public), plan=plan.to_dict())
         said.append(reply["rule"] if isinstance(reply, dict) else "joined")
@@ -544,8 +554,8 @@ def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
 
 def test_what_learns_nothing_is_not_trained() -> None:
     """Nothing is charged for its training, and so there must be none."""
-    side = NodeSide({}, learns=False)
-    assert side.first is None
+    side = NodeSide({}, trains_models=False)
+    assert side.initial_training is None
     assert NodeSide({}).first is not None
 
 
@@ -565,7 +575,7 @@ def test_noised_counts_alone_weigh_as_one_at_least(tmp_path: Path, privacy: str,
     clinic.say("join", plan=clinic.plan.to_dict())
     handler, (node,) = clinic.session.handler, clinic.session.handler.group.nodes
     kept = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
-    adding = handler._adding(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, kept))
+    adding = handler._sum_contribution(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, kept))
     assert adding is not None
     assert adding.least == least
 
@@ -590,7 +600,7 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
     method: dict[str, Any], query: str, name: str, sound: torch.Tensor, tmp_path: Path
 ) -> None:
     public = PUBLIC if name == "rows" else None
-    plan = RunPlan("one", method, SPEC, public=fingerprint(public) if public else "")
+    plan = RunPlan("one", method, SPEC, public=public_fingerprint(public) if public else "")
     clinic = Clinic(tmp_path / "clinic", "outputs_only = false\n", plan)
     node = clinic.folder / "node.toml"
     node.write_text(
@@ -634,7 +644,9 @@ def test_tensors_of_another_form_than_the_runs_are_refused_by_name(
 def test_logits_and_rounds_that_are_none_of_the_run_reach_no_network(
     name: str, tensor: torch.Tensor, rule: str, tmp_path: Path
 ) -> None:
-    plan = RunPlan("one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=fingerprint(PUBLIC))
+    plan = RunPlan(
+        "one", {"name": "fedmd", "rounds": 2, "subset": 4}, SPEC, public=public_fingerprint(PUBLIC)
+    )
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     clinic.say("join", public_tensors(PUBLIC), plan=plan.to_dict())
     clinic.say("train_locally", seconds=60)

@@ -23,7 +23,7 @@ from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.protocol.queries import NodeSetting
@@ -53,7 +53,7 @@ def built(spec: str, sizes: Sequence[int] = SIZES) -> list[Node]:
 
 
 def trained(nodes: list[Node], config: LocalConfig, stacked: bool, **how: Any) -> list[Node]:
-    local_training.prepare(nodes, config)
+    local_training.make_optimizers(nodes, config)
     for group in partition(nodes, stacked):
         local_training.train(group, TASK, config, COMPUTE, **how)
     return nodes
@@ -196,15 +196,15 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(
     whole = trained(nodes(), config, stacked)
 
     first = nodes()
-    local_training.prepare(first, config)
+    local_training.make_optimizers(first, config)
     for group in partition(first, stacked):
         assert local_training.train(group, TASK, config, COMPUTE, steps=3) == 3
-    save_state(tmp_path / "state", [node.state() for node in first])
+    save_state(tmp_path / "state", [node.state_dict() for node in first])
 
     second = nodes()
-    local_training.prepare(second, config)
+    local_training.make_optimizers(second, config)
     for node, state in zip(second, load_state(tmp_path / "state"), strict=True):
-        node.load(state)
+        node.load_state_dict(state)
     for group in partition(second, stacked):
         longest = max(config.steps(len(node.data)) for node in group)
         assert local_training.train(group, TASK, config, COMPUTE, start=3) == longest
@@ -231,7 +231,7 @@ def test_a_wholly_frozen_model_gets_no_optimizer() -> None:
     nodes = built("mlp:8")
     nodes[1].model.requires_grad_(False)
     nodes = made([node.model for node in nodes])
-    local_training.prepare(nodes, LocalConfig())
+    local_training.make_optimizers(nodes, LocalConfig())
     assert ["model" in node.optimizers for node in nodes] == [True, False, True]
 
 
@@ -269,11 +269,11 @@ def test_rounds_take_together_the_steps_of_one_go(rounds: int, stacked: bool) ->
 def test_after_a_round_nothing_is_kept_of_how_its_weights_moved() -> None:
     """They are replaced before the next."""
     nodes = built("mlp:8")
-    group = Group(nodes[:1]).knowing(NodeSetting(TASK, LocalConfig(epochs=1, batch=4), COMPUTE))
+    group = NodeGroup(nodes[:1]).for_query(NodeSetting(TASK, LocalConfig(epochs=1, batch=4), COMPUTE))
     before = to_vector(nodes[0].model)
     local_training.train_round(group, 0, 2)
     assert not torch.equal(to_vector(nodes[0].model), before)
-    assert nodes[0].state()["optimizers"] == {}
+    assert nodes[0].state_dict()["optimizers"] == {}
 
 
 def test_every_round_has_a_step_for_everyone() -> None:

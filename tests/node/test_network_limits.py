@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.node.network_limits import within_parameters
+from fedstill.node.network_limits import limit_parameters
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.queries import NodeSide, Query
-from tests.node.test_host import FEDIOD, PLAN, Clinic
+from tests.node.test_node_service import FEDIOD, PLAN, Clinic
 
 HUGE = {
     "critic": {**FEDIOD, "critic_width": 10**6},  # 1.3e14 bytes
@@ -48,9 +48,9 @@ def test_the_limit_is_the_owners_and_exact(tmp_path: Path) -> None:
     """FedIOD's critic of width 4 on one channel: 68 + (520 + 16) + 9 parameters."""
     assert "rule" in joined(tmp_path / "less", FEDIOD, "max_parameters = 612")
     told, _ = joined(tmp_path / "enough", FEDIOD, "max_parameters = 613")
-    assert told["objections"] == {}
+    assert told["refused_queries"] == {}
     told, _ = joined(tmp_path / "none", FEDIOD, "max_parameters = 0")
-    assert told["objections"] == {}
+    assert told["refused_queries"] == {}
     with pytest.raises(ArgumentError, match="max_parameters is -1"):
         PolicyConfig(max_parameters=-1)
 

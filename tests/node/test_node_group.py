@@ -17,7 +17,7 @@ from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Bench, Group, alike
+from fedstill.node.node_group import NodeGroup, StackedModules, group_by_architecture
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.dpsgd import DPParameters
 
@@ -65,7 +65,7 @@ def test_stacked_outputs_input_gradients_and_buffers_are_those_of_each_module(
 ) -> None:
     modules = networks(name)
     alone = copy.deepcopy(modules)
-    bench = Bench(modules)
+    bench = StackedModules(modules)
     bench.train(training)
     for turn in range(2):
         x = random(G, B, 1, 8, 8, seed=turn).requires_grad_()
@@ -94,11 +94,11 @@ def test_stacked_steps_are_each_nodes_own_steps(name: str, optimizer: str) -> No
     for one in nodes:
         one.optimizers["model"] = OPTIMIZERS[optimizer](one.model)
     own = [OPTIMIZERS[optimizer](module) for module in alone]
-    group = Group(nodes)
-    group.bench("model").train(True)
+    group = NodeGroup(nodes)
+    group.module("model").train(True)
     for turn, active in enumerate((G, G, 2, 2, 1, 1)):  # nodes that are done fall off the end
         x = random(active, B, 1, 8, 8, seed=turn)
-        losses = group.bench("model")(x).square().flatten(1).mean(1)
+        losses = group.module("model")(x).square().flatten(1).mean(1)
         group.step("model", losses)
         for row in range(active):
             own[row].zero_grad()
@@ -116,7 +116,7 @@ def test_stacking_keeps_parameter_objects_and_values() -> None:
     modules = networks("resnet8:4")
     objects = [list(module.parameters()) for module in modules]
     values = copy.deepcopy([module.state_dict() for module in modules])
-    Bench(modules)
+    StackedModules(modules)
     for module, kept, old in zip(modules, objects, values, strict=True):
         assert all(p is q for p, q in zip(module.parameters(), kept, strict=True))
         assert all(torch.equal(module.state_dict()[name], value) for name, value in old.items())
@@ -125,7 +125,7 @@ def test_stacking_keeps_parameter_objects_and_values() -> None:
 @pytest.mark.parametrize("name", ["mlp:8", "resnet8:4"])
 def test_a_state_loaded_into_a_module_is_what_the_stack_computes_with(name: str) -> None:
     modules = networks(name)
-    bench = Bench(modules)
+    bench = StackedModules(modules)
     bench.train(False)
     other = network(name, 99).eval()
     with torch.no_grad():
@@ -137,8 +137,8 @@ def test_a_state_loaded_into_a_module_is_what_the_stack_computes_with(name: str)
 
 def test_a_second_bench_takes_over_from_the_first() -> None:
     modules = networks("mlp:8")
-    Bench(modules[::-1])
-    bench = Bench(modules[:2])
+    StackedModules(modules[::-1])
+    bench = StackedModules(modules[:2])
     with torch.no_grad():
         for module in modules:
             for parameter in module.parameters():
@@ -150,7 +150,7 @@ def test_a_second_bench_takes_over_from_the_first() -> None:
 
 def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
     modules = networks("mlp:8")
-    bench = Bench(modules)
+    bench = StackedModules(modules)
     for mode in (True, False):
         bench.train(mode)
         assert bench(random(G, B, 1, 8, 8)).requires_grad is mode
@@ -162,7 +162,7 @@ def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
 
 def parts(*models: nn.Module) -> list[list[str]]:
     nodes = [node(f"n{index}", model) for index, model in enumerate(models)]
-    return [[one.name for one in part] for part in alike(nodes)]
+    return [[one.name for one in part] for part in group_by_architecture(nodes)]
 
 
 def flat(*layers: nn.Module) -> nn.Module:
@@ -291,9 +291,9 @@ def test_a_parameter_that_is_not_used_does_not_hinder(size: int) -> None:
     before = copy.deepcopy([module.state_dict() for module in modules])
     for one in nodes:
         one.optimizers["model"] = OPTIMIZERS["sgd"](one.model)
-    group = Group(nodes)
-    group.bench("model").train(True)
-    group.step("model", group.bench("model")(random(size, B, 1, 8, 8)).square().flatten(1).mean(1))
+    group = NodeGroup(nodes)
+    group.module("model").train(True)
+    group.step("model", group.module("model")(random(size, B, 1, 8, 8)).square().flatten(1).mean(1))
     for module, old in zip(modules, before, strict=True):
         assert module.spare.weight.grad is None
         assert torch.equal(module.spare.weight, old["spare.weight"])
@@ -339,12 +339,12 @@ def test_networks_with_channels_last_take_the_steps_of_plain_ones(name: str, sta
     own = [torch.optim.Adam(module.parameters(), 0.01, eps=1e-3, fused=False) for module in plain]
     for one in nodes:
         one.optimizers["model"] = fused(one.model)
-    groups = [Group(nodes)] if stacked else [Group([one]) for one in nodes]
+    groups = [NodeGroup(nodes)] if stacked else [NodeGroup([one]) for one in nodes]
     for turn in range(3):
         x = random(G, B, 3, 8, 8, seed=turn)
         for group in groups:
             rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
-            bench = group.bench("model")
+            bench = group.module("model")
             bench.train(True)
             group.step("model", bench(rows).square().flatten(1).mean(1))
         for row, module in enumerate(plain):
@@ -371,8 +371,8 @@ def test_a_node_with_channels_last_goes_on_from_its_state(optimizer: str, before
         return made_nodes
 
     def go(nodes: list[Node], stacked: bool, turns: range) -> None:
-        for group in [Group(nodes)] if stacked else [Group([one]) for one in nodes]:
-            bench = group.bench("model")
+        for group in [NodeGroup(nodes)] if stacked else [NodeGroup([one]) for one in nodes]:
+            bench = group.module("model")
             bench.train(True)
             for turn in turns:
                 x = random(G, B, 3, 8, 8, seed=turn)
@@ -383,11 +383,11 @@ def test_a_node_with_channels_last_goes_on_from_its_state(optimizer: str, before
     go(whole, before, range(4))
     go(first, before, range(2))
     for one, other in zip(first, second, strict=True):
-        state = one.state()
+        state = one.state_dict()
         moments = state["optimizers"]["model"]["state"].values()
         for entry in moments:  # as a file gives them back
             entry.update({key: value.contiguous() for key, value in entry.items() if value is not None})
-        other.load(copy.deepcopy(state))
+        other.load_state_dict(copy.deepcopy(state))
     go(second, after, range(2, 4))
     same_state([one.model for one in second], [one.model for one in whole])
 
@@ -404,8 +404,8 @@ def test_a_module_that_draws_by_itself_is_never_stacked(layer: nn.Module) -> Non
 def test_every_role_must_be_alike() -> None:
     nodes = [node(f"n{index}", network("mlp:8", index)) for index in range(3)]
     for one, width in zip(nodes, (4, 8, 4), strict=True):
-        one.add("critic", PatchCritic(1, width), OPTIMIZERS["adam"])
-    assert [[one.name for one in part] for part in alike(nodes)] == [["n0", "n2"], ["n1"]]
+        one.add_module("critic", PatchCritic(1, width), OPTIMIZERS["adam"])
+    assert [[one.name for one in part] for part in group_by_architecture(nodes)] == [["n0", "n2"], ["n1"]]
 
 
 # --- nodes ---------------------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def test_every_role_must_be_alike() -> None:
 
 def test_a_groups_sample_is_each_nodes_own() -> None:
     nodes = [node(name, network("mlp:8", 0), size) for name, size in (("a", 6), ("bb", 9))]
-    inputs, targets = Group(nodes).sample(5, "critic", 3)
+    inputs, targets = NodeGroup(nodes).sample(5, "critic", 3)
     for row, one in enumerate(nodes):
         mine = one.sample(5, "critic", 3)
         assert torch.equal(inputs[row], mine.inputs)
@@ -421,17 +421,17 @@ def test_a_groups_sample_is_each_nodes_own() -> None:
         for image, target in zip(mine.inputs, mine.targets, strict=True):
             found = (one.data.inputs == image).flatten(1).all(1).nonzero()
             assert one.data.targets[found.item()] == target
-    assert not torch.equal(inputs, Group(nodes).sample(5, "critic", 4)[0])
+    assert not torch.equal(inputs, NodeGroup(nodes).sample(5, "critic", 4)[0])
 
 
 def test_a_copy_shares_nothing_that_training_changes() -> None:
     nodes = [node(f"n{index}", network("resnet8:4", index)) for index in range(2)]
     for one in nodes:
         one.optimizers["model"] = OPTIMIZERS["adam"](one.model)
-    before = copy.deepcopy([one.state() for one in nodes])
-    twins = Group([one.copied() for one in nodes])
-    twins.bench("model").train(True)
-    losses = twins.bench("model")(random(2, B, 1, 8, 8)).square().flatten(1).mean(1)
+    before = copy.deepcopy([one.state_dict() for one in nodes])
+    twins = NodeGroup([one.copy_without_gate() for one in nodes])
+    twins.module("model").train(True)
+    losses = twins.module("model")(random(2, B, 1, 8, 8)).square().flatten(1).mean(1)
     twins.step("model", losses)
     for one, twin, old in zip(nodes, twins.nodes, before, strict=True):
         for name, value in old["modules"]["model"].items():
@@ -451,12 +451,12 @@ def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_priv
     private: str, role: str
 ) -> None:
     one = node("a", network("mlp", 0))
-    one.add("critic", network("mlp", 1), lambda module: torch.optim.SGD(module.parameters(), 1.0))
+    one.add_module("critic", network("mlp", 1), lambda module: torch.optim.SGD(module.parameters(), 1.0))
     one.optimizers["model"] = torch.optim.SGD(one.model.parameters(), 1.0)
-    group, before = Group([one]), copy.deepcopy(one.modules[role].state_dict())
-    one.private = {private: DPParameters(1.0, 1.0, draws=lambda *names: None)}
-    group.bench(role).train(True)
-    losses = group.bench(role)(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
+    group, before = NodeGroup([one]), copy.deepcopy(one.modules[role].state_dict())
+    one.private_steps = {private: DPParameters(1.0, 1.0, sampler=lambda *names: None)}
+    group.module(role).train(True)
+    losses = group.module(role)(one.data.inputs.unsqueeze(0)).square().mean((1, 2))
     with pytest.raises(QueryRefused, match=f"its networks learn with DP-SGD, and here its {role} would"):
         group.step(role, losses)
     assert all(torch.equal(value, before[name]) for name, value in one.modules[role].state_dict().items())
@@ -464,16 +464,16 @@ def test_no_network_takes_a_step_without_noise_where_it_or_the_model_learns_priv
 
 def test_a_step_outside_training_names_the_network_and_what_has_an_optimizer() -> None:
     node = Node("clinic", TensorData(torch.zeros(2, 4), torch.zeros(2).long()), nn.Linear(4, 3), None, 0)  # type: ignore[arg-type]
-    group = Group([node])
-    losses = group.bench("model")(torch.zeros(1, 2, 4)).sum((1, 2))
+    group = NodeGroup([node])
+    losses = group.module("model")(torch.zeros(1, 2, 4)).sum((1, 2))
     with pytest.raises(ArgumentError, match=r"nodes\.step is 'model'.*optimizer"):
         group.step("model", losses)
     with pytest.raises(ArgumentError, match=r"role is 'critic'"):
         group.step("critic", losses)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), 0.1)
-    group.bench("model").train(True)
+    group.module("model").train(True)
     with pytest.raises(ArgumentError, match=r"losses of nodes\.step"):
-        group.step("model", group.bench("model")(torch.zeros(1, 2, 4)).sum())
+        group.step("model", group.module("model")(torch.zeros(1, 2, 4)).sum())
 
 
 def test_networks_with_hooks_are_not_stacked() -> None:
@@ -487,7 +487,7 @@ def test_networks_with_hooks_are_not_stacked() -> None:
         return made
 
     def groups(hooked: int) -> list[list[str]]:
-        return sorted([node.name for node in group] for group in alike(nodes(hooked)))
+        return sorted([node.name for node in group] for group in group_by_architecture(nodes(hooked)))
 
     assert groups(1) == [["a"], ["b", "c"]]
     assert groups(0) == [["a", "b", "c"]]

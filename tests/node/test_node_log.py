@@ -13,24 +13,24 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.node.audit_entries import DATA, Asked
+from fedstill.node.audit_entries import NODE_DATA, ReceivedQuery
 from fedstill.node.audit_log import AuditError, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.run_budgets import Budgets
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.run_budgets import RunBudgets
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.run_plan import PLAN_FILE, RunPlan
 from fedstill.tasks.classification import Classification
-from tests.node.test_host import FEDIOD, PLAN, Clinic, same
+from tests.node.test_node_service import FEDIOD, PLAN, Clinic, same
 
 PRIVACY = """
 [privacy]
 mechanism = "noisy-outputs"
 [privacy.outputs]
-how = "gaussian"
+distribution = "gaussian"
 noise = 200.0
 bound = 1.0
 """
@@ -48,7 +48,7 @@ def call(clinic: Clinic, number: int) -> Any:
 
 def spent(clinic: Clinic) -> Any:
     with closing(AuditLog(clinic.folder / "audit.sqlite", read_only=True)) as audit:
-        return audit.spent(DATA, "one")
+        return audit.spending(NODE_DATA, "one")
 
 
 @pytest.mark.parametrize("change", ["an older copy", "gone", "gone with its head"])
@@ -104,7 +104,7 @@ def test_whatever_fails_while_joining_leaves_nothing_open(
 ) -> None:
     clinic = private(tmp_path / "clinic")
     opened: list[AuditLog] = []
-    begin = AuditLog._begin
+    begin = AuditLog._open_database
 
     def seen(audit: AuditLog, path: Path | None) -> Any:
         opened.append(audit)
@@ -148,7 +148,12 @@ def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
     """Equal in all but the name, they draw other noise: two looks at the same records."""
     audit = AuditLog()
     query = Query(
-        "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=4, reads=()
+        "predict",
+        lambda group, number: {},
+        {"x": "inputs"},
+        {"logits": "logits"},
+        rows=4,
+        depends_on_records=(),
     )
     config = NoisyOutputs(outputs=OutputsConfig("gaussian", noise=50.0, bound=1.0))
     side, x = NodeSide({"predict": query}), {"x": torch.zeros(4, 1, 4, 4)}
@@ -158,13 +163,13 @@ def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
             name, config, side, LocalConfig(epochs=1, batch=10), 50, Classification(4), secret=3
         )
         mechanism.binding = "the same data, model and options"
-        gate = Gate(name, PolicyConfig(), audit, "run", DATA)
-        gate.budgets = Budgets(mechanism, audit, "run", DATA)
-        asked = Asked(0, "predict", "content", "", {})
+        gate = Gate(name, PolicyConfig(), audit, "run", NODE_DATA)
+        gate.budgets = Budgets(mechanism, audit, "run", NODE_DATA)
+        asked = ReceivedQuery(0, "predict", "content", "", {})
         gate.admit(asked, query, x)
         left.append(gate.release(asked, "answer", {"logits": torch.zeros(4, 4)}, query, x)["logits"])
-        paid.append(sum(audit.spent(DATA, "run").run.values()))
-        assert not audit.spent(name, "run").run
+        paid.append(sum(audit.spending(NODE_DATA, "run").run_events.values()))
+        assert not audit.spending(name, "run").run_events
     assert not torch.equal(left[0], left[1])
     assert torch.equal(left[1], left[2])  # asked again after a stop
     assert paid == [1, 2, 2]

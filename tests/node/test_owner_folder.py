@@ -121,8 +121,8 @@ def authority(days: int) -> bytes:
 
 
 def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: Path) -> None:
-    owner_folder.init(tmp_path / "clinic-a")
-    file = owner_folder.read(tmp_path / "clinic-a")
+    owner_folder.init_folder(tmp_path / "clinic-a")
+    file = owner_folder.read_node_file(tmp_path / "clinic-a")
     assert file == NodeFile(name="clinic-a", seed=file.seed)
     text = (tmp_path / "clinic-a" / "node.toml").read_text(encoding="utf-8")
     table = presets.parse(text)
@@ -157,41 +157,41 @@ def test_a_file_says_the_options_of_its_mechanism_and_what_others_there_are(name
 
 def test_two_nodes_have_other_secrets_and_seeds(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        owner_folder.init(tmp_path / name)
-    first, second = (owner_folder.secret(tmp_path / name) for name in ("a", "b"))
+        owner_folder.init_folder(tmp_path / name)
+    first, second = (owner_folder.read_secret(tmp_path / name) for name in ("a", "b"))
     assert first != second
     assert max(first, second) > 2**64
-    assert owner_folder.read(tmp_path / "a").seed != owner_folder.read(tmp_path / "b").seed
+    assert owner_folder.read_node_file(tmp_path / "a").seed != owner_folder.read(tmp_path / "b").seed
     assert (tmp_path / "a" / "secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
-    owner_folder.init(tmp_path, "clinic")
+    owner_folder.init_folder(tmp_path, "clinic")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(FedstillError, match=r"node.toml is there already"):
-        owner_folder.init(tmp_path, "other")
+        owner_folder.init_folder(tmp_path, "other")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "node.toml").unlink()
-    owner_folder.init(tmp_path, "other")
+    owner_folder.init_folder(tmp_path, "other")
     assert (tmp_path / "secret").read_bytes() == before["secret"]
 
 
 def test_a_lost_secret_is_made_anew_and_nothing_else(tmp_path: Path) -> None:
-    assert owner_folder.init(tmp_path, "clinic")
-    said, lost = (tmp_path / "node.toml").read_bytes(), owner_folder.secret(tmp_path)
+    assert owner_folder.init_folder(tmp_path, "clinic")
+    said, lost = (tmp_path / "node.toml").read_bytes(), owner_folder.read_secret(tmp_path)
     (tmp_path / "secret").unlink()
     with pytest.raises(FedstillError, match="--name is 'other'"):
-        owner_folder.init(tmp_path, "other")
+        owner_folder.init_folder(tmp_path, "other")
     assert not (tmp_path / "secret").exists()
-    assert not owner_folder.init(tmp_path)
-    assert owner_folder.secret(tmp_path) != lost
+    assert not owner_folder.init_folder(tmp_path)
+    assert owner_folder.read_secret(tmp_path) != lost
     assert (tmp_path / "node.toml").read_bytes() == said
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"invalid name = 'a b' \(expected 1 to 64 letters"):
-        owner_folder.init(tmp_path / "new", "a b")
+        owner_folder.init_folder(tmp_path / "new", "a b")
     assert not (tmp_path / "new").exists()
 
 
@@ -220,7 +220,7 @@ def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
 )
 def test_the_file_is_read_strictly(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as caught:
-        owner_folder.read(node(tmp_path, text))
+        owner_folder.read_node_file(node(tmp_path, text))
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -244,8 +244,8 @@ def test_a_bad_secret_is_one_line(tmp_path: Path, text: str | None, mode: int, l
         (folder / "secret").write_text(text, encoding="utf-8")
         (folder / "secret").chmod(mode)
     with pytest.raises(FedstillError, match=line):
-        owner_folder.secret(folder)
-    assert len(owner_folder.examine(folder).faults) == 1
+        owner_folder.read_secret(folder)
+    assert len(owner_folder.check_folder(folder).faults) == 1
 
 
 # --- data and model -----------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "small-cnn:8"\nweights = "first.safetensors"')
     first = models.build("small-cnn:8", (1, 8, 8), 10, 99)
     save_file(first.state_dict(), folder / "first.safetensors")
-    model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     for name, tensor in first.state_dict().items():
         assert torch.equal(model.state_dict()[name], tensor)
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -264,7 +264,7 @@ def test_weights_are_loaded_exactly(tmp_path: Path) -> None:
 def test_first_weights_follow_from_the_seed(tmp_path: Path) -> None:
     def first(seed: int, name: str = "small-cnn:8") -> torch.Tensor:
         folder = node(tmp_path, f'seed = {seed}\n[model]\nname = "{name}"')
-        return next(owner_model.make_model(owner_folder.read(folder), folder, DIGITS).parameters())
+        return next(owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS).parameters())
 
     assert torch.equal(first(1), first(1))
     assert not torch.equal(first(1), first(2))
@@ -277,32 +277,32 @@ def test_a_mechanism_may_lie_in_the_folder(tmp_path: Path) -> None:
     folder = node(tmp_path / "node", '[privacy]\nmechanism = "flip_of_owner:Flip"\nepsilon = 2.0')
     lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
     (folder / "flip_of_owner.py").write_text(lab.read_text())
-    assert owner_folder.read(folder).privacy.called == "flip_of_owner:Flip"
-    assert not [fault for fault in owner_folder.examine(folder).faults if "mechanism" in fault]
+    assert owner_folder.read_node_file(folder).privacy.called == "flip_of_owner:Flip"
+    assert not [fault for fault in owner_folder.check_folder(folder).faults if "mechanism" in fault]
     other = node(tmp_path / "other", '[privacy]\nmechanism = "flap_of_owner:Flip"')
     assert (
-        owner_folder.examine(other).faults[0]
+        owner_folder.check_folder(other).faults[0]
         == f"invalid mechanism = 'flap_of_owner:Flip' (expected one in {other} or installed here"
     )
 
 
 def test_a_model_that_is_not_to_be_trained_is_frozen(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:network"\ntrain = false')
-    model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     assert [parameter.requires_grad for parameter in model.parameters()] == [False, False]
 
 
 def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:regression"')
-    data, _ = node_data.load_node_data(owner_folder.read(folder).data, folder, DIGITS)
-    model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    data, _ = node_data.load_node_data(owner_folder.read_node_file(folder).data, folder, DIGITS)
+    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     assert isinstance(model, Predictor)
     x, y = load_digits(return_X_y=True)
     twin = LogisticRegression(max_iter=300).fit(x[:200] / 8 - 1, y[:200])
     probabilities = torch.from_numpy(twin.predict_proba(data.inputs.flatten(1).numpy())).float()
     torch.testing.assert_close(model(data.inputs), probabilities.clamp_min(1e-6).log(), rtol=1e-3, atol=1e-3)
     folder = node(tmp_path, '[model]\nname = "my_models:function"\ngives = "probabilities"')
-    model = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    model = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     torch.testing.assert_close(model(torch.full((1, 1, 8, 8), 0.1)), torch.full((1, 10), 0.1).log())
 
 
@@ -326,7 +326,7 @@ def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
 def test_a_model_that_does_not_serve_is_one_line(tmp_path: Path, name: str, line: str) -> None:
     folder = node(tmp_path, f'[model]\nname = "{name}"')
     with pytest.raises(FedstillError, match=line):
-        owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+        owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
 
 
 def test_the_wrong_weights_are_one_line(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_the_wrong_weights_are_one_line(tmp_path: Path) -> None:
 
     def said() -> str:
         with pytest.raises(ModelError) as caught:
-            owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+            owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -366,7 +366,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     (folder / "secret").unlink()
     text = (folder / "node.toml").read_text(encoding="utf-8").replace("online = false", "online = true")
     (folder / "node.toml").write_text(text, encoding="utf-8")
-    found = owner_folder.examine(folder).faults
+    found = owner_folder.check_folder(folder).faults
     for line, wanted in zip(
         found,
         (
@@ -383,9 +383,9 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     ):
         assert wanted in line
         assert "\n" not in line
-    assert owner_folder.examine(folder, quick=True).faults == found
+    assert owner_folder.check_folder(folder, quick=True).faults == found
     model = found.index(next(line for line in found if line.startswith("model.name")))
-    known = owner_folder.examine(
+    known = owner_folder.check_folder(
         folder, DIGITS
     ).faults  # where inputs are known to be images, only networks for these serve
     assert known[:model] + known[model + 1 :] == found[:model] + found[model + 1 :]
@@ -398,7 +398,7 @@ def test_paths_that_cannot_be_are_faults_among_the_others(tmp_path: Path) -> Non
     text = (
         '[data]\npath = "~nosuchuser/x"\n[compute]\ndevice = "abacus"\n[privacy]\naudit_log = "a\\u0000b"\n'
     )
-    data, audit, device = owner_folder.examine(node(tmp_path, text)).faults
+    data, audit, device = owner_folder.check_folder(node(tmp_path, text)).faults
     assert data.startswith("data.path is '~nosuchuser/x'")
     assert audit.startswith("privacy.audit_log is 'a\\x00b'")
     assert device.startswith("compute.device is 'abacus'")
@@ -408,29 +408,29 @@ def test_an_audit_log_that_cannot_be_written_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = node(tmp_path, '[privacy]\naudit_log = "logs/audit.sqlite"\n')
-    (fault,) = owner_folder.examine(folder).faults
+    (fault,) = owner_folder.check_folder(folder).faults
     assert fault == f"privacy.audit_log 'logs/audit.sqlite': there is no folder {folder / 'logs'}"
     (folder / "logs").mkdir()
-    assert owner_folder.examine(folder).faults == ()
+    assert owner_folder.check_folder(folder).faults == ()
     AuditLog(folder / "logs" / "audit.sqlite").close()
     for closed in (folder / "logs", folder / "logs" / "audit.sqlite"):  # as it is for all but root
         monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
-        (fault,) = owner_folder.examine(folder).faults
+        (fault,) = owner_folder.check_folder(folder).faults
         assert fault == f"privacy.audit_log 'logs/audit.sqlite': {closed} cannot be written to"
     too_long = node(tmp_path, f'[privacy]\naudit_log = "{"a" * 300}"\n')
-    (fault,) = owner_folder.examine(too_long).faults
+    (fault,) = owner_folder.check_folder(too_long).faults
     assert fault.startswith("audit log: ")
 
 
 def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
     folder = node(tmp_path, '[data]\npath = 3\n[model]\nname = "my_models:narrow"')
     # The spec is not known.
-    assert owner_folder.examine(folder).faults == ("invalid data.path = 3 (expected a text",)
-    found = owner_folder.examine(folder, DIGITS).faults
+    assert owner_folder.check_folder(folder).faults == ("invalid data.path = 3 (expected a text",)
+    found = owner_folder.check_folder(folder, DIGITS).faults
     assert len(found) == 2
     assert "gives outputs of shape (9,)" in found[1]
     (folder / "node.toml").write_text("data = 3\nonline = false\n", encoding="utf-8")
-    assert owner_folder.examine(folder).faults == (
+    assert owner_folder.check_folder(folder).faults == (
         "invalid name = '' (expected a text",
         "invalid data = 3 (expected a table",
     )
@@ -439,9 +439,9 @@ def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
 def test_data_of_another_form_are_a_fault_only_where_the_form_is_known(tmp_path: Path) -> None:
     folder = node(tmp_path)
     other = InputSpec(ClassificationConfig(), TEN, (3, 32, 32), (0.5,) * 3, (0.5,) * 3)
-    (fault,) = owner_folder.examine(folder, other).faults
+    (fault,) = owner_folder.check_folder(folder, other).faults
     assert "images are 1 x 8 x 8 (channels, height, width) (expected 3 x 32 x 32" in fault
-    found = owner_folder.examine(folder)
+    found = owner_folder.check_folder(folder)
     assert found.spec == DIGITS
     assert found.data is not None
     assert len(found.data) == 40
@@ -452,16 +452,16 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     folder = node(tmp_path)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     make_kit(folder)
-    assert owner_folder.examine(folder).faults == ()
+    assert owner_folder.check_folder(folder).faults == ()
     make_kit(folder, days=-1)
-    (fault,) = owner_folder.examine(folder).faults
+    (fault,) = owner_folder.check_folder(folder).faults
     assert "its certificate ran out on" in fault
     (folder / "kit" / "startup" / "client.crt").write_text("x")
-    (fault,) = owner_folder.examine(folder).faults
+    (fault,) = owner_folder.check_folder(folder).faults
     assert fault.endswith("client.crt is no certificate")
     make_kit(folder, "other")
     (folder / "kit" / "startup" / "client.key").unlink()
-    missing, name = owner_folder.examine(folder).faults
+    missing, name = owner_folder.check_folder(folder).faults
     assert missing.endswith("client.key is missing: copy the startup kit there again")
     assert name == "invalid name = 'clinic' (expected 'other', as the startup kit has it"
     kit = StartupKit(folder / "kit")
@@ -469,11 +469,11 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     make_kit(folder)
     own, toml = kit.authority_fingerprint, 'name = "clinic"\n[policy]\nallowed_servers = ["{}"]\n'
     (folder / "node.toml").write_text(toml.format("a" * 32), encoding="utf-8")
-    (fault,) = owner_folder.examine(folder, quick=True).faults
+    (fault,) = owner_folder.check_folder(folder, quick=True).faults
     assert fault.startswith("policy.allowed_servers is ")
     assert f"expected a list with {own}, the authority of the startup kit" in fault
     (folder / "node.toml").write_text(toml.format(own), encoding="utf-8")
-    assert owner_folder.examine(folder, quick=True).faults == ()
+    assert owner_folder.check_folder(folder, quick=True).faults == ()
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     for file, text, wanted in (
         ("rootCA.pem", "x", "rootCA.pem is no certificate"),
@@ -481,11 +481,11 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
         ("fed_client.json", "{", "fed_client.json is no JSON: copy the startup kit anew"),
     ):
         kit.path(file).write_text(text, encoding="utf-8")
-        (fault,) = owner_folder.examine(folder).faults
+        (fault,) = owner_folder.check_folder(folder).faults
         assert fault.endswith(wanted)
         make_kit(folder)
     kit.path("rootCA.pem").write_bytes(authority(1))
-    (fault,) = owner_folder.examine(folder).faults
+    (fault,) = owner_folder.check_folder(folder).faults
     assert fault.endswith("its certificate is not from the authority in rootCA.pem")
 
 
@@ -501,15 +501,18 @@ def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
     folder = node(
         tmp_path, '[policy]\nquestions = ["examine", "train"]\n[model]\nname = "my_models:function"'
     )
-    file = owner_folder.read(folder)
+    file = owner_folder.read_node_file(folder)
     predictor = owner_model.make_model(file, folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "queries: examine, train"}
     through = models.carries_gradient(network, (1, 8, 8))
-    assert owner_folder.objections(file, through, asked("fediod")) == counts
+    assert owner_folder.refused_queries(file, through, asked("fediod")) == counts
     through = models.carries_gradient(predictor, (1, 8, 8))
-    assert owner_folder.objections(file, through, asked("fediod")) == {**counts, "examine": models.PREDICTS}
-    assert owner_folder.objections(file, through, asked("fedavg")) == {
+    assert owner_folder.refused_queries(file, through, asked("fediod")) == {
+        **counts,
+        "examine": models.PREDICTS,
+    }
+    assert owner_folder.refused_queries(file, through, asked("fedavg")) == {
         "tell_size": "queries: examine, train",
         "train": "outputs_only: no parameters",
     }
@@ -517,12 +520,12 @@ def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_serve_a_method_is_told(tmp_path: Path) -> None:
     folder = node(tmp_path, '[model]\nname = "my_models:function"')
-    predictor = owner_model.make_model(owner_folder.read(folder), folder, DIGITS)
+    predictor = owner_model.make_model(owner_folder.read_node_file(folder), folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
 
     def unfit(model: torch.nn.Module, method: str) -> str | None:
         needs = METHODS[method]().needs()
-        return owner_model.unfit(model, needs, DIGITS, Compute())
+        return owner_model.unfit_reason(model, needs, DIGITS, Compute())
 
     assert [unfit(network, method) for method in METHODS] == [None] * len(METHODS)
     assert unfit(predictor, "fedkd") is None
@@ -537,10 +540,10 @@ def test_sums_that_answers_here_have_spoilt_are_told_to_the_owner(tmp_path: Path
     make_kit(folder)
 
     def link() -> list[str]:
-        found = owner_folder.examine(folder)
+        found = owner_folder.check_folder(folder)
         assert found.file is not None
         return node_facts(folder, found.file, found)["link"]
 
     assert "spoilt" not in " ".join(link())
-    Cohort(folder / COHORT).spoil()
+    SumHistory(folder / SUM_HISTORY_FILE).record_corrupted()
     assert link()[-1] == "answers here have spoilt 1 sum, and all are from now on (max_corrupted_sums: 1)"

@@ -15,7 +15,7 @@ from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.input_spec import InputSpec
 from fedstill.models.vgg import PLACES
 from fedstill.node import owner_folder, owner_model
-from fedstill.node.node_file import NodeFile, OwnModelConfig
+from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.protocol.method import METHODS
 from fedstill.tasks.classification import TextConfig
 from fedstill.tasks.regression import RegressionConfig
@@ -33,7 +33,7 @@ def named(name: str) -> NodeFile:
     [*models.MODELS.own, "residual-unet:8", "transformer:32", "hf:bert", "hf:some/folder"],
 )
 def test_every_network_of_ours_passes_before_its_inputs_are_known(tmp_path: Path, name: str) -> None:
-    owner_model.check_named(named(name), tmp_path)
+    owner_model.check_name_and_weights(named(name), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["transformr", "transformer:0", "hf:", "small-cnn:-1", "sql:1"])
@@ -41,7 +41,7 @@ def test_any_other_name_or_width_is_refused_before(tmp_path: Path, name: str) ->
     with pytest.raises(
         ArgumentError, match=r"^invalid model\.name = .* \(expected (one of small-cnn.*transformer|\S+:WIDTH)"
     ):
-        owner_model.check_named(named(name), tmp_path)
+        owner_model.check_name_and_weights(named(name), tmp_path)
 
 
 def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Path) -> None:
@@ -59,17 +59,17 @@ def test_a_network_for_texts_is_tried_in_parts_on_tokens(method: str, name: str)
     model = owner_model.make_model(named(name), Path(), TEXTS)
     needs = METHODS[method]().needs()
     assert needs.split
-    assert owner_model.unfit(model, needs, TEXTS, Compute()) is None
+    assert owner_model.unfit_reason(model, needs, TEXTS, Compute()) is None
 
 
 def test_features_that_cannot_see_the_images_are_a_fault(tmp_path: Path) -> None:
     folder = tmp_path / "clinic"
-    owner_folder.init(folder)
+    owner_folder.init_folder(folder)
     np.savez(folder / "data.npz", images=np.zeros((4, 2, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
     save_file(weights(PLACES["VGG-16"]), folder / "vgg.safetensors")
     text = 'name = "clinic"\nonline = false\n[model]\nname = "mlp:8"\nperceptual = "vgg.safetensors"\n'
     (folder / "node.toml").write_text(text, encoding="utf-8")
-    (fault,) = owner_folder.examine(folder).faults
+    (fault,) = owner_folder.check_folder(folder).faults
     assert "VGG weights for inputs of 2 channels" in fault
     np.savez(folder / "data.npz", images=np.zeros((4, 1, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
-    assert owner_folder.examine(folder).faults == ()
+    assert owner_folder.check_folder(folder).faults == ()

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedstill.cli.main import main
 from fedstill.node import owner_folder
-from fedstill.node.audit_entries import DATA, Entry
+from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.policy_checks import known_queries, policy_faults, privacy_faults
@@ -38,7 +38,9 @@ def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = F
 
 def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True, unit: str = "") -> None:
     audit = AuditLog(folder / "audit.sqlite")
-    entry = Entry("old", DATA, "clinic", 0, "q", "answer", price=events, bare=int(not guarantee), unit=unit)
+    entry = Entry(
+        "old", NODE_DATA, "clinic", 0, "q", "answer", cost=events, no_guarantee=int(not guarantee), unit=unit
+    )
     audit.charge(entry)
     audit.close()
 
@@ -60,7 +62,10 @@ FAULTS = {
         "invalid privacy.epsilon = inf (expected finite, where privacy.training.noise is to be found from it",
     ),
     "the same of votes": ('mechanism = "pate"\n', "where privacy.pate.noise is to be found"),
-    "a budget and no mechanism": ("epsilon = 3.0\n", "invalid privacy.mechanism = 'none' (expected a mechanism"),
+    "a budget and no mechanism": (
+        "epsilon = 3.0\n",
+        "invalid privacy.mechanism = 'none' (expected a mechanism",
+    ),
     "a budget of the data and no mechanism": ("total_epsilon = 3.0\n", "privacy.mechanism is 'none'"),
     "noise without a bound": (
         'mechanism = "noisy-outputs"\nepsilon = 3.0\n',
@@ -80,7 +85,7 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_privacy_that_cannot_be_kept_is_a_fault(tmp_path: Path, what: str) -> None:
     privacy, told = FAULTS[what]
-    (fault,) = owner_folder.examine(folder_of(tmp_path / "clinic", privacy)).faults
+    (fault,) = owner_folder.check_folder(folder_of(tmp_path / "clinic", privacy)).faults
     assert told in fault
 
 
@@ -95,7 +100,7 @@ def test_a_privacy_that_cannot_be_kept_is_a_fault(tmp_path: Path, what: str) -> 
     ],
 )
 def test_what_can_be_kept_is_none(tmp_path: Path, privacy: str) -> None:
-    assert owner_folder.examine(folder_of(tmp_path / "clinic", privacy)).faults == ()
+    assert owner_folder.check_folder(folder_of(tmp_path / "clinic", privacy)).faults == ()
 
 
 def test_every_layer_that_cannot_learn_privately_is_named() -> None:
@@ -111,14 +116,14 @@ def test_every_layer_that_cannot_learn_privately_is_named() -> None:
 def test_an_audit_log_in_trouble_is_a_fault(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "pate"\nepsilon = 3.0\n')
     charge(folder, {"gaussian(2.0)": 1})
-    assert owner_folder.examine(folder).faults == ()
+    assert owner_folder.check_folder(folder).faults == ()
     (folder / "audit.sqlite").rename(tmp_path / "elsewhere")
-    (fault,) = owner_folder.examine(folder).faults
+    (fault,) = owner_folder.check_folder(folder).faults
     assert "privacy.audit_log 'audit.sqlite'" in fault
     assert "its head is there" in fault
     assert f"fedstill audit accept {folder}" in fault
     (folder / "audit.sqlite").write_bytes(b"no audit at all, and long enough to be read as one" * 100)
-    assert len(owner_folder.examine(folder).faults) == 1
+    assert len(owner_folder.check_folder(folder).faults) == 1
 
 
 def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_there(
@@ -127,13 +132,13 @@ def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_t
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 30.0\n')
     (folder / "runs" / "spring").mkdir(parents=True)
     (folder / "runs" / "spring" / "plan.json").touch()
-    (fault,) = owner_folder.examine(folder).faults
+    (fault,) = owner_folder.check_folder(folder).faults
     assert "'audit.sqlite': is gone, and its node's runs are there" in fault
     told = said(capsys, str(folder), "digits-ensemble", code=2)
     assert "is left" not in told
     assert "It cannot take part: nothing can be charged" in told
     (folder / "runs" / "spring" / "plan.json").unlink()
-    assert owner_folder.examine(folder).faults == ()
+    assert owner_folder.check_folder(folder).faults == ()
 
 
 def test_a_query_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
@@ -142,7 +147,7 @@ def test_a_query_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
     (fault,) = policy_faults(PolicyConfig(queries=("examine", "count_lables")))
     assert "unknown query of policy.queries 'count_lables': did you mean 'count_labels'?" in fault
     rest = MODEL + '[policy]\nquestions = ["examin"]\n'
-    (fault,) = owner_folder.examine(folder_of(tmp_path / "clinic", rest=rest)).faults
+    (fault,) = owner_folder.check_folder(folder_of(tmp_path / "clinic", rest=rest)).faults
     assert "did you mean 'examine'" in fault
 
 

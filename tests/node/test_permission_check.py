@@ -18,11 +18,11 @@ from fedstill.federation import offline_node
 from fedstill.federation.offline_files import write_queries
 from fedstill.federation.signed_files import own_key
 from fedstill.node import owner_folder
-from fedstill.node.host import Host
-from fedstill.node.permission_check import open_to_others
+from fedstill.node.node_service import NodeService
+from fedstill.node.permission_check import find_open_files
 from fedstill.runs.config import read_toml
 from fedstill.runs.offline import make
-from fedstill.runs.remote_run import Served
+from fedstill.runs.remote_run import RemoteRun
 from tests.forked import FORKING
 from tests.loopback import Loopback
 
@@ -51,7 +51,7 @@ def work(home: Path, umask: int) -> None:
     os.umask(umask)
     for name in ("chmod", "fchmod", "umask"):
         setattr(os, name, None)
-    owner_folder.init(folder)
+    owner_folder.init_folder(folder)
     assert stat.S_IMODE((folder / "node.toml").stat().st_mode) == 0o600
     draw = np.random.default_rng(0)
     images = draw.uniform(0, 1, (40, 1, 8, 8)).astype(np.float32)
@@ -80,7 +80,7 @@ def work(home: Path, umask: int) -> None:
         return host.serve(message)
 
     (home / "out").mkdir()
-    Served(config, Loopback({"clinic": serve}), "live").run(home / "out")
+    RemoteRun(config, Loopback({"clinic": serve}), "live").run(home / "out")
     look()
     (home / "seen.json").write_text(json.dumps(seen))
 
@@ -108,7 +108,7 @@ def test_what_lies_open_from_before_is_said_with_the_command_that_closes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a clinic"
-    owner_folder.init(folder, "clinic")
+    owner_folder.init_folder(folder, "clinic")
     (folder / "runs/one").mkdir(parents=True, mode=0o700)
     for name in ("runs/one/salt", "audit.sqlite", "audit.sqlite.head", "data.npz"):
         (folder / name).write_text("")

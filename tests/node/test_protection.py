@@ -27,9 +27,15 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
+from fedstill.node.protection import (
+    needs_mechanism,
+    prepare_uncharged,
+    protect,
+    require_unchanged_data,
+    unit_notes,
+)
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.config import DPTrainingConfig, GradientsConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.events import Event, PrivacyCost, cost_to_dict, total_cost
 from fedstill.privacy.noisy_outputs import OutputsConfig
@@ -136,7 +142,7 @@ class World:
         return self.mechanism.rule(self.federation.queries["examine"], "d/dx").bound(found)
 
     def spent(self) -> Mapping[str, int]:
-        return self.audit.spending("clinic", "run").run
+        return self.audit.spending("clinic", "run").run_events
 
 
 def made(
@@ -158,7 +164,7 @@ def made(
     protect(node, config, *about, secret=secret)
     side.prepare([node])
     check_priced(node)
-    local_training.prepare(node.learners, LOCAL)
+    local_training.make_optimizers(node.learners, LOCAL)
     for group in partition(node.learners, True) if train else ():
         local_training.train(group, TASK, LOCAL, COMPUTE)
     return World(node, InProcess([node], [[node]], side, COMPUTE), audit)
@@ -427,28 +433,32 @@ class Greedy(CriticOptions):
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
         super().prepare(nodes, at)
         if self.early:
-            train_round(Group([*nodes]).knowing(at), 0, 3)
+            train_round(NodeGroup([*nodes]).for_query(at), 0, 3)
 
-    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
-    def silent(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=())
+    def silent(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         train_round(nodes, 0, 3)  # and no span
-        return {"logits": nodes.bench("model")(x)}
+        return {"logits": nodes.module("model")(x)}
 
-    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=(), span=lambda self, sent: ROUND)
-    def twice(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    @query(
+        sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=(), span=lambda self, sent: ROUND
+    )
+    def twice(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         train_round(nodes, 0, 3)
         return self.silent(nodes, x)
 
-    @query(sends={"x": INPUTS}, releases={"critic": CRITIC}, reads=(), trains=("critic",))
-    def one_by_one(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return self.critics(nodes.at).judge(nodes, 0, x)  # of self.batch records, and rows says nothing
+    @query(sends={"x": INPUTS}, releases={"critic": CRITIC}, depends_on_records=(), trains=("critic",))
+    def one_by_one(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return self.critics(nodes.setting).judge(nodes, 0, x)  # of self.batch records, and rows says nothing
 
-    @query(sends={"x": INPUTS}, releases={"critic": CRITIC}, reads=(), trains=("critic",), rows=ROWS)
-    def five_steps(self, nodes: Group, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return [self.critics(nodes.at).judge(nodes, 0, x) for _ in range(5)][-1]
+    @query(
+        sends={"x": INPUTS}, releases={"critic": CRITIC}, depends_on_records=(), trains=("critic",), rows=ROWS
+    )
+    def five_steps(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return [self.critics(nodes.setting).judge(nodes, 0, x) for _ in range(5)][-1]
 
 
-ROUND = Span.one(0, 3)
+ROUND = Span.part(0, 3)
 
 
 @pytest.mark.parametrize("asked", ["silent", "twice", "one_by_one", "five_steps", "early"])
@@ -463,7 +473,7 @@ def test_no_more_private_steps_are_taken_than_are_charged(asked: str) -> None:
 
     def attempt() -> None:
         prepare(side, [node])
-        RequestHandler(Group([node]), side, COMPUTE).answer(asked, 0, {"x": X}, False)
+        RequestHandler(NodeGroup([node]), side, COMPUTE).respond(asked, 0, {"x": X}, False)
 
     with pytest.raises(
         ArgumentError, match=r"steps of the \w+ of invalid n = 'more' \(expected as many private"

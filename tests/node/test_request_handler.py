@@ -16,15 +16,15 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import NodeFault, QueryMismatch, QueryRefused
-from fedstill.node.audit_entries import ALL, Entry
+from fedstill.node.audit_entries import ALL_RUNS, Entry
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.exchanges import KEPT
+from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.run_budgets import Budgets
+from fedstill.node.run_budgets import RunBudgets
 from fedstill.privacy.dpsgd import DPParameters
 from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import Span
@@ -50,45 +50,47 @@ class Office:
         self.side = NodeSide(
             {query.name: query for query in queries},
             prepare=lambda nodes: None,
-            look=lambda nodes, x: {},
+            preview_responses=lambda nodes, x: {},
         )
-        self.handler = RequestHandler(Group(self.nodes), self.side, Compute())
+        self.handler = RequestHandler(NodeGroup(self.nodes), self.side, Compute())
 
     def _node(self, name: str, policy: PolicyConfig) -> Node:
         torch.manual_seed(ord(name))
         model, critic = (nn.Sequential(nn.Flatten(), nn.Linear(16, size)).eval() for size in (3, 1))
         data = TensorData(torch.randn(5, 1, 4, 4), torch.zeros(5, dtype=torch.int64))
         node = Node(name, data, model, Gate(name, policy, self.audit), 0)
-        node.add("critic", critic, lambda module: torch.optim.SGD(module.parameters(), 0.1))
+        node.add_module("critic", critic, lambda module: torch.optim.SGD(module.parameters(), 0.1))
         return node
 
-    def _examine(self, group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def _examine(self, group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         self.calls += 1
         self.grad_enabled = torch.is_grad_enabled()
-        critic = group.bench("critic")
+        critic = group.module("critic")
         with torch.enable_grad():
             critic.train(True)
             critic.backward(critic(x.detach()).flatten(1).mean(1))
             for node in group.nodes:
                 node.optimizers["critic"].step()  # as if privately, where it has to be
             critic.train(False)
-        group.bench("model").train(False)
-        response = {"logits": group.bench("model")(x).sin(), "score": critic(x)}
+        group.module("model").train(False)
+        response = {"logits": group.module("model")(x).sin(), "score": critic(x)}
         self.outputs = [weakref.ref(tensor) for tensor in response.values()]
         return response
 
-    def _leak(self, group: Group, number: int) -> Mapping[str, torch.Tensor]:
+    def _leak(self, group: NodeGroup, number: int) -> Mapping[str, torch.Tensor]:
         return {"logits": torch.ones(len(group), 1), "diary": torch.ones(len(group), 1)}
 
-    def _two(self, group: Group, number: int, x: torch.Tensor, y: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {"logits": group.bench("model")(x) + 2 * group.bench("model")(x * y)}
+    def _two(
+        self, group: NodeGroup, number: int, x: torch.Tensor, y: torch.Tensor
+    ) -> Mapping[str, torch.Tensor]:
+        return {"logits": group.module("model")(x) + 2 * group.module("model")(x * y)}
 
     def query(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
-        return self.handler.answer(name, number, {"x": x}, grad)
+        return self.handler.respond(name, number, {"x": x}, grad)
 
     def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
         names = [node.name for node in self.nodes]
-        return list(self.handler.pull_back(number, dict(zip(names, pulls, strict=True))).values())
+        return list(self.handler.backward(number, dict(zip(names, pulls, strict=True))).values())
 
     def critics(self) -> list[torch.Tensor]:
         return [p.detach().clone() for node in self.nodes for p in node.modules["critic"].parameters()]
@@ -144,7 +146,7 @@ def failing(office: Office, number: int = 0, **change: Any) -> None:
 def privately(office: Office) -> None:
     """Let the critic of the second node learn with DP-SGD."""
     node, journal = office.nodes[1], Journal()
-    node.private = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
+    node.private_steps = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
     journal.node = node.name
     node.gate.budgets = Budgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
 
@@ -153,7 +155,7 @@ def learning_privately() -> Office:
     """A handler of the one node whose critic learns with DP-SGD, which is computed alone."""
     office = Office()
     privately(office)
-    office.handler = RequestHandler(Group(office.nodes[1:2]), office.side, Compute())
+    office.handler = RequestHandler(NodeGroup(office.nodes[1:2]), office.side, Compute())
     return office
 
 
@@ -165,10 +167,10 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
     calls, critics = office.calls, office.critics()
     for number, name, tensors in ((1, "examine", {"x": X}), (2, "examine", {"x": X}), (3, "leak", {})):
         with pytest.raises(NodeFault, match=r"failed at query 1 \(examine\): the run goes on from an"):
-            office.handler.answer(name, number, tensors, True)
+            office.handler.respond(name, number, tensors, True)
     assert office.calls == calls
     assert not office.has_changed_since(critics)
-    assert office.audit.spent("b", ALL).queries == 1
+    assert office.audit.spending("b", ALL_RUNS).total_queries == 1
     office.handler = RequestHandler(
         office.handler.group, office.side, Compute()
     )  # as after going back to a mark
@@ -189,26 +191,26 @@ def test_what_failed_without_private_learning_may_be_asked_again(private: bool, 
 def test_what_is_answered_after_a_failure_passes_for_no_answer_without_it() -> None:
     """Of equal past it would be the answer that has left already, of which a limit counts one."""
     office = Office()
-    states = [copy.deepcopy(node.state()) for node in office.nodes]
+    states = [copy.deepcopy(node.state_dict()) for node in office.nodes]
     first = office.query(1)
     for node, state in zip(office.nodes, states, strict=True):
-        node.load(state)
-    office.handler = RequestHandler(Group(office.nodes), office.side, Compute())
+        node.load_state_dict(state)
+    office.handler = RequestHandler(NodeGroup(office.nodes), office.side, Compute())
     failing(office)
     assert not same(office.query(1), first)
-    assert office.audit.spent("b", ALL).queries == 2
+    assert office.audit.spending("b", ALL_RUNS).total_queries == 2
 
 
 def test_a_number_that_has_been_forgotten_or_passed_over_is_a_mismatch() -> None:
     office = Office()
-    numbers = [0, *range(2, KEPT + 3)]
+    numbers = [0, *range(2, MAX_EXCHANGES + 3)]
     for number in numbers:
         office.query(number)
     critics = office.critics()
     for number in (0, 1):  # 0 was answered long ago, 1 never was: neither may train the critic now
         with pytest.raises(QueryMismatch, match=f"number {number}"):
             office.query(number)
-    for number in numbers[-KEPT:]:
+    for number in numbers[-MAX_EXCHANGES:]:
         office.query(number)
     assert office.calls == len(numbers)
     assert not office.has_changed_since(critics)
@@ -233,9 +235,9 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
 def test_gradients_of_several_inputs_are_told_apart() -> None:
     office = Office()
     y = X.flip(0)
-    office.handler.answer("two", 0, {"x": X, "y": y}, True)
+    office.handler.respond("two", 0, {"x": X, "y": y}, True)
     given = [{"logits": torch.ones(B, 3)}] * 3
-    released = list(office.handler.pull_back(0, dict(zip("abc", given, strict=True))).values())
+    released = list(office.handler.backward(0, dict(zip("abc", given, strict=True))).values())
     model = copy.deepcopy(office.nodes[1].model)
     x, y = X.clone().requires_grad_(), y.clone().requires_grad_()
     expected = torch.autograd.grad((model(x) + 2 * model(x * y)).sum(), (x, y))
@@ -247,7 +249,7 @@ def test_a_node_that_no_gradient_reached_releases_none() -> None:
     some, whole = Office(), Office()
     some.query()
     whole.query()
-    released = some.handler.pull_back(0, {"b": pulls()[1]})
+    released = some.handler.backward(0, {"b": pulls()[1]})
     assert list(released) == ["b"]
     assert same([released["b"]], [whole.pull(pulls())[1]])
 
@@ -259,7 +261,7 @@ def test_pulled_twice_the_same_gradients_come_and_are_counted_once() -> None:
     audit = office.audit.summary()
     assert same(office.pull(pulls()), first)
     office.query(1)  # a reply that was lost may be asked for even later
-    office.handler.answer("two", 2, {"x": X, "y": X}, False)
+    office.handler.respond("two", 2, {"x": X, "y": X}, False)
     assert same(office.pull(pulls()), first)
     assert office.audit.summary()["by_kind"]["gradients"] == audit["by_kind"]["gradients"]
 
@@ -346,7 +348,7 @@ def test_an_answer_that_fails_half_way_can_be_asked_for_again() -> None:
     assert not office.has_changed_since(critics), "the critics have moved once"
     each = {"up": B * 4 * 4, "down": B * 16 * 4}
     assert audit.summary()["by_node"] == dict.fromkeys("abc", each)
-    assert [audit.spent(name, ALL).queries for name in "abc"] == [1, 1, 1]
+    assert [audit.spending(name, ALL_RUNS).total_queries for name in "abc"] == [1, 1, 1]
     with pytest.raises(QueryMismatch):
         office.query(0, X + 1)
 
@@ -364,7 +366,7 @@ def test_an_answer_that_failed_half_way_is_gone_once_the_next_is_out() -> None:
     with pytest.raises(QueryMismatch):
         office.query(0)
     assert audit.summary() == before
-    assert [audit.spent(name, ALL).queries for name in "abc"] == [2, 1, 1]
+    assert [audit.spending(name, ALL_RUNS).total_queries for name in "abc"] == [2, 1, 1]
 
 
 def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
@@ -390,22 +392,22 @@ def test_gradients_that_fail_half_way_can_be_asked_for_again() -> None:
 def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number() -> None:
     whole, parted = Office(), Office()
     last = {node.name: -1 for node in parted.nodes}
-    together = RequestHandler(Group(parted.nodes), parted.side, Compute(), last)
+    together = RequestHandler(NodeGroup(parted.nodes), parted.side, Compute(), last)
     whole.query(3)
-    together.answer("examine", 3, {"x": X}, True)
-    handlers = [RequestHandler(Group([node]), parted.side, Compute(), last) for node in parted.nodes]
+    together.respond("examine", 3, {"x": X}, True)
+    handlers = [RequestHandler(NodeGroup([node]), parted.side, Compute(), last) for node in parted.nodes]
     calls = parted.calls
     for handler in handlers:
         for old in (2, 3):
             with pytest.raises(QueryMismatch):
-                handler.answer("examine", old, {"x": X}, False)
+                handler.respond("examine", old, {"x": X}, False)
     assert parted.calls == calls
     expected = whole.query(4)
     for handler, response in zip(handlers, expected, strict=True):
-        (mine,) = handler.answer("examine", 4, {"x": X}, False)
+        (mine,) = handler.respond("examine", 4, {"x": X}, False)
         for name in response:
             torch.testing.assert_close(mine[name], response[name])
     # and back: what the single nodes' handlers moved in memory, the group finds again
-    for old, new in zip(whole.query(5), together.answer("examine", 5, {"x": X}, False), strict=True):
+    for old, new in zip(whole.query(5), together.respond("examine", 5, {"x": X}, False), strict=True):
         for name in old:
             torch.testing.assert_close(new[name], old[name])

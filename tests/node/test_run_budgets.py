@@ -18,8 +18,8 @@ from fedstill.node.audit_log import AuditLog, Spent
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.policy_checks import privacy_faults
-from fedstill.node.run_budgets import Budgets
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.run_budgets import RunBudgets
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import DPTrainingConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -37,9 +37,14 @@ LOGITS = {"logits": torch.full((ROWS, 4), 2.5)}  # of 20 teachers, 5 vote for ea
 # 20 steps of DP-SGD at rate 0.1
 LOCAL = LocalConfig(epochs=2, batch=10)
 PREDICT = Query(
-    "predict", lambda group, number: {}, {"x": "inputs"}, {"logits": "logits"}, rows=ROWS, reads=()
+    "predict",
+    lambda group, number: {},
+    {"x": "inputs"},
+    {"logits": "logits"},
+    rows=ROWS,
+    depends_on_records=(),
 )
-RANGE = Query("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, reads=())
+RANGE = Query("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, depends_on_records=())
 BARE = {"range": torch.ones(())}
 VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
 ONE = Event("gaussian", 40 / 4)  # of a query about 8 inputs
@@ -71,7 +76,7 @@ class Node:
 
     def query(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
         """As the request handler does."""
-        asked = Asked(number, (query or self.query).name, f"c{number}", "", {})
+        asked = ReceivedQuery(number, (query or self.query).name, f"c{number}", "", {})
         self.gate.admit(asked, query or self.query, X)
         return self.gate.release(asked, "answer", tensors or LOGITS, query or self.query, X)
 
@@ -113,18 +118,18 @@ def test_a_refused_query_is_refused_before_it_is_computed_and_charges_nothing() 
     node = Node(replace(VOTES, epsilon=1.5))
     answered = node.planned_queries()
     spent = node.spent()
-    asked = Asked(answered, "predict", "c", "", {})
+    asked = ReceivedQuery(answered, "predict", "c", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.admit(asked, node.query, X)
     with pytest.raises(QueryRefused, match="privacy budget"):  # and once more where it would leave
         node.gate.release(asked, "answer", LOGITS, node.query, X)
     assert node.spent() == spent
-    assert node.gate.audit.spending("clinic", ALL).queries == answered
+    assert node.gate.audit.spending("clinic", ALL_RUNS).total_queries == answered
 
 
 def test_a_query_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
     node = Node(replace(VOTES, epsilon=1.5))
-    asked = Asked(0, "predict", "c", "", {})
+    asked = ReceivedQuery(0, "predict", "c", "", {})
     many = {"x": torch.zeros(2000, 1, 4, 4)}
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.admit(asked, node.query, many)
@@ -134,7 +139,12 @@ def test_a_query_about_more_inputs_is_refused_for_what_it_would_cost() -> None:
 def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_not_leave() -> None:
     """Laplace noise is paid for by the numbers of a row, of which a method of one's own may have any."""
     config = NoisyOutputs(outputs=OutputsConfig("laplace", noise=700.0, bound=1.0))
-    wide = {"releases": {"rows": PayloadKind("rows", of="rows")}, "reads": ("rows",), "times": 3, "width": 16}
+    wide = {
+        "releases": {"rows": PayloadKind("rows", category="rows")},
+        "reads": ("rows",),
+        "times": 3,
+        "width": 16,
+    }
     told = {"rows": torch.zeros(ROWS, 16)}
     node = Node(config, **wide)
     for number in range(3):
@@ -147,7 +157,7 @@ def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_no
     ):
         narrow.query(0, tensors=told)
     assert narrow.spent() == Spent({}, {})
-    row = replace(config.outputs, how="gaussian")  # a row's length is bounded, whatever is in it
+    row = replace(config.outputs, distribution="gaussian")  # a row's length is bounded, whatever is in it
     Node(replace(config, outputs=row), **{**wide, "width": 0}).query(0, tensors=told)
 
 
@@ -184,29 +194,29 @@ def test_what_was_paid_for_another_unit_adds_up_with_nothing(sizes: tuple[int, i
     audit = AuditLog()
     first, second = (replace(VOTES, group_size=size, epsilon=9.0, total_epsilon=9.0) for size in sizes)
     Node(first, audit, "one").query(0)
-    objection = Node(second, audit, "two").gate.objection(PREDICT)
+    objection = Node(second, audit, "two").gate.refusal_reason(PREDICT)
     assert (objection is None) == holds
     if not holds:
         assert "protects other units than privacy.group_size" in str(objection)
         with pytest.raises(QueryRefused, match="protects other units"):
             Node(second, audit, "two").query(0)
     Node(replace(second, total_epsilon=math.inf), audit, "three").query(0)
-    mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.objection(PREDICT)
+    mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.refusal_reason(PREDICT)
     assert (mixed is None) == holds  # nor in one run
 
 
 @pytest.mark.parametrize("budget", ["epsilon", "total_epsilon"])
 def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> None:
     most = fit(ONE, 1.5)
-    assert Node(replace(VOTES, **{budget: 1.5}), times=most).gate.objection(PREDICT) is None
-    objection = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.objection(PREDICT)
+    assert Node(replace(VOTES, **{budget: 1.5}), times=most).gate.refusal_reason(PREDICT) is None
+    objection = Node(replace(VOTES, **{budget: 1.5}), times=most + 1).gate.refusal_reason(PREDICT)
     assert str(objection).startswith("privacy budget: the budget is epsilon 1.5")
 
 
 def test_a_run_with_a_query_that_has_no_price_is_refused_at_its_first() -> None:
     node = Node(replace(VOTES, epsilon=3.0), two=True)
-    assert str(node.gate.objection(PREDICT)).endswith(", in query tell_range")
-    assert Node(replace(VOTES, epsilon=3.0)).gate.objection(PREDICT) is None
+    assert str(node.gate.refusal_reason(PREDICT)).endswith(", in query tell_range")
+    assert Node(replace(VOTES, epsilon=3.0)).gate.refusal_reason(PREDICT) is None
 
 
 def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
@@ -215,10 +225,10 @@ def test_a_run_that_goes_on_is_not_held_for_a_second_one() -> None:
     first = Node(config, audit, times=most)
     assert first.planned_queries(most=most - 1) == most - 1
     again = Node(config, audit, times=most)
-    assert again.gate.objection(PREDICT) is None
+    assert again.gate.refusal_reason(PREDICT) is None
     assert again.planned_queries(most - 1) == 1
     other = Node(config, audit, run="two", times=1)
-    assert "budget" in str(other.gate.objection(PREDICT))
+    assert "budget" in str(other.gate.refusal_reason(PREDICT))
 
 
 # --- what the first release pays for ------------------------------------------------------------------
@@ -239,7 +249,7 @@ def test_training_is_charged_once_and_before_the_first_release() -> None:
         ("answer", 2),
     ]
     assert rows[0]["price"] == {str(STEP): 20}
-    assert all(row["price"] == {} and not row["bare"] for row in rows[1:])
+    assert all(row["cost"] == {} and not row["no_guarantee"] for row in rows[1:])
     Node(TRAINED, audit).query(3)  # the same run after a stop
     assert node.spent().run == {str(STEP): 20}
     other = Node(TRAINED, audit, "two")
@@ -253,7 +263,7 @@ def test_training_that_the_budget_cannot_pay_lets_nothing_leave() -> None:
     node = Node(replace(TRAINED, epsilon=dear * 0.99))
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.query(0)
-    asked = Asked(0, "predict", "c0", "", {})
+    asked = ReceivedQuery(0, "predict", "c0", "", {})
     with pytest.raises(QueryRefused, match="privacy budget"):
         node.gate.release(asked, "answer", LOGITS, node.query, X)
     assert node.spent() == Spent({}, {})
@@ -271,17 +281,17 @@ def test_what_was_released_may_be_released_again_though_the_budget_is_spent() ->
     left = [node.query(number) for number in range(fit(ONE, 1.5))]
     # after a stop
     again = Node(replace(VOTES, epsilon=1.5), audit)
-    asked = Asked(0, "predict", "c0", "", {})
+    asked = ReceivedQuery(0, "predict", "c0", "", {})
     released = again.gate.release(asked, "answer", LOGITS, again.query, X)
     assert torch.equal(released["logits"], left[0]["logits"])
     assert again.spent() == node.spent()
 
 
 def test_what_leaves_equal_and_was_not_before_the_noise_is_another_release() -> None:
-    node, asked, one = Node(OUTPUTS), Asked(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
+    node, asked, one = Node(OUTPUTS), ReceivedQuery(0, "predict", "c0", "", {}), torch.full((ROWS, 4), 0.1)
     close = one.clone()
     close[0, 0] = torch.nextafter(one[0, 0], torch.tensor(9.0))
-    same = replace(node.query, finish=lambda told, sent: {"logits": torch.zeros(1)})
+    same = replace(node.query, postprocess=lambda told, sent: {"logits": torch.zeros(1)})
     for z in (one, close, one):
         node.gate.release(asked, "answer", {"logits": z}, same, X)
     assert list(node.spent().run.values()) == [2]
@@ -298,9 +308,9 @@ def test_nobody_sees_that_two_queries_had_the_same_answer() -> None:
     node = Node(TRAINED)
 
     def left(number: int, part: str = "answer") -> str:
-        asked = Asked(number, node.query.name, f"c{number}", "", {})
+        asked = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
         node.gate.release(asked, part, LOGITS, node.query, X)
-        return str(node.gate.told(number, part, masked=True).left)
+        return str(node.gate.release_cost(number, part, masked=True).release_hash)
 
     told = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
     assert len({*told}) == 4
@@ -308,13 +318,13 @@ def test_nobody_sees_that_two_queries_had_the_same_answer() -> None:
 
 
 def admitted(node: Node, number: int = 0, content: str = "c0", after: str = "") -> None:
-    asked = Asked(number, "predict", content, after, {})
+    asked = ReceivedQuery(number, "predict", content, after, {})
     node.gate.admit(asked, node.query, X)
-    node.gate.pay(asked, node.query, X)
+    node.gate.charge_training(asked, node.query, X)
 
 
 def charged(node: Node) -> list[tuple[str, str, int, dict[str, int]]]:
-    return [(row["query"], row["part"], row["number"], row["price"]) for row in node.audit.entries()]
+    return [(row["query"], row["part"], row["number"], row["cost"]) for row in node.audit.entries()]
 
 
 def test_what_is_learned_is_charged_as_a_query_is_let_in() -> None:
@@ -332,7 +342,7 @@ def test_what_is_learned_is_charged_as_a_query_is_let_in() -> None:
     assert charged(node)[2:] == [("predict", "answer", 0, {})], "what leaves has no more to pay"
     node.query(0)
     assert len(charged(node)) == 3
-    for other in ({"number": 1}, {"content": "c1"}, {"after": "c0"}):
+    for other in ({"number": 1}, {"content_hash": "c1"}, {"history_hash": "c0"}):
         admitted(node, **other)  # type: ignore[arg-type]
     assert [row[3] for row in charged(node)[3:]] == [own[3]] * 3
 
@@ -372,7 +382,7 @@ def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
         with pytest.raises(QueryRefused, match="no guarantee for logit range"):
             strict.query(0, RANGE, BARE)
         with pytest.raises(QueryRefused, match="without any guarantee"):
-            strict.gate.release(Asked(0, "tell_range", "c", "", {}), "answer", BARE, RANGE, X)
+            strict.gate.release(ReceivedQuery(0, "tell_range", "c", "", {}), "answer", BARE, RANGE, X)
         assert strict.spent() == Spent({}, {})
 
 
@@ -413,11 +423,11 @@ def test_no_mechanism_and_a_budget_is_no_answer_at_all() -> None:
 
 
 def test_all_runs_have_the_budget_of_one_where_nothing_else_is_said() -> None:
-    assert NoPrivacy(epsilon=3.0, delta=1e-6).over_all == (3.0, 1e-6)
-    assert NoPrivacy(epsilon=3.0, total_epsilon=8.0).over_all == (8.0, 1e-5)
-    assert NoPrivacy(epsilon=3.0, total_delta=1e-7).over_all == (3.0, 1e-7)
-    assert NoPrivacy(epsilon=3.0, total_epsilon=math.inf).over_all == (math.inf, 1e-5)
-    assert NoPrivacy().over_all == (math.inf, 1e-5)
+    assert NoPrivacy(epsilon=3.0, delta=1e-6).total_budget == (3.0, 1e-6)
+    assert NoPrivacy(epsilon=3.0, total_epsilon=8.0).total_budget == (8.0, 1e-5)
+    assert NoPrivacy(epsilon=3.0, total_delta=1e-7).total_budget == (3.0, 1e-7)
+    assert NoPrivacy(epsilon=3.0, total_epsilon=math.inf).total_budget == (math.inf, 1e-5)
+    assert NoPrivacy().total_budget == (math.inf, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +474,9 @@ def test_noise_is_found_that_both_budgets_can_pay(
 
 
 def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
-    count = Query("count", PREDICT.handler, releases={"counts": "label counts"}, times=1, reads=("counts",))
+    count = Query(
+        "count", PREDICT.handler, releases={"counts": "label counts"}, times=1, depends_on_records=("counts",)
+    )
     sides = NodeSide({"count": count, "predict": replace(PREDICT, times=5)})
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PATE(**{"epsilon": 8.0, **change})

@@ -15,7 +15,7 @@ from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS
 from fedstill.methods.fedad import ATTENTION
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.methods.fl_mrcm import FEATURES
-from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import DPTrainingConfig, GradientsConfig
 from fedstill.privacy.dpsgd import DPSGD

@@ -107,10 +107,10 @@ def test_full_files_are_archived_and_others_are_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Main
 ) -> None:
     folder, away = tmp_path / "node", tmp_path / "away"
-    owner_folder.init(folder, "clinic")
+    owner_folder.init_folder(folder, "clinic")
     monkeypatch.setattr(security_log, "MOST", 500)
     log = SecurityLog(folder)
-    log.note_policy({"policy.max_bytes": 1})
+    log.record_policy({"policy.max_bytes": 1})
     for number in range(12):
         log.write("joined", "aa", str(number))
     older = sorted(folder.glob("security-*.jsonl"), key=lambda path: int(path.stem.partition("-")[2]))
@@ -134,7 +134,7 @@ def test_full_files_are_archived_and_others_are_missed(
     assert {path.name for path in away.iterdir()} == {path.name for path in older}
     assert (away / older[0].name).read_text() == text
     assert not list(folder.glob("security-*.jsonl"))
-    log.note_policy({"policy.max_bytes": 1})  # which is known still
+    log.record_policy({"policy.max_bytes": 1})  # which is known still
     assert [line["event"] for line in log.lines()][-1] == "archived"
     assert log.archive(tmp_path / "again") == []
     lines = (folder / FILE).read_text().splitlines(keepends=True)
@@ -146,7 +146,7 @@ def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(security_log, "REFUSALS", 4)
     log = SecurityLog(tmp_path)
     for number in (0, 0, 1, 2, 3, 4, 5):
-        log.refused("aa", f"rule {number}", run="one")
+        log.record_refusal("aa", f"rule {number}", run="one")
     told = [line["why"] for line in log.lines()]
     assert told == ["rule 0", "rule 1", "rule 2", "further lines of this process stand in node.log alone"]
 
@@ -154,26 +154,26 @@ def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pyte
 def test_beyond_its_share_of_the_disk_only_its_owners_deeds_are_written(tmp_path: Path) -> None:
     log = SecurityLog(tmp_path, most=2000)
     for number in range(100):
-        log.refused("aa", f"rule {number}", run="one")
+        log.record_refusal("aa", f"rule {number}", run="one")
     refused = len(list(log.lines()))
     assert 5 < refused < 20
     assert security_log.size(tmp_path) < 2000 + 400
     log.write("approved", "owner", "it is sound", run="one")
-    SecurityLog(tmp_path, most=2000).refused("aa", "of another process", run="one")
+    SecurityLog(tmp_path, most=2000).record_refusal("aa", "of another process", run="one")
     assert [line["event"] for line in log.lines()] == [*["refused"] * refused, "approved"]
 
 
 def test_changed_rules_stand_there_once_and_by_name(tmp_path: Path) -> None:
     log = SecurityLog(tmp_path)
     for most in (1, 1, 2):
-        SecurityLog(tmp_path).note_policy({"policy.max_bytes": most, "policy.hours": ""})
+        SecurityLog(tmp_path).record_policy({"policy.max_bytes": most, "policy.hours": ""})
     first, second = log.lines()
     assert (first["event"], first["why"], second["why"]) == ("policy", "first start", "policy.max_bytes = 2")
 
 
 def test_what_a_server_sends_is_one_line_and_not_a_long_one(tmp_path: Path) -> None:
     log = SecurityLog(tmp_path)
-    log.refused("aa\n", "two\nlines\x1b[31m" + "x" * 10_000, run='r"}\n{')
+    log.record_refusal("aa\n", "two\nlines\x1b[31m" + "x" * 10_000, run='r"}\n{')
     (text,) = (tmp_path / FILE).read_text().splitlines()
     assert len(text) < 2000
     assert json.loads(text)["why"].startswith("two lines [31mxxx")

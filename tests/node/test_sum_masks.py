@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
 from fedstill.core.errors import QueryRefused, RunFolderError
-from fedstill.node.cohort import COHORT, Cohort
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_masks import SumMasks, sign, stream
-from fedstill.node.summand import Adding
+from fedstill.node.sum_contribution import SumContribution
+from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
+from fedstill.node.sum_masks import SumMasks, mask_sign, mask_stream
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import SumRequest, from_ring, to_ring, total
+from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
 from tests.kits import Authority
 from tests.unknowns import free_directions
 
@@ -31,7 +31,9 @@ LOSSES = PolicyConfig(sums_may_differ=True)
 
 
 def made(home: Path, name: str, run: str = "one", policy: PolicyConfig = LOSSES) -> SumMasks:
-    return SumMasks({"run": run}, name, KitIdentity(home / "kit"), policy, Cohort(home / COHORT))
+    return SumMasks(
+        {"run": run}, name, KitIdentity(home / "kit"), policy, SumHistory(home / SUM_HISTORY_FILE)
+    )
 
 
 class Party:
@@ -47,14 +49,18 @@ class Party:
         self.masks = {name: self.begun(name) for name in names}
         self.cards = {name: each.card() for name, each in self.masks.items()}
         for each in self.masks.values():
-            each.meet(self.cards)
+            each.exchange_keys(self.cards)
         self.values = {name: torch.tensor([[1.5, -2.0, index]]) for index, name in enumerate(names)}
 
     def begun(self, name: str) -> SumMasks:
         """A node's process, begun (again)."""
         home = self.folder / name
         return SumMasks(
-            {"run": self.run}, name, KitIdentity(home / "kit"), self.policy, Cohort(home / COHORT)
+            {"run": self.run},
+            name,
+            KitIdentity(home / "kit"),
+            self.policy,
+            SumHistory(home / SUM_HISTORY_FILE),
         )
 
     def added(self, name: str, call: SumRequest, content: str = "x") -> dict[str, torch.Tensor]:
@@ -76,7 +82,7 @@ def party(tmp_path: Path) -> Party:
 
 
 def read(each: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
-    return from_ring(total(each)["z"])
+    return from_ring(add_contributions(each)["z"])
 
 
 def refused(rule: str) -> pytest.RaisesExc[QueryRefused]:
@@ -111,7 +117,11 @@ def test_nodes_that_are_told_different_things_give_no_sum(party: Party, lie: str
     """A server that sends one node the real query and all others one whose answer it knows."""
     told = {
         "content": [(SumRequest(1, NAMES), "x"), *[(SumRequest(1, NAMES), "y")] * 3],
-        "members": [(SumRequest(1, NAMES), "x"), *[(SumRequest(1, NAMES[:3]), "x")] * 2, (SumRequest(1, NAMES), "x")],
+        "members": [
+            (SumRequest(1, NAMES), "x"),
+            *[(SumRequest(1, NAMES[:3]), "x")] * 2,
+            (SumRequest(1, NAMES), "x"),
+        ],
         "number": [(SumRequest(2, NAMES), "x"), *[(SumRequest(1, NAMES), "x")] * 3],
     }[lie]
 
@@ -133,15 +143,15 @@ def test_the_survivors_sum_is_read_and_a_late_answer_stays_covered(party: Party)
     }
 
     assert all(set(keys[name]) == {name, "n3"} for name in left)
-    ring = total([added[name] for name in left])["z"].clone()
+    ring = add_contributions([added[name] for name in left])["z"].clone()
     for name in left:
-        ring -= stream(bytes.fromhex(keys[name][name]), 0, ring.shape)
-        ring -= sign(name, "n3") * stream(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
+        ring -= mask_stream(bytes.fromhex(keys[name][name]), 0, ring.shape)
+        ring -= mask_sign(name, "n3") * mask_stream(bytes.fromhex(keys[name]["n3"]), 0, ring.shape)
     assert torch.equal(from_ring(ring), party.true(left))
 
     late = added["n3"]["z"].clone()  # with all that the survivors revealed of its masks taken away
     for name in left:
-        late -= sign("n3", name) * stream(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
+        late -= mask_sign("n3", name) * mask_stream(bytes.fromhex(keys[name]["n3"]), 0, late.shape)
     assert (from_ring(late) - party.values["n3"]).abs().min() > 1
     with refused("not all survivors"):  # and what covers it is not revealed by itself
         party.masks["n3"].reveal(1, {})
@@ -224,9 +234,11 @@ def test_an_answer_that_cannot_be_added_spoils_the_whole_sum_and_is_not_refused(
             z = torch.tensor([[1.0, value if name == "n0" else 2.0]])
             masks = party.masks[name]
             masks.admit("predict", call)
-            adding = Adding({}, mask=masks.mask(call, "predict", ["content"]), spoil=masks.noise(call))
-            each.append(adding.cover(name, query, {"z": z}))
-        found.append(from_ring(total(each)["z"]))
+            adding = SumContribution(
+                {}, add_mask=masks.mask(call, "predict", ["content"]), replacement=masks.replacement(call)
+            )
+            each.append(adding.mask(name, query, {"z": z}))
+        found.append(from_ring(add_contributions(each)["z"]))
     for sums in found:
         assert bool(sums.isfinite().all())
         assert abs(sums[0, 0] - 4.0) > 1.0, "in no other place can it be read either"
@@ -247,21 +259,23 @@ def test_a_node_that_has_spoilt_as_many_sums_as_it_may_spoils_all_in_this_proces
             masks = party.masks[name]
             masks.admit("predict", call)
             mask = masks.mask(call, "predict", ["content"])
-            adding = Adding({}, mask=mask, spoil=masks.noise(call), always=masks.exhausted)
+            adding = SumContribution(
+                {}, add_mask=mask, replacement=masks.replacement(call), always_replace=masks.is_exhausted
+            )
             z = torch.tensor([[1.0, 1e30 if large and name == "n0" else 2.0]])
-            each.append(adding.cover(name, query, {"z": z}))
-        return from_ring(total(each)["z"])
+            each.append(adding.mask(name, query, {"z": z}))
+        return from_ring(add_contributions(each)["z"])
 
     assert asked(1).tolist() == [[4.0, 8.0]]
     asked(2, large=True)
-    assert party.masks["n0"].cohort.spoilt == 1
+    assert party.masks["n0"].history.corrupted == 1
     assert abs(asked(3)[0, 0] - 4.0) > 1.0, "though it could be added"
     party.masks["n0"] = party.begun("n0")  # for another run
     party.cards["n0"] = party.masks["n0"].card()
     for masks in party.masks.values():
-        masks.meet(party.cards)
+        masks.exchange_keys(party.cards)
     assert abs(asked(4)[0, 0] - 4.0) > 1.0
-    assert party.masks["n0"].cohort.spoilt == 1
+    assert party.masks["n0"].history.corrupted == 1
     party.masks["n0"].policy = PolicyConfig(sums_may_differ=True, max_corrupted_sums=2)
     assert asked(5).tolist() == [[4.0, 8.0]]
 
@@ -291,7 +305,7 @@ def test_one_node_left_out_is_refused_in_this_process_and_the_next(tmp_path: Pat
         party.added("n0", SumRequest(2, NAMES[:3]))
     party.masks["n0"] = party.begun("n0")  # for another run, maybe: its model may be the same
     party.cards["n0"] = party.masks["n0"].card()
-    party.masks["n0"].meet(party.cards)
+    party.masks["n0"].exchange_keys(party.cards)
     with refused("without n3"):
         party.added("n0", SumRequest(3, NAMES[:3]))
 
@@ -301,7 +315,7 @@ def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -
         party.added("n0", SumRequest(number, members))
     party.masks["n0"] = party.begun("n0")
     party.masks["n0"].policy = PolicyConfig()
-    party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
     for members in (NAMES, NAMES[:3]):
         with refused("with and without n3"):
             party.added("n0", SumRequest(9, members))
@@ -323,23 +337,23 @@ def test_sets_that_an_owner_let_differ_are_all_barred_afterwards(party: Party) -
     ],
 )
 def test_a_damaged_file_of_cohorts_is_told_of(text: str, tmp_path: Path) -> None:
-    (tmp_path / COHORT).write_text(text)
+    (tmp_path / SUM_HISTORY_FILE).write_text(text)
     with pytest.raises(RunFolderError, match="does not tell which nodes were summed"):
-        Cohort(tmp_path / COHORT)
+        SumHistory(tmp_path / SUM_HISTORY_FILE)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sets(st.integers(0, 8), min_size=3), min_size=1, max_size=6))
 def test_no_sums_together_tell_what_two_nodes_answered(sets: list[set[int]]) -> None:
     """Of all linear combinations of the sums that nodes let happen, none is of one or two of them alone."""
-    seen = {node: Cohort(Path("none.json")) for node in range(9)}
+    seen = {node: SumHistory(Path("none.json")) for node in range(9)}
     let = []
     for members in sets:
         named = [str(member) for member in members]
-        if all(seen[member].objection(named) is None for member in members):
+        if all(seen[member].member_conflict(named) is None for member in members):
             let.append([float(node in members) for node in range(9)])
             for member in members:
-                seen[member].sets = [frozenset(named)]
+                seen[member].member_sets = [frozenset(named)]
     rows = np.array(let)
     for few in itertools.chain(itertools.combinations(range(9), 1), itertools.combinations(range(9), 2)):
         others = np.delete(rows, few, axis=1)
@@ -362,35 +376,35 @@ def test_cards_of_others_are_told_from_forged_ones(party: Party, tmp_path: Path)
         (party.cards["n1"].replace(b'"value": "', b'"value": "00', 1), "signature"),
     ):
         with refused(rule):
-            masks.meet({**party.cards, "n1": card})
+            masks.exchange_keys({**party.cards, "n1": card})
     other = made(tmp_path / "n1", "n1", "two")
     with refused("signature"):  # a card of another run
-        masks.meet({**party.cards, "n1": other.card()})
+        masks.exchange_keys({**party.cards, "n1": other.card()})
     for name, role in (("server", ""), ("n1", "admin")):  # which the server has, of the same authority
         party.authority.write(tmp_path / f"own-{name}", name, role=role)
         own = made(tmp_path / f"own-{name}", name)
         with refused("no node's"):
-            masks.meet({**party.cards, name: own.card()})
+            masks.exchange_keys({**party.cards, name: own.card()})
     copied = party.masks["n1"]._identity.sign(
-        party.masks["n1"]._claim("n1", party.masks["n2"]._private.public_key().public_bytes_raw()),
-        party.masks["n2"]._private.public_key().public_bytes_raw(),
+        party.masks["n1"]._key_claim("n1", party.masks["n2"]._private_key.public_key().public_bytes_raw()),
+        party.masks["n2"]._private_key.public_key().public_bytes_raw(),
     )
     with refused("another node's key"):
-        masks.meet({**party.cards, "n1": copied})
+        masks.exchange_keys({**party.cards, "n1": copied})
     with refused("own card is missing"):
-        masks.meet({name: card for name, card in party.cards.items() if name != "n0"})
+        masks.exchange_keys({name: card for name, card in party.cards.items() if name != "n0"})
     with refused("another key for this node"):
-        masks.meet({**party.cards, "n0": party.begun("n0").card()})
+        masks.exchange_keys({**party.cards, "n0": party.begun("n0").card()})
 
 
 def test_an_answer_is_weighed_by_the_first_counts_that_left_and_under_noise_by_one_at_least() -> None:
     """Else noise leaves one node alone with any of a class that nobody has: the sum is that node's answer."""
     count = Query("count", lambda group, number, **_: {}, {}, {"n": LABEL_COUNTS}, sums={"n": "sum"})
     for least, expected in ((0.0, [0.0, 7.0]), (1.0, [1.0, 7.0])):
-        adding = Adding({}, least=least)
-        adding.keep(count, {"n": torch.tensor([0.0, 7.0])})
-        adding.keep(count, {"n": torch.tensor([3.0, 4.0])})
-        assert adding.told["counts"].tolist() == expected
+        adding = SumContribution({}, min_count=least)
+        adding.record_counts(count, {"n": torch.tensor([0.0, 7.0])})
+        adding.record_counts(count, {"n": torch.tensor([3.0, 4.0])})
+        assert adding.counts["counts"].tolist() == expected
 
 
 def test_a_node_tells_the_same_counts_in_all_runs(tmp_path: Path) -> None:
@@ -398,14 +412,14 @@ def test_a_node_tells_the_same_counts_in_all_runs(tmp_path: Path) -> None:
     party, home = Party(tmp_path, policy=PolicyConfig()), tmp_path / "n0"
     counts = torch.tensor([3.0, 5.0])
     for _ in range(2):
-        party.masks["n0"].settle("counts", counts)
+        party.masks["n0"].check_weights("counts", counts)
     other = made(home, "n0", "two", PolicyConfig())  # another process, and run
-    other.settle("counts", counts)
-    other.settle("size", counts.sum())
+    other.check_weights("counts", counts)
+    other.check_weights("size", counts.sum())
     for changed in (counts + 1, counts.flip(0)):
         with refused("counts differ from those of its earlier sums"):
-            other.settle("counts", changed)
-    made(home, "n0").settle("counts", counts + 1)  # its owner allows it
+            other.check_weights("counts", changed)
+    made(home, "n0").check_weights("counts", counts + 1)  # its owner allows it
 
 
 def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path) -> None:
@@ -423,13 +437,13 @@ def test_responses_are_added_as_one_statistic_with_one_weighting(tmp_path: Path)
     for number, forms in enumerate((by_size, {}, {"parameters": "parameters by size"}), 3):
         add(number, forms)
     party.masks["n0"] = party.begun("n0")  # another process
-    party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
     with refused("has added logits by size, and would add logits by mean"):
         add(8, equally)
     with refused("would add parameters by mean"):
         add(9, {"parameters": "parameters by mean"})
     party.masks["n0"] = made(tmp_path / "n0", "n0")  # its owner allows other forms
-    party.masks["n0"].meet({**party.cards, "n0": party.masks["n0"].card()})
+    party.masks["n0"].exchange_keys({**party.cards, "n0": party.masks["n0"].card()})
     add(10, equally)
     party.masks["n0"].policy = PolicyConfig()  # and no longer
     for number, forms in enumerate((by_size, equally), 11):
@@ -468,10 +482,10 @@ def build_node_side(trap: Trap, name: str) -> NodeSide:
     kind, adds, how = trap
     package, _, plain = kind.rpartition(": ")
     of: Any = "records" if plain == "records" else "scores"
-    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, of=of).at(package)
+    made = {"logits": LOGITS, "critic": CRITIC}.get(kind) or PayloadKind(plain, category=of).at(package)
     handler: Any = lambda group, number, **inputs: {}  # noqa: E731
     asked = Query(name, handler, {"x": INPUTS}, {"z": made}, sums={"z": how})  # type: ignore[dict-item]
-    return NodeSide({name: asked}, adds=adds)
+    return NodeSide({name: asked}, sum_source=adds)
 
 
 @given(asked=st.lists(st.tuples(st.sampled_from(TRAPS), st.sampled_from("ab"), st.booleans()), max_size=8))
@@ -481,12 +495,12 @@ def test_no_sequence_of_queries_determines_a_nodes_response(
 ) -> None:
     """Whatever a server asks about one input, in any order and number, over restarts of the node."""
     home, members = tmp_path_factory.mktemp("node"), NAMES[:3]
-    cohort, added = Cohort(home / COHORT), list[Trap]()
+    cohort, added = SumHistory(home / SUM_HISTORY_FILE), list[Trap]()
     for trap, name, restarted in asked:
-        cohort = Cohort(home / COHORT) if restarted else cohort
+        cohort = SumHistory(home / SUM_HISTORY_FILE) if restarted else cohort
         side = build_node_side(trap, name)
-        if not cohort.clashes(side):
-            cohort.add(members, side.forms(name))
+        if not cohort.conflicts(side):
+            cohort.record_sum(members, side.weightings(name))
             added.append(trap)
 
     assert len({*added}) == bool(asked)

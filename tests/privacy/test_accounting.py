@@ -215,21 +215,21 @@ def test_few_different_events_are_not_rounded() -> None:
     ],
 )
 def test_the_most_is_affordable_and_one_more_is_not(
-    spent: Mapping[Event, int], price: Mapping[Event, int], limit: float, accountant: accounting.Accountant
+    spent: Mapping[Event, int], cost: Mapping[Event, int], limit: float, accountant: accounting.Accountant
 ) -> None:
-    k = max_repetitions(spent, price, limit, 1e-5, accountant)
+    k = max_repetitions(spent, cost, limit, 1e-5, accountant)
     assert k > 0
 
     def after(times: int) -> dict[Event, int]:
-        return {e: spent.get(e, 0) + times * price.get(e, 0) for e in {*spent, *price}}
+        return {e: spent.get(e, 0) + times * cost.get(e, 0) for e in {*spent, *cost}}
 
     assert is_within_epsilon(after(k), limit, 1e-5, accountant)
     assert (
         compute_epsilon(after(k), 1e-5, accountant) <= limit < compute_epsilon(after(k + 1), 1e-5, accountant)
     )
     assert not is_within_epsilon(after(k + 1), limit, 1e-5, accountant)
-    assert max_repetitions(spent, price, limit, 1e-5, accountant, up_to=k // 2) == k // 2
-    assert max_repetitions(after(k), price, limit, 1e-5, accountant) == 0
+    assert max_repetitions(spent, cost, limit, 1e-5, accountant, max_times=k // 2) == k // 2
+    assert max_repetitions(after(k), cost, limit, 1e-5, accountant) == 0
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -304,12 +304,12 @@ def test_pure_events_cost_what_randomized_response_does_and_hardly_more(each: fl
 
 def test_little_noise_takes_no_grid_that_memory_does_not_hold() -> None:
     """Of 17 GB, it was: a node can name any price, and the server works it out."""
-    price = {Event("gaussian", 0.3, rate=1e-9): 1}
-    bound = compute_epsilon(price, 1e-5, "rdp")
-    step = accounting.discretization_interval(price, bound)
+    cost = {Event("gaussian", 0.3, rate=1e-9): 1}
+    bound = compute_epsilon(cost, 1e-5, "rdp")
+    step = accounting.discretization_interval(cost, bound)
     # Its losses reach from about -1 / (2 noise^2) - 12 / noise to as much above.
     assert 2 * (1 / (2 * 0.3**2) + 12 / 0.3) / step < 2**21
-    assert compute_epsilon(price, 1e-5) <= bound
+    assert compute_epsilon(cost, 1e-5) <= bound
 
 
 @pytest.mark.parametrize("event", [Event("laplace", 10.0), Event("gaussian", 2.0, rate=0.1)])

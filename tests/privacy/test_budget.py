@@ -53,8 +53,8 @@ def test_infinity_is_no_budget_and_none_is_no_guarantee() -> None:
 
 
 def test_each_budget_is_held_against_its_own_epsilon_and_delta() -> None:
-    assert remaining_epsilon(OWNER, ONE, 0, over_all=False) == pytest.approx(3 - 0.499980, abs=1e-4)
-    assert remaining_epsilon(OWNER, ONE, 0, over_all=True) == pytest.approx(5 - 0.289279, abs=1e-4)
+    assert remaining_epsilon(OWNER, ONE, 0, all_runs=False) == pytest.approx(3 - 0.499980, abs=1e-4)
+    assert remaining_epsilon(OWNER, ONE, 0, all_runs=True) == pytest.approx(5 - 0.289279, abs=1e-4)
     assert describe_budgets(OWNER) == [
         "a run has epsilon 3 at delta 1e-05",
         "all runs on these data have epsilon 5 at delta 0.1",
@@ -62,8 +62,8 @@ def test_each_budget_is_held_against_its_own_epsilon_and_delta() -> None:
 
 
 def test_releases_without_guarantee_leave_nothing_of_a_budget_and_all_of_none() -> None:
-    assert remaining_epsilon(OWNER, ONE, 1, over_all=False) == 0.0
-    assert remaining_epsilon(PrivacyConfig(), ONE, 1, over_all=False) == math.inf
+    assert remaining_epsilon(OWNER, ONE, 1, all_runs=False) == 0.0
+    assert remaining_epsilon(PrivacyConfig(), ONE, 1, all_runs=False) == math.inf
 
 
 def test_what_all_runs_cost_is_shown_at_the_delta_of_their_budget() -> None:
@@ -80,12 +80,12 @@ def spend(one: Budget, prices: Sequence[PrivacyCost], at_most: int = 100_000) ->
     """Pay in turn until the budget says no: what was paid, and how often."""
     spent = PrivacyCost()
     for number in range(at_most):
-        price = prices[number % len(prices)]
+        cost = prices[number % len(prices)]
         try:
-            one.check(spent, price)
+            one.check(spent, cost)
         except BudgetExceeded:
             return spent, number
-        spent.update(price)
+        spent.update(cost)
     return spent, at_most
 
 
@@ -118,16 +118,16 @@ def test_it_says_what_the_accountant_would_say(
     """Whatever is asked in whatever order, and what another process spends in between."""
     one = Budget(limit, 1e-5)
     spent = PrivacyCost()
-    for number, price in enumerate(asked):
+    for number, cost in enumerate(asked):
         if number in others:
             spent.update({Event("gaussian", 12.0): 1})
-        fits = compute_epsilon(spent + price, 1e-5) <= limit
+        fits = compute_epsilon(spent + cost, 1e-5) <= limit
         if fits:
-            one.check(spent, price)
-            spent.update(price)
+            one.check(spent, cost)
+            spent.update(cost)
         else:
             with pytest.raises(BudgetExceeded):
-                one.check(spent, price)
+                one.check(spent, cost)
 
 
 def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +149,8 @@ def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(accounting, "pld_epsilon", counted)
     monkeypatch.setattr(budget, "within", looked)
-    price = PrivacyCost({Event("laplace", 300.0): 4})
-    _, number = spend(Budget(6.0, 1e-5), [price, PrivacyCost({Event("gaussian", 400.0): 1})])
+    cost = PrivacyCost({Event("laplace", 300.0): 4})
+    _, number = spend(Budget(6.0, 1e-5), [cost, PrivacyCost({Event("gaussian", 400.0): 1})])
     assert number > 5000
     assert looks < number / 100
     assert composed < number / 100
@@ -195,9 +195,9 @@ def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
 
 def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Budget(1.0, 1e-5)
-    spent, price = PrivacyCost({Event("laplace", 2.0): 1}), PrivacyCost({Event("laplace", 1.0): 1})
+    spent, cost = PrivacyCost({Event("laplace", 2.0): 1}), PrivacyCost({Event("laplace", 1.0): 1})
     with pytest.raises(BudgetExceeded) as first:
-        one.check(spent, price)
+        one.check(spent, cost)
 
     def never(*_: object) -> float:
         raise AssertionError("it was computed")
@@ -205,7 +205,7 @@ def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.Mon
     monkeypatch.setattr(budget, "epsilon", never)
     monkeypatch.setattr(budget, "within", never)
     with pytest.raises(BudgetExceeded) as second:
-        one.check(spent, price)
+        one.check(spent, cost)
     assert str(second.value) == str(first.value)
 
 
@@ -218,11 +218,11 @@ def test_left_is_never_below_zero() -> None:
 def test_less_than_a_first_look_is_compared_too() -> None:
     """Another audit, or a second run that has spent less, gets the answer of its own amounts."""
     one = Budget(1.0, 1e-9)
-    price = PrivacyCost({Event("laplace", 10.0): 1})
-    one.check(PrivacyCost({Event("laplace", 10.0): 8}), price)
-    one.check(PrivacyCost(), price)
+    cost = PrivacyCost({Event("laplace", 10.0): 1})
+    one.check(PrivacyCost({Event("laplace", 10.0): 8}), cost)
+    one.check(PrivacyCost(), cost)
     with pytest.raises(BudgetExceeded):
-        one.check(PrivacyCost({Event("laplace", 10.0): 10}), price)
+        one.check(PrivacyCost({Event("laplace", 10.0): 10}), cost)
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ BARE: list[Rule] = [
 DRAWS = pytest.mark.parametrize("draws", [seeded, secure])
 
 
-def only(price: PrivacyCost | None) -> tuple[Event, int]:
+def only(cost: PrivacyCost | None) -> tuple[Event, int]:
     """The one event of a price, and how often."""
-    assert price is not None
-    (event,) = price.items()
+    assert cost is not None
+    (event,) = cost.items()
     return event
 
 
@@ -144,9 +144,9 @@ def test_releases_are_float32_of_their_shape_and_of_no_graph(rule: Rule) -> None
 def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ...]) -> None:
     out = rule.noise(rule.bound(torch.zeros(shape)), seeded(0))
     assert out.shape == shape
-    price = rule.price(shape)
-    assert price is not None
-    assert isinstance(rule, NoisyCounts) or bool(price) == (0 not in shape)
+    cost = rule.cost(shape)
+    assert cost is not None
+    assert isinstance(rule, NoisyCounts) or bool(cost) == (0 not in shape)
 
 
 # --- noise ---------------------------------------------------------------------------------------
@@ -215,8 +215,8 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
         (NoisyCounts(10.0), (10,), {Event("laplace", 10.0): 1}),
         (NoisyCounts(10.0), (), {Event("laplace", 10.0): 1}),
         (NoisyCounts(10.0, group=4), (10,), {Event("laplace", 2.5): 1}),
-        (NoisyCounts(10.0, moves=14), (14,), {Event("laplace", 10 / 14): 1}),
-        (NoisyCounts(10.0, 4, moves=5), (14,), {Event("laplace", 0.5): 1}),
+        (NoisyCounts(10.0, sensitivity=14), (14,), {Event("laplace", 10 / 14): 1}),
+        (NoisyCounts(10.0, 4, sensitivity=5), (14,), {Event("laplace", 0.5): 1}),
         # 10 values of each of 64 rows move by 2 * 5 each: 100 in L1
         (NoisyRows("laplace", 50.0, 5.0), (64, 10), {Event("laplace", 0.5): 64}),
         (NoisyRows("laplace", 50.0, 5.0), (64,), {Event("laplace", 5.0): 64}),
@@ -231,25 +231,25 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
         (SanitizedGradients(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
     ],
 )
-def test_prices_by_hand(rule: Rule, shape: tuple[int, ...], price) -> None:
-    if price == "both":
-        price = {Event("gaussian", 10.0): 1, Event("gaussian", 30 / math.sqrt(8)): 1}
-    got = rule.price(shape)
+def test_prices_by_hand(rule: Rule, shape: tuple[int, ...], cost) -> None:
+    if cost == "both":
+        cost = {Event("gaussian", 10.0): 1, Event("gaussian", 30 / math.sqrt(8)): 1}
+    got = rule.cost(shape)
     assert got is not None
-    want = Counter(price)
+    want = Counter(cost)
     assert sorted(got.values()) == sorted(want.values())
     by_noise = [sorted(p, key=lambda event: event.noise) for p in (got, want)]
     for one, other in zip(*by_noise, strict=True):
         assert (one.kind, one.rate, one.group) == (other.kind, 1, 1)
         assert one.noise == pytest.approx(other.noise, rel=1e-12)
         assert got[one] == want[other]
-    assert rule.paid(shape, torch.ones(shape)) == got
+    assert rule.actual_cost(shape, torch.ones(shape)) == got
 
 
 @pytest.mark.parametrize("rule", BARE, ids=lambda rule: rule.text)
 def test_without_noise_or_bound_there_is_no_guarantee(rule: Rule) -> None:
-    assert rule.price((8, 10)) is None
-    assert rule.paid((8, 10), torch.ones(8, 10)) is None
+    assert rule.cost((8, 10)) is None
+    assert rule.actual_cost((8, 10), torch.ones(8, 10)) is None
     assert "no guarantee" in rule.text
 
 
@@ -268,12 +268,12 @@ def networks(seed: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
 def test_outputs_move_no_further_than_is_charged(seed: int, B: int, C: int, bound: float) -> None:
     one, other = networks(seed, (B, C))
     rule: Rule = NoisyRows("laplace", 3.0, bound)
-    event, times = only(rule.price((B, C)))
+    event, times = only(rule.cost((B, C)))
     moved = (rule.bound(one).double() - rule.bound(other).double()).abs().sum(1)  # L1 of each row
     assert times == B
     assert (event.noise * moved <= 3.0).all()
     rule = NoisyRows("gaussian", 3.0, bound)
-    event, times = only(rule.price((B, C)))
+    event, times = only(rule.cost((B, C)))
     assert times == 1
     assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0
 
@@ -282,7 +282,7 @@ def test_outputs_move_no_further_than_is_charged(seed: int, B: int, C: int, boun
 def test_gradients_of_one_network_move_no_further_than_is_charged(seed: int, B: int, clip: float) -> None:
     one, other = networks(seed, (B, 2, 3))
     rule = SanitizedGradients(clip, 3.0)
-    event, _ = only(rule.price((B, 2, 3)))
+    event, _ = only(rule.cost((B, 2, 3)))
     assert event.noise * (rule.bound(one).double() - rule.bound(other).double()).norm() <= 3.0 * clip
 
 
@@ -298,7 +298,7 @@ def test_means_of_teachers_move_by_one_of_them(seed: int, B: int, m: int, clip: 
         other = -one * 1e6
     changed[seed % m] = clip_rows(other, clip)
     rule = SanitizedGradients(clip, 3.0, m)
-    event, _ = only(rule.price((B, 6)))
+    event, _ = only(rule.cost((B, 6)))
     moved = (rule.bound(each.mean(0)).double() - rule.bound(changed.mean(0)).double()).norm()
     assert event.noise * moved <= 3.0 * clip * (1 + 1e-5)  # means are taken in float32
 
@@ -308,7 +308,7 @@ def test_counts_move_by_one_record_or_one_group(seed: int, C: int, group: int) -
     rng = np.random.default_rng(seed)
     labels = rng.integers(C, size=50)
     rule = NoisyCounts(10.0, group)
-    event, _ = only(rule.price((C,)))
+    event, _ = only(rule.cost((C,)))
     whole, less = (
         rule.bound(torch.from_numpy(np.bincount(some, minlength=C)).float()).double()
         for some in (labels, labels[group:])
@@ -324,7 +324,7 @@ def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_b
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(C, 0.3), 50)  # of pixels of each class; an image's sum to 1
     rule = NoisyCounts(10.0)
-    event, _ = only(rule.price((C,)))
+    event, _ = only(rule.cost((C,)))
     whole, less = (
         rule.bound(torch.from_numpy(some.sum(0)).float()).double() for some in (shares, shares[1:])
     )
@@ -339,8 +339,8 @@ def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_b
     [
         (lambda: NoisyCounts(-1.0), "counts.scale is -1.0"),
         (lambda: NoisyCounts(1.0, 0), "counts.group is 0"),
-        (lambda: NoisyCounts(1.0, moves=0.0), "counts.moves is 0.0"),
-        (lambda: NoisyRows("cauchy", 1.0, 1.0), "outputs.how is 'cauchy'"),  # type: ignore[arg-type]
+        (lambda: NoisyCounts(1.0, sensitivity=0.0), "counts.sensitivity is 0.0"),
+        (lambda: NoisyRows("cauchy", 1.0, 1.0), "outputs.distribution is 'cauchy'"),  # type: ignore[arg-type]
         (lambda: NoisyRows("laplace", math.nan, 1.0), "outputs.scale is nan"),
         (lambda: NoisyRows("laplace", 1.0, math.inf), "outputs.bound_to is inf"),
         (lambda: NoisyVotes(PateConfig(teachers=0), 1.0), "pate.teachers is 0"),

@@ -100,9 +100,9 @@ def test_a_guarantee_rests_on_drawing_records_only_where_they_are_drawn(event: s
 
 def test_that_a_patient_has_several_records_is_said_where_one_alone_is_protected() -> None:
     one, group = DPSGD(), DPSGD(group_size=4)
-    assert PER_RECORD_ONLY in make_statement(one, {}, (), several=True).assumes
+    assert PER_RECORD_ONLY in make_statement(one, {}, (), has_groups=True).assumes
     assert PER_RECORD_ONLY not in make_statement(one, {}, ()).assumes
-    assert PER_RECORD_ONLY not in make_statement(group, {}, (), several=True).assumes
+    assert PER_RECORD_ONLY not in make_statement(group, {}, (), has_groups=True).assumes
 
 
 def test_a_nodes_prices_do_not_hold_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,15 +48,15 @@ def test_rows_below_the_threshold_are_zeros_and_cost_no_votes(release) -> None:
     answered = (out != 0).any(1)
     assert answered.double().mean().item() == pytest.approx(stats.norm.cdf(1), abs=0.02)
     passed = int(answered.sum())
-    assert rule.paid(out.shape, out) == {
+    assert rule.actual_cost(out.shape, out) == {
         Event("gaussian", 10 / math.sqrt(5_000)): 1,
         Event("gaussian", 5 / math.sqrt(2 * passed)): 1,
     }
     nothing = torch.zeros(2, 3)
-    assert rule.paid((2, 3), nothing) == {Event("gaussian", 10 / math.sqrt(2)): 1}
+    assert rule.actual_cost((2, 3), nothing) == {Event("gaussian", 10 / math.sqrt(2)): 1}
     # Where nothing was hidden, zeros are an answer like any other.
     everywhere = NoisyVotes(PateConfig(teachers=100, release=release), 5.0)
-    assert everywhere.paid((2, 3), nothing) == everywhere.price((2, 3))
+    assert everywhere.actual_cost((2, 3), nothing) == everywhere.cost((2, 3))
 
 
 def test_the_threshold_does_not_choose_by_the_noise_of_the_votes() -> None:
@@ -86,10 +86,10 @@ def test_an_answered_row_never_looks_as_if_it_were_not() -> None:
 def test_what_is_paid_is_never_more_than_the_price(B: int, seed: int) -> None:
     rule = NoisyVotes(PateConfig(teachers=10, threshold=5.0, threshold_noise=3.0), 5.0)
     out = rule.noise(rule.bound(torch.rand(B, 4) * 10), seeded(seed))
-    price, paid = rule.price((B, 4)), rule.paid((B, 4), out)
-    assert price is not None
-    assert paid is not None
-    square = [sum(times / event.noise**2 for event, times in p.items()) for p in (price, paid)]
+    cost, actual_cost = rule.cost((B, 4)), rule.actual_cost((B, 4), out)
+    assert cost is not None
+    assert actual_cost is not None
+    square = [sum(times / event.noise**2 for event, times in p.items()) for p in (cost, actual_cost)]
     assert square[1] <= square[0] * (1 + 1e-12)
     assert (square[1] < square[0] * (1 - 1e-9)) == bool((out == 0).all(1).any())
 
@@ -103,7 +103,7 @@ def test_votes_move_by_one_teacher(seed: int, B: int, C: int, m: int) -> None:
     changed[rng.integers(m)] = rng.integers(C, size=B)
     rule = NoisyVotes(PateConfig(teachers=m, threshold=2.0, threshold_noise=3.0, sharpness=7.0), 4.0)
     (most, _), (all_, _) = sorted(
-        (only(PrivacyCost({event: 1})) for event in rule.price((B, C)) or {}),
+        (only(PrivacyCost({event: 1})) for event in rule.cost((B, C)) or {}),
         key=lambda item: item[0].noise != 3.0 / math.sqrt(B),
     )
     logits = [7.0 * torch.from_numpy(np.eye(C)[v].mean(0)).float() for v in (votes, changed)]

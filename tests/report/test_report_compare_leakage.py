@@ -119,7 +119,7 @@ def test_no_mean_over_fewer_seeds_than_have_run(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, float("nan")])
 def test_figures_that_are_missing_are_none(folder: Path, value: Any) -> None:
-    rows = [{"column": leak.name, "who": "it", "metric": "f", "value": value} for leak in LEAKS]
+    rows = [{"column": leak.name, "target": "it", "metric": "f", "value": value} for leak in LEAKS]
     for seed in range(3):
         found = {"audit": None, "config": CONFIG, "attacks": [{"name": "x", "rows": rows}]}
         leak(folder, f"fedavg-seed{seed}", found)

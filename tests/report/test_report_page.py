@@ -107,7 +107,7 @@ def a_result() -> dict[str, Any]:
 def an_audit() -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for node in ("north", "south"):
-        head = {"node": node, "mechanism": "none", "bare": 1}
+        head = {"node": node, "mechanism": "none", "no_guarantee": 1}
         told = {"query": "count_labels", "part": "answer", "down": {}, "up": {"label counts": 80}}
         lines.append({**head, "number": 0, **told})
         for step in range(1, 5):
@@ -484,8 +484,11 @@ def test_sentence_when_label_maps_left() -> None:
 
 def test_sentence_claims_nothing_of_what_a_strangers_method_calls_its_model() -> None:
     bytes_of = {"up": 10, "down": 0}
-    about = {"says": "a model", "of": "model", "package": "lab", "from a later release": 1}
-    theirs = {**a_result(), "kinds": {"lab: theta": about, "parameters": {"says": "", "of": "query"}}}
+    about = {"description": "a model", "category": "model", "package": "lab", "from a later release": 1}
+    theirs = {
+        **a_result(),
+        "kinds": {"lab: theta": about, "parameters": {"description": "", "category": "query"}},
+    }
     sentences = {
         kind: plain_sentence(
             Result.from_record({**theirs, "bytes": {"up": 10, "down": 0, "by_kind": {kind: bytes_of}}})

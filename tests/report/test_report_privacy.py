@@ -61,7 +61,7 @@ def folder_of(folder: Path, result: dict[str, Any]) -> Page:
     for line in an_audit():
         price = prices.get(line["node"])
         if price is not None:
-            paid = {"mechanism": "pate", "price": {} if line["node"] in first else price, "bare": 0}
+            paid = {"mechanism": "pate", "cost": {} if line["node"] in first else price, "no_guarantee": 0}
             line = {**line, **paid}
         first.add(line["node"])
         lines.append(line)
@@ -202,9 +202,9 @@ def test_an_infinite_price_is_said(tmp_path: Path) -> None:
 
 def test_prices_are_read_from_the_audit_log(tmp_path: Path) -> None:
     lines = [
-        {"node": "north", "mechanism": "pate", "price": {"laplace(10.0)": 1, "gaussian(2.0)": 3}},
-        {"node": "north", "mechanism": "pate", "price": {"gaussian(2.0)": 4}},
-        {"node": "north", "mechanism": "pate", "bare": 1},
+        {"node": "north", "mechanism": "pate", "cost": {"laplace(10.0)": 1, "gaussian(2.0)": 3}},
+        {"node": "north", "mechanism": "pate", "cost": {"gaussian(2.0)": 4}},
+        {"node": "north", "mechanism": "pate", "no_guarantee": 1},
         {"node": "north", "mechanism": "pate"},
         {"node": "north", "part": "refused", "rule": "a rule"},
     ]

@@ -25,12 +25,12 @@ from fedstill.core.errors import FedstillError, QueryRefused
 from fedstill.data.input_spec import InputSpec
 from fedstill.federation.replies import read
 from fedstill.models.module_utils import to_vector
-from fedstill.node import dp_training, first_training, local_training, run_folder
+from fedstill.node import dp_training, initial_training, local_training, run_folder
 from fedstill.node import session as at
-from fedstill.node.audit_entries import ALL, DATA
+from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import FILE, AuditError, AuditLog
-from fedstill.node.host import Host
-from fedstill.node.replies import NOTHING, About
+from fedstill.node.node_service import NodeService
+from fedstill.node.replies import NOT_JOINED, NodeStatus
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import cost_from_dict
 from fedstill.protocol.messages import MESSAGES
@@ -88,11 +88,13 @@ class Clinic:
 
     def say(self, do: str, tensors: Mapping[str, torch.Tensor] | None = None, **header: Any) -> Any:
         """The node's reply: what it told, and what left."""
-        told, released = unpack(self.host.serve(pack({"operation": do, "run": self.plan.run, **header}, tensors)))
+        told, released = unpack(
+            self.host.serve(pack({"operation": do, "run": self.plan.run, **header}, tensors))
+        )
         if "error" in told:
             assert not released
             return told["error"]
-        return told["told"], released
+        return told["body"], released
 
     def ready(self) -> Clinic:
         self.say("join", plan=self.plan.to_dict())
@@ -139,7 +141,7 @@ class Ticking:
 
 def tick(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Ticking()
-    for module in (at, first_training, run_folder):
+    for module in (at, initial_training, run_folder):
         monkeypatch.setattr(module, "time", clock)
 
 
@@ -174,8 +176,8 @@ def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
     assert hello["versions"]["torch"] == torch.__version__
     told, released = clinic.say("join", plan=PLAN.to_dict())
     assert not released
-    assert told["objections"] == {"examine": "queries: count_labels"}
-    assert (told["max_queries"], told["learned"], told["marks"], told["last"]) == (5, False, [], -1)
+    assert told["refused_queries"] == {"examine": "queries: count_labels"}
+    assert (told["max_queries"], told["learned"], told["checkpoints"], told["last"]) == (5, False, [], -1)
     assert (told["model"], told["frozen"]) == ("MLP", False)
     assert told["parameters"] == (64 * 8 + 8) + (8 * 8 + 8) + (8 * CLASSES + CLASSES)
     assert clinic.lines() == []
@@ -183,7 +185,7 @@ def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
 
 def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypatch: Any) -> None:
     clinic = Clinic(tmp_path / "clinic")
-    monkeypatch.setattr(first_training, "CHUNK", 7)
+    monkeypatch.setattr(initial_training, "CHUNK", 7)
     tick(monkeypatch)
     clinic.say("join", plan=PLAN.to_dict())
     assert clinic.query(0)["text"] == "node 'clinic', query 'examine': its local training is not done yet"
@@ -245,13 +247,13 @@ def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
 def test_local_training_goes_on_where_the_last_saved_state_was(tmp_path: Path, monkeypatch: Any) -> None:
     whole = to_vector(Clinic(tmp_path / "whole").ready().session.node.model)
     clinic = Clinic(tmp_path / "clinic")
-    monkeypatch.setattr(first_training, "CHUNK", 6)
+    monkeypatch.setattr(initial_training, "CHUNK", 6)
     tick(monkeypatch)
     monkeypatch.setattr(at, "SECONDS_BETWEEN", -1.0)
     clinic.say("join", plan=PLAN.to_dict())
-    clinic.session.learn(1.5)
+    clinic.session.train_locally(1.5)
     monkeypatch.setattr(at, "SECONDS_BETWEEN", 100.0)
-    clinic.session.learn(1.5)  # lost
+    clinic.session.train_locally(1.5)  # lost
     assert clinic.session.training.steps == 12
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())
@@ -269,7 +271,7 @@ def test_going_back_to_a_mark_gives_the_same_answers_and_counts_none_of_them_twi
     clinic.again()
     assert "run" in clinic.query(5)["text"]  # it has not joined
     about, _ = clinic.say("join", plan=PLAN.to_dict())
-    assert (about["marks"], about["learned"]) == ([3], True)
+    assert (about["checkpoints"], about["learned"]) == ([3], True)
     clinic.say("load_checkpoint", checkpoint=3)
     for number, (response, gradient) in zip((3, 4), told, strict=True):
         same(clinic.query(number)[1], response)
@@ -301,11 +303,11 @@ def test_under_a_mechanism_a_run_goes_on_to_the_same_answers_and_pays_once(
             broken.say("load_checkpoint", checkpoint=4)
         same(whole.query(number)[1], broken.query(number)[1])
         same(whole.pull(number)[1], broken.pull(number)[1])
-    prices = [clinic.session.audit.spent(DATA, "one") for clinic in (whole, broken)]
+    prices = [clinic.session.audit.spending(NODE_DATA, "one") for clinic in (whole, broken)]
     for clinic, spent in zip((whole, broken), prices, strict=True):
         told = [Counter(line["price"]) + Counter(line["learned"]) for line in releases(clinic.folder)]
-        assert sum(told, Counter()) == spent.run, "the server is told of all that is paid"
-        assert spent.bare_run == 0
+        assert sum(told, Counter()) == spent.run_events, "the server is told of all that is paid"
+        assert spent.run_no_guarantee == 0
     assert prices[0] == prices[1], "the training once, and each answer"
 
 
@@ -389,15 +391,17 @@ noise = 3.0
 
 def in_rounds(folder: Path, policy: str = "") -> tuple[Clinic, Any]:
     """A node in a run of FedMD under DP-SGD, of 400 public examples, and its first scores (8, C)."""
-    from fedstill.data.public import Public
-    from fedstill.protocol.run_plan import fingerprint, public_tensors
+    from fedstill.data.public import PublicData
+    from fedstill.protocol.run_plan import public_fingerprint, public_tensors
 
-    public = Public("shared", torch.randn(400, *SHAPE, generator=torch.Generator().manual_seed(0)), None, "")
+    public = PublicData(
+        "shared", torch.randn(400, *SHAPE, generator=torch.Generator().manual_seed(0)), None, ""
+    )
     method = {"name": "fedmd", "first": 1, "rounds": 2, "subset": 8}
-    plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", ""))
+    plan = replace(PLAN, method=method, public=public_fingerprint(public), public_note=("shared", ""))
     clinic = Clinic(folder, policy + ROUNDS, plan)
     about, _ = clinic.say("join", public_tensors(public), plan=plan.to_dict())
-    assert about["objections"] == {}
+    assert about["refused_queries"] == {}
     clinic.say("train_locally", seconds=60)
     header = {"query": "communicate", "number": 0, "differentiable": False}
     return clinic, clinic.say("answer_query", {"rows": ROWS}, **header)[1]["logits"]
@@ -423,7 +427,7 @@ def paid(clinic: Clinic) -> dict[str, int]:
 def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
     """Counts private steps from now on; one of them may fail once it was taken."""
     taken: list[int] = []
-    step = dp_training.step
+    step = dp_training.private_step
 
     def counted(*args: Any, **more: Any) -> float:
         loss = step(*args, **more)
@@ -463,7 +467,7 @@ def test_training_is_paid_for_though_its_answer_is_too_large_to_leave(
     assert "privacy budget" in refused["rule"], "in the end it learns no more"
     assert len(taken) > 7
     assert paid(clinic) == {"training": before + len(taken), "learned": 0, "answer": 0}
-    prices = cost_from_dict(clinic.session.audit.spent(DATA, "one").run)
+    prices = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert 0.9 * 4 < compute_epsilon(prices, 1e-5) <= 4
 
 
@@ -504,7 +508,9 @@ def test_a_round_that_fails_is_paid_for_and_the_desk_refuses_until_it_is_recalle
         assert refused["kind"] == "NodeFault"
         assert spoilt in refused["text"]
     communicate = {"query": "communicate", "number": 3, "differentiable": False}
-    assert spoilt in clinic.say("answer_query", {"rows": ROWS}, **communicate)["text"], "nor does it tell of it"
+    assert spoilt in clinic.say("answer_query", {"rows": ROWS}, **communicate)["text"], (
+        "nor does it tell of it"
+    )
     assert taken == []
     assert paid(clinic)["training"] == after
     clinic.say("load_checkpoint", checkpoint=1)
@@ -519,8 +525,10 @@ def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_pa
     text = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 2.0\n'
     noise = "[privacy.training]\nnoise = 0.5\n[privacy.critic]\nnoise = 0.5\n"
     told, _ = Clinic(tmp_path / "clinic", text + noise).say("join", plan=PLAN.to_dict())
-    assert set(told["objections"]) == {"examine", "count_labels"}
-    assert told["objections"]["examine"].startswith("privacy budget: the budget is epsilon 2 at delta 1e-05")
+    assert set(told["refused_queries"]) == {"examine", "count_labels"}
+    assert told["refused_queries"]["examine"].startswith(
+        "privacy budget: the budget is epsilon 2 at delta 1e-05"
+    )
     assert told["privacy"]["budget"] == 2.0
     assert told["privacy"]["noise"] == {"training": 0.5, "critic": 0.5}
 
@@ -528,21 +536,21 @@ def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_pa
 def test_where_there_are_no_public_data_there_are_no_rows_of_them(clinic: Clinic) -> None:
     query = Query("rows", lambda group, number: {}, {"rows": "indices"})
     with pytest.raises(QueryRefused, match="rows names rows outside the 0 of the public data"):
-        clinic.session.sizes.require(query, {"rows": torch.ones(1).int()})
+        clinic.session.size_limits.require(query, {"rows": torch.ones(1).int()})
 
 
 def test_two_marks_are_kept_and_later_ones_undone(clinic: Clinic) -> None:
     for mark in (1, 2, 3):
         clinic.query(mark - 1)
         clinic.say("save_checkpoint", checkpoint=mark)
-    assert clinic.session.about().marks == (2, 3)
+    assert clinic.session.status().checkpoints == (2, 3)
     assert "mark 1 is not kept here: has 2, 3" in clinic.say("load_checkpoint", checkpoint=1)["text"]
     clinic.say("load_checkpoint", checkpoint=2)
-    assert clinic.session.about().marks == (2,)
-    assert clinic.session.about().last == 1
+    assert clinic.session.status().checkpoints == (2,)
+    assert clinic.session.status().last_query == 1
     assert clinic.query(1)["kind"] == "QueryMismatch"  # before the mark
     clinic.say("load_checkpoint", checkpoint=0)
-    assert clinic.session.about().marks == ()
+    assert clinic.session.status().checkpoints == ()
 
 
 # --- refusals -----------------------------------------------------------------------------------------
@@ -577,7 +585,12 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     "a word for a number": ({"number": "six"}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "true for a number": ({"number": True}, {"x": image(0)}, "ArgumentError", "a whole number"),
     "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run is 'two'"),
-    "pulled before asked": ({"operation": "compute_gradients"}, {"logits": torch.ones(2, 10)}, "QueryMismatch", "2"),
+    "pulled before asked": (
+        {"operation": "compute_gradients"},
+        {"logits": torch.ones(2, 10)},
+        "QueryMismatch",
+        "2",
+    ),
     "pulled with other gradients": (
         {"operation": "compute_gradients", "number": 1},
         gradients(1.0),
@@ -591,7 +604,12 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
         "holds NaN or infinity",
     ),
     "to do something else": ({"operation": "send the data"}, {}, "ArgumentError", "send the data"),
-    "a mark that is no number": ({"operation": "save_checkpoint", "checkpoint": "../x"}, {}, "ArgumentError", "a whole number"),
+    "a mark that is no number": (
+        {"operation": "save_checkpoint", "checkpoint": "../x"},
+        {},
+        "ArgumentError",
+        "a whole number",
+    ),
 }
 
 
@@ -606,7 +624,13 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     sums, critic, before = clinic.session.audit.summary(), clinic.critic(), len(clinic.lines())
     files = sorted(path for path in clinic.folder.rglob("*") if path.is_file())
     header, tensors, kind, text = BAD[case]
-    given = {"operation": "answer_query", "run": "one", "query": "examine", "number": 2, "differentiable": True}
+    given = {
+        "operation": "answer_query",
+        "run": "one",
+        "query": "examine",
+        "number": 2,
+        "differentiable": True,
+    }
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         reply, released = unpack(clinic.host.serve(pack({**given, **header}, tensors)))
     assert not released
@@ -639,7 +663,7 @@ def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
         plan = replace(PLAN, method=method, run=f"run-{query}")
         clinic = Clinic(tmp_path / query, plan=plan)
         about, _ = clinic.say("join", plan=plan.to_dict())
-        assert about["objections"][query].startswith(rule)
+        assert about["refused_queries"][query].startswith(rule)
         assert about["max_queries"] is None
         refused = clinic.say("answer_query", query=query, number=0, differentiable=False)
         assert refused["kind"] == REFUSED
@@ -683,10 +707,22 @@ ASKED = {"query": "examine", "number": 0, "differentiable": True}
         ("answer_query", {"query": ["examine"], "number": 0, "differentiable": True}, "expected a text"),
         ("compute_gradients", {"number": "0"}, "invalid number = '0' (expected a whole number"),
         ("answer_query", {**ASKED, "sum": float("nan")}, "invalid sum = nan (expected a table"),
-        ("answer_query", {**ASKED, "sum": {"number": 1, "members": ["a"], "more": 1}}, "unknown key 'sum.more'"),
+        (
+            "answer_query",
+            {**ASKED, "sum": {"number": 1, "members": ["a"], "more": 1}},
+            "unknown key 'sum.more'",
+        ),
         ("load_checkpoint", {"checkpoint": 10**4000}, "...' (expected a whole number from 0 to 2147483647"),
-        ("save_checkpoint", {"checkpoint": 0, "message": float("nan")}, "invalid message = nan (expected a whole number"),
-        ("save_checkpoint", {"checkpoint": 0, "message": 2**31}, "expected a whole number from 0 to 2147483647"),
+        (
+            "save_checkpoint",
+            {"checkpoint": 0, "message": float("nan")},
+            "invalid message = nan (expected a whole number",
+        ),
+        (
+            "save_checkpoint",
+            {"checkpoint": 0, "message": 2**31},
+            "expected a whole number from 0 to 2147483647",
+        ),
         ("join", {"plan": PLAN.to_dict(), "server": "s" * 101}, "up to 100 letters"),
     ],
     ids=name_of,
@@ -762,7 +798,7 @@ def test_whatever_comes_gets_a_reply_and_nothing_leaves(
     standing: Clinic, do: Any, header: dict[str, Any], tensors: dict[str, torch.Tensor]
 ) -> None:
     told, released = unpack(standing.host.serve(pack({"run": "one", **header, "operation": do}, tensors)))
-    assert set(told) in ({"error"}, {"told", "seconds"})
+    assert set(told) in ({"error"}, {"body", "seconds"})
     assert not released
     assert standing.session.audit.summary()["up"] == 0
 
@@ -806,7 +842,7 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
             assert told["text"] == "its data or model fail here: its own log says more"
         assert "policy" not in clinic.query(2, torch.zeros(1))["text"]  # a refusal stands without its line
     assert clinic.left() == [(0, "answer")]
-    assert clinic.session.audit.spent(DATA, ALL).bytes == 4 * B * (CLASSES + 4)
+    assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == 4 * B * (CLASSES + 4)
     same(clinic.query(1)[1], other.query(1)[1])
     same(clinic.pull(1)[1], other.pull(1)[1])
     assert torch.equal(clinic.critic(), other.critic())
@@ -834,15 +870,17 @@ def test_a_mark_that_cannot_be_written_is_told_and_leaves_the_old_one(
 
 
 def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None:
-    from fedstill.data.public import Public
-    from fedstill.protocol.run_plan import fingerprint, public_tensors
+    from fedstill.data.public import PublicData
+    from fedstill.protocol.run_plan import public_fingerprint, public_tensors
 
-    public = Public("shared", image(5), torch.tensor([1, 2, 3, 4]), "a note")
+    public = PublicData("shared", image(5), torch.tensor([1, 2, 3, 4]), "a note")
     method = {"name": "fedmd", "rounds": 2}
-    plan = replace(PLAN, method=method, public=fingerprint(public), public_note=("shared", "a note"))
+    plan = replace(PLAN, method=method, public=public_fingerprint(public), public_note=("shared", "a note"))
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     told, _ = clinic.say("join", plan=plan.to_dict())
-    assert read(About, told) == replace(NOTHING, wants_public=True)  # no more, before anything is approved
+    assert read(NodeStatus, told) == replace(
+        NOT_JOINED, needs_public_data=True
+    )  # no more, before anything is approved
     other = replace(public, inputs=image(6))
     assert "not those of the plan" in clinic.say("join", public_tensors(other), plan=plan.to_dict())["text"]
     assert clinic.host.session is None

@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.node.test_host import CLASSES, MAP, B, Clinic
+from tests.node.test_host import gradients as valid_gradients
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -19,15 +21,19 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.masked_handler import MaskedHandler
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.request_handler import RequestHandler
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.secure_aggregation import GRADIENT_FRACTION_BITS, SumWeighting, SumRequest, from_ring, total
+from fedstill.protocol.secure_aggregation import (
+    GRADIENT_FRACTION_BITS,
+    SumRequest,
+    SumWeighting,
+    add_contributions,
+    from_ring,
+)
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
-from tests.node.test_host import CLASSES, MAP, B, Clinic
-from tests.node.test_host import gradients as sound_gradients
 from tests.node.test_sum_masks import Party
 
 NAMES = ("a", "b", "c")
@@ -43,8 +49,8 @@ SLOPES = torch.tensor([[0.5, -0.25]])
 BY_HAND: dict[SumWeighting, list[float]] = {"size": [2.75, 2.0], "counts": [2.25, 2.25], "mean": [1.25, 0.5]}
 
 
-def response(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    return {"logits": group.bench("model")(x)}
+def response(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    return {"logits": group.module("model")(x)}
 
 
 def build_node_side(how: SumWeighting) -> NodeSide:
@@ -58,7 +64,7 @@ def node_of(name: str) -> Node:
         model.weight.copy_(torch.tensor(WEIGHTS[name]))
     data = TensorData(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64))
     node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog(), "one"), 0)
-    node.told = {"size": torch.tensor(SIZES[name]), "counts": torch.tensor(COUNTS[name])}
+    node.released_counts = {"size": torch.tensor(SIZES[name]), "counts": torch.tensor(COUNTS[name])}
     return node
 
 
@@ -67,24 +73,29 @@ def test_gradients_under_masks_are_weighed_as_the_answers_were(how: SumWeighting
     party = Party(tmp_path, NAMES)
     handlers = {
         name: MaskedHandler(
-            party.masks[name], Group([node_of(name)]), build_node_side(how), Compute(), {name: -1}, WireConfig()
+            party.masks[name],
+            NodeGroup([node_of(name)]),
+            build_node_side(how),
+            Compute(),
+            {name: -1},
+            WireConfig(),
         )
         for name in NAMES
     }
     x, parts = torch.tensor([[3.0, -1.0]]), []
     for name, handler in handlers.items():
-        handler.answer("examine", 0, {"x": x}, True, SumRequest(1, NAMES))
-        parts.append(handler.pull_back(0, {name: {"logits": SLOPES}}, SumRequest(2, NAMES))[name])
-    assert from_ring(total(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
+        handler.respond("examine", 0, {"x": x}, True, SumRequest(1, NAMES))
+        parts.append(handler.backward(0, {name: {"logits": SLOPES}}, SumRequest(2, NAMES))[name])
+    assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
 @pytest.mark.parametrize("how", BY_HAND)
 def test_gradients_of_sums_are_weighed_in_one_process_too(how: SumWeighting) -> None:
-    handler = RequestHandler(Group([node_of(name) for name in NAMES]), build_node_side(how), Compute())
-    handler.answer("examine", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumRequest(1, NAMES))
+    handler = RequestHandler(NodeGroup([node_of(name) for name in NAMES]), build_node_side(how), Compute())
+    handler.respond("examine", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumRequest(1, NAMES))
     pulls = {name: {"logits": SLOPES} for name in NAMES}
-    parts = list(handler.pull_back(0, pulls, SumRequest(2, NAMES)).values())
-    assert from_ring(total(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
+    parts = list(handler.backward(0, pulls, SumRequest(2, NAMES)).values())
+    assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
 
 # --- what a node refuses --------------------------------------------------------------------------------
@@ -144,27 +155,27 @@ def test_scales_of_any_form_raise_typed_errors(pull: dict[str, torch.Tensor], cl
 def test_sound_gradients_are_pulled_back_after_all_of_that(clinic: Clinic) -> None:
     clinic.query(7)
     assert clinic.say("compute_gradients", {}, number=7)["kind"] == "QueryRefused"
-    _, released = clinic.say("compute_gradients", sound_gradients(0.5), number=7)
+    _, released = clinic.say("compute_gradients", valid_gradients(0.5), number=7)
     assert released["d/dx"].shape == (B, 1, 8, 8)
 
 
 def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> None:
     asked = Query("examine", response, {"x": INPUTS}, {"logits": LOGITS})
-    handler = RequestHandler(Group([node_of("a")]), NodeSide({"examine": asked}), Compute())
-    handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True)
+    handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"examine": asked}), Compute())
+    handler.respond("examine", 0, {"x": torch.ones(1, 2)}, True)
     with pytest.raises(QueryRefused, match="gradients"):
-        handler.pull_back(0, {"a": {"logits": SLOPES}})
+        handler.backward(0, {"a": {"logits": SLOPES}})
 
 
 def test_a_refused_pull_uses_no_number_of_a_sum(tmp_path: Path) -> None:
     party = Party(tmp_path, NAMES)
-    about: Any = (Group([node_of("a")]), build_node_side("size"), Compute(), {"a": -1}, WireConfig())
+    about: Any = (NodeGroup([node_of("a")]), build_node_side("size"), Compute(), {"a": -1}, WireConfig())
     handler = MaskedHandler(party.masks["a"], *about)
-    handler.answer("examine", 0, {"x": torch.ones(1, 2)}, True, SumRequest(1, NAMES))
+    handler.respond("examine", 0, {"x": torch.ones(1, 2)}, True, SumRequest(1, NAMES))
     with pytest.raises(QueryRefused, match="gradients"):
-        handler.pull_back(0, {"a": {"logits": SLOPES.double()}}, SumRequest(2, NAMES))
-    assert handler.pull_back(0, {"a": {"logits": SLOPES}}, SumRequest(2, NAMES))
-    handler.answer("examine", 1, {"x": torch.ones(1, 2)}, True, SumRequest(3, NAMES))
-    handler.answer("examine", 2, {"x": torch.ones(1, 2)}, True, SumRequest(4, NAMES))
+        handler.backward(0, {"a": {"logits": SLOPES.double()}}, SumRequest(2, NAMES))
+    assert handler.backward(0, {"a": {"logits": SLOPES}}, SumRequest(2, NAMES))
+    handler.respond("examine", 1, {"x": torch.ones(1, 2)}, True, SumRequest(3, NAMES))
+    handler.respond("examine", 2, {"x": torch.ones(1, 2)}, True, SumRequest(4, NAMES))
     with pytest.raises(QueryMismatch):  # the graph of query 1 is gone
-        handler.pull_back(1, {"a": {"logits": SLOPES}}, SumRequest(5, NAMES))
+        handler.backward(1, {"a": {"logits": SLOPES}}, SumRequest(5, NAMES))
