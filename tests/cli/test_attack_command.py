@@ -18,7 +18,7 @@ from fedstill.attacks.gradient_inversion import GradientInversion
 from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.leakage import Leakage
 from fedstill.attacks.membership_inference import MembershipInference
-from fedstill.attacks.memorization import DataCopying
+from fedstill.attacks.memorization import Memorization
 from fedstill.cli.attack import print_leakage, printed
 from fedstill.core.config_tables import changed, load
 from fedstill.core.errors import FedstillError
@@ -36,7 +36,7 @@ VGG = {
     "extractor": "VGG", "generated": 500, "dimensions": 64, "average": 27.2, "average_held_out": 25.7,
     "full_rank": True, "nodes": {"node-0": {"fid": 27.2, "kid": 0.1, "real": 9}}, "held_out": {},
 }  # fmt: skip
-COPIED = leaked.copying(
+COPIED = leaked.memorization(
     leaked.space("pixels", p_value=0.0004, share=0.75, low=0.7, high=0.8, fresh=None),
     distances=[VGG],
     scores={"images": 200, "adapted": 5.1, "student": 7.7, "nodes": {"node-0": 5.1}},
@@ -44,11 +44,11 @@ COPIED = leaked.copying(
 FOUND: dict[str, Any] = {
     "sentence": "Parameters left the nodes. [b]One[/b] in three was found.",
     "audit": "node-0: 10 bytes of logits by the audit log, 12 heard",
-    "skipped": [{"attack": "copying", "reason": "the server made no images"}],
+    "skipped": [{"attack": "memorization", "reason": "the server made no images"}],
     "attacks": leaked.found(
         inversion=leaked.inversion(leaked.inverted("DLG", 31.25, 4.0)),
         membership=[leaked.target("student", LIRA)],
-        copying=COPIED,
+        memorization=COPIED,
         counts=[leaked.counted("node-0", True), leaked.counted("node-1", False, 0.25)],
     ),
 }
@@ -71,7 +71,7 @@ class Attacks:
 @pytest.fixture
 def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
     attacks = Attacks()
-    monkeypatch.setattr("fedstill.attacks.attack_runner.attack", attacks)
+    monkeypatch.setattr("fedstill.attacks.attack_runner.run_attacks", attacks)
     return attacks
 
 
@@ -101,7 +101,7 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
     inversion, membership, *others = ours.attacks
     assert ours.seed == 3
     assert (inversion, membership) == (GradientInversion(victims=2), MembershipInference(shadows=4))
-    assert others == [DataCopying(), LabelCounts()]
+    assert others == [Memorization(), LabelCounts()]
     assert told == "fedstill attack 'a run' --seed 3 --membership.shadows=4 --inversion.victims 2"
     assert "[b]One[/b] in three was found" in out  # as it is, not as markup
     assert out.endswith("Report: a run/report.html\n")
@@ -131,7 +131,7 @@ def test_a_first_look_is_quick_and_how_long_it_takes_is_said(command: Main, atta
 def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) -> None:
     code, out, err = command("attack", *words.split())
     assert (code, err, attacks.asked) == (0, "", [])
-    for name in ("attacks", "seed", "inversion.victims", "membership.shadows", "copying.drawings"):
+    for name in ("attacks", "seed", "inversion.victims", "membership.shadows", "memorization.permutations"):
         assert f"--{name} " in out
     assert out.startswith("usage: fedstill attack RUN ")
 
@@ -140,7 +140,7 @@ def test_help_shows_every_option(command: Main, attacks: Attacks, words: str) ->
 def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks: Attacks) -> None:
     out = command("attack", "--attacks", "membership", "--help")[1]
     assert "--membership.shadows " in out
-    assert "--copying" not in out
+    assert "--memorization" not in out
     assert command("attack", "a run", "--attacks", "membership", "--membership.shadows", "8")[0] == 0
     assert attacks.asked[0][1] == LeakageConfig((MembershipInference(shadows=8),))
 
@@ -159,8 +159,8 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
         ("ready --membership.shadows 3", "invalid membership.shadows = 3 (expected "),
         ("ready --attacks inversions", "unknown attack 'inversions': did you mean 'inversion'?"),
         (
-            "ready --attacks counts --copying.pairs 3",
-            "invalid --copying.pairs = '3' (expected none, as attack 'copying' is not among --attacks",
+            "ready --attacks counts --memorization.pairs 3",
+            "invalid --memorization.pairs = '3' (expected none, as attack 'memorization' is not among --attacks",
         ),
         (
             "ready --attacks counts counts",
@@ -196,11 +196,11 @@ def test_every_attack_is_a_line_with_what_one_has_without_it() -> None:
          "PSNR 31.2 \u00b1 4.0 dB, labels right 3 of 4", "9.8 dB, guessed"),
         ("membership, LiRA", "student",
          "AUC 61.4% (58.0 to 64.0), members found at 1% false alarms 3.1% (0.0 to 50.0)", "50%, 1%"),
-        ("copying, pixels", "1,000 images",
+        ("memorization, pixels", "1,000 images",
          "nearer to private than to held-out 75.0% (70.0 to 80.0), p 0.0004", "50%, any p alike"),
-        ("copying, in VGG", "mean of nodes", "FID, generated 27.20", "25.7 of held-out images"),
-        ("copying", "the nodes' own models, on average", "inception score 5.10", "1 at least"),
-        ("copying", "the student", "inception score 7.70", "1 at least"),
+        ("memorization, in VGG", "mean of nodes", "FID, generated 27.20", "25.7 of held-out images"),
+        ("memorization", "the nodes' own models, on average", "inception score 5.10", "1 at least"),
+        ("memorization", "the student", "inception score 7.70", "1 at least"),
         ("counts", "2 nodes", "exact of 1 of 2, off by 0.0% to 25.0%", ""),
     ]  # fmt: skip
 
@@ -217,14 +217,14 @@ def test_the_terminal_has_sentence_table_and_what_was_not_tried(width: int) -> N
     assert text.startswith("Parameters left the nodes.")
     assert max(map(len, text.splitlines())) <= width
     whole = " ".join(text.split())
-    assert "Not tried: copying: the server made no images" in whole
+    assert "Not tried: memorization: the server made no images" in whole
     assert "The repetition is not the run of this folder: node-0: 10 bytes of logits by" in whole
     if width == 160:
         assert re.search(r"LiRA +student +AUC 61\.4% \(58\.0 to 64\.0\)", text)
 
 
 def test_where_nothing_applied_only_the_reasons_are_printed() -> None:
-    parts = ("inversion", "membership", "copying", "distances", "scores", "counts")
+    parts = ("inversion", "membership", "memorization", "distances", "scores", "counts")
     nothing = {"attacks": [], "audit": None, "sentence": "Nothing left.", "skipped": []}
     assert shown(nothing, 80) == "Nothing left.\n\n"
     nothing["skipped"] = [{"attack": part, "reason": "nothing left the nodes"} for part in parts]
@@ -235,7 +235,7 @@ def test_where_nothing_applied_only_the_reasons_are_printed() -> None:
 def test_options_that_differ_are_the_words_that_give_them_again(
     command: Main, attacks: Attacks, here: Path
 ) -> None:
-    table = {"seed": 5, "attacks": ["counts", "copying"], "copying": {"pairs": 4}}
+    table = {"seed": 5, "attacks": ["counts", "memorization"], "memorization": {"pairs": 4}}
     ours = LeakageConfig.from_table(json.loads(json.dumps(table)))
     words = changed(ours.to_table(), LeakageConfig().to_table())
     assert changed(LeakageConfig().to_table(), LeakageConfig().to_table()) == []

@@ -13,7 +13,7 @@ import pytest
 from fedstill.cli import audit_log
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node import owner_folder
-from fedstill.node.audit_entries import DATA, Entry
+from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
@@ -37,11 +37,11 @@ def charge(
         number=number,
         query="examine",
         part="answer",
-        content=str(number),
+        content_hash=str(number),
         up={"logits": 2560, "critic": 256},
         rule="logits clamped to 5, Laplace noise of scale 100",
-        price={"laplace(10.0)": 2, "gaussian(4.0)": 1},
-        bare=bare,
+        cost={"laplace(10.0)": 2, "gaussian(4.0)": 1},
+        no_guarantee=bare,
         unit=unit,
         queries=1,
     )
@@ -63,7 +63,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def clinic(tmp_path: Path) -> Path:
     """A node's folder whose audit log has three releases, of two runs."""
     folder = tmp_path / "clinic"
-    owner_folder.init(folder)
+    owner_folder.init_folder(folder)
     (folder / "node.toml").write_text('name = "clinic"\n', encoding="utf-8")
     with closing(AuditLog(folder / "audit.sqlite")) as log:
         charge(log, 0)
@@ -100,26 +100,26 @@ def test_show_as_json_tells_entries_without_what_follows_from_records(clinic: Pa
     told = json.loads(said(capsys, "show", clinic, "--json", "--last", 2))
     assert told["sound"]
     assert [(each["run"], each["number"]) for each in told["entries"]] == [("spring", 1), ("autumn", 0)]
-    assert not {"content", "after", "left", "hash"} & set(told["entries"][0])
+    assert not {"content_hash", "history_hash", "release_hash", "hash"} & set(told["entries"][0])
     assert told["trouble"] is None
 
 
 def test_show_as_json_tells_what_all_cost_at_the_delta_asked_for(clinic: Path, capsys: Capture) -> None:
     (clinic / "node.toml").write_text('name = "clinic"\n[privacy]\nepsilon = 9.0\n', encoding="utf-8")
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
-        charge(log, 5, payer=DATA)
-        charge(log, 6, payer=DATA, run="autumn", bare=1)
+        charge(log, 5, payer=NODE_DATA)
+        charge(log, 6, payer=NODE_DATA, run="autumn", bare=1)
     for delta in (1e-5, 1e-9):
         rows = json.loads(said(capsys, "show", clinic, "--json", "--delta", delta))["totals"]
         by = {(row["whose"], row["run"]): row for row in rows}
         cost = compute_epsilon({Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}, delta)
-        one = by[DATA, "spring"]
+        one = by[NODE_DATA, "spring"]
         assert (one["releases"], one["without_guarantee"], one["epsilon"]) == (1, 0, pytest.approx(cost))
         assert one["events"] == {"gaussian(4.0)": 1, "laplace(10.0)": 2}
         assert one["budget_epsilon_left"] > 0
         assert by["clinic", None]["releases"] == 3
         assert by["clinic", None]["budget_epsilon_left"] is None
-        assert (by[DATA, None]["epsilon"], by[DATA, None]["budget_epsilon_left"]) == (None, 0)
+        assert (by[NODE_DATA, None]["epsilon"], by[NODE_DATA, None]["budget_epsilon_left"]) == (None, 0)
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = replace(line, 'spring', 'x') WHERE entry = 1")
     told = json.loads(said(capsys, "show", clinic, "--json"))
     assert (told["sound"], told["trouble"]) == (False, "entry 1 is not as it was written")
@@ -134,7 +134,7 @@ def test_show_counts_epsilon_for_each_run_and_for_all(
         assert accountant == "pld"
         return sum(times / event.noise for event, times in spent.items()) + delta
 
-    monkeypatch.setattr(audit_cost, "epsilon", stand_in)
+    monkeypatch.setattr(audit_cost, "compute_epsilon", stand_in)
     out = said(capsys, "show", clinic, "--delta", "1e-9")
     assert "delta 1e-09" in " ".join(out.split())
     lines = [line.split() for line in out.splitlines() if line.startswith("clinic")]
@@ -149,18 +149,18 @@ def test_show_counts_as_the_owners_budget_does_and_tells_what_is_left(
     tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "clinic"
-    owner_folder.init(folder)
+    owner_folder.init_folder(folder)
     limits = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\ntotal_epsilon = 20.0\ndelta = 1e-6\n'
     price = {Event("laplace", 10.0): 2, Event("gaussian", 4.0): 1}
     with closing(AuditLog(folder / "audit.sqlite")) as log:
-        charge(log, 0, payer=DATA)
-        charge(log, 0, run="autumn", payer=DATA)
+        charge(log, 0, payer=NODE_DATA)
+        charge(log, 0, run="autumn", payer=NODE_DATA)
     shown = {}
     for accountant in ("pld", "rdp"):
         text = f'name = "clinic"\n{limits}accountant = "{accountant}"\n'
         (folder / "node.toml").write_text(text, encoding="utf-8")
         out = said(capsys, "show", folder)
-        lines = [line.split() for line in out.splitlines() if line.startswith(DATA)]
+        lines = [line.split() for line in out.splitlines() if line.startswith(NODE_DATA)]
         assert [line[2] for line in lines] == ["spring", "autumn", "all"]
         one, all_runs = (
             compute_epsilon(Counter({event: n * times for event, n in price.items()}), 1e-6, accountant)  # type: ignore[arg-type]
@@ -300,7 +300,9 @@ def test_an_audit_log_that_is_gone_with_its_head_is_made_anew(clinic: Path, caps
 
 def test_a_refusal_is_shown_with_its_rule(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
-        log.append(Entry("spring", DATA, "clinic", 7, "train", "refused", rule="outputs_only: no parameters"))
+        log.append(
+            Entry("spring", NODE_DATA, "clinic", 7, "train", "refused", rule="outputs_only: no parameters")
+        )
     words = " ".join(said(capsys, "show", clinic).split())
     assert "train 7, refused:" in words
     assert "critic: how unlike its own data" in words
@@ -310,8 +312,8 @@ def test_a_node_s_audit_log_reads_well_though_it_names_no_node(clinic: Path, cap
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
-        charge(log, 0, payer=DATA)
-        charge(log, 0, run="autumn", payer=DATA)
+        charge(log, 0, payer=NODE_DATA)
+        charge(log, 0, run="autumn", payer=NODE_DATA)
     out = said(capsys, "show", clinic)
     assert max(map(len, out.splitlines()[1:])) <= 80
     assert "run, node" not in out
@@ -344,9 +346,9 @@ def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_w
     clinic: Path, capsys: Capture
 ) -> None:
     """Fingerprints follow from the records, and hashes of entries are over these."""
-    secret = {"content": "c0de", "left": "1eft", "after": "af7e"}
+    secret = {"content_hash": "c0de", "release_hash": "1eft", "history_hash": "af7e"}
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
-        log.append(Entry("spring", DATA, "clinic", 8, "predict", "answer", **secret))  # type: ignore[arg-type]
+        log.append(Entry("spring", NODE_DATA, "clinic", 8, "predict", "answer", **secret))  # type: ignore[arg-type]
         told = list(log.entries())
     short, whole = (clinic.parent / f"{name}.jsonl" for name in ("short", "whole"))
     assert "keep it to yourself" not in said(capsys, "export", clinic, "--out", short)

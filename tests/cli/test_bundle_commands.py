@@ -151,7 +151,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     for lines in audits:
         for line in lines:
             # What came before it, and its bits, of which files have no line; and how the run is called.
-            for name in ("at", "after", "left", "run", "rule"):
+            for name in ("at", "history_hash", "release_hash", "run", "rule"):
                 del line[name]
         lines.sort(key=lambda line: (line["number"], line["node"]))
     assert audits[0] == audits[1]
@@ -324,7 +324,7 @@ def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main)
         Path(ANSWERS[0]).unlink(missing_ok=True)
         assert f"{kept} is not what was let out, or audit" in refused(command(*ANSWER)), place
         assert not Path(ANSWERS[0]).exists()
-    header["told"]["join"]["privacy"]["mechanism"] = "pate"
+    header["replies"]["join"]["privacy"]["mechanism"] = "pate"
     kept.write_bytes(pack(header, tensors))
     assert "Put the one that was changed back as it was" in refused(command(*ANSWER))
     kept.unlink()
@@ -399,7 +399,7 @@ def test_a_distillation_that_was_stopped_goes_on_with_the_same_command(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(offline.Served, "run", stop)
+        patch.setattr(offline.RemoteRun, "run", stop)
         code, _, err = command(*DISTIL)
     assert (code, err) == (130, "fedstill: stopped; the same command goes on\n")
     assert "holds another run or other files" in refused(command(*DISTIL, "--method.epochs", 5))
@@ -504,7 +504,7 @@ def test_what_the_policy_forbids_is_refused_before_any_training(
     shutil.rmtree("node-0/runs")
     Path(ANSWERS[0]).unlink()
     monkeypatch.setattr(
-        "fedstill.node.host.Session.learn", lambda *given: pytest.fail("it trained for nothing")
+        "fedstill.node.node_service.Session.learn", lambda *given: pytest.fail("it trained for nothing")
     )
     assert rule in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(ANSWERS[0]).exists()

@@ -19,6 +19,7 @@ import pytest
 
 from fedstill import __version__, report
 from fedstill.cli import main as cli
+from fedstill.cli.commands import COMMANDS
 from fedstill.cli.list_command import kinds
 from fedstill.compare.comparison_file import Comparison
 from fedstill.core.config_tables import options
@@ -90,31 +91,23 @@ def one_line(outcome: tuple[int, str, str]) -> str:
 # --- asking for help --------------------------------------------------------------------------------
 
 
-def test_without_a_command_it_shows_the_first_commands_on_half_a_screen(command: Main) -> None:
-    code, out, err = command()
-    assert (code, err) == (0, "")
-    assert len(out.splitlines()) <= 15
-    assert max(map(len, out.splitlines())) <= 110
-    named = re.findall(r"^  fedstill (\w+)", out, re.MULTILINE)
-    assert {"run", "list", "compare", "doctor"} <= set(named) <= {*cli.COMMANDS, *cli.ROOMS}
-    assert "fedstill --help" in out
-
-
-@pytest.mark.parametrize("words", [("help",), ("-h",)])
-def test_help_names_every_command(command: Main, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", [(), ("help",), ("-h",), ("--help",)])
+def test_overview_has_examples_and_every_command_in_30_lines(command: Main, words: tuple[str, ...]) -> None:
     code, out, err = command(*words)
     assert (code, err) == (0, "")
-    for name in ("run", "compare", "list", "show", "report", "attack", "--leakage", "--resume", "--version"):
-        assert name in out
+    assert len(out.splitlines()) <= 30
+    assert max(map(len, out.splitlines())) <= 110
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\w", out, re.MULTILINE), name
+    assert re.findall(r"^  fedstill (\w+)", out, re.MULTILINE) == ["run", "compare", "attack"]
 
 
-def test_help_of_a_command_is_its_own_lines(command: Main) -> None:
-    assert "--sites NAME    measure" in command("evaluate", "--help")[1]  # beside two others' options
-    out = command("compare", "--help")[1]
-    assert out.startswith("usage:\n  fedstill compare METHOD|PRESET|FILE.toml ...")
-    assert "--seeds N       each method runs" in out
-    assert "fedstill run" not in out.replace("`fedstill run`", "")
-    assert "--leakage" not in command("run", "-h")[1]
+def test_help_of_run_shows_few_options_without_importing_torch(command: Main) -> None:
+    out = command("run", "--help")[1]
+    assert len(out.splitlines()) <= 45
+    assert "--split.alpha" in out
+    assert "--help-all" in out
+    assert command("run", "demo", "-h")[1] == out
 
 
 def test_version(command: Main) -> None:
@@ -124,13 +117,12 @@ def test_version(command: Main) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> None:
-    code, out, err = command("run", "mine.toml", "--help")
+    code, out, err = command("run", "mine.toml", "--help-all")
     assert (code, err) == (0, "")
     for name in options(config.from_dict({"method": {"name": "fediod"}})):
         assert f"--{name} " in out
     words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
     assert "Every random draw of the run follows from this number. (default: 4)" in words
-    assert "--out DIR is the run's folder" in words
 
 
 def test_list_fits_one_screen(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +226,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
     [
         ("fly", "unknown command 'fly': `fedstill --help` lists them"),
         ("--verison", "unknown option '--verison': did you mean '--version'?"),
-        ("run", "fedstill run needs PRESET|FILE.toml: `fedstill run --help`"),
+        ("run", "fedstill run needs PRESET|FILE.toml (see `fedstill run --help`)"),
         ("list all", "unknown method 'all': `fedstill list` shows all"),
         ("report nowhere", "nowhere/result.json is missing"),
         ("run no.toml", "cannot read 'no.toml': No such file or directory"),
@@ -247,12 +239,12 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ),
         ("show lain", "unknown preset 'lain': did you mean 'lain/config.toml'?"),
         ("show a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
-        ("run mine.toml other.toml", "fedstill run takes no 'other.toml': `fedstill run --help`"),
+        ("run mine.toml other.toml", "fedstill run takes no 'other.toml' (see `fedstill run --help`)"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
-        ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help` shows all"),
+        ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help-all` lists all"),
         (
             "run --resume x --method.steps 3",
-            "unknown option '--method.steps': what goes on has the options that",
+            "unknown option '--method.steps': a resumed run keeps its options",
         ),
         ("run mine.toml --method fedkd", "unknown option '--method': did you mean '--method.name'?"),
         ("run mine.toml --seed x", "invalid seed = 'x' (expected a whole number"),
@@ -278,10 +270,13 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ),
         ("run mine.toml --nodes.models", "invalid nodes.models = [] (expected a list of one model or more"),
         ("run mine.toml --method.tau -1", "invalid method.tau = -1.0 (expected above 0, or inf"),
-        ("run mine.toml --resume there", "fedstill run --resume takes no 'mine.toml': `fedstill run --help`"),
+        (
+            "run mine.toml --resume there",
+            "fedstill run --resume takes no 'mine.toml' (see `fedstill run --help`)",
+        ),
         (
             "run plan.toml",
-            "fedstill invalid run = 'plan.toml' (expected a run's file: this one compares runs",
+            "invalid fedstill run = 'plan.toml' (expected a run's file: this one compares runs",
         ),
         ("run mine.toml --nodes.epochs 3", "unknown option '--nodes.epochs': did you mean '--nodes.local.ep"),
         ("compare fedavg --public digits", "unknown option '--public': did you mean '--public.name'?"),
@@ -292,7 +287,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
         ("compare fedavg fedavg", "invalid methods = 'fedavg, fedavg' (expected each once"),
         ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz' (expected --fedavg."),
-        ("compare fedavg --zz 3", "unknown option '--zz': `fedstill compare fedavg --help` shows all"),
+        ("compare fedavg --zz 3", "unknown option '--zz': `fedstill compare fedavg --help-all` lists all"),
         ("compare fedavg --method.rounds 3", "--method.rounds is an option of one method"),
         ("compare fedavg --split.alpha few", "invalid split.alpha = 'few' (expected a number"),
         (
@@ -301,7 +296,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ),
         (
             "compare fedavg plan.toml",
-            "fedstill invalid compare = 'fedavg plan.toml' (expected one comparison's",
+            "invalid fedstill compare = 'fedavg plan.toml' (expected one comparison's",
         ),
         ("run demo --split.alfa 1", "unknown option '--split.alfa': there are --split."),
         ("compare --resume there", "there holds no comparison: there is no compare.toml in it"),
@@ -323,7 +318,7 @@ def test_an_option_is_blamed_for_itself_and_not_for_its_neighbors(command: Main,
     alone = one_line(command("run", "mine.toml", "--method.batch", "200000"))
     assert alone.startswith("invalid method.memory = 100000 (expected ")
     both = ("--method.batch", "200000", "--method.memory", "300000")
-    assert one_line(command("run", "mine.toml", *both, "--seed", "x")).startswith("seed is 'x'")
+    assert one_line(command("run", "mine.toml", *both, "--seed", "x")).startswith("invalid seed = 'x'")
     code, _, _ = command("run", "mine.toml", *both)
     assert code == 0
 
@@ -429,7 +424,7 @@ def test_ctrl_c_says_how_to_go_on(command: Main, runs: Runs, words: list[str]) -
     Path("my run").mkdir()
     code, _, err = command(*words)
     assert code == 130
-    assert err == "fedstill: stopped; to go on: fedstill run --resume 'my run'\n"
+    assert err == "fedstill: stopped; to resume: fedstill run --resume 'my run'\n"
 
 
 @pytest.mark.parametrize("words", ["--help", "list"])  # printed by us, and by rich
@@ -535,7 +530,7 @@ def test_ctrl_c_in_a_comparison_says_how_to_go_on(command: Main, comparisons: Co
     comparisons.raises = KeyboardInterrupt()
     Path("my runs").mkdir()
     code, _, err = command("compare", "fedavg", "--out", "my runs")
-    assert (code, err) == (130, "fedstill: stopped; to go on: fedstill compare --resume 'my runs'\n")
+    assert (code, err) == (130, "fedstill: stopped; to resume: fedstill compare --resume 'my runs'\n")
 
 
 def test_published_figures_stay_with_a_run_that_options_change(command: Main, here: Path) -> None:
@@ -546,7 +541,7 @@ def test_published_figures_stay_with_a_run_that_options_change(command: Main, he
     assert code == 0
     [paper] = config.read_toml(out).paper
     assert (paper.value, paper.source) == (90.5, "Table 1")
-    assert "--paper" not in command("run", "mine.toml", "--help")[1]
+    assert "--paper" not in command("run", "mine.toml", "--help-all")[1]
     line = one_line(command("config", "mine.toml", "--paper.0.value", "3"))
     assert line.startswith("unknown option '--paper.0.value'")
 

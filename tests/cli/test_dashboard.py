@@ -22,14 +22,14 @@ from fedstill.cli.main import main
 from fedstill.core.errors import QueryRefused
 from fedstill.federation import server_status
 from fedstill.node import owner_folder
-from fedstill.node.audit_entries import DATA, REFUSED, Entry
+from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.requests import Requests
+from fedstill.node.requests import ApprovalRequests
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.run_plan import describe
 from fedstill.report import page_server
 from fedstill.report.page_server import PageServer
-from tests.node.test_host import PLAN
+from tests.node.test_node_service import PLAN
 from tests.report.test_report_page import Page, a_folder, a_result
 from tests.report.test_run_progress import HOSTILE, going_on
 
@@ -69,23 +69,25 @@ def runs(tmp_path: Path) -> Path:
 def clinic(tmp_path: Path) -> Path:
     """A node that was asked for approval, has answered and refused."""
     folder = tmp_path / "clinic"
-    owner_folder.init(folder)
+    owner_folder.init_folder(folder)
     file = folder / "node.toml"
     text = re.sub(r"(?m)^approve = .*$", 'approve = "each run"', file.read_text())
     file.write_text(re.sub(r"(?m)^total_epsilon = .*$", "total_epsilon = 3.0", text))
-    requests = Requests(folder, owner_folder.read(folder))
+    requests = ApprovalRequests(folder, owner_folder.read_node_file(folder))
     with pytest.raises(QueryRefused):
-        requests.require(f"run-{HOSTILE}", describe(PLAN, None), "6668 7aad")
+        requests.require_approved(f"run-{HOSTILE}", describe(PLAN, None), "6668 7aad")
     with pytest.raises(QueryRefused):
-        requests.require("run-1", describe(PLAN, None), "")
+        requests.require_approved("run-1", describe(PLAN, None), "")
     SecurityLog(folder).write("refused", HOSTILE, HOSTILE, run=HOSTILE)
     with closing(AuditLog(folder / FILE)) as audit:
-        told = {"run": "trial-1", "payer": DATA, "node": "clinic", "query": "examine"}
+        told = {"run": "trial-1", "payer": NODE_DATA, "node": "clinic", "query": "examine"}
         for number in range(3):
             price = {"gaussian(4.0)": 1}
-            audit.charge(Entry(**told, number=number, part="answer", up={"logits": 1000}, price=price))
+            audit.charge(Entry(**told, number=number, part="answer", up={"logits": 1000}, cost=price))
         audit.append(Entry(**told, number=3, part=REFUSED, rule=HOSTILE))
-        audit.charge(Entry(**{**told, "run": HOSTILE}, number=0, part="answer", up={"counts": 40}, bare=1))
+        audit.charge(
+            Entry(**{**told, "run": HOSTILE}, number=0, part="answer", up={"counts": 40}, no_guarantee=1)
+        )
     return folder
 
 
@@ -246,8 +248,13 @@ def test_what_is_wrong_with_a_log_is_on_top(clinic: Path) -> None:
 
 def test_it_neither_waits_for_a_node_nor_keeps_one_waiting(clinic: Path) -> None:
     with closing(AuditLog(clinic / FILE)) as audit:
-        requests = Requests(clinic, owner_folder.read(clinic))
-        with audit._db.turn(), requests._alone(), SecurityLog(clinic)._alone(), serving(clinic) as server:
+        requests = ApprovalRequests(clinic, owner_folder.read_node_file(clinic))
+        with (
+            audit._database.write_transaction(),
+            requests._locked(),
+            SecurityLog(clinic)._locked(),
+            serving(clinic) as server,
+        ):
             assert call(server)[0] == 200
 
 

@@ -30,7 +30,7 @@ CLOSED: list[str] = []  # sessions that were ended: one that is not keeps its pr
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node's folder with a kit and an empty audit log, and a federation's with two runs; both run."""
     node = tmp_path / "node"
-    owner_folder.init(node, "north")
+    owner_folder.init_folder(node, "north")
     text = (node / "node.toml").read_text(encoding="utf-8")
     text = text.replace("\nonline = true\n", "\nonline = false\n")
     (node / "node.toml").write_text(text, encoding="utf-8")
@@ -104,7 +104,10 @@ def test_commands_tell_scripts_what_they_tell_people(
         assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
         assert run["outcome"] in text
     if "epsilon" in told:
-        assert f"epsilon {round_up(told['epsilon']['pld'])} (PLD), {round_up(told['epsilon']['rdp'])} (RDP)" in text
+        assert (
+            f"epsilon {round_up(told['epsilon']['pld'])} (PLD), {round_up(told['epsilon']['rdp'])} (RDP)"
+            in text
+        )
 
 
 def test_what_does_not_run_leaves_with_1_and_a_fault_with_2(

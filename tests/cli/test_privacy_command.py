@@ -22,18 +22,18 @@ from fedstill.cli.privacy_plan_tables import NodePlan, PlannedNode
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError
 from fedstill.node import audit_file, owner_folder
-from fedstill.node.audit_entries import DATA, Entry
+from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.privacy_forecast import find_knob, forecast, rounded_up
+from fedstill.node.privacy_forecast import find_run_length, forecast, round_up
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import round_up
 from fedstill.privacy.dpsgd import DPSGD
-from fedstill.privacy.events import Event, PrivacyCost, cost_to_dict, cost_from_dict
+from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict
 from fedstill.runs.build import prepare
 from fedstill.runs.config import from_dict, load_toml
 from fedstill.runs.simulation import Simulation
-from tests.node.test_host import FEDIOD as FEDIOD_OPTIONS
-from tests.node.test_host import Clinic
+from tests.node.test_node_service import FEDIOD as FEDIOD_OPTIONS
+from tests.node.test_node_service import Clinic
 
 TINY = """
 name = "tiny"
@@ -111,8 +111,8 @@ def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNo
     experiment.run(out)
     with closing(AuditLog(out / FILE, read_only=True)) as audit:
         for name, plan in plans.items():
-            assert plan.cost.price is not None
-            assert dict(audit.spent(name, "run").run) == cost_to_dict(plan.cost.price)
+            assert plan.cost.cost is not None
+            assert dict(audit.spending(name, "run").run_events) == cost_to_dict(plan.cost.cost)
     return experiment, plans, places
 
 
@@ -120,12 +120,12 @@ def charged(path: Path) -> tuple[Simulation, dict[str, NodePlan], list[PlannedNo
 def test_a_runs_audit_log_holds_the_events_of_its_plan(tmp_path: Path, case: str) -> None:
     _, plans, _ = charged(write(tmp_path, CASES[case]))
     for plan in plans.values():
-        assert plan.cost.price
+        assert plan.cost.cost
         together: PrivacyCost = PrivacyCost()
         for line in plan.cost.lines:
-            for event, count in (line.price or {}).items():
+            for event, count in (line.cost or {}).items():
                 together[event] += count * line.times
-        assert together == plan.cost.price
+        assert together == plan.cost.cost
         assert plan.cost.pld is not None
         assert 0.9 * 8 < plan.cost.pld <= 8
 
@@ -143,7 +143,7 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
     extra = f'data.name = "{tmp_path / "slices.npz"}"\ntask.name = "segmentation"\n'
     path.write_text(extra + text)
     experiment, plans, places = charged(path)
-    assert all(plan.cost.price for plan in plans.values())
+    assert all(plan.cost.cost for plan in plans.values())
     assert [place.examples for place in places] == [len(node.data) for node in experiment.nodes]
     assert all(
         len(part) == 3 * place.examples for part, place in zip(experiment.setting.parts, places, strict=True)
@@ -158,21 +158,23 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     run, (place,) = _at_node(clinic.folder, "tiny", load_toml(write(tmp_path, f"[method]\n{method}")))
     plan = _solve(run, place)
     clinic.ready()
-    assert isinstance(clinic.say("answer_query", {}, query="count_labels", number=0, differentiable=False), tuple)
+    assert isinstance(
+        clinic.say("answer_query", {}, query="count_labels", number=0, differentiable=False), tuple
+    )
     for number in range(1, 7):
         assert isinstance(clinic.query(number), tuple)
         assert isinstance(clinic.pull(number), tuple)
     assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
     clinic.session.close()
-    assert plan.cost.price
-    told = audit_file.spent(owner_folder.read(clinic.folder), clinic.folder)
-    assert told == audit_file.Balance(cost_to_dict(plan.cost.price), units=frozenset({"a record"}))
+    assert plan.cost.cost
+    told = audit_file.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
+    assert told == audit_file.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
 
 
 def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
     _, plans, _ = charged(write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd")))
     for plan in plans.values():
-        assert (plan.cost.price, plan.cost.lines, plan.cost.pld) == (PrivacyCost(), (), 0.0)
+        assert (plan.cost.cost, plan.cost.lines, plan.cost.pld) == (PrivacyCost(), (), 0.0)
 
 
 # --- the third of three -------------------------------------------------------------------------------
@@ -262,9 +264,9 @@ def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:
 
         def price(method: Any, local: Any) -> PrivacyCost | None:
             mechanism = privacy_plan._mechanism(run, places[0], config.nodes.privacy, method, local)
-            return forecast(mechanism).price
+            return forecast(mechanism).cost
 
-        return find_knob(config.method, config.nodes.local, price).name
+        return find_run_length(config.method, config.nodes.local, price).name
 
     given = "training = { noise = 2.0 }\ncritic = { noise = 2.0 }\n"
     assert name(FEDIOD, privacy("dp-sgd", "8.0", given)) == "method.steps"
@@ -297,7 +299,9 @@ def clinic(tmp_path: Path) -> Path:
 def charge(folder: Path, price: PrivacyCost, number: int = 0, *, guarantee: bool = True) -> None:
     audit = AuditLog(folder / "audit.sqlite")
     bare = int(not guarantee)
-    audit.charge(Entry("old", DATA, "clinic", number, "q", "answer", price=cost_to_dict(price), bare=bare))
+    audit.charge(
+        Entry("old", NODE_DATA, "clinic", number, "q", "answer", cost=cost_to_dict(price), no_guarantee=bare)
+    )
     audit.close()
 
 
@@ -491,7 +495,7 @@ def test_help_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_levels_are_rounded_up_and_never_down() -> None:
     for level in (0.1 + 0.2, 9.99951, 1e-3, 123456.7, 2.0, 4.08140305736463):
-        up = rounded_up(level)
+        up = round_up(level)
         assert level <= up <= level * 1.001 or up == pytest.approx(level, rel=1e-9)
     assert cost_from_dict({"laplace(10.0)": 1}) == PrivacyCost({Event("laplace", 10.0): 1})
     with pytest.raises(ArgumentError):

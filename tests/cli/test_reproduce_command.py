@@ -230,11 +230,11 @@ def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.Capt
         ),
         (
             ("--only", "fedavg"),
-            "fedstill invalid reproduce = '--only' (expected the name of a table or figure",
+            "invalid fedstill reproduce = '--only' (expected the name of a table or figure",
         ),
         (("x-table1", "--seeds", "0"), "invalid --seeds = '0' (expected how many"),
         (("x-table1", "--data.name", "cifar10", "--data.root", "nowhere"), "docs/tasks.md says what such"),
-        (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help` shows all"),
+        (("x-table1", "--unheard.of", "1"), "`fedstill reproduce x-table1 --help-all` lists all"),
         (("x-fig2", "--split.nodes", "3"), "of a run's it takes --data.root alone"),
         (("x-fig2", "--data.root", "one", "two"), "invalid --data.root = 'one two' (expected one folder"),
     ],
