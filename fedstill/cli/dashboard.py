@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedstill.report.page_server import Page
 
 
-def page(args: ParsedArgs) -> None:
+def dashboard(args: ParsedArgs) -> None:
     """Serve the page until Ctrl+C."""
     folder, in_range = Path(args.positionals[0]), lambda value: 0 <= value < 65536
     port = number("--port", args.get("--port") or "0", int, in_range, "1 to 65535")

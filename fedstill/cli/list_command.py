@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 # Needs that a comparison does not show for each method, since its methods share task and nodes.
 MORE_NEEDS: Mapping[str, str] = {
     "trainable": "node models that can be trained",
-    "joins_public": "public data in the nodes' training",
+    "trains_on_public": "public data in the nodes' training",
     "images": "images as inputs",
-    "makes": "inputs that a server can generate",
-    "rows": "rows of a table as inputs",
-    "one_label": "one label for each input",
-    "maps": "label maps",
-    "no_maps": "inputs not made from label maps",
-    "vectors": "one output vector for each input",
+    "generates_inputs": "inputs that a server can generate",
+    "table_rows": "rows of a table as inputs",
+    "single_label": "one label for each input",
+    "label_maps": "label maps",
+    "no_label_maps": "inputs not made from label maps",
+    "vector_outputs": "one output vector for each input",
 }
 
 
@@ -139,7 +139,7 @@ def _method_facts(name: str) -> dict[str, str]:
         "leaves a node": ", ".join(what_leaves(run)) or "nothing",
         "needs": ", ".join(needed) or "nothing special",
         "queries": ", ".join(sent) or "none",
-        "evaluated on": MAIN_MODELS[method.central][0],
+        "evaluated on": MAIN_MODELS[method.evaluated_model][0],
         "options": ", ".join(f"{key} {value}" for key, value in options.items()) or "none",
         "usage": f"fedstill run demo --method.name {name} --help-all; in compare --{label}.OPTION",
     }

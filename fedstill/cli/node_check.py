@@ -56,20 +56,20 @@ def check(args: ParsedArgs) -> None:
     summary = _node(folder, found.file, found)
     if asking is not None:
         summary["run"] = _run(folder, asking, found.file, found)
-    elif not found.untold and not found.faults:  # else which methods serve is not known, or not yet
+    elif not found.unreported and not found.faults:  # else which methods serve is not known, or not yet
         summary["methods"] = _methods(found.file, found)
     if "--json" in args:
-        print_json({**summary, "faults": found.faults, "not checked": found.untold})
+        print_json({**summary, "faults": found.faults, "not checked": found.unreported})
         if not found.faults:
-            sys.exit(1 if found.untold else 0)
+            sys.exit(1 if found.unreported else 0)
     else:
         _print(plain(), summary, found)
     if found.faults:
         leave_faulty(folder, found.faults)
     if outside := _outside(found.file):
         print(outside)
-    if found.untold:
-        print(f"Not checked: {found.untold}. Nothing else is wrong.")
+    if found.unreported:
+        print(f"Not checked: {found.unreported}. Nothing else is wrong.")
         sys.exit(1)
     print("No faults.")
 
@@ -124,16 +124,16 @@ def _spec_of_schema(config: RunConfig) -> InputSpec | None:
     return InputSpec.from_schema(config.task, schema)
 
 
-def _node(folder: Path, file: NodeFile, found: Examined) -> dict[str, Any]:
+def _node(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
     from fedstill.cli.node_facts import node_facts
     from fedstill.node.audit_path import audit_file
     from fedstill.node.permission_check import find_open_files
 
-    facts, exposed = node_facts(folder, file, found), open_to_others(folder, audit_file(file, folder))
+    facts, exposed = node_facts(folder, file, found), find_open_files(folder, audit_file(file, folder))
     return {"node": file.name, "folder": str(folder.resolve()), "facts": facts, "exposed": exposed}
 
 
-def _print(console: Console, summary: Mapping[str, Any], found: Examined) -> None:
+def _print(console: Console, summary: Mapping[str, Any], found: FolderCheck) -> None:
     console.print(f"node {summary['node']}, in {summary['folder']}", soft_wrap=True)
     print_facts(console, summary["facts"])
     if summary["exposed"] is not None:
@@ -157,11 +157,11 @@ class _Verdict:
     queries: Mapping[str, Query]
     rules: Mapping[str, str]
     objection: str | None
-    mechanism: Mechanism | None
+    mechanism: PrivacyMechanism | None
 
 
 def _judged(
-    method: Method, file: NodeFile, found: Examined, asking: CheckedRun | None, folder: Path | None
+    method: Method, file: NodeFile, found: FolderCheck, asking: CheckedRun | None, folder: Path | None
 ) -> _Verdict:
     """Return what a node would do in a run of a method."""
     from fedstill.cli.node_check_privacy import spec_objection, unprotected
@@ -186,7 +186,7 @@ def _judged(
     is_differentiable = True  # as far as is known
     if found.model is not None and found.spec is not None:
         is_differentiable = carries_gradient(found.model, found.spec.shape)
-    refused = owner_folder.objections(file, is_differentiable, side.queries)
+    refused = owner_folder.refused_queries(file, is_differentiable, side.queries)
     if sums and folder is not None and not file.policy.sums_may_differ:
         run = "to come" if mechanism is not None and mechanism.protects else ""
         refused = {**SumHistory(folder / SUM_HISTORY_FILE).conflicts(side, run), **refused}
@@ -206,7 +206,7 @@ def _judged(
     )
 
 
-def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: Examined) -> dict[str, Any]:
+def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: FolderCheck) -> dict[str, Any]:
     """Return the queries of a run, and the node's decision on each."""
     from fedstill.cli.node_check_privacy import payment
 
@@ -218,7 +218,7 @@ def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: Examined) -> d
         note = f"The run's own data are not here, so shape and classes are {whose} ({asking.note})."
     verdict = _judged(asking.config.method, file, found, asking, folder)
     protected = verdict.mechanism is not None and verdict.mechanism.protects
-    unknown = found.untold or found.faults
+    unknown = found.unreported or found.faults
     return {
         "run": asking.target,
         "method": asking.config.method.title,
@@ -238,7 +238,7 @@ def _run(folder: Path, asking: CheckedRun, file: NodeFile, found: Examined) -> d
     }
 
 
-def _print_run(console: Console, run: Mapping[str, Any], found: Examined) -> None:
+def _print_run(console: Console, run: Mapping[str, Any], found: FolderCheck) -> None:
     if run["note"]:
         console.print(f"{run['note']}\n")
     console.print(f"In {run['run']} ({run['method']}) it would be asked:")
@@ -253,7 +253,7 @@ def _print_run(console: Console, run: Mapping[str, Any], found: Examined) -> Non
     console.print(table)
     if run["why not"] is not None:
         console.print(f"It cannot take part: {run['why not']}.", soft_wrap=True)
-    elif found.untold:
+    elif found.unreported:
         console.print("Whether it can take part is not known, as your data were not looked at.")
     elif found.faults:
         console.print("Whether it can take part is not known before the faults are mended.")
@@ -264,7 +264,7 @@ def _print_run(console: Console, run: Mapping[str, Any], found: Examined) -> Non
     console.print()
 
 
-def _methods(file: NodeFile, found: Examined) -> list[dict[str, str]]:
+def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     """Return the queries of each method with default options, and the node's decisions."""
     from fedstill.protocol.method import METHODS
 
@@ -295,7 +295,11 @@ def _print_methods(console: Console, methods: Sequence[Mapping[str, str]]) -> No
 
 
 def _unfit(
-    method: Method, file: NodeFile, found: Examined, queries: Mapping[str, Query], asking: CheckedRun | None
+    method: Method,
+    file: NodeFile,
+    found: FolderCheck,
+    queries: Mapping[str, Query],
+    asking: CheckedRun | None,
 ) -> str | None:
     """Why a node that refuses no query cannot take part, if so."""
     from fedstill.node import owner_model
@@ -307,9 +311,10 @@ def _unfit(
         return f"it answers at most {limit} queries, and the run asks {total}"
     if found.model is None or found.spec is None or found.compute is None:
         return None
-    objection = owner_model.unfit(found.model, needs, found.spec, found.compute)
+    objection = owner_model.unfit_reason(found.model, needs, found.spec, found.compute)
     student = _student(asking, found.spec) if asking and needs.same_architecture else None
-    if objection is None and student is not None and architecture(student) != architecture(found.model):
+    hashes = [] if student is None else [architecture_hash(student), architecture_hash(found.model)]
+    if objection is None and len(set(hashes)) > 1:
         return "its model is not of the student's architecture"
     return objection
 

@@ -78,7 +78,7 @@ def schema_fact(file: NodeFile) -> str:
     return f"any that a run has: {learned} (data.schema names the only one)"
 
 
-def spec_objection(file: NodeFile, found: Examined, spec: InputSpec) -> str | None:
+def spec_objection(file: NodeFile, found: FolderCheck, spec: InputSpec) -> str | None:
     """Return how a run's schema or classes differ from the only ones that the owner allows; else None."""
     if file.data.classes and file.data.classes != spec.classes:
         named = ", ".join(map(clip, spec.classes))
@@ -88,8 +88,8 @@ def spec_objection(file: NodeFile, found: Examined, spec: InputSpec) -> str | No
 
 
 def unprotected(
-    file: NodeFile, found: Examined, side: NodeSide, folder: Path | None
-) -> tuple[dict[str, str], str | None, Mechanism | None]:
+    file: NodeFile, found: FolderCheck, side: NodeSide, folder: Path | None
+) -> tuple[dict[str, str], str | None, PrivacyMechanism | None]:
     """Return the queries that the mechanism cannot protect, why no run fits the budget, and the mechanism.
 
     Args:
@@ -97,7 +97,7 @@ def unprotected(
         folder: the owner's, where the run is known: noise is found for it, and what it costs compared with
             what is left. None: only what is so in every run is said.
     """
-    if found.data is None or found.spec is None or not wanted(file.privacy):
+    if found.data is None or found.spec is None or not needs_mechanism(file.privacy):
         return {}, None, None
     config, data = file.privacy, found.data
     if folder is None:
@@ -106,42 +106,43 @@ def unprotected(
     try:
         data = data if data.groups is None else limit_groups(data, config.group_size)
         about = (file.name, config, side, file.local, len(data), found.spec.make_task())
-        mechanism = Mechanism(*about, group=file.data.group)
+        mechanism = PrivacyMechanism(*about, group=file.data.group)
     except QueryRefused as error:
         return {error.query: error.rule}, None, None
     except ArgumentError as error:
         return {}, str(error), None
-    rules = {name: unpriced(mechanism, query) for name, query in side.queries.items()}
+    rules = {name: no_guarantee_reason(mechanism, query) for name, query in side.queries.items()}
     bare = {name: rule for name, rule in rules.items() if rule is not None}
-    against = (
-        objection(mechanism, file.privacy) if folder is None else refusal(mechanism, _spent(file, folder))
-    )
+    if folder is None:
+        against = refusal_reason(mechanism, file.privacy)
+    else:
+        against = refusal(mechanism, _spent(file, folder))
     return bare, None if bare and folder is None else against, mechanism
 
 
-def payment(mechanism: Mechanism) -> str:
+def payment(mechanism: PrivacyMechanism) -> str:
     """Return the privacy cost of a run by the owner's accountant."""
     cost, config = forecast(mechanism), mechanism.config
     if cost.cost is None:
-        if objection(mechanism) is not None:
+        if refusal_reason(mechanism) is not None:
             return "It would pay nothing, since it would refuse: `fedstill privacy plan` says what."
         return "Without noise on all that leaves nothing is guaranteed, and no epsilon is known."
     reached = f"epsilon {round_up(cost.epsilon_by(config.accountant))} ({config.accountant.upper()})"
     return f"It would pay {reached} at delta {config.delta:g}: `fedstill privacy plan` says for what."
 
 
-def refusal(mechanism: Mechanism, spent: TotalSpent | None) -> str | None:
+def refusal(mechanism: PrivacyMechanism, spent: TotalSpent | None) -> str | None:
     """Why a node would refuse a run as its mechanism charges it, or None.
 
     Args:
         spent: what its data have cost so far; None: not known, and the run is held against its own budget.
     """
-    config, price = mechanism.config, total_cost(mechanism.schedule())
+    config, price = mechanism.config, total_cost(mechanism.run_costs())
     so_far = TotalSpent({}) if spent is None else spent
     if so_far.fault is not None:
         return f"nothing can be charged: {so_far.fault}"
     if price is None:
-        return objection(mechanism)
+        return refusal_reason(mechanism)
     most, delta = config.total_budget
     if so_far.units - {mechanism.unit} and math.isfinite(most):
         return str(ProtectedUnitChanged(most, delta))

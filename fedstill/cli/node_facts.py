@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FEW = 20  # classes that are shown one by one
 
 
-def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[str]]:
+def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, list[str]]:
     """Return lines by topic."""
     from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
     from fedstill.core.startup_kit import KIT, StartupKit
@@ -32,8 +32,8 @@ def node_facts(folder: Path, file: NodeFile, found: Examined) -> dict[str, list[
         facts["data"] = [f"{len(found.data)} examples, {times(found.spec.shape)}, from {source}"]
         if counts := _counts(found.spec, found.data):
             facts["data"].append(counts)
-    elif found.untold:
-        facts["data"] = [found.untold.removeprefix("data ")]
+    elif found.unreported:
+        facts["data"] = [found.unreported.removeprefix("data ")]
     if found.model is not None:
         facts["model"] = [f"{file.model.name}, {_about_model(found.model, file.model.weights)}"]
     if found.compute is not None:

@@ -25,9 +25,9 @@ def requests(args: ParsedArgs) -> None:
     from fedstill.node.request_text import describe_request
     from fedstill.node.requests import find_description
 
-    known = _requests(Path(args.positionals[0])).all()
+    known = _requests(Path(args.positionals[0])).list_all()
     if args.positionals[1:]:
-        sys.stdout.write(described_by(known, args.positionals[1])[0].description)
+        sys.stdout.write(find_description(known, args.positionals[1])[0].description)
         return
     if "--json" in args:
         print_json(
@@ -42,7 +42,7 @@ def requests(args: ParsedArgs) -> None:
         console.print("No run has asked for approval.")
     for request in known:
         console.print(grouped(request.sha256))
-        print_facts(console, facts(request))
+        print_facts(console, describe_request(request))
 
 
 def approve(args: ParsedArgs) -> None:
@@ -83,7 +83,7 @@ def log(args: ParsedArgs) -> None:
     rows = []
     for line in lines[-LAST:]:
         who = clip(line["who"]) or "not proven"
-        rows.append([str(line["line"]), line["at"][:19], line["event"], who, line_about(line)])
+        rows.append([str(line["line"]), line["at"][:19], line["event"], who, describe_log_line(line)])
     if rows:
         print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)
     if fault is not None:
@@ -100,11 +100,11 @@ def log(args: ParsedArgs) -> None:
         print(f"Line {number} has the hash that you noted.")
 
 
-def _requests(folder: Path) -> Requests:
+def _requests(folder: Path) -> ApprovalRequests:
     from fedstill.node import owner_folder
     from fedstill.node.requests import ApprovalRequests
 
-    return Requests(folder, owner_folder.read_node_file(folder))
+    return ApprovalRequests(folder, owner_folder.read_node_file(folder))
 
 
 def _decide(args: ParsedArgs, approved: bool) -> None:
@@ -115,10 +115,10 @@ def _decide(args: ParsedArgs, approved: bool) -> None:
     folder = Path(args.positionals[0])
     because, server = args.get("--because") or "", args.get("--server")
     request = _requests(folder).decide(args.positionals[1], approved, because, server=server)
-    print(f"Run {request.run} of {request.asked_by}, {grouped(request.sha256)}: {request.state}.")
+    print(f"Run {request.run} of {request.server_name}, {grouped(request.sha256)}: {request.state}.")
     if approved:
         print("The server can start or resume it now.")
         with looking_in(folder):
-            refused = refused_all_the_same(request, owner_folder.read_node_file(folder))
+            refused = always_refused_queries(request, owner_folder.read_node_file(folder))
         for query, rule in refused.items():
             print(f"But {query} is refused all the same, as node.toml is: {rule}.")

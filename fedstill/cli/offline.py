@@ -97,7 +97,7 @@ def answer(args: ParsedArgs) -> None:
     from fedstill.node.node_service import NodeService
 
     folder, file = map(Path, args.positionals)
-    Host(folder).limit_process()  # which is this command's own
+    NodeService(folder).limit_process()  # which is this command's own
     with Bars(True) as bars:
         reply = offline_node.answer(
             folder,

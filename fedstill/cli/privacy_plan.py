@@ -16,7 +16,13 @@ from fedstill.cli.run import configured
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node.audit_file import TotalSpent
-from fedstill.node.privacy_forecast import RunLength, find_run_length, forecast, max_steps, paid_parts
+from fedstill.node.privacy_forecast import (
+    RunLength,
+    find_run_length,
+    forecast,
+    max_affordable_steps,
+    paid_parts,
+)
 from fedstill.node.protection import needs_mechanism, unit_notes
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.events import PrivacyCost, total_cost
@@ -105,7 +111,7 @@ def _simulated(target: str, config: RunConfig) -> tuple[PlannedRun, list[Planned
     )
     _require_public(made, "")
     own = (config.nodes.privacy, config.nodes.local)
-    if wanted(config.nodes.privacy):  # as the run itself does then
+    if needs_mechanism(config.nodes.privacy):  # as the run itself does then
         parts = [limit_groups(part, config.nodes.privacy.group_size) for part in parts]
     return made, [PlannedNode(f"node-{k}", *own, len(part), TotalSpent({})) for k, part in enumerate(parts)]
 
@@ -123,14 +129,14 @@ def _require_public(run: PlannedRun, note: str) -> None:
 
 def _mechanism(
     run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, method: Any, local: LocalConfig
-) -> Mechanism:
+) -> PrivacyMechanism:
     """The mechanism that the node would have in the run."""
     from fedstill.core.compute import Compute
     from fedstill.protocol.queries import NodeSetting
 
     setting = NodeSetting(run.spec.make_task(), local, Compute(), run.public)
     side = build_node_side(method, setting)
-    return Mechanism(place.name, privacy, side, local, place.examples, setting.task, group=place.group)
+    return PrivacyMechanism(place.name, privacy, side, local, place.examples, setting.task, group=place.group)
 
 
 def _solve(
@@ -149,7 +155,7 @@ def _solve(
     wants = [part for part, table in privacy.noise_tables.items() if table.noise is None]
     noisy = privacy.with_noise(dict.fromkeys(wants, 1.0))
     first = _mechanism(run, place, noisy, method, local)
-    used = parts(first)
+    used = paid_parts(first)
     if noise is not None:
         unknown = [part for part in wants if part in used]
         privacy = privacy.with_noise(_levels(noise, privacy, used, unknown))
@@ -157,19 +163,19 @@ def _solve(
     wants = [part for part in used if privacy.noise_tables[part].noise is None]
 
     length = None
-    if total_cost(first.schedule()) or steps or finds_steps:
+    if total_cost(first.run_costs()) or steps or finds_steps:
 
         def price(method: Any, local: LocalConfig) -> PrivacyCost | None:
-            return total_cost(_mechanism(run, place, noisy, method, local).schedule())
+            return total_cost(_mechanism(run, place, noisy, method, local).run_costs())
 
         try:
-            length = find_knob(method, local, price)
+            length = find_run_length(method, local, price)
         except FedstillError:
             if steps is not None or finds_steps:
                 raise
     if length is not None and (steps is not None or finds_steps):
         steps = _most(run, place, privacy, length, wants) if steps is None else steps
-        method, local = length.turn(method, local, steps)
+        method, local = length.with_length(method, local, steps)
         length = replace(length, value=steps)
     mechanism = _mechanism(run, place, privacy, method, local)
     if mechanism.protects and method.needs().trains_on_public:  # as the run itself is refused
@@ -202,18 +208,18 @@ def _levels(
 
 
 def _most(
-    run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, length: Knob, wants: Sequence[str]
+    run: PlannedRun, place: PlannedNode, privacy: PrivacyConfig, length: RunLength, wants: Sequence[str]
 ) -> int:
     """The longest run within epsilon."""
     if wants:
         raise ArgumentError("--noise", ", ".join(wants), "noise for them too, or --steps in its place")
 
-    def mechanism_of(steps: int) -> Mechanism:
-        return _mechanism(run, place, privacy, *length.turn(run.method, place.local, steps))
+    def mechanism_of(steps: int) -> PrivacyMechanism:
+        return _mechanism(run, place, privacy, *length.with_length(run.method, place.local, steps))
 
-    if total_cost(mechanism_of(1).schedule()) is None:
+    if total_cost(mechanism_of(1).run_costs()) is None:
         raise ArgumentError("--noise", 0, "noise on everything that leaves; without it nothing is guaranteed")
-    steps = most_steps(mechanism_of, privacy.epsilon)
+    steps = max_affordable_steps(mechanism_of, privacy.epsilon)
     if not steps:
         least = f"more, or more noise: even {length.name} = 1 costs more than that at {place.name}"
         raise ArgumentError("--epsilon", privacy.epsilon, least)

@@ -14,7 +14,7 @@ from fedstill.cli.node_check_privacy import refusal
 from fedstill.cli.privacy_plan_advice import MODEL, advice
 from fedstill.node.audit_entries import RESPONSE
 from fedstill.node.audit_file import TotalSpent
-from fedstill.node.privacy_forecast import MAX_STEPS, Forecast, RunLength, round_up
+from fedstill.node.privacy_forecast import MAX_STEPS, Forecast, RunLength, round_noise_up
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import round_down, round_up
@@ -58,9 +58,9 @@ class NodePlan:
     """Plan of one node."""
 
     place: PlannedNode
-    mechanism: Mechanism  # of the run as planned
+    mechanism: PrivacyMechanism  # of the run as planned
     cost: Forecast
-    length: Knob | None  # by what the run can be made longer, and how long it is; None: it costs the same
+    length: RunLength | None  # option that sets the length of the run; None: the cost does not depend on it
     found: str  # the third of noise, steps and epsilon
 
     @property
@@ -93,7 +93,7 @@ def as_json(run: PlannedRun, plans: Sequence[NodePlan]) -> dict[str, Any]:
             {
                 "node": plan.place.name,
                 "records": plan.place.examples,
-                "noise": plan.mechanism.levels,
+                "noise": plan.mechanism.noise_levels,
                 "length": None if plan.length is None else {plan.length.name: plan.length.value},
                 "epsilon": {"pld": plan.cost.pld, "rdp": plan.cost.rdp},
                 "refused": refusal(plan.mechanism, plan.place.spent),
@@ -147,12 +147,12 @@ def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[s
 
 
 def _levels(plans: Sequence[NodePlan], part: str) -> list[float]:
-    return [plan.mechanism.levels[part] for plan in plans]
+    return [plan.mechanism.noise_levels[part] for plan in plans]
 
 
 def _steps_note(plans: Sequence[NodePlan]) -> str:
     lengths = {plan.length.value for plan in plans if plan.length is not None}
-    if min(lengths) == MOST_STEPS:
+    if min(lengths) == MAX_STEPS:
         return " or more"
     return "" if len(lengths) == 1 else f", what every node can pay; one could pay {max(lengths):.10g}"
 
@@ -163,7 +163,7 @@ def _print_nodes(console: Console, plans: Sequence[NodePlan]) -> None:
         [
             plan.place.name,
             f"{plan.place.examples:,}",
-            *(f"{plan.mechanism.levels[part]:.4g}" for part in parts),
+            *(f"{plan.mechanism.noise_levels[part]:.4g}" for part in parts),
             *([f"{plan.length.value:.10g}"] if plan.length is not None and plan.found == "steps" else []),
             round_up(plan.cost.pld),
             "" if plan.cost.rdp is None else round_up(plan.cost.rdp),
@@ -286,7 +286,7 @@ def _new_levels(plans: Sequence[NodePlan]) -> dict[str, float]:
     for part, table in plans[0].mechanism.config.noise_tables.items():
         most = max(_levels(plans, part))
         if most > 0 and (table.noise is None or table.noise != given[part].noise):
-            found[part] = rounded_up(most)
+            found[part] = round_noise_up(most)
     return found
 
 

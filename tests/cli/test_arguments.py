@@ -44,13 +44,12 @@ def record_all(name: str, words: list[str]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of this module are not imported a second time under another name."""
     functions = {"record": record, "record_all": record_all}
     monkeypatch.setattr(arguments, "load_function", lambda name: functions[name.partition(":")[2]])
     calls.clear()
     all_calls.clear()
-    yield
 
 
 def parsed(*words: str) -> ParsedArgs:

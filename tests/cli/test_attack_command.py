@@ -160,7 +160,7 @@ def test_options_are_those_of_the_attacks_that_are_chosen(command: Main, attacks
         ("ready --attacks inversions", "unknown attack 'inversions': did you mean 'inversion'?"),
         (
             "ready --attacks counts --memorization.pairs 3",
-            "invalid --memorization.pairs = '3' (expected none, as attack 'memorization' is not among --attacks",
+            "invalid --memorization.pairs = '3' (expected none, as attack 'memorization' is not",
         ),
         (
             "ready --attacks counts counts",

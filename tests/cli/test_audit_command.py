@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.cli import audit_log
+from fedstill.cli.arguments import dispatch
+from fedstill.cli.audit_log import SECRET
+from fedstill.cli.commands import COMMANDS
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.node import owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
@@ -50,7 +52,7 @@ def charge(
 
 def said(capsys: Capture, *words: object) -> str:
     """What a command prints; on a terminal of 80 columns."""
-    audit_log.main([str(word) for word in words])
+    dispatch(["audit", *(str(word) for word in words)], COMMANDS)
     return capsys.readouterr().out
 
 
@@ -191,7 +193,7 @@ def test_show_shortens_long_runs_in_rows_alone(tmp_path: Path, capsys: Capture) 
 
 def test_rows_that_are_lost_are_told_after_a_settlement(clinic: Path, capsys: Capture) -> None:
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry > 1")
-    said(capsys, "settle", clinic, "--because", "restored from a backup")
+    said(capsys, "accept", clinic, "--because", "restored from a backup")
     out = said(capsys, "show", clinic)
     assert "Entries 2 to 3 are lost, and their numbers are not used again." in out
     rows, totals = " ".join(out.split()).split("rule what is done before it leaves")
@@ -204,11 +206,11 @@ def test_a_file_that_is_no_audit_log_is_left_where_it_is(clinic: Path, capsys: C
     file.write_bytes(b"images and labels" * 1000)
     for command in ("show", "verify"):
         with pytest.raises(FedstillError) as told:
-            audit_log.main([command, str(file)])
+            dispatch(["audit", command, str(file)], COMMANDS)
         assert str(told.value) == f"{file} is no audit log"
     (clinic / "audit.sqlite").write_bytes(b"once an audit log, as its head says" * 1000)
     with pytest.raises(FedstillError, match="move it away, and settle"):
-        audit_log.main(["show", str(clinic)])
+        dispatch(["audit", "show", str(clinic)], COMMANDS)
 
 
 def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Path, capsys: Capture) -> None:
@@ -236,7 +238,7 @@ def test_verify_is_one_line_or_one_error(clinic: Path, capsys: Capture) -> None:
     assert out == f"{clinic / 'audit.sqlite'}: 3 entries: hashes, totals and head agree\n"
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = '{}' WHERE entry = 2")
     with pytest.raises(FedstillError, match="entry 2 is not as it was written"):
-        audit_log.main(["verify", str(clinic)])
+        dispatch(["audit", "verify", str(clinic)], COMMANDS)
     assert "NOT SOUND: entry 2 is not as it was written" in said(capsys, "show", clinic)
 
 
@@ -247,8 +249,8 @@ def test_totals_that_are_not_those_of_the_entries_are_found_and_settled(
     text = head.read_text(encoding="utf-8").replace('"laplace(10.0)":4', '"laplace(10.0)":5')
     head.write_text(text, encoding="utf-8")
     with pytest.raises(FedstillError, match="entries up to 3 do not add up to the totals in its head"):
-        audit_log.main(["verify", str(clinic)])
-    out = said(capsys, "settle", clinic, "--because", "so")
+        dispatch(["audit", "verify", str(clinic)], COMMANDS)
+    out = said(capsys, "accept", clinic, "--because", "so")
     assert "Charged again to clinic, run spring: laplace(10)." in out
     assert "4 entries: hashes, totals and head agree" in said(capsys, "verify", clinic)
 
@@ -264,9 +266,9 @@ def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capt
 
 def test_settle_writes_the_reason_and_charges_what_is_lost_again(clinic: Path, capsys: Capture) -> None:
     with pytest.raises(FedstillError, match="nothing is wrong"):
-        audit_log.main(["settle", str(clinic), "--because", "so"])
+        dispatch(["audit", "accept", str(clinic), "--because", "so"], COMMANDS)
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
-    out = said(capsys, "settle", clinic, "--because", "restored from a backup")
+    out = said(capsys, "accept", clinic, "--because", "restored from a backup")
     assert "Settled: is an older copy" in out
     assert "Charged again to clinic, run autumn: gaussian(4), 2 x laplace(10)." in out
     assert "3 entries: hashes" in said(capsys, "verify", clinic)
@@ -279,8 +281,8 @@ def test_settle_writes_the_reason_and_charges_what_is_lost_again(clinic: Path, c
 def test_an_audit_log_that_is_gone(clinic: Path, capsys: Capture) -> None:
     (clinic / "audit.sqlite").unlink()
     with pytest.raises(FedstillError, match="is gone, and its head is there"):
-        audit_log.main(["verify", str(clinic)])
-    out = said(capsys, "settle", clinic, "--because", "lost")
+        dispatch(["audit", "verify", str(clinic)], COMMANDS)
+    out = said(capsys, "accept", clinic, "--because", "lost")
     assert out.count("Charged again") == 2
     assert "3 x gaussian(4)" in said(capsys, "show", clinic)
 
@@ -289,12 +291,12 @@ def test_an_audit_log_that_is_gone_with_its_head_is_made_anew(clinic: Path, caps
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
     with pytest.raises(FedstillError, match="nothing has been charged"):
-        audit_log.main(["verify", str(clinic)])
+        dispatch(["audit", "verify", str(clinic)], COMMANDS)
     (clinic / "runs" / "spring").mkdir(parents=True)
     (clinic / "runs" / "spring" / "plan.json").touch()
     with pytest.raises(FedstillError, match="is gone, and its node's runs are there"):
-        audit_log.main(["verify", str(clinic)])
-    assert "Settled: is gone" in said(capsys, "settle", clinic, "--because", "lost")
+        dispatch(["audit", "verify", str(clinic)], COMMANDS)
+    assert "Settled: is gone" in said(capsys, "accept", clinic, "--because", "lost")
     assert "1 entry: hashes" in said(capsys, "verify", clinic)
 
 
@@ -332,14 +334,14 @@ def test_export(clinic: Path, capsys: Capture) -> None:
         told = list(log.entries())
     lines = clinic.parent / "out.jsonl"
     said(capsys, "export", clinic, "--out", lines)
-    secretive = [{name: row[name] for name in row if name not in audit_log.SECRET} for row in told]
+    secretive = [{name: row[name] for name in row if name not in SECRET} for row in told]
     assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
     for out in (lines, clinic.parent / "out.txt", ""):
         with pytest.raises(ArgumentError, match="--out"):
-            audit_log.main(["export", str(clinic), "--out", str(out)])
+            dispatch(["audit", "export", str(clinic), "--out", str(out)], COMMANDS)
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 1")
     with pytest.raises(FedstillError, match=r"not sound, and .* holds it as it is: entry 1 is missing"):
-        audit_log.main(["export", str(clinic), "--out", str(clinic.parent / "again.jsonl")])
+        dispatch(["audit", "export", str(clinic), "--out", str(clinic.parent / "again.jsonl")], COMMANDS)
 
 
 def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_with(
@@ -366,7 +368,7 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
     said(capsys, "show", clinic)
     for words in (["verify", clinic], ["export", clinic, "--out", clinic.parent / "x.jsonl"]):
         with pytest.raises(FedstillError):
-            audit_log.main([str(word) for word in words])
+            dispatch(["audit", *(str(word) for word in words)], COMMANDS)
     after = {
         file.name: file.read_bytes() for file in clinic.iterdir() if not file.name.endswith(("-wal", "-shm"))
     }
@@ -381,7 +383,7 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
         (["show", "nowhere.sqlite"], "nowhere.sqlite is not there: neither a folder nor an audit log"),
         (["show", "."], "is no node's folder"),
         (["show", ".", "--lst", "3"], "did you mean '--last'"),
-        (["settle", "here.sqlite"], "--because"),
+        (["accept", "here.sqlite"], "--because"),
         (["show", "here.sqlite", "--delta", "0"], "--delta is '0'"),
         (["show", "here.sqlite", "--last", "-1"], "--last is '-1'"),
     ],
@@ -392,13 +394,10 @@ def test_what_cannot_be_done_is_one_line(
     monkeypatch.chdir(tmp_path)
     AuditLog(Path("here.sqlite")).close()
     with pytest.raises(FedstillError, match=told) as raised:
-        audit_log.main(words)
+        dispatch(["audit", *words], COMMANDS)
     assert isinstance(raised.value, UnknownName) == ("mean" in told)
 
 
-def test_help_and_an_empty_audit_log(tmp_path: Path, capsys: Capture) -> None:
-    assert all(f"fedstill audit {name}" in said(capsys) for name in ("show", "verify", "export", "settle"))
-    assert said(capsys, "show", "--help") == audit_log.HELP
-    assert max(map(len, audit_log.HELP.splitlines())) <= 110
+def test_empty_log_says_that_nothing_left(tmp_path: Path, capsys: Capture) -> None:
     AuditLog(tmp_path / "audit.sqlite").close()
     assert said(capsys, "show", tmp_path).endswith("Nothing has left.\n")

@@ -24,7 +24,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.node import audit_file, owner_folder
 from fedstill.node.audit_entries import NODE_DATA, Entry
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.privacy_forecast import find_run_length, forecast, round_up
+from fedstill.node.privacy_forecast import find_run_length, forecast, round_noise_up
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.budget import round_up
 from fedstill.privacy.dpsgd import DPSGD
@@ -495,7 +495,7 @@ def test_help_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_levels_are_rounded_up_and_never_down() -> None:
     for level in (0.1 + 0.2, 9.99951, 1e-3, 123456.7, 2.0, 4.08140305736463):
-        up = round_up(level)
+        up = round_noise_up(level)
         assert level <= up <= level * 1.001 or up == pytest.approx(level, rel=1e-9)
     assert cost_from_dict({"laplace(10.0)": 1}) == PrivacyCost({Event("laplace", 10.0): 1})
     with pytest.raises(ArgumentError):
