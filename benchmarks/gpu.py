@@ -192,7 +192,7 @@ def trained(name: str, engine: EngineConfig) -> tuple[torch.Tensor, torch.Tensor
     kind = METHODS[name]
     known = {part.name for part in dataclasses.fields(kind)}
     method: Any = kind(**{key: value for key, value in SMALL.items() if key in known})
-    maps, draw = method.needs().maps, torch.Generator().manual_seed(0)
+    maps, draw = method.needs().label_maps, torch.Generator().manual_seed(0)
     shape, spec = (1, 16, 16), "unet:4" if maps else "small-cnn:4"
 
     def some(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,7 +225,7 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
     Beside it, how far rounding alone takes them: stacked on the CPU from one by one on the CPU.
     """
     rows = []
-    names = [name for name in METHODS.own if not METHODS[name]().needs().rows]  # inputs here are images
+    names = [name for name in METHODS.own if not METHODS[name]().needs().table_rows]  # inputs here are images
     for name in within(chosen, names):
         before, expected = trained(name, EngineConfig("one-by-one", "cpu", "float32"))
         way = (expected - before).norm().clamp_min(1e-9)

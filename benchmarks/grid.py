@@ -20,7 +20,7 @@ import tyro
 from step_time import PHASES, Timing
 
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.federation.inprocess import stacks
+from fedstill.federation.inprocess import should_stack
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
@@ -79,7 +79,7 @@ def way_of(options: step_time.Options, model: str, phase: str) -> str:
         method.node_side(NodeSetting(Classification(step_time.CLASSES), LocalConfig(), compute)).prepare(
             nodes
         )
-    return "stacked" if stacks(compute, nodes) else "at-once"
+    return "stacked" if should_stack(compute, nodes) else "at-once"
 
 
 def main(options: Options) -> int:

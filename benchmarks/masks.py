@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from fedstill.node.cohort import Cohort
 from fedstill.node.policy import PolicyConfig
+from fedstill.node.sum_history import Cohort
 from fedstill.node.sum_masks import SumMasks, stream
-from fedstill.protocol.secure_aggregation import SumCall, from_ring, to_ring, total
+from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
 
 NODES, VALUES, ROUNDS = (3, 5, 20, 50), (640, 196_608, 1_000_000), 3
 
@@ -56,14 +56,14 @@ def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, 
     own = {name: torch.randn(values, generator=draw) for name in names}
     node, server = [], []
     for number in range(ROUNDS):
-        call, added = SumCall(number, tuple(names), recover), []
+        call, added = SumRequest(number, tuple(names), recover), []
         start = time.perf_counter()
         for name in names:
             mask = masks[name].mask(masks[name].admit("q", call), "q", ("content",))
             added.append({"x": mask(to_ring(own[name]), 0)})
         node.append((time.perf_counter() - start) / count)
         start = time.perf_counter()
-        ring = total(added)["x"]
+        ring = add_contributions(added)["x"]
         if recover:
             words = {name: masks[name].agree(number, names) for name in names}
             for name in names:

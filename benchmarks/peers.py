@@ -32,7 +32,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.core.workers import Workers
-from fedstill.federation.inprocess import InProcess, partition, stacks
+from fedstill.federation.inprocess import InProcess, group_nodes, should_stack
 from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fediod import FedIOD
@@ -214,10 +214,10 @@ def ours(
     side = method.node_side(NodeSetting(task, local, compute))
     side.prepare(nodes)
     prepare(nodes, local)
-    if method.before is not None:  # local training leaves them so
+    if method.initial_training is not None:  # local training leaves them so
         for node in nodes:
             node.model.eval().requires_grad_(False)
-    federation = InProcess(nodes, partition(nodes, stacks(compute, nodes)), side, compute)
+    federation = InProcess(nodes, group_nodes(nodes, should_stack(compute, nodes)), side, compute)
     half = (0.5,) * shape[0]
     return Server(
         method, federation, compute.place(student), task, shape, half, half, compute, options.seed, local

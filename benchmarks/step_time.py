@@ -32,7 +32,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.core.workers import Workers
-from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
@@ -334,7 +334,7 @@ def distillation(
         return lambda: [plain.step() for _ in range(options.steps)], timing
     for node in nodes:
         node.model.eval().requires_grad_(False)  # as local training leaves it
-    groups = partition(nodes, way == "stacked")
+    groups = group_nodes(nodes, way == "stacked")
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
     student = compute.place(make_student(options, model))
@@ -365,7 +365,7 @@ def local_training(
         plain = PlainLocal(options, compute, nodes)
         return lambda: plain.turn(options.local_steps), timing
     prepare(nodes, config)
-    groups, done = partition(nodes, way == "stacked"), 0
+    groups, done = group_nodes(nodes, way == "stacked"), 0
 
     def turn() -> Losses:
         nonlocal done

@@ -87,7 +87,10 @@ def main() -> None:
         )  # fmt: skip
         axes.annotate(label, (x, mean), xytext=offset, textcoords="offset points", fontsize=9)
         drawn.add(group)
-    for label, row in (("centralized (upper bound)", "Centralized"), ("standalone (baseline)", "A node alone")):
+    for label, row in (
+        ("centralized (upper bound)", "Centralized"),
+        ("standalone (baseline)", "A node alone"),
+    ):
         height = mean_and_deviation(accuracy[row])[0]
         axes.axhline(height, color="#555555", lw=1, ls="--")
         axes.text(4.3e4, height + 0.8, f"{label} {height:.1f}", fontsize=9, color="#444444")

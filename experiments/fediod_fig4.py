@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.attacks.generative_metrics import Extractor, frechet, penultimate
+from fedstill.attacks.generative_metrics import Extractor, frechet_distance, penultimate_extractor
 from fedstill.attacks.gradient_matching import DLG, InversionConfig, invert
-from fedstill.attacks.memorization import copying
-from fedstill.attacks.model_updates import Observed, gradients
-from fedstill.attacks.transcript import HeardRelease, Overheard
+from fedstill.attacks.memorization import memorization_test
+from fedstill.attacks.model_updates import ObservedUpdate, loss_gradients
+from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import layered
 from fedstill.core.dataset import TensorData
@@ -49,7 +49,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import presets
-from fedstill.runs.assemble import prepare
+from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.setting import Setting, shape_of
 
@@ -140,16 +140,16 @@ def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.
 
 def distilled(
     federation: Federation, method: FedIOD, teachers: Sequence[nn.Module], count: int
-) -> tuple[Overheard, torch.Tensor]:
+) -> tuple[ObservedSimulation, torch.Tensor]:
     """FedIOD with some nodes' models, and the last inputs that its server sent."""
     setting = federation.setting
     shape, classes = shape_of(setting), setting.task.classes
     student = build(federation.models[1], shape, classes, setting.seed, "student")
-    experiment = Overheard(replace(setting, method=method, models=teachers, student=student))
+    experiment = ObservedSimulation(replace(setting, method=method, models=teachers, student=student))
     sent: deque[torch.Tensor] = deque(maxlen=-(-count // method.batch))
     first = experiment.nodes[0].name
 
-    def hear(release: HeardRelease) -> None:
+    def hear(release: ObservedRelease) -> None:
         if (release.node, release.query, release.part) == (first, "examine", "answer"):
             sent.append(release.sent["x"].float())
 
@@ -166,8 +166,8 @@ def recovered(
     psnr: list[float] = []
     for at in range(len(images)):
         image, label = images[at : at + 1], labels[at : at + 1]
-        slopes = gradients(victim, own, image, label)
-        release = Observed(victim, {name: slope.detach() for name, slope in slopes.items()})
+        slopes = loss_gradients(victim, own, image, label)
+        release = ObservedUpdate(victim, {name: slope.detach() for name, slope in slopes.items()})
         channels, height, width = image.shape[1:]
         got = invert(release, (channels, height, width), 1, config, seed=seed + at).against(image)
         found.append(got.images)
@@ -204,7 +204,9 @@ def reproduce(
     nodes = len(setting.parts)
     if not 2 <= images <= TESTED // nodes:
         raise ArgumentError("images", images, f"from 2 to {TESTED // nodes}")
-    space = penultimate(federation.judge, setting.test.inputs[:1], "a ResNet-8 taught by others' images")
+    space = penultimate_extractor(
+        federation.judge, setting.test.inputs[:1], "a ResNet-8 taught by others' images"
+    )
     print(f"judge: {federation.accuracy:.1f} % on test images; {time.monotonic() - began:.0f} s", flush=True)
 
     network, _ = federation.models
@@ -241,7 +243,7 @@ def reproduce(
     held_out = setting.test.inputs[nodes * images :]
     lines, copied = {}, {}
     for name, those in found.items():
-        told = copying(those, private, held_out, space, seed=seed, drawings=199)
+        told = memorization_test(those, private, held_out, space, seed=seed, permutations=199)
         share, low, high = (100 * told[key] for key in ("share", "low", "high"))
         copied[name] = share
         lines[name] = (
@@ -285,4 +287,4 @@ def reproduce(
 
 def fids(sets: dict[str, torch.Tensor], private: torch.Tensor, space: Extractor) -> dict[str, float]:
     """FID of each set of images from private ones."""
-    return {name: frechet(space(those), space(private)) for name, those in sets.items()}
+    return {name: frechet_distance(space(those), space(private)) for name, those in sets.items()}

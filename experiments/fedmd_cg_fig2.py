@@ -29,7 +29,7 @@ from fedstill.node.gate import Gate
 from fedstill.node.node import Node
 from fedstill.node.node_group import Group
 from fedstill.node.policy import PolicyConfig
-from fedstill.protocol.local_config import WHOLE, LocalConfig
+from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig
 from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
 
@@ -85,7 +85,7 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
     for form in ("none", "div0", "div1", "div2"):
         method, nodes = FedMDCG(diversity=form), Group([node]).knowing(setting)
         method.prepare([node], setting)
-        method.train_generators(nodes, WHOLE, method.generator_work(nodes, 0))
+        method.train_generators(nodes, FULL_TRAINING, method.generator_work(nodes, 0))
         z = torch.randn(len(labels), method.noise, generator=torch_generator(seed, "z"))
         made = local_training.predict(node.modules["generator"], condition(z, labels, task.classes), compute)
         known = task.compute_metrics(local_training.predict(model.head, made, compute), labels)["accuracy"]

@@ -21,9 +21,15 @@ import torch
 
 from fedstill import models
 from fedstill.attacks.config import LeakageConfig
-from fedstill.attacks.membership_inference import TITLES, MembershipInference, candidates, merged, scores
-from fedstill.attacks.membership_scores import Figures, auc, halves, together
-from fedstill.attacks.transcript import RepeatedRun, replay
+from fedstill.attacks.membership_inference import (
+    TITLES,
+    MembershipInference,
+    choose_candidates,
+    concatenate,
+    score_candidates,
+)
+from fedstill.attacks.membership_scores import Record, auc_with_interval, shadow_halves, train_shadows
+from fedstill.attacks.transcript import ReplayedRun, load_run
 from fedstill.compare.comparison import ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute
@@ -39,41 +45,43 @@ RECORDS = MembershipInference().records
 class Adversary:
     """Knows candidates, and what its own models say of them."""
 
-    def __init__(self, again: RepeatedRun, count: int) -> None:
+    def __init__(self, again: ReplayedRun, count: int) -> None:
         config, classes = again.config, len(again.data.classes)
-        self.asked = candidates(merged(again.parts), again.data.test, RECORDS, SEED)
-        self.inside = halves(len(self.asked.records), count, SEED)
+        self.asked = choose_candidates(concatenate(again.parts), again.data.test, RECORDS, SEED)
+        self.inside = shadow_halves(len(self.asked.records), count, SEED)
         self.compute = Compute(config.engine)
 
         def make(seed: int) -> torch.nn.Module:
             return models.build(config.student.model, again.shape, classes, seed, "shadow")
 
         task, local = again.setting.task, config.nodes.local
-        shadows = together(make, self.asked.records, self.inside, task, local, SEED, compute=self.compute)
+        shadows = train_shadows(
+            make, self.asked.records, self.inside, task, local, SEED, compute=self.compute
+        )
         self.said = [self.outputs(shadow) for shadow in shadows]
 
     def outputs(self, network: torch.nn.Module) -> torch.Tensor:
         """Logits about candidates and population, ``(N + Z, classes)``."""
         return predict(network, self.asked.all.inputs, self.compute).cpu()
 
-    def areas(self, student: torch.nn.Module) -> dict[str, Figures]:
+    def areas(self, student: torch.nn.Module) -> dict[str, Record]:
         """AUC of each attack, with its interval over records."""
         said = torch.stack([self.outputs(self.compute.place(student)), *self.said])
-        found = scores(self.asked, said, self.inside)
+        found = score_candidates(self.asked, said, self.inside)
         inside = self.asked.inside
         sure = 1 - (1 - CONFIDENCE) / len(found)  # all hold together, as those of the attack
-        return {name: auc(score[inside], score[~inside], sure) for name, score in found.items()}
+        return {name: auc_with_interval(score[inside], score[~inside], sure) for name, score in found.items()}
 
 
 def told(
     runs: Path, shadows: int, seeds: Sequence[int] = ()
-) -> Iterator[tuple[ComparisonRun, dict[str, Figures]]]:
+) -> Iterator[tuple[ComparisonRun, dict[str, Record]]]:
     """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
     adversaries: dict[tuple[object, ...], Adversary] = {}
     for place in read_folder(runs).places():
         folder = runs / place.folder
         if (folder / FILE).exists() and place.seed in (seeds or [place.seed]):
-            again = replay(folder)
+            again = load_run(folder)
             config = again.config
             at = (place.setting, place.seed, config.student, config.nodes.local, config.public)
             if at not in adversaries:
@@ -81,7 +89,7 @@ def told(
             yield place, adversaries[at].areas(read(folder)[0])
 
 
-def in_percent(area: Figures) -> str:
+def in_percent(area: Record) -> str:
     """An AUC and its interval."""
     return f"{100 * area['value']:.1f} [{100 * area['low']:.1f}, {100 * area['high']:.1f}]"
 
@@ -95,7 +103,7 @@ def main() -> None:
     parser.add_argument("--shadows", type=int, default=MembershipInference().shadows)
     parser.add_argument("--seeds", type=int, nargs="+", default=())
     given = parser.parse_args()
-    reached: dict[tuple[str, str], list[dict[str, Figures]]] = {}
+    reached: dict[tuple[str, str], list[dict[str, Record]]] = {}
     try:
         MembershipInference(shadows=given.shadows)  # refuses numbers that make no attack
         for place, areas in told(given.runs, given.shadows, given.seeds):

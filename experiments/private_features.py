@@ -27,10 +27,10 @@ from fedstill.core.dataset import DataSet
 from fedstill.core.errors import FedstillError
 from fedstill.core.seeds import torch_generator
 from fedstill.data.loading import load
-from fedstill.privacy.accounting import calibrate
+from fedstill.privacy.accounting import calibrate_noise
 from fedstill.privacy.dpsgd import clipped_sum
-from fedstill.privacy.events import Event, Price
-from fedstill.runs.assemble import divide
+from fedstill.privacy.events import Event, PrivacyCost
+from fedstill.runs.build import divide
 from fedstill.runs.config import RunConfig, from_dict
 
 Options = argparse.Namespace
@@ -75,7 +75,7 @@ def percent(config: RunConfig, data: DataSet, o: Options) -> dict[float, list[fl
     for epsilon in o.epsilon:
         noise = 0.0
         if math.isfinite(epsilon):
-            noise = calibrate(lambda s: Price({Event("gaussian", s): o.steps}), epsilon, 1e-5)
+            noise = calibrate_noise(lambda s: PrivacyCost({Event("gaussian", s): o.steps}), epsilon, 1e-5)
         z = []  # (B, C) of each node
         for k, (f, part) in enumerate(zip(own, parts, strict=True)):
             draws = torch_generator(config.seed, "noise", k)

@@ -16,8 +16,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from fedstill.privacy.accounting import calibrate
-from fedstill.privacy.events import Event, Price
+from fedstill.privacy.accounting import calibrate_noise
+from fedstill.privacy.events import Event, PrivacyCost
 
 PUBLIC, TEST, CLASSES, DRAWS = 288, 359, 10, 5
 PENALTIES = (3, 10, 30, 100, 300, 1000, 3000)
@@ -43,7 +43,7 @@ def main() -> None:
     print("| nodes | epsilon | noise on the votes | right with 0.7 | with 0.9 |\n|---:|---:|---:|---:|---:|")
     for epsilon in (3.0, 8.0):
         # A vote moves from one class to another: sqrt(2) an image, sqrt(2 * 288) in all.
-        multiple = calibrate(lambda s: Price({Event("gaussian", s): 1}), epsilon, 1e-5)
+        multiple = calibrate_noise(lambda s: PrivacyCost({Event("gaussian", s): 1}), epsilon, 1e-5)
         noise = multiple * math.sqrt(2 * PUBLIC)
         for nodes in (5, 20, 50, 100):
             best = [

@@ -14,13 +14,13 @@ Part = dict[str, Any]
 
 
 def found(
-    inversion: Any = None, membership: Any = None, copying: Any = None, counts: Any = None
+    inversion: Any = None, membership: Any = None, memorization: Any = None, counts: Any = None
 ) -> list[Part]:
     """The attacks of a file, those that are given."""
     parts = (
         (GradientInversion(), inversion),
         (MembershipInference(), membership and {"targets": membership}),
-        (Memorization(), copying),
+        (Memorization(), memorization),
         (LabelCounts(), counts and {"nodes": counts}),
     )
     return [attack_record(attack, part) for attack, part in parts if part]
@@ -62,17 +62,24 @@ def target(of: str, *attacks: Part, **changes: Any) -> Part:
 
 
 def space(extractor: str, **changes: Any) -> Part:
-    counts = {"generated": 1000, "private": 1437, "held_out": 360, "drawings": 999}
+    counts = {"generated": 1000, "private": 1437, "held_out": 360, "permutations": 999}
     nearer = {"statistic": 0.012, "expected": 0.001, "p_value": 0.034, "share": 0.582, "low": 0.5512}
-    rest = {"high": 0.6122, "z": -3.21, "z_p_value": 0.00066, "fresh": 0.71, "mind": [], "pairs": []}
+    rest = {
+        "high": 0.6122,
+        "z": -3.21,
+        "z_p_value": 0.00066,
+        "held_out_ratio": 0.71,
+        "caveats": [],
+        "pairs": [],
+    }
     return {"extractor": extractor, **counts, **nearer, **rest, **changes}
 
 
-def copying(*spaces: Part, **changes: Any) -> Part:
+def memorization(*spaces: Part, **changes: Any) -> Part:
     told = {"images": 1000, "of": "inputs that the server sent to nodes"}
     return {**told, "spaces": list(spaces), "distances": [], "scores": None, **changes}
 
 
 def counted(node: str, exact: bool, off: float = 0.0, **changes: Any) -> Part:
     errors = {"total_variation": off, "largest_error": off, "largest_class": "one", "size_error": 0.0}
-    return {"node": node, "exact": exact, **errors, "absent": [], "told_absent": [], **changes}
+    return {"node": node, "exact": exact, **errors, "absent": [], "reported_absent": [], **changes}

@@ -12,7 +12,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.text_format import counted
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
-from fedstill.protocol.queries import NodeSetting, stand_in
+from fedstill.protocol.queries import NodeSetting, placeholder_public
 from fedstill.tasks.classification import Classification
 
 PAGE = Path(__file__).parents[1] / "docs" / "choosing.md"
@@ -27,12 +27,12 @@ MAIN_MODELS = {
 def rows() -> list[str]:
     """A line of the page's table for each method that comes with the package, with its default options."""
     task = Classification(10)
-    at = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
+    at = NodeSetting(task, LocalConfig(), Compute(), placeholder_public(task))
     found = []
     for name in METHODS.own:
         method = METHODS[name]()
         needs, side = method.needs(), method.node_side(at)
-        if needs.maps or needs.rows:
+        if needs.label_maps or needs.table_rows:
             continue  # of another task
         public = "with labels" if needs.public_labels else "yes" if needs.public else ""
         slopes = any(query.differentiable for query in side.queries.values())
@@ -41,13 +41,17 @@ def rows() -> list[str]:
             public,
             "one" if needs.same_architecture else "any",
             "more"
-            if not all(kind.output for kind in side.leaves())
+            if not all(kind.is_output for kind in side.released_kinds())
             else "outputs"
-            if side.leaves()
+            if side.released_kinds()
             else "nothing",
             "yes" if slopes else "",
-            "once" if method.one_round else counted(method.turns, method.unit) if side.leaves() else "",
-            MAIN_MODELS[method.central],
+            "once"
+            if method.one_round
+            else counted(method.total_steps, method.unit)
+            if side.released_kinds()
+            else "",
+            MAIN_MODELS[method.evaluated_model],
         )
         found.append("| " + " | ".join(cells) + " |")
     return found

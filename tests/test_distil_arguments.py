@@ -194,7 +194,7 @@ def test_terms_are_the_command_lines_again_after_a_call() -> None:
 
 
 def test_the_folder_of_a_run_from_python_serves_or_says_what_it_lacks(tmp_path: Path) -> None:
-    from fedstill.attacks.transcript import replay
+    from fedstill.attacks.transcript import load_run
     from fedstill.report.model_card import model_card
     from fedstill.runs.run import resume
 
@@ -205,7 +205,7 @@ def test_the_folder_of_a_run_from_python_serves_or_says_what_it_lacks(tmp_path: 
     with pytest.raises(RunFolderError, match=r"fedstill\.distil.*same arguments"):
         resume(out, progress=False)
     with pytest.raises(RunFolderError, match=r"fedstill\.distil.*run_preset"):
-        replay(out)
+        load_run(out)
 
 
 # --- whose fault it is -----------------------------------------------------------------------------

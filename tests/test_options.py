@@ -33,8 +33,8 @@ from fedstill.tasks import TASKS
 KEPT = Path(__file__).with_name("options.toml")
 REGISTRIES = (METHODS, TASKS, DATA, SPLITS, MECHANISMS, ATTACKS)
 CHANGING = {  # dataclasses that are state, outside of the methods' own
-    "AuditTotals", "Budget", "Call", "FedstillConfig", "Heard", "LeftOnDay", "Meter", "Traffic", "Watch",
-    "World", "Coming", "Exchange", "_Open",
+    "AuditTotals", "Budget", "Call", "FedstillConfig", "LeftOnDay", "Meter", "ServerTranscript", "Traffic", "Watch",
+    "AuditedNode", "Coming", "Exchange", "_Open",
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ rounds = 2
 [leakage]
 attacks = ["majority"]
 [leakage.majority]
-answers = 100
+responses = 100
 """
 
 
@@ -56,17 +56,17 @@ def leakage(folder: Path) -> dict[str, Any]:
 
 def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> None:
     printed = lab(
-        "attack", "skewed", "--attacks", "majority", "counts", "--majority.answers", "100", "--quiet"
+        "attack", "skewed", "--attacks", "majority", "counts", "--majority.responses", "100", "--quiet"
     )
     (first, second) = leakage(run)["attacks"]
     assert (first["name"], second["name"]) == ("majority", "counts")
     experiment, heard, _ = replay_run(run, load_run(run), 100)
-    for node, told in zip(experiment.nodes, first["found"]["nodes"], strict=True):
+    for node, told in zip(experiment.nodes, first["result"]["nodes"], strict=True):
         responses = heard.responses(node.name)
         assert responses is not None
         assert told["guess"] == str(int(torch.softmax(responses[1][-100:], 1).mean(0).argmax()))
         assert told["true"] == str(int(torch.bincount(node.data.targets, minlength=10).argmax()))
-    right = sum(node["guess"] == node["true"] for node in first["found"]["nodes"])
+    right = sum(node["guess"] == node["true"] for node in first["result"]["nodes"])
     assert right >= 2, "most records are of few classes"
     share = f"{100 * right / 3:.0f}%"
     assert f"majority 3 nodes right {share} 10%" in " ".join(printed.split())
@@ -76,14 +76,14 @@ def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> N
 
 
 def test_module_and_name_do_without_an_entry_point(lab: Lab, run: Path) -> None:
-    lab("attack", "skewed", "--attacks", "majority", "--majority.answers", "64", "--quiet")
+    lab("attack", "skewed", "--attacks", "majority", "--majority.responses", "64", "--quiet")
     by_name = leakage(run)
-    options = ["--attacks", ATTACK, f"--{ATTACK}.answers", "64"]
+    options = ["--attacks", ATTACK, f"--{ATTACK}.responses", "64"]
     lab("attack", "skewed", *options, "--quiet")
     by_path = leakage(run)
     assert by_path["config"] == by_name["config"]  # one thing, one name
-    assert by_path["attacks"][0]["found"] == by_name["attacks"][0]["found"]
-    assert "--majority.answers INT" in lab("attack", "--attacks", ATTACK, "--help")
+    assert by_path["attacks"][0]["result"] == by_name["attacks"][0]["result"]
+    assert "--majority.responses INT" in lab("attack", "--attacks", ATTACK, "--help")
 
 
 def test_a_comparison_has_its_column(lab: Lab) -> None:

@@ -32,10 +32,16 @@ def lab(lab: Lab) -> Lab:
         ("--task.name my_lab.ordinal:Ordinal", "a subclass of TaskConfig"),
         ("--task.name ordinal --task.dice 1.0", "expected none, as task 'ordinal' has no such option"),
         ("--split.name broken", f"split {NOT_IMPORTED}"),
-        ("--split.name json:JSONDecoder", "invalid split = 'json:JSONDecoder' (expected a subclass of SplitConfig"),
+        (
+            "--split.name json:JSONDecoder",
+            "invalid split = 'json:JSONDecoder' (expected a subclass of SplitConfig",
+        ),
         ("--split.alpha 1", "invalid split.alpha = '1' (expected none"),
         ("--split.power -1", "invalid split.power = -1.0 (expected 0 or more and up to 10\n"),
-        ("--student.model broken:8", "invalid model = 'broken' (expected one that can be imported: broken:thing"),
+        (
+            "--student.model broken:8",
+            "invalid model = 'broken' (expected one that can be imported: broken:thing",
+        ),
         ("--student.model json:no", "invalid model = 'json:no' (expected one of"),
         ("--student.model convmixer:wide", "model is 'convmixer:wide': allowed is"),
         (

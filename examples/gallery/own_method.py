@@ -55,11 +55,11 @@ class MeanTeacher(Method):
         with torch.no_grad():
             return {"logits": nodes.bench("model")(x)}
 
-    def begin(self, server: Server) -> State:
+    def init_state(self, server: Server) -> State:
         """At the server, before its first turn. Nobody is asked yet."""
         return State(torch.optim.Adam(server.student.parameters(), 2e-3), torch.empty(0))
 
-    def turn(self, server: Server, state: State, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: State, t: int) -> Mapping[str, float]:
         """At the server, an epoch."""
         if t == 0:
             z = server.query("answer")["logits"]  # (K, N, C)

@@ -178,7 +178,7 @@ ATTACKS: Registry[type[Attack]] = Registry(
     {
         "inversion": "fedstill.attacks.gradient_inversion:GradientInversion",
         "membership": "fedstill.attacks.membership_inference:MembershipInference",
-        "copying": "fedstill.attacks.memorization:Memorization",
+        "memorization": "fedstill.attacks.memorization:Memorization",
         "counts": "fedstill.attacks.label_counts:LabelCounts",
     },
     base=Attack,

@@ -158,7 +158,7 @@ def attack_record(attack: Attack, part: Any) -> dict[str, Any]:
         "columns": [asdict(column) for column in attack.columns],
         "notes": list(attack.notes),
         "pictures": pictures,
-        "found": part,
+        "result": part,
     }
 
 

@@ -37,14 +37,14 @@ class LeakageConfig(Checked):
 
     @classmethod
     def quick(cls) -> LeakageConfig:
-        """All attacks with as few models, victims and drawings as show anything: a first look.
+        """All attacks with as few models, victims and permutations as show anything: a first look.
 
         What it gets is less than what there is: 4 shadow models tell members from others worse than 16 do.
         """
         options: Mapping[str, Mapping[str, Any]] = {
-            "membership": {"shadows": 4, "records": 500, "answers": 500},
+            "membership": {"shadows": 4, "records": 500, "responses": 500},
             "inversion": {"victims": 1, "attacks": ("idlg",)},
-            "copying": {"images": 300, "drawings": 199, "pairs": 4},
+            "memorization": {"images": 300, "permutations": 199, "pairs": 4},
         }
         return cls(tuple(ATTACKS[name](**options.get(name, {})) for name in ATTACKS.own))
 

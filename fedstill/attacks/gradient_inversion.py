@@ -76,8 +76,8 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
     run, setting = replayed.config, replayed.setting
     if setting.task.kind != "class" or setting.task.form != "images":
         raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
-    if round >= run.method.turns:
-        raise ArgumentError("inversion.round", round, f"0 .. {run.method.turns - 1}, as in the run")
+    if round >= run.method.total_steps:
+        raise ArgumentError("inversion.round", round, f"0 .. {run.method.total_steps - 1}, as in the run")
     victim_data = _sample_victim_data(replayed.parts, count, images, seed)
     other_data = list(replayed.parts) if round else []
     names = [f"victim-{at}" for at in range(len(victim_data))]
@@ -95,7 +95,7 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
         method=replace(method, **full_participation),
     )
     releases = _collect_releases(experiment, names, round)
-    schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.turns))
+    schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.total_steps))
     first = models.build(run.student.model, shape, classes, run.seed, "student")
     single_gradient = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
     victims = []

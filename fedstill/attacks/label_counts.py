@@ -71,7 +71,12 @@ class LabelCounts(Attack):
 
 
 def _detail_rows(node: Mapping[str, Any]) -> Iterator[LeakageMetric]:
-    target, exact, absent, reported_absent = node["node"], node["exact"], node["absent"], node["told_absent"]
+    target, exact, absent, reported_absent = (
+        node["node"],
+        node["exact"],
+        node["absent"],
+        node["reported_absent"],
+    )
     yield LeakageMetric(target=target, metric="counts", text="exact" if exact else "noised", detail=True)
     largest = "" if exact else f"class {node['largest_class']}"
     error = f"{100 * node['largest_error']:.1f}"
@@ -128,7 +133,7 @@ def compare_histograms(
         classes of which the node holds nothing, and those that are told as 0.
 
     >>> found = compare_histograms(torch.tensor([6.0, 0.0, 4.0]), torch.tensor([5.0, 0.0, 5.0]))
-    >>> round(found["total_variation"], 3), found["largest_class"], found["told_absent"]
+    >>> round(found["total_variation"], 3), found["largest_class"], found["reported_absent"]
     (0.1, '0', ['1'])
     """
     released, true = released.detach().double().cpu(), true.detach().double().cpu()
@@ -142,7 +147,7 @@ def compare_histograms(
         "largest_class": names[worst],
         "size_error": float(released.sum() - true.sum()),
         "absent": [name for name, count in zip(names, true.tolist(), strict=True) if count == 0],
-        "told_absent": [
+        "reported_absent": [
             name for name, count in zip(names, released.tolist(), strict=True) if count < ABSENT_BELOW
         ],
     }

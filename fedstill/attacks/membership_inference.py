@@ -146,11 +146,11 @@ SHADOW_TEST_RECORDS = 100  # test records that a shadow federation is measured o
 def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.Tensor:
     """What the central model, or what stands for it, says about records: logits ``(N, classes)``."""
     inputs = records.inputs.to(experiment.compute.device)
-    if experiment.method.central == "ensemble":
+    if experiment.method.evaluated_model == "ensemble":
         experiment.reopen()
         server, parts = experiment.server, torch.split(inputs, local_training.inference_batch_size(inputs))
         query, name = _find_scores_query(experiment)
-        responses = [server.ensemble(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
+        responses = [server.ensemble_responses(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
         return torch.cat([node_logits for node_logits in responses if node_logits is not None]).float().cpu()
     student_logits = experiment.responses(inputs)
     if student_logits is not None:
@@ -177,7 +177,7 @@ def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
 
 def contributing_nodes(experiment: ObservedSimulation, names: set[str]) -> list[Node]:
     """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
-    uses_node_models = experiment.method.central in ("nodes", "ensemble")
+    uses_node_models = experiment.method.evaluated_model in ("nodes", "ensemble")
     includes_all = uses_node_models or SUM in names
     return [node for node in experiment.nodes if includes_all or node.name in names]
 
@@ -226,7 +226,7 @@ SHADOW_TEXTS = {
     "alone": "each trained alone as a node trains its model",
 }
 REPORTED_RATE = 0.01  # of false positives, at which comparisons tell true positives
-AUC, RESPONSES_AUC, TPR = "membership_auc", "answers_auc", "tpr_at_1_percent"
+AUC, RESPONSES_AUC, TPR = "membership_auc", "responses_auc", "tpr_at_1_percent"
 
 
 @dataclass(frozen=True)
@@ -253,10 +253,10 @@ class MembershipInference(Attack):
         ),
         LeakageColumn(
             name=RESPONSES_AUC,
-            head="answers' AUC",
-            title="Answers\u2019 AUC %",
-            description="Answers' AUC: the same through what one node answered, as the server sees it, or through "
-            "the sum of all nodes' answers, where it sees no more.",
+            head="responses' AUC",
+            title="Responses\u2019 AUC %",
+            description="Responses' AUC: the same through what one node answered, as the server sees it, or through "
+            "the sum of all nodes' responses, where it sees no more.",
             guess=50.0,
         ),
     )
@@ -299,10 +299,10 @@ class MembershipInference(Attack):
         if responses is not None and self.responses and self.shadows:
             targets.append(_attack_responses(target, largest, responses, self, source))
             return AttackResult({"targets": targets})
-        reason = "no answers left the nodes about inputs that go down with a query"
+        reason = "no node released responses to inputs that were sent with a query"
         if not self.responses or not self.shadows:
-            reason = "membership.answers or membership.shadows is 0"
-        return AttackResult({"targets": targets}, skipped=[("membership through answers", reason)])
+            reason = "membership.responses or membership.shadows is 0"
+        return AttackResult({"targets": targets}, skipped=[("membership through responses", reason)])
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         first, *_ = part["targets"]
@@ -421,7 +421,7 @@ def _attack_student(target: Target, attack: MembershipInference) -> dict[str, An
             make, candidates.records, inside, experiment.task, local, seed, compute=compute
         )
         logits += [_predict(network, candidates.all, experiment.compute) for network in networks]
-    name, sees = TARGET_TEXTS[experiment.method.central]
+    name, sees = TARGET_TEXTS[experiment.method.evaluated_model]
     return _attack_record(name, sees, candidates, torch.stack(logits), inside, attack)
 
 
@@ -455,13 +455,17 @@ def _attack_responses(
     )
     logits = torch.stack([_predict(network, candidates.all, compute) for network in proxies])
     if source == SUM:
-        name = f"sum of the nodes' answers, for records of {node.name}"
-        sees = f"{len(responses)} queries and the sums of all nodes' answers, from which a copy of one model"
+        name = f"sum of the nodes' responses, for records of {node.name}"
+        sees = (
+            f"{len(responses)} queries and the sums of all nodes' responses, from which a copy of one model"
+        )
         sees += " is distilled as if it were this node's"
     else:
-        name = f"answers of {node.name}"
-        sees = f"{len(responses)} queries to it and its answers, from which a copy of its model is distilled"
-    sees += "; copies of shadows learn from plain answers, whatever the gate does to those of the node"
+        name = f"responses of {node.name}"
+        sees = (
+            f"{len(responses)} queries to it and its responses, from which a copy of its model is distilled"
+        )
+    sees += "; copies of shadows learn from plain responses, whatever the gate does to those of the node"
     return _attack_record(name, sees, candidates, logits, inside, replace(attack, trained="alone"))
 
 

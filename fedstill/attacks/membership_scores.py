@@ -44,7 +44,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.federation.inprocess import partition, stacks
+from fedstill.federation.inprocess import group_nodes, should_stack
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -181,7 +181,7 @@ def train_shadows(
     seed: int,
     *,
     compute: Compute | None = None,
-    work: Work | None = None,
+    work: TrainStep | None = None,
 ) -> list[nn.Module]:
     """All at once, by the local training of a node.
 
@@ -208,7 +208,7 @@ def train_shadows(
         records = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
         nodes.append(Node(name, records, network, Gate(name, PolicyConfig(), AuditLog()), seed))
     local_training.make_optimizers(nodes, local)
-    groups = partition(nodes, stacks(compute, nodes))
+    groups = group_nodes(nodes, should_stack(compute, nodes))
 
     def learn(group: Sequence[Node]) -> None:
         local_training.train(group, task, local, compute, work=work)

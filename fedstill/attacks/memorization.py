@@ -3,7 +3,7 @@
 Two tests, since each misses what the other finds:
 
 * **nearer to private than to held-out images**: who is private is drawn anew, many times, and of images made
-  without the private ones the truth does not stand out among the drawings. A small p-value shows that images
+  without the private ones the truth does not stand out among the permutations. A small p-value shows that images
   depend on these very private ones, as the mean and covariance of a few would, too.
 * **nearer to private than held-out images are** (Meehan, Chaudhuri, Dasgupta: "A Non-Parametric Test to
   Detect Data-Copying in Generative Models", AISTATS 2020; here all of the space is one cell). Poor images,
@@ -154,17 +154,17 @@ def memorization_test(
     Args:
         generated, private, held_out: images ``(N, C, H, W)``, as networks take them. Private images are all
             that generated ones may be copies of; held-out ones are from the same source, and nobody's.
-        seed: of the drawings of who is private.
+        seed: of the permutations of who is private.
         closest: pairs to tell.
         groups: whose each private and each held-out image is, ``(N,)`` int64 each (patients). Then patients
             are drawn, not images, since slices of one patient are near each other without any copy.
 
     Returns:
         ``extractor``, and the numbers of ``generated``, ``private`` and ``held_out`` images and of
-        ``drawings``. ``statistic``: the mean of ``(h - p) / (h + p)`` over generated images, where p and h
+        ``permutations``. ``statistic``: the mean of ``(h - p) / (h + p)`` over generated images, where p and h
         are distances to the nearest private and held-out image: -1 (copies of held-out) .. 1 (copies of
-        private images). ``expected``: its mean over drawings of who is private, which is 0 only for as many
-        private as held-out. ``p_value``: how often, among drawings and the truth, it is as large as in truth.
+        private images). ``expected``: its mean over permutations of who is private, which is 0 only for as many
+        private as held-out. ``p_value``: how often, among permutations and the truth, it is as large as in truth.
 
         ``share``: of generated images that are nearer to a private than to a held-out image, the larger set
         cut to the size of the smaller, on average over all ways: about 0.5 for images that copy nothing.
@@ -212,14 +212,14 @@ def memorization_test(
         "statistic": observed,
         "expected": float(permuted.mean()),
         "p_value": (1 + int((permuted >= observed - STATISTIC_TOLERANCE).sum())) / (1 + permutations),
-        "drawings": permutations,
+        "permutations": permutations,
         "share": nearer_share,
         "low": low,
         "high": high,
         "z": z,
         "z_p_value": z_p_value,
         "pairs": _closest_pairs(pool, is_private, pair_count),
-        "fresh": held_out_ratio,
+        "held_out_ratio": held_out_ratio,
     }
 
 
@@ -406,7 +406,7 @@ class ReferenceImages:
         if self.known and self.groups is None:
             caveat = "images of one patient go together, but which held-out ones do is not known"
             caveats.append(f"{caveat}, so that p is too small")
-        return {**result, "pairs": pairs, "mind": caveats}
+        return {**result, "pairs": pairs, "caveats": caveats}
 
 
 def feature_spaces(
@@ -418,7 +418,7 @@ def feature_spaces(
         try:
             extractors.append(penultimate_extractor(experiment.student, images[:2], "the student"))
         except ModelError as error:
-            skipped += [(attack, str(error)) for attack in ("copying", "distances")]
+            skipped += [(attack, str(error)) for attack in ("memorization", "distances")]
     return extractors
 
 
@@ -553,10 +553,10 @@ class Memorization(Attack):
     title: ClassVar[str] = "Whether generated images copy private ones, and how near they come"
     columns: ClassVar[tuple[LeakageColumn, ...]] = (
         LeakageColumn(
-            name="copying_p",
-            head="copying p",
-            title="Copying p",
-            description="Copying p: how often generated images that copy nothing would lie as close to private "
+            name="memorization_p",
+            head="memorization p",
+            title="Memorization p",
+            description="Memorization p: how often generated images that copy nothing would lie as close to private "
             "ones; where it is small they depend on these very images, and the closest pairs in the run's "
             "report say whether one is copied.",
             digits=3,
@@ -579,8 +579,8 @@ class Memorization(Attack):
     images: Annotated[int, Ge(2)] = 1000
     """Of the inputs that the server made last, how many are looked at; an image that it asked about more than
     once, or moved by next to nothing, counts once."""
-    drawings: PositiveInt = 999
-    """Of who is private, for the p-value, which is at least 1 / (drawings + 1)."""
+    permutations: PositiveInt = 999
+    """Of who is private, for the p-value, which is at least 1 / (permutations + 1)."""
     pairs: PositiveInt = 10
     """Closest pairs of a generated and a private image that are kept."""
 
@@ -612,7 +612,7 @@ class Memorization(Attack):
         space = part["spaces"][0]
         pair = space["pairs"][0]["ratio"] if space["pairs"] else None
         held_out_text = closest_text = ""
-        if space["fresh"] is not None:
+        if space["held_out_ratio"] is not None:
             held_out_text = f", where held-out images themselves come to {space['fresh']:.2f}"
         if pair is not None:
             closest_text = (
@@ -625,7 +625,7 @@ class Memorization(Attack):
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
-        return f"copying in {', '.join(space['extractor'] for space in part['spaces']) or 'no space'}"
+        return f"memorization in {', '.join(space['extractor'] for space in part['spaces']) or 'no space'}"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         return [(f"{part['images']:,} images", f"{part['of']}; the adversary is whoever sees them")]
@@ -636,7 +636,7 @@ class Memorization(Attack):
         space = part["spaces"][0]
         heads = []
         for pair in space["pairs"]:
-            ratio, held_out_ratio = pair["ratio"], space["fresh"]
+            ratio, held_out_ratio = pair["ratio"], space["held_out_ratio"]
             is_closer = ratio is not None and held_out_ratio is not None and ratio < held_out_ratio
             head = f"ratio {_format_value(ratio, '.2f')}, {pair['node']}"
             heads.append(head + (", closer than any held-out image" if is_closer else ""))
@@ -691,7 +691,7 @@ def examine_images(
             reference.held_out,
             space,
             seed=seed,
-            permutations=attack.drawings,
+            permutations=attack.permutations,
             pair_count=attack.pairs,
             groups=reference.groups,
         )
@@ -702,7 +702,7 @@ def examine_images(
     record_ = {
         "images": len(images),
         "of": IMAGES_TEXT,
-        "spaces": measure_all("copying", measure_memorization),
+        "spaces": measure_all("memorization", measure_memorization),
         "distances": measure_all(
             "distances", lambda space: node_distances(images, experiment, space, seed, skipped)
         ),
@@ -721,13 +721,17 @@ def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[Leakag
         baseline="50%",
         note=f"{space['generated']:,} generated, {', '.join(counts)}",
     )
-    p, note = space["p_value"], "; ".join((f"{space['drawings']:,} drawings", *space["mind"]))
-    yield row(metric="p", value=p, text=f"{p:.3g}", baseline="any p alike", note=note, column="copying_p")
+    p, note = space["p_value"], "; ".join((f"{space['permutations']:,} permutations", *space["caveats"]))
+    yield row(
+        metric="p", value=p, text=f"{p:.3g}", baseline="any p alike", note=note, column="memorization_p"
+    )
     z = f"p {_format_value(space['z_p_value'], '.3g')}"
     yield row(metric="data-copying z", text=_format_value(space["z"], ".1f"), note=z, detail=True)
     ratios = [pair["ratio"] for pair in space["pairs"] if pair["ratio"] is not None]
     yield row(metric="closest pair", text=_format_value(min(ratios, default=None), ".2f"), detail=True)
-    yield row(metric="held-out images come to", text=_format_value(space["fresh"], ".2f"), detail=True)
+    yield row(
+        metric="held-out images come to", text=_format_value(space["held_out_ratio"], ".2f"), detail=True
+    )
 
 
 def _distance_rows(space: Mapping[str, Any]) -> Iterator[LeakageMetric]:

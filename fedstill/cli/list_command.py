@@ -154,11 +154,11 @@ def tasks_by_method() -> dict[str, dict[str, str | None]]:
 
 
 def _refusals_by_task(methods: Iterable[type[Method]]) -> list[dict[str, str | None]]:
-    from fedstill.protocol.method import refusal
+    from fedstill.protocol.method import unmet_need
     from fedstill.tasks import TASKS
 
     tasks = {name: kind().minimal_task() for name, kind in TASKS.working().items()}
-    return [{name: refusal(method().needs(), task) for name, task in tasks.items()} for method in methods]
+    return [{name: unmet_need(method().needs(), task) for name, task in tasks.items()} for method in methods]
 
 
 def _print_tasks() -> None:

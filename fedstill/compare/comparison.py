@@ -24,7 +24,7 @@ from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS, build_node_side
 from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
-from fedstill.protocol.queries import NodeSetting, Query, stand_in
+from fedstill.protocol.queries import NodeSetting, Query, placeholder_public
 from fedstill.runs import presets
 from fedstill.runs.config import PaperMetric, RunConfig, from_dict, to_dict
 
@@ -122,9 +122,9 @@ class Comparison:
         if says(table, "nodes", "policy", "outputs_only"):
             return config
         leaves, policy = set(what_leaves(config)), config.nodes.policy
-        only = not any(kind.of == "model" or kind == PRIVATE_DATA for kind in leaves)
-        maps = any(kind.of_maps for kind in leaves)
-        named = tuple(sorted(kind for kind in leaves if kind.by_name))
+        only = not any(kind.category == "model" or kind == PRIVATE_DATA for kind in leaves)
+        maps = any(kind.from_label_maps for kind in leaves)
+        named = tuple(sorted(kind for kind in leaves if kind.must_be_named))
         policy = dataclasses.replace(policy, outputs_only=only, label_maps=maps, kinds=named)
         return dataclasses.replace(config, nodes=dataclasses.replace(config.nodes, policy=policy))
 
@@ -161,7 +161,11 @@ def queries(config: RunConfig) -> Mapping[str, Query]:
     """The queries that a run's method declares, by name."""
     task = config.task.minimal_task()
     setting = NodeSetting(
-        task, config.nodes.local, Compute(), stand_in(task), secure_aggregation=config.link.secure_aggregation
+        task,
+        config.nodes.local,
+        Compute(),
+        placeholder_public(task),
+        secure_aggregation=config.link.secure_aggregation,
     )
     queries: Mapping[str, Query] = build_node_side(config.method, setting).queries
     return queries
@@ -170,7 +174,7 @@ def queries(config: RunConfig) -> Mapping[str, Query]:
 def what_leaves(config: RunConfig) -> tuple[PayloadKind, ...]:
     """The kinds of tensor that leave a node in a run, in alphabetical order."""
     asked = queries(config).values()
-    return tuple(sorted({kind for query in asked for kind in query.kinds().values()}))
+    return tuple(sorted({kind for query in asked for kind in query.released_kinds().values()}))
 
 
 def merged(*tables: Mapping[str, Any]) -> Table:

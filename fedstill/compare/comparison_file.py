@@ -43,7 +43,7 @@ from fedstill.core.registry import look_in
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
-from fedstill.runs.config import PaperFigure, RunConfig, check_paper, from_dict, to_dict
+from fedstill.runs.config import PaperMetric, RunConfig, check_paper_metrics, from_dict, to_dict
 
 SMALL = "small"  # the scale of a file as it stands
 SHORT = ("reproduces", "scale", "method", "vary", "published", "arguments")  # keys that are written out
@@ -331,7 +331,7 @@ class _File:
     seeds: int | tuple[int, ...] = 1
     methods: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    paper: tuple[PaperFigure, ...] = ()
+    paper: tuple[PaperMetric, ...] = ()
 
 
 TABLES = ("base", "options", "runs", "settings", "leakage")
@@ -384,11 +384,11 @@ def _comparison(
         leakage=_leakage(table),
     )
     reached = [metric for metric in paper if metric.metric not in COSTS]
-    check_paper(reached, [comparison.config(place).task for place in comparison.places()])
+    check_paper_metrics(reached, [comparison.config(place).task for place in comparison.places()])
     return comparison
 
 
-def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperFigure, ...]]:
+def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperMetric, ...]]:
     """A base with what it extends filled in, without what a preset says of its own method, and the
     published figures of that preset.
     """

@@ -1,4 +1,7 @@
-"""Images moved, mirrored and turned, by numbers that were drawn; targets that are pictures go along."""
+"""Data augmentation of images: shifts, flips and quarter turns, given random numbers.
+
+Targets that are images or maps are transformed alike.
+"""
 
 from __future__ import annotations
 
@@ -14,85 +17,91 @@ if TYPE_CHECKING:
     from fedstill.tasks import Task
 
 
-NUMBERS_PER_IMAGE = 4  # numbers an image
+NUMBERS_PER_IMAGE = 4  # row shift, column shift, flip, rotation
 
 
 def sample_augmentation(count: int, generator: torch.Generator) -> torch.Tensor:
-    """The numbers that say how ``count`` images are changed: ``(4, count)`` int64 from 0, on the CPU."""
+    """Sample the numbers that determine the augmentation of ``count`` images: ``(4, count)`` int64 >= 0, on
+    the CPU.
+    """
     return torch.randint(2**31, (NUMBERS_PER_IMAGE, count), generator=generator)
 
 
 def augment_examples(
-    task: Task, inputs: torch.Tensor, targets: torch.Tensor, draws: torch.Tensor, how: str
+    task: Task, inputs: torch.Tensor, targets: torch.Tensor, numbers: torch.Tensor, mode: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Examples changed as numbers of :func:`sample_augmentation` say: shifted, mirrored too, turned by quarters too.
+    """Augment examples, given numbers from :func:`sample_augmentation`.
 
-    Targets that are maps or images change as their inputs do. What an image was measured from is measured
-    anew of the changed image, since a measurement's traces do not turn with it.
+    Targets that are maps or images are transformed like their inputs. For reconstruction, the measurement is
+    simulated again from the transformed image, as its artifacts do not rotate with it.
+
+    Args:
+        mode: shift; shift-flip: mirrored too; turn: rotated by quarters too.
 
     Raises:
-        ArgumentError: texts, rows of a table, or images that are not square, which cannot be turned.
+        ArgumentError: inputs are texts or table rows, or images that are not square are to be rotated.
     """
     if task.form != "images":
-        raise ArgumentError("local.augment", how, f"none, as {task.form} have no direction to be moved in")
-    if how == "turn" and inputs.shape[-1] != inputs.shape[-2]:
-        raise ArgumentError("local.augment", how, "shift-flip or less, as images are not square")
+        raise ArgumentError("local.augment", mode, f"none, as {task.form} cannot be augmented")
+    if mode == "turn" and inputs.shape[-1] != inputs.shape[-2]:
+        raise ArgumentError("local.augment", mode, "shift-flip or less, as images are not square")
 
-    def change(images: torch.Tensor) -> torch.Tensor:
-        images = apply_shift(images, draws, flip=how != "shift")
-        return flip_and_rotate(images, 2 * (draws[3] % 4)) if how == "turn" else images
+    def transform(images: torch.Tensor) -> torch.Tensor:
+        images = apply_shift(images, numbers, flip=mode != "shift")
+        return flip_and_rotate(images, 2 * (numbers[3] % 4)) if mode == "turn" else images
 
     if task.kind == "map":
-        return change(inputs), change(targets.unsqueeze(1).float()).squeeze(1).to(targets.dtype)
+        return transform(inputs), transform(targets.unsqueeze(1).float()).squeeze(1).to(targets.dtype)
     if task.kind == "image":
-        whole = change(targets)
-        return task.observe(whole), whole
-    return change(inputs), targets
+        transformed = transform(targets)
+        return task.observe(transformed), transformed
+    return transform(inputs), targets
 
 
 def random_shift(images: torch.Tensor, generator: torch.Generator, *, flip: bool) -> torch.Tensor:
-    """Images ``(B, C, H, W)``, each moved by up to an eighth of its size, its border repeated, and with
-    ``flip`` mirrored half the time.
+    """Shift each image of ``(B, C, H, W)`` by up to an eighth of its size, repeating the border; with
+    ``flip``, mirror half of them.
     """
     return apply_shift(images, torch.randint(2**31, (3, len(images)), generator=generator), flip=flip)
 
 
-def apply_shift(images: torch.Tensor, draws: torch.Tensor, *, flip: bool) -> torch.Tensor:
-    """:func:`random_shift`, as numbers ``draws`` ``(3, B)`` say: int64 from 0, on the CPU."""
+def apply_shift(images: torch.Tensor, numbers: torch.Tensor, *, flip: bool) -> torch.Tensor:
+    """Shift images like :func:`random_shift`, given random numbers ``(3, B)``: int64 >= 0, on the CPU."""
     count, channels, height, width = images.shape
-    reach_y, reach_x = height // 8, width // 8
-    padded = F.pad(images, (reach_x, reach_x, reach_y, reach_y), mode="replicate")
-    top, left = draws[0] % (2 * reach_y + 1), draws[1] % (2 * reach_x + 1)
+    max_dy, max_dx = height // 8, width // 8
+    padded = F.pad(images, (max_dx, max_dx, max_dy, max_dy), mode="replicate")
+    top, left = numbers[0] % (2 * max_dy + 1), numbers[1] % (2 * max_dx + 1)
     rows = onto(top[:, None] + torch.arange(height), images.device)  # (B, H)
     columns = left[:, None] + torch.arange(width)  # (B, W)
     if flip:
-        mirror = (draws[2] % 2).bool()[:, None]
-        columns = torch.where(mirror, columns.flip(1), columns)
+        is_mirrored = (numbers[2] % 2).bool()[:, None]
+        columns = torch.where(is_mirrored, columns.flip(1), columns)
     columns = onto(columns, images.device)
-    image = torch.arange(count, device=images.device)
-    # One gather: index of image, row and column; channels come along.
+    index = torch.arange(count, device=images.device)
+    # One gather by image, row and column.
     return (
-        padded.permute(0, 2, 3, 1)[image[:, None, None], rows[:, :, None], columns[:, None, :]]
+        padded.permute(0, 2, 3, 1)[index[:, None, None], rows[:, :, None], columns[:, None, :]]
         .permute(0, 3, 1, 2)
         .reshape(count, channels, height, width)
     )
 
 
 def flip_and_rotate(images: torch.Tensor, pose: torch.Tensor) -> torch.Tensor:
-    """Images mirrored and turned by quarters.
+    """Mirror images and rotate them by quarter turns.
 
     Args:
-        images: ``(B, ..., H, W)``; to be turned, H must be W.
-        pose: ``(B,)`` int64 of 0..7: odd ones are mirrored left and right, then pose // 2 quarter turns.
+        images: ``(B, ..., H, W)``; rotation needs H = W.
+        pose: ``(B,)`` int64 of 0..7: odd ones are mirrored left to right, then rotated by pose // 2 quarter
+            turns.
 
     >>> flip_and_rotate(torch.tensor([[[1, 2], [3, 4]]] * 2), torch.tensor([1, 2])).tolist()
     [[[2, 1], [4, 3]], [[2, 4], [1, 3]]]
     """
     if not pose.any():
         return images
-    turned = torch.empty_like(images)
-    for way in sorted(set(pose.tolist())):
-        rows = torch.nonzero(pose == way).flatten().to(images.device)
-        some = images[rows].flip(-1) if way % 2 else images[rows]
-        turned[rows] = torch.rot90(some, way // 2, (-2, -1))
-    return turned
+    result = torch.empty_like(images)
+    for code in sorted(set(pose.tolist())):
+        rows = torch.nonzero(pose == code).flatten().to(images.device)
+        selected = images[rows].flip(-1) if code % 2 else images[rows]
+        result[rows] = torch.rot90(selected, code // 2, (-2, -1))
+    return result

@@ -1,4 +1,4 @@
-"""DataConfig, the base of all data sets, and DATA, where their names are looked up."""
+"""DataConfig, the base class of all data sets, and DATA, the registry of their names."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from fedstill.core.registry import Registered, Registry
 from fedstill.tasks import Targets, TaskConfig
 
 Limit = Annotated[int, Ge(0), "0 (all) or a whole number from 1 up"]
-Side = Annotated[int, Ge(0), MultipleOf(4), "0, or a multiple of 4"]  # of images: others do not fit networks
-MEAN = STD = 0.5  # for every channel and every data set: pixels 0..255 become -1..1
+Side = Annotated[int, Ge(0), MultipleOf(4), "0, or a multiple of 4"]  # of images, as networks halve it twice
+MEAN = STD = 0.5  # normalization of all channels and data sets: pixels 0..255 become -1..1
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Registered, ABC):
-    """A data set, all of it: which it is, how much of it, and how it is read.
+    """Base class of data sets and their options.
 
-    Each is a frozen dataclass; its fields are its options. Most need only say what they hold:
-    :class:`fedstill.data.loading.ArrayData` does the rest. What is no name in the registry is a path
-    (:class:`fedstill.data.user_data.UserFiles`).
+    A data set is a frozen dataclass; its fields are its options. Most data sets only return their examples
+    and derive from :class:`fedstill.data.loading.ArrayData` or a similar class. A name that is not in the
+    registry is a path (:class:`fedstill.data.user_data.UserFiles`).
 
     Attributes:
-        targets: what its examples can teach.
-        title: what results call it; empty: the name by which it is asked for.
-        note: what a reader of a figure must know of it.
+        targets: kinds of targets that its examples can teach.
+        title: name in results; empty: the name by which it was requested.
+        note: remark for readers of a result.
     """
 
     under: ClassVar[str] = "data"
@@ -42,43 +42,47 @@ class DataConfig(Registered, ABC):
     note: ClassVar[str] = ""
 
     root: str = ""
-    """The folder that holds the data files; without it ./data, then the folders that the
-    environment variable FEDSTILL_DATA lists, as PATH does."""
+    """Folder of the data files. If empty: ./data, then the folders listed (as in PATH) by the environment
+    variable FEDSTILL_DATA.
+    """
 
     train_limit: Limit = 0
-    """Use only so many training examples, drawn with the classes' shares kept; 0 is all. Of data with
-    patients, whole patients with at most so many examples."""
+    """Use at most this many training examples, sampled so that classes keep their shares; 0: all. Of data
+    with patients, whole patients with at most so many examples.
+    """
 
     test_fraction: Annotated[float, Interval(gt=0, lt=1), "a number between 0 and 1"] = 0.2
-    """The part of the examples kept for testing, where the source has no split of its own; of data with
-    patients, the part of each site's patients."""
+    """Share of the examples used for testing if the source has no split; of data with patients, the share of
+    each site's patients.
+    """
 
     validation: Annotated[float, Interval(ge=0, lt=1), "0 (none), or a number between 0 and 1"] = 0.0
-    """To choose options by: measure on this part of the training examples (of each site's patients or
-    pictures, where there are such) instead of on the test examples, which the run then does not use."""
+    """To choose hyperparameters: evaluate on this share of the training examples (of each site's patients or
+    slides, if there are any) instead of the test examples, which the run then does not use.
+    """
 
     seed: NonNegativeInt = 0
-    """Seed of that split and of the draw for train_limit."""
+    """Seed of that split and of sampling for train_limit."""
 
     @staticmethod
     def lacks(kind: Any) -> str | None:
         """As of all that have a name; and what it can teach must be something that is known."""
-        if missing := Registered.lacks(kind):
-            return missing
+        if problem := Registered.lacks(kind):
+            return problem
         if kind.targets and set(kind.targets) <= set(get_args(Targets)):
             return None
         return f"one with targets, a tuple of some of {', '.join(get_args(Targets))}"
 
     @abstractmethod
     def read(self, task: TaskConfig) -> DataSet:
-        """The data set, decoded and normalized, with its test part apart, as a task needs it.
+        """Return the data set: decoded, normalized, and divided into training and test parts.
 
         Args:
-            task: one that it serves.
+            task: a task that the data support.
 
         Raises:
-            ArgumentError: an option that cannot be followed.
-            DataError: nothing found (what was looked for, and where), or data that cannot be used.
+            ArgumentError: an option has no effect on these data, or an unknown value.
+            DataError: no data were found (the message says where it looked), or they cannot be used.
         """
 
 
@@ -102,10 +106,14 @@ DataConfig.registry = DATA
 
 
 def make_data_config(name: str, **options: Any) -> DataConfig:
-    """The data set of a name or path, with its options.
+    """Return the configuration of a data set, by name or path.
+
+    Args:
+        name: name in the registry, ``package.module:Class``, or a path.
+        options: options of the data set.
 
     Raises:
-        ArgumentError: a name that cannot be imported, or an option that the data do not have.
+        ArgumentError: the name cannot be imported, or the data set has no such option.
 
     >>> make_data_config("digits", train_limit=100)
     Digits(root='', train_limit=100, test_fraction=0.2, validation=0.0, seed=0)
@@ -115,10 +123,10 @@ def make_data_config(name: str, **options: Any) -> DataConfig:
 
 
 def check_supports_task(config: DataConfig, task: TaskConfig) -> None:
-    """Refuse a data set that does not serve a task.
+    """Check that a data set supports a task.
 
     Raises:
-        ArgumentError: naming those that do.
+        ArgumentError: it does not; the message lists data sets that do.
 
     >>> from fedstill.tasks.segmentation import SegmentationConfig
     >>> check_supports_task(make_data_config("digits"), SegmentationConfig())
@@ -127,17 +135,18 @@ def check_supports_task(config: DataConfig, task: TaskConfig) -> None:
     fedstill.core.errors.ArgumentError: invalid data.name = 'digits' (expected a path for task segmentation)
     """
     if task.targets not in config.targets:
-        serving = [name for name, kind in DATA.working().items() if task.targets in kind.targets]
-        known = f"{', '.join(serving)} or a path" if serving else "a path"
+        supporting = [name for name, kind in DATA.working().items() if task.targets in kind.targets]
+        known = f"{', '.join(supporting)} or a path" if supporting else "a path"
         raise ArgumentError("data.name", config.called, f"{known} for task {task.called}")
 
 
 def check_no_validation(config: DataConfig) -> None:
-    """Refuse validation data where nodes bring data of their own, which no server can set aside.
+    """Check that no validation share is requested where nodes bring their own data, which a server cannot
+    split.
 
     Raises:
         ArgumentError: ``data.validation`` is not 0.
     """
     if config.validation:
-        allowed = "0, as nodes that hold data of their own set nothing aside for a server"
-        raise ArgumentError("data.validation", config.validation, allowed)
+        expected = "0, as nodes with their own data hold out none for a server"
+        raise ArgumentError("data.validation", config.validation, expected)

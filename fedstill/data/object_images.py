@@ -167,14 +167,14 @@ def prepare_instance_images(
         name=name,
         targets=np.zeros(len(of), dtype=np.int64),
         classes=CLASSES,
-        tensors=lambda rows: cut_patches(pictures, cases, rows, patch),
+        make_tensors=lambda rows: cut_patches(pictures, cases, rows, patch),
         split=np.array([-1 if one.split is None else int(one.split) for one in pictures])[of],
         columns=columns,
         channels=3,
         note=note,
         sites=sites,
         unit=unit,
-        units=owner[of],
+        unit_values=owner[of],
         slides=of,
     )
     return prepare_data_set(source, config, scaled)

@@ -1,7 +1,7 @@
-"""Public data: inputs that the server and every node have, and that are nobody's secret.
+"""Public data: unlabeled or labeled inputs that the server and all nodes share.
 
-Three sources: a share of the training examples that no node gets, another data set brought into the
-private data's form, or images generated from noise, for which no data are needed at all.
+Three sources: a held-out share of the training examples that no node gets, another data set converted to the
+form of the private data, or images generated from noise, which need no data at all.
 """
 
 from __future__ import annotations
@@ -32,45 +32,47 @@ from fedstill.data.stratified_sampling import (
 from fedstill.data.tables import sample_rows
 from fedstill.tasks import TASKS, Targets, TaskConfig
 
-BUILTIN_SOURCES = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # which need no other data set
-DEFAULT_NOISE_COUNT = 2000  # noise images, unless a limit says otherwise
-NOISE_BLOCK = 500  # noise images drawn at once: image i is the same whatever the limit
+BUILTIN_SOURCES = NONE, HELD_OUT, NOISE = "none", "held-out", "noise"  # need no other data set
+DEFAULT_NOISE_COUNT = 2000  # noise images without a limit
+NOISE_BLOCK = 500  # noise images sampled at once, so that image i does not depend on the limit
 
 
 @dataclass(frozen=True)
 class PublicConfig(Checked):
-    """Which public data, and how much of it."""
+    """Source and size of the public data."""
 
     under: ClassVar[str] = "public"
 
     name: str = NONE
-    """none; held-out: a share of the training examples, which no node gets; noise: generated images, for
-    which no data are needed; or another data set, named as in data.name."""
+    """none; held-out: a share of the training examples, which no node gets; noise: generated images, which
+    need no data; or another data set, named as in data.name.
+    """
 
     share: Fraction = 0.2
-    """held-out: the share of the training examples, the classes' shares kept; of data with patients, whole
-    patients with at most that share."""
+    """held-out: share of the training examples, stratified by class; of data with patients, whole patients
+    with at most that share.
+    """
 
     limit: Limit = 0
-    """Use only so many examples, drawn with the classes' shares kept; 0 is all, of noise 2000."""
+    """Use only this many examples, stratified by class; 0: all, of noise 2000."""
 
     root: str = ""
-    """The folder that holds another data set's files; without it as for data.root."""
+    """Folder of another data set's files; empty: as for data.root."""
 
     seed: int = 0
-    """Seed of these draws."""
+    """Seed of sampling."""
 
 
 @dataclass(frozen=True, eq=False)
 class PublicData:
-    """Public inputs, and their targets where they are known and of the task's own classes.
+    """Public inputs, with labels if they are known and of the task's classes.
 
     Args:
-        name: where they come from.
-        inputs: as the private data's, images normalized as those are.
-        labels: as the private data's targets, ``(N,)`` int64 for classes; or None.
-        note: what a reader of a figure must know.
-        conversion: what was done to bring them into the private data's form; empty: nothing.
+        name: source.
+        inputs: in the form of the private data, with the same normalization.
+        labels: like the private data's targets, ``(N,)`` int64 for classes; None if unknown.
+        note: remark for readers of a result.
+        conversion: how they were converted to the form of the private data; empty: not at all.
     """
 
     name: str
@@ -85,11 +87,11 @@ class PublicData:
         return len(self.inputs)
 
     def to_record(self) -> dict[str, Any]:
-        """What a result says of them."""
+        """Return the entry of these data in a run's results."""
         return {"name": self.name, "examples": len(self), "note": self.note}
 
     def to(self, device: torch.device | str) -> PublicData:
-        """The same data on ``device``."""
+        """Return the same data on ``device``."""
         labels = None if self.labels is None else self.labels.to(device)
         return PublicData(self.name, self.inputs.to(device), labels, self.note, self.conversion)
 
@@ -97,29 +99,31 @@ class PublicData:
 def load_public(
     config: PublicConfig, data: DataSet, task: TaskConfig = CLASSIFICATION
 ) -> tuple[TensorData, PublicData | None]:
-    """Public data beside private data, and the training examples that are left for the nodes.
+    """Return the training examples that remain for the nodes, and the public data.
 
-    Both follow from the configuration and the data alone, so all methods meet the same.
+    They depend on the configuration and the data only, so all methods get the same.
 
     Raises:
-        ArgumentError: the private data themselves are named, or a name that is not known.
-        DataError: nothing found, or images that cannot be brought into the private data's form.
+        ArgumentError: the name is unknown, or names the private data themselves.
+        DataError: no data were found, or they cannot be converted to the form of the private data.
     """
     if config.name == NONE:
         return data.train, None
     if config.name == NOISE:
         return data.train, _public_from_noise(config, data, task)
     if config.name == HELD_OUT:
-        kept, taken = hold_out(config, data)
-        return data.train.subset(torch.from_numpy(kept)), _held_out_public(taken, config, data)
+        private_rows, public_rows = hold_out(config, data)
+        return data.train.subset(torch.from_numpy(private_rows)), _held_out_public(public_rows, config, data)
     return data.train, _public_from_data_set(config, data, task)
 
 
 def hold_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
-    """Which training examples are left for the nodes, and which are public if a share is held out.
+    """Return the indices of the training examples that remain for the nodes, and of those held out.
 
-    Patients and pictures (:attr:`DataSet.unit`) are held out whole, the sites' shares kept too; a share that
-    leaves nothing on one side is refused.
+    Patients and slides (:attr:`DataSet.unit`) are held out as a whole, stratified by site too.
+
+    Raises:
+        ArgumentError: the share leaves nothing on one side.
 
     >>> train = TensorData(torch.zeros(10, 1, 4, 4), torch.tensor([0, 1] * 5))
     >>> data = DataSet("even", train, train, ("a", "b"), (0.5,), (0.5,))
@@ -129,24 +133,26 @@ def hold_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
     labels = stratification_labels(data.train.targets)
     count = round(config.share * len(labels))
     if not 0 < count < len(labels):
-        raise ArgumentError("public.share", config.share, f"a share that parts {len(labels)} examples in two")
+        raise ArgumentError(
+            "public.share", config.share, f"a share that divides {len(labels)} examples in two"
+        )
     generator = numpy_generator(config.seed, "public", "held out")
     if data.unit:
         unit = data.columns[data.unit]
         if len(np.unique(unit)) < 2:
             raise ArgumentError("public.share", config.share, f"{NONE}: all examples are of one {data.unit}")
-        taken = sample_whole_units(add_site_strata(labels, data.columns), unit, count, generator)
+        public_rows = sample_whole_units(add_site_strata(labels, data.columns), unit, count, generator)
     else:
-        taken = stratified_sample(labels, count, generator)
-    return np.setdiff1d(np.arange(len(labels)), taken), taken
+        public_rows = stratified_sample(labels, count, generator)
+    return np.setdiff1d(np.arange(len(labels)), public_rows), public_rows
 
 
-def _held_out_public(taken: Ints, config: PublicConfig, data: DataSet) -> PublicData:
-    rows = taken[_limit_rows(stratification_labels(data.train.targets)[taken], config)]
+def _held_out_public(public_rows: Ints, config: PublicConfig, data: DataSet) -> PublicData:
+    rows = public_rows[_limit_rows(stratification_labels(data.train.targets)[public_rows], config)]
     part = data.train.subset(torch.from_numpy(rows))
     note = (
         f"{len(rows)} training examples of {data.name} itself, drawn with seed {config.seed}; "
-        f"{len(taken)} of {len(data.train)} are held out and at no node"
+        f"{len(public_rows)} of {len(data.train)} are held out and at no node"
     )
     return PublicData(HELD_OUT, part.inputs, part.targets, note)
 
@@ -167,77 +173,81 @@ def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig)
         )
     try:
         targets = DATA[config.name].targets
-        same = task.targets in targets
-        served = task if same else _image_task(targets, config.name, task)
-        # Nuclei stay as large.
-        size = {"patch": data.train.inputs.shape[-1]} if served.targets == "instances" else {}
-        other = load(make_data_config(config.name, root=config.root, **size), served)
+        same_targets = task.targets in targets
+        served_task = task if same_targets else _image_task(targets, config.name, task)
+        # Nuclei keep their size.
+        size = {"patch": data.train.inputs.shape[-1]} if served_task.targets == "instances" else {}
+        other = load(make_data_config(config.name, root=config.root, **size), served_task)
     except ArgumentError as error:
         if error.name != "data.name":
             raise
-        allowed = f"{NONE}, {HELD_OUT}, {NOISE}, {error.allowed.removeprefix('one of ')}"
-        raise ArgumentError("public.name", config.name, f"one of {allowed}") from error
+        expected = f"{NONE}, {HELD_OUT}, {NOISE}, {error.allowed.removeprefix('one of ')}"
+        raise ArgumentError("public.name", config.name, f"one of {expected}") from error
     if other.name == data.name:
-        raise ArgumentError(
-            "public.name", config.name, f"{HELD_OUT}, or other data than the nodes' own: no node's secret"
-        )
+        raise ArgumentError("public.name", config.name, f"{HELD_OUT}, or other data than the private data")
     rows = _limit_rows(stratification_labels(other.train.targets), config)
     part = other.train if len(rows) == len(other.train) else other.train.subset(torch.from_numpy(rows))
-    known = same and other.classes == data.classes
+    labels_known = same_targets and other.classes == data.classes
     notes = [
         other.note,
         f"{len(rows)} of {len(other.train)}, drawn with seed {config.seed}" * (len(rows) < len(other.train)),
-        "" if known else "without labels, as its classes are others",
+        "" if labels_known else "without labels, as its classes differ",
     ]
     if task.task_class.form == "rows":
         if other.schema != data.schema:
-            allowed = f"rows of the same schema as those of {data.name}"
-            raise ArgumentError("public.name", config.name, allowed)
+            expected = f"rows of the same schema as those of {data.name}"
+            raise ArgumentError("public.name", config.name, expected)
         return PublicData(other.name, part.inputs, part.targets, "; ".join(note for note in notes if note))
-    images = conform_images(part.targets if served.task_class.kind == "image" else part.inputs, other, data)
-    found, wanted = (tuple(each.shape[1:]) for each in (part.inputs, images))
-    conversion = (
-        "" if found == wanted else f"images of {times(found)}, resized or recolored to {times(wanted)}"
+    images = conform_images(
+        part.targets if served_task.task_class.kind == "image" else part.inputs, other, data
     )
+    original_shape, shape = (tuple(tensor.shape[1:]) for tensor in (part.inputs, images))
+    changed = f"images of {times(original_shape)}, resized or recolored to {times(shape)}"
+    conversion = "" if original_shape == shape else changed
     inputs, labels = make_task_tensors(images, part.targets, task)
-    told = "; ".join(note for note in notes if note)
-    return PublicData(other.name, inputs, labels if known else None, told, conversion)
+    joined_notes = "; ".join(note for note in notes if note)
+    return PublicData(other.name, inputs, labels if labels_known else None, joined_notes, conversion)
 
 
 def _image_task(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
     if targets[0] in ("texts", "rows", "values", "times") or task.task_class.form == "rows":
-        raise ArgumentError(
-            "public.name", name, f"{task.task_class.form}, as task {task.called} takes no others"
-        )
-    return next(each for each in (TASKS[own]() for own in TASKS.own) if each.targets == targets[0])
+        raise ArgumentError("public.name", name, f"{task.task_class.form}, as task {task.called} needs these")
+    return next(
+        task_config
+        for task_config in (TASKS[task_name]() for task_name in TASKS.own)
+        if task_config.targets == targets[0]
+    )
 
 
 def conform_images(inputs: torch.Tensor, source: DataSet, target: DataSet) -> torch.Tensor:
-    """Images ``(N, C, H, W)`` of one data set in the form of another: its channels, size and normalization.
+    """Convert images ``(N, C, H, W)`` of one data set to the channels, size and normalization of another.
 
-    Gray becomes color by repetition and color gray by luminance, other numbers of channels are refused;
-    images are resized bilinearly, with antialiasing where they shrink.
+    Gray becomes color by repetition, color becomes gray by luminance. Images are resized bilinearly, with
+    antialiasing when they shrink.
+
+    Raises:
+        DataError: the numbers of channels differ, and neither is 1.
     """
     channels, *size = target.train.inputs.shape[1:]
-    found = inputs.shape[1]
-    if found != channels and 1 not in (found, channels):
+    source_channels = inputs.shape[1]
+    if source_channels != channels and 1 not in (source_channels, channels):
         raise DataError(
-            f"images of {source.name} have {found} channels and those of {target.name} {channels}: "
-            "allowed is the same number, or 1 on one side"
+            f"images of {source.name} have {source_channels} channels and those of {target.name} {channels} "
+            "(expected the same number, or 1 of either)"
         )
     if (source.mean, source.std) == (target.mean, target.std) and inputs.shape[1:] == (channels, *size):
         return inputs
     mean, std = _per_channel(source.mean), _per_channel(source.std)
-    new_mean, new_std = _per_channel(target.mean), _per_channel(target.std)
-    parts = []
-    for part in torch.split(inputs, 1000):
-        pixels = part * std + mean
-        if found != channels:
-            pixels = pixels.expand(-1, channels, -1, -1) if found == 1 else to_gray(pixels)
+    target_mean, target_std = _per_channel(target.mean), _per_channel(target.std)
+    converted = []
+    for batch in torch.split(inputs, 1000):
+        pixels = batch * std + mean
+        if source_channels != channels:
+            pixels = pixels.expand(-1, channels, -1, -1) if source_channels == 1 else to_gray(pixels)
         if list(pixels.shape[2:]) != size:
             pixels = F.interpolate(pixels, size, mode="bilinear", antialias=True, align_corners=False)
-        parts.append((pixels.clamp(0, 1) - new_mean) / new_std)
-    return torch.cat(parts)
+        converted.append((pixels.clamp(0, 1) - target_mean) / target_std)
+    return torch.cat(converted)
 
 
 def _per_channel(values: tuple[float, ...]) -> torch.Tensor:
@@ -252,9 +262,11 @@ def _public_from_noise(config: PublicConfig, data: DataSet, task: TaskConfig) ->
         raise ArgumentError("public.name", NOISE, f"{NONE} or {HELD_OUT}, as texts are no images")
     count = config.limit or DEFAULT_NOISE_COUNT
     if task.task_class.form == "rows":
-        made = sample_rows(data.schema, count, torch_generator(config.seed, "public", "noise"))
-        told = f"{count} rows drawn evenly from the schema with seed {config.seed}: no data were needed"
-        return PublicData(NOISE, made, None, told)
+        rows = sample_rows(data.schema, count, torch_generator(config.seed, "public", "noise"))
+        rows_note = (
+            f"{count} rows sampled uniformly from the schema with seed {config.seed}; no data were needed"
+        )
+        return PublicData(NOISE, rows, None, rows_note)
     channels, height, width = data.train.inputs.shape[1:]
     blocks = [
         generate_noise_images(
@@ -264,7 +276,7 @@ def _public_from_noise(config: PublicConfig, data: DataSet, task: TaskConfig) ->
     ]
     pixels = torch.cat(blocks)[:count]
     inputs = (pixels - _per_channel(data.mean)) / _per_channel(data.std)
-    note = f"{count} images generated from noise with seed {config.seed}: no data were needed"
+    note = f"{count} images generated from noise with seed {config.seed}; no data were needed"
     if task.task_class.kind == "image":
         return PublicData(NOISE, *make_task_tensors(inputs, inputs, task), note)
     return PublicData(NOISE, inputs, None, note)
@@ -273,38 +285,39 @@ def _public_from_noise(config: PublicConfig, data: DataSet, task: TaskConfig) ->
 def generate_noise_images(
     count: int, channels: int, height: int, width: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Pixels ``(count, channels, H, W)`` in [0, 1] with what natural images have: scales, directions, edges.
+    """Generate pixels ``(count, channels, H, W)`` in [0, 1] with the scales, directions and edges of natural
+    images.
 
-    Each is a weighted sum of smooth random fields, from two cells across to one a pixel. A field is stretched
-    in a random direction; how the scales are weighed, how hard the edges are, how much the channels differ,
-    contrast and brightness are drawn for each image.
+    Each image is a weighted sum of smooth random fields, from two cells across to one cell per pixel, each
+    stretched in a random direction. Sampled for each image: the weights of the scales, the sharpness of
+    edges, the difference between channels, contrast and brightness.
     """
 
-    def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
-        return low + (high - low) * torch.rand(count, *shape, generator=generator)
+    def uniform(low: float, high: float, *pixels: int) -> torch.Tensor:
+        return low + (high - low) * torch.rand(count, *pixels, generator=generator)
 
-    side = max(height, width)
-    scales = [2**power for power in range(1, max(round(math.log2(side)), 1) + 1)]  # cells across
-    slope = uniform(0.3, 2.0)  # how fast weights fall with the scale: steep is smooth
+    longer_side = max(height, width)
+    scales = [2**power for power in range(1, max(round(math.log2(longer_side)), 1) + 1)]  # cells across
+    slope = uniform(0.3, 2.0)  # decay of the weights with the scale: a steep slope gives smooth images
     image = torch.zeros(count, channels, height, width)
-    own = uniform(0.0, 1.0, 1, 1, 1)  # how much channels differ
+    channel_mix = uniform(0.0, 1.0, 1, 1, 1)  # difference between channels
     for cells in scales:
         lattice = torch.randn(count, 1 + channels, 2 * cells + 2, 2 * cells + 2, generator=generator)
         angle, stretch = uniform(0.0, math.pi), uniform(0.3, 1.0)
-        # Rows of a rotation, the second axis slowed down: there the field varies less.
-        cos, sin = angle.cos() / 2, angle.sin() / 2  # halved: turns stay in the lattice, which is wider
-        turn = torch.stack(
+        # Rotation whose second axis is slowed down, so that the field varies less along it.
+        cos, sin = angle.cos() / 2, angle.sin() / 2  # halved, as rotations must stay within the wider lattice
+        rotation = torch.stack(
             [torch.stack([cos, -sin], 1), torch.stack([sin * stretch, cos * stretch], 1)], 1
         )  # (count, 2, 2)
-        theta = torch.cat([turn, uniform(-0.2, 0.2, 2, 1)], 2)  # (count, 2, 3)
+        theta = torch.cat([rotation, uniform(-0.2, 0.2, 2, 1)], 2)  # (count, 2, 3)
         grid = F.affine_grid(theta, [count, 1, height, width], align_corners=False)
         fields = F.grid_sample(lattice, grid, mode="bicubic", padding_mode="reflection", align_corners=False)
-        mixed = (1 - own) * fields[:, :1] + own * fields[:, 1:]
+        mixed = (1 - channel_mix) * fields[:, :1] + channel_mix * fields[:, 1:]
         image += mixed * (cells**-slope).view(-1, 1, 1, 1)
     image -= image.mean((1, 2, 3), keepdim=True)
     image /= image.std((1, 2, 3), keepdim=True).clamp_min(1e-6)
     hardness = torch.exp(uniform(math.log(0.5), math.log(8.0), 1, 1, 1))
     brightness, contrast = uniform(-1.0, 1.0, 1, 1, 1), uniform(0.3, 1.0, 1, 1, 1)
-    shape = torch.sigmoid(hardness * (image + brightness))  # (count, C, H, W) in (0, 1)
+    pixels = torch.sigmoid(hardness * (image + brightness))  # (count, C, H, W) in (0, 1)
     low = uniform(0.0, 1.0, 1, 1, 1) * (1 - contrast)
-    return low + contrast * shape
+    return low + contrast * pixels

@@ -1,10 +1,7 @@
-"""Examples as people have them in Python, as inputs and targets: torch's data sets and loaders, mappings.
+"""Examples given as Python objects: arrays, PyTorch data sets and loaders, mappings, Hugging Face data sets.
 
-Each example is a pair, or a mapping such as ``{"image": ..., "label": ...}``.
-
-Data sets of the library ``datasets`` (Hugging Face), read by what it documents: features and rows.
-
-Nothing of it is imported here: whoever gives such an object has it.
+Each example is a pair ``(input, target)`` or a mapping such as ``{"image": ..., "label": ...}``. The library
+``datasets`` is not imported: its objects are recognized by their attributes.
 """
 
 from __future__ import annotations
@@ -29,224 +26,243 @@ from fedstill.tasks import Task
 
 INPUT_KEYS = ("image", "images", "img", "pixel_values", IDS, "inputs", "input", "x")
 TARGET_KEYS = ("label", "labels", "mask", "masks", "annotation", "targets", "target", "y")
+HF_INPUT_COLUMNS = ("image", "img", "pixel_values", IDS)
+HF_TARGET_COLUMNS = ("label", "labels", "mask", "annotation")
 
 
-def extract_inputs_and_targets(examples: Any, what: str) -> tuple[Any, Any]:
-    """The inputs and the targets of all examples, as arrays or tensors that were given, or as lists.
+# --- PyTorch data sets, loaders and mappings ----------------------------------------------------------------
+
+
+def extract_inputs_and_targets(examples: Any, label: str) -> tuple[Any, Any]:
+    """Return all inputs and all targets, as the given arrays or tensors, or as lists.
 
     Args:
-        examples: a tuple or list of both; a mapping of both, by name; or examples one by one, in whatever has
-            a length and items: pairs, or mappings. Of a ``DataLoader`` its data set counts.
-        what: they are, the first words of an error.
+        examples: a pair of inputs and targets; a mapping with both; or a sized, indexable data set of pairs
+            or mappings. Of a ``DataLoader`` its data set is used.
+        label: start of error messages.
 
     Raises:
-        DataError: another form, or a loader that changes what its data set gives.
+        DataError: another form, or a loader that changes what its data set returns.
     """
     if isinstance(examples, Mapping):
-        source, target = _find_keys(examples, what)
-        if source == IDS and MASK in examples:
-            return set_padding_to_zero(examples[IDS], examples[MASK], what), examples[target]
-        return examples[source], examples[target]
-    two = isinstance(examples, tuple | list) and len(examples) == 2
-    if two and (isinstance(examples, tuple) or not all(map(_is_example, examples))):
+        input_key, target_key = _find_keys(examples, label)
+        if input_key == IDS and MASK in examples:
+            return set_padding_to_zero(examples[IDS], examples[MASK], label), examples[target_key]
+        return examples[input_key], examples[target_key]
+    is_pair = isinstance(examples, tuple | list) and len(examples) == 2
+    if is_pair and (isinstance(examples, tuple) or not all(map(_is_example, examples))):
         return examples[0], examples[1]
-    examples = _loader_data_set(examples, what)
+    examples = _loader_data_set(examples, label)
     iterable = isinstance(examples, torch_data.IterableDataset)
     if iterable or not hasattr(examples, "__len__") or not hasattr(examples, "__getitem__"):
-        found = type(examples).__name__
-        raise DataError(f"{what} is a {found} (expected (inputs, labels), or a data set with a length)")
-    each = [examples[index] for index in range(len(examples))]
-    if each and all(isinstance(example, Mapping) for example in each):
-        source, target = _find_keys(each[0], what)
-        for row, example in enumerate(each):
-            if source not in example or target not in example:
+        type_name = type(examples).__name__
+        raise DataError(f"{label} is a {type_name} (expected (inputs, labels), or a data set with a length)")
+    rows = [examples[index] for index in range(len(examples))]
+    if rows and all(isinstance(example, Mapping) for example in rows):
+        input_key, target_key = _find_keys(rows[0], label)
+        for row, example in enumerate(rows):
+            if input_key not in example or target_key not in example:
                 keys = ", ".join(map(str, example))
-                raise DataError(f"{what}: example {row} has {keys} (expected {source} and {target})")
-        targets = [example[target] for example in each]
-        if source == IDS and all(MASK in example for example in each):
-            masks = [example[MASK] for example in each]
-            return set_padding_to_zero([example[IDS] for example in each], masks, what), targets
-        return [example[source] for example in each], targets
-    if not each or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in each):
-        raise DataError(f"{what} has no examples, or not pairs of input and label")
-    return [pair[0] for pair in each], [pair[1] for pair in each]
+                raise DataError(f"{label}: example {row} has {keys} (expected {input_key} and {target_key})")
+        targets = [example[target_key] for example in rows]
+        if input_key == IDS and all(MASK in example for example in rows):
+            masks = [example[MASK] for example in rows]
+            return set_padding_to_zero([example[IDS] for example in rows], masks, label), targets
+        return [example[input_key] for example in rows], targets
+    if not rows or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in rows):
+        raise DataError(f"{label} has no examples, or examples that are not pairs (input, label)")
+    return [pair[0] for pair in rows], [pair[1] for pair in rows]
 
 
-def to_input_tensor(
-    inputs: Any, what: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
-) -> torch.Tensor:
-    """Inputs as they are, but images of PIL, whose pixels are normalized: to -1..1 without mean and std."""
-    if has_pil_images(inputs):
-        return normalize_pixels(to_array(inputs, what), what, mean, std)
-    return as_tensor(inputs, f"{what} inputs")
+def _find_keys(example: Mapping[Any, Any], label: str) -> tuple[str, str]:
+    def find_key(role: str, names: Iterable[str]) -> str:
+        present = [name for name in names if name in example]
+        if len(present) != 1:
+            keys = ", ".join(map(str, example)) or "nothing"
+            problem = f"examples have {keys}, so their {role} are not clear"
+            raise DataError(f"{label}: {problem} (expected one of {', '.join(names)})")
+        return present[0]
 
-
-def to_target_tensor(targets: Any, what: str) -> torch.Tensor:
-    """Targets as they are, but images of PIL, which are masks: the number of the class at each pixel."""
-    if has_pil_images(targets):
-        return torch.from_numpy(to_array(targets, f"{what} labels", numbers=True))
-    return as_tensor(targets, f"{what} labels")
+    return find_key("inputs", INPUT_KEYS), find_key("targets", TARGET_KEYS)
 
 
 def _is_example(value: Any) -> bool:
-    """Return whether a value is one example: a list of two may also hold all inputs and all targets."""
+    """Return whether a value is one example, as a list of two can also hold all inputs and all targets."""
     if isinstance(value, Mapping):
         return True
-    pair = isinstance(value, tuple | list) and len(value) == 2
-    return pair and (is_pil_image(value[0]) or getattr(value[0], "ndim", 0) > 0)
+    is_pair = isinstance(value, tuple | list) and len(value) == 2
+    return is_pair and (is_pil_image(value[0]) or getattr(value[0], "ndim", 0) > 0)
 
 
-def _find_keys(example: Mapping[Any, Any], what: str) -> tuple[str, str]:
-    def one(role: str, names: Iterable[str]) -> str:
-        found = [name for name in names if name in example]
-        if len(found) != 1:
-            keys = ", ".join(map(str, example)) or "nothing"
-            allowed = f"allowed is one of {', '.join(names)}"
-            raise DataError(f"{what}: examples have {keys}, and so no one name of {role}: {allowed}")
-        return found[0]
-
-    return one("inputs", INPUT_KEYS), one("targets", TARGET_KEYS)
-
-
-def _loader_data_set(examples: Any, what: str) -> Any:
-    """The data set of a loader that gives its examples as they are; anything else as it is."""
+def _loader_data_set(examples: Any, label: str) -> Any:
+    """Return the data set of a ``DataLoader`` that does not change it; other values unchanged."""
     if not isinstance(examples, torch_data.DataLoader):
         return examples
     data: Any = examples.dataset
     sampler = examples.sampler
     if isinstance(data, torch_data.IterableDataset):
         return data
-    own = ""
+    custom_part = ""
     if type(sampler) is torch_data.RandomSampler:
         if sampler.replacement or sampler.num_samples != len(data):
-            own = "sampler"
+            custom_part = "sampler"
     elif type(sampler) is not torch_data.SequentialSampler:
-        own = "sampler"
+        custom_part = "sampler"
     if type(examples.batch_sampler) not in (torch_data.BatchSampler, type(None)):
-        own = "batch_sampler"
+        custom_part = "batch_sampler"
     if examples.collate_fn not in (torch_data.default_collate, torch_data.default_convert):
-        own = "collate_fn"
-    if own:
-        raise DataError(f"{what} is a DataLoader with a {own} of its own (expected its data set)")
+        custom_part = "collate_fn"
+    if custom_part:
+        raise DataError(f"{label} is a DataLoader with a custom {custom_part} (expected its data set)")
     return data
 
 
-HF_INPUT_COLUMNS = ("image", "img", "pixel_values", IDS)
-HF_TARGET_COLUMNS = ("label", "labels", "mask", "annotation")
+def to_input_tensor(
+    inputs: Any, label: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+) -> torch.Tensor:
+    """Return inputs as a tensor; PIL images become normalized pixels, in [-1, 1] without ``mean`` and
+    ``std``.
+    """
+    if has_pil_images(inputs):
+        return normalize_pixels(to_array(inputs, label), label, mean, std)
+    return as_tensor(inputs, f"{label} inputs")
 
 
-def is_hugging_face(given: Any) -> bool:
-    """Whether an object is a ``datasets.Dataset``, or has what such a one has."""
-    return all(hasattr(given, name) for name in ("features", "column_names", "__len__", "__getitem__"))
+def to_target_tensor(targets: Any, label: str) -> torch.Tensor:
+    """Return targets as a tensor; PIL images are masks, whose pixels are class indices."""
+    if has_pil_images(targets):
+        return torch.from_numpy(to_array(targets, f"{label} labels", numbers=True))
+    return as_tensor(targets, f"{label} labels")
+
+
+def normalize_pixels(
+    pixels: npt.NDArray[Any], label: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+) -> torch.Tensor:
+    """Normalize pixels ``(N, H, W)`` or ``(N, H, W, C)``; without ``mean`` and ``std`` to [-1, 1]."""
+    images = as_image_array(Path(label), {"images": pixels})
+    channels = images.shape[1]
+    return normalized(images, mean or (MEAN,) * channels, std or (STD,) * channels)
+
+
+# --- Hugging Face data sets ---------------------------------------------------------------------------------
+
+
+def is_hugging_face(value: Any) -> bool:
+    """Return whether a value is a ``datasets.Dataset``, or has its interface."""
+    return all(hasattr(value, name) for name in ("features", "column_names", "__len__", "__getitem__"))
 
 
 def hugging_face_tensors(
     data: Any,
-    what: str,
+    label: str,
     task: Task,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     classes: Sequence[str] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of one part, a ``datasets.Dataset``.
+    """Return inputs and targets of a ``datasets.Dataset``.
 
-    Inputs are the column of images, or ``input_ids`` of one length, whose padding an ``attention_mask`` says;
-    targets the one column of class labels, or one that is called label, labels, mask or annotation. Labels
-    that are texts, or numbers with names in the features, are numbered as ``classes`` are, if there are any.
-    Without mean and std pixels become -1..1.
-    A DataError tells what is missing, or in what rows differ.
+    Inputs are the image column, or ``input_ids`` of one length, with padding given by ``attention_mask``.
+    Targets are the only ``ClassLabel`` column, or a column named label, labels, mask or annotation. Texts,
+    and numbers with names in the features, are numbered like ``classes`` if these are given. Without ``mean``
+    and ``std`` pixels become -1..1.
+
+    Raises:
+        DataError: a column is missing or ambiguous, or rows differ in shape.
     """
     if task.kind == "image" or task.form == "rows":
-        raise DataError(f"{what} is a Hugging Face data set: allowed for task {task.name} are tensors")
-    kinds = {key: type(feature).__name__ for key, feature in data.features.items()}
-    labels = {key for key, kind in kinds.items() if kind == "ClassLabel"}
-    target = _find_column(what, "targets", {key for key in kinds if key in HF_TARGET_COLUMNS}, labels)
-    images = {key for key, kind in kinds.items() if kind == "Image" and key != target}
-    source = _find_column(what, "inputs", {key for key in kinds if key in HF_INPUT_COLUMNS}, images)
+        raise DataError(f"{label} is a Hugging Face data set (expected tensors for task {task.name})")
+    feature_types = {key: type(feature).__name__ for key, feature in data.features.items()}
+    label_columns = {key for key, kind in feature_types.items() if kind == "ClassLabel"}
+    target_column = _find_column(
+        label, "targets", {key for key in feature_types if key in HF_TARGET_COLUMNS}, label_columns
+    )
+    image_columns = {key for key, kind in feature_types.items() if kind == "Image" and key != target_column}
+    input_column = _find_column(
+        label, "inputs", {key for key in feature_types if key in HF_INPUT_COLUMNS}, image_columns
+    )
     if len(data) == 0:
-        raise DataError(f"{what} has no rows (expected one or more)")
+        raise DataError(f"{label} has no rows (expected one or more)")
     rows = [data[index] for index in range(len(data))]
-    inputs = to_array([row[source] for row in rows], f"{what}: {source!r}")
-    given = to_array([row[target] for row in rows], f"{what}: {target!r}", numbers=True)
-    names = getattr(data.features[target], "names", None) or ()
-    targets = as_tensor(renumber_labels(given, what, classes, names), f"{what}: {target!r}")
+    inputs = to_array([row[input_column] for row in rows], f"{label}: {input_column!r}")
+    labels = to_array([row[target_column] for row in rows], f"{label}: {target_column!r}", numbers=True)
+    names = getattr(data.features[target_column], "names", None) or ()
+    targets = as_tensor(renumber_labels(labels, label, classes, names), f"{label}: {target_column!r}")
     if task.form == "texts":
-        masks = [row[MASK] for row in rows] if source == IDS and MASK in kinds else None
-        return set_padding_to_zero(inputs, masks, what), targets
-    return normalize_pixels(inputs, what, mean, std), targets
+        masks = [row[MASK] for row in rows] if input_column == IDS and MASK in feature_types else None
+        return set_padding_to_zero(inputs, masks, label), targets
+    return normalize_pixels(inputs, label, mean, std), targets
 
 
-def normalize_pixels(
-    pixels: npt.NDArray[Any], what: str, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
-) -> torch.Tensor:
-    """Pixels ``(N, H, W)`` or ``(N, H, W, C)`` as a network takes them; without mean and std from -1 to 1."""
-    images = as_image_array(Path(what), {"images": pixels})
-    channels = images.shape[1]
-    return normalized(images, mean or (MEAN,) * channels, std or (STD,) * channels)
+def _find_column(label: str, role: str, *choices: set[str]) -> str:
+    for names in reversed(choices):
+        if len(names) == 1:
+            return next(iter(names))
+    expected = (
+        "one column of images or input_ids"
+        if role == "inputs"
+        else f"one called {', '.join(HF_TARGET_COLUMNS)}"
+    )
+    advice = "see select_columns and rename_column"
+    raise DataError(f"{label} has no unambiguous {role} (expected {expected}; {advice})")
 
 
 def renumber_labels(
-    labels: Column, what: str, classes: Sequence[str], names: Sequence[str] = ()
+    labels: Column, source: str, classes: Sequence[str], source_names: Sequence[str] = ()
 ) -> npt.NDArray[Any]:
-    """Labels as numbers of ``classes``: texts by name; numbers by what the source calls them, or as they are.
+    """Return labels as indices into ``classes``: texts by name, numbers by their names in the source, else
+    unchanged.
 
     Args:
-        names: what the source calls its numbers.
+        source_names: names of the source's numbers.
 
     Raises:
-        DataError: a text, and classes without names; or one that is no class; or names of which the classes
-            have some and not all.
+        DataError: labels are texts and classes have no names; a label is not a class; or only some source
+            names are classes.
 
     >>> renumber_labels(np.array(["dog", "cat"]), "data[0]", ["cat", "dog"]).tolist()
     [1, 0]
-    >>> renumber_labels(np.array([0, 1]), "data[0]", ["cat", "dog"], names=["dog", "cat"]).tolist()
+    >>> renumber_labels(np.array([0, 1]), "data[0]", ["cat", "dog"], source_names=["dog", "cat"]).tolist()
     [1, 0]
     """
     if labels.dtype.kind in TEXTS:
         if not classes:
             first = ascii(name_of(labels.ravel()[0])) if labels.size else "none"
-            told = f"labels are texts, as {first}, and classes have no names"
-            raise DataError(f"{what}: {told} (expected numbers, or classes= a list of the names)")
-        return encode_labels(named_column(labels).ravel().tolist(), what, classes)[0]
-    known = [plain(each) for each in names]
-    if not {*known} & {*classes} or tuple(known) == tuple(classes):
+            problem = f"labels are texts such as {first}, and classes have no names"
+            raise DataError(f"{source}: {problem} (expected numbers, or classes= a list of the names)")
+        return encode_labels(named_column(labels).ravel().tolist(), source, classes)[0]
+    plain_names = [plain(name) for name in source_names]
+    if not {*plain_names} & {*classes} or tuple(plain_names) == tuple(classes):
         return labels
-    if unknown := [each for each in known if each not in classes]:
-        raise DataError(f"{what}: has a class {unknown_name(unknown[0], classes)}")
-    within = (labels >= 0) & (labels < len(known))  # others, as -1 for unlabeled, are refused later
-    numbers = np.array([classes.index(each) for each in known], dtype=np.int64)
-    return np.where(within, numbers[np.where(within, labels, 0)], labels)
+    if missing := [name for name in plain_names if name not in classes]:
+        raise DataError(f"{source}: has a class {unknown_name(missing[0], classes)}")
+    # Other labels, such as -1 for unlabeled, are refused later.
+    is_known = (labels >= 0) & (labels < len(plain_names))
+    numbers = np.array([classes.index(name) for name in plain_names], dtype=np.int64)
+    return np.where(is_known, numbers[np.where(is_known, labels, 0)], labels)
 
 
 def require_same_class_order(parts: Mapping[str, Any]) -> None:
-    """Refuse parts that number their classes differently, where no list of classes says how.
+    """Check that all parts number their classes alike, if no list of classes is given.
 
     Args:
-        parts: what was given, by the argument's name; only Hugging Face data sets count.
+        parts: data by argument name; only Hugging Face data sets are checked.
 
     Raises:
-        DataError: naming the first two of them whose label names differ.
+        DataError: names the first two parts whose label names differ.
     """
-    first, known = "", None
-    for what, data in parts.items():
+    first_part, first_names = "", None
+    for part, data in parts.items():
         if not is_hugging_face(data):
             continue
-        kinds = [each for each in data.features.values() if type(each).__name__ == "ClassLabel"]
-        named = getattr(kinds[0], "names", None) if len(kinds) == 1 else None
-        names = tuple(map(plain, named)) if named else None
-        if names is not None and known is not None and names != known:
-            told = f"labels are called {', '.join(names[:5])}, and those of {first} {', '.join(known[:5])}"
-            raise DataError(f"{what}: {told} (expected one order, or classes= a list of the names)")
-        first, known = (what, names) if known is None and names is not None else (first, known)
-
-
-def _find_column(what: str, role: str, *choices: set[str]) -> str:
-    for names in reversed(choices):
-        if len(names) == 1:
-            return next(iter(names))
-    allowed = (
-        "one column of images or input_ids"
-        if role == "inputs"
-        else f"one called {', '.join(HF_TARGET_COLUMNS)}"
-    )
-    raise DataError(f"{what} does not tell its {role} (expected {allowed} (select_columns, rename_column))")
+        class_features = [
+            feature for feature in data.features.values() if type(feature).__name__ == "ClassLabel"
+        ]
+        feature_names = getattr(class_features[0], "names", None) if len(class_features) == 1 else None
+        names = tuple(map(plain, feature_names)) if feature_names else None
+        if names is not None and first_names is not None and names != first_names:
+            problem = f"class names are {', '.join(names[:5])}, and those of {first_part} {', '.join(first_names[:5])}"
+            raise DataError(f"{part}: {problem} (expected one order, or classes= a list of the names)")
+        first_part, first_names = (
+            (part, names) if first_names is None and names is not None else (first_part, first_names)
+        )

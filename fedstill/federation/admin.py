@@ -1,7 +1,6 @@
-"""What the person with the admin's startup kit does: see who is there, start a run, fetch what it left.
+"""Administration of a running server with the admin's startup kit: list nodes, submit jobs, fetch results.
 
-Everything goes to a running server through FLARE's own API
-(:class:`nvflare.fuel.flare_api.flare_api.Session`).
+It uses FLARE's own API (:class:`nvflare.fuel.flare_api.flare_api.Session`).
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Admin:
         patience: seconds to reach the server.
 
     Raises:
-        DeployError: the folder is no admin's kit, the server cannot be reached, or it does not let in. So do
-            all methods where the server refuses what is asked.
+        DeployError: the folder is no admin's kit, or the server cannot be reached or refuses the kit. All
+            methods raise it if the server refuses the request.
     """
 
     def __init__(self, kit: Path, patience: float = PATIENCE) -> None:
@@ -43,19 +42,19 @@ class Admin:
             user, self.server = admin["username"], f"{admin['host']}:{admin['port']}"
         except (OSError, ValueError, KeyError) as error:
             raise DeployError(f"{kit} is no admin's startup kit: it has no startup/fed_admin.json") from error
-        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what goes wrong becomes an error of ours
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # failures are raised as DeployError
         from nvflare.fuel.flare_api.api_spec import NoConnection
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
         end = time.monotonic() + patience
         _await_port(admin["host"], admin["port"], patience)
-        with self._refusals(), contextlib.redirect_stdout(io.StringIO()):
+        with self._flare_errors(), contextlib.redirect_stdout(io.StringIO()):
             left = max(3.0, end - time.monotonic())
             try:
                 self._session = new_secure_session(user, str(kit.resolve()), timeout=left)
             except NoConnection as error:
-                way_out = "is the kit from this federation, and still valid?"
-                raise DeployError(f"the server at {self.server} does not let {kit} in: {way_out}") from error
+                hint = "is the kit from this federation, and still valid?"
+                raise DeployError(f"the server at {self.server} refuses {kit}: {hint}") from error
 
     def __enter__(self) -> Admin:
         return self
@@ -70,19 +69,19 @@ class Admin:
         self._session.close()
 
     def nodes(self) -> dict[str, float]:
-        """The nodes that are there, and how many seconds ago each gave its last sign of life."""
-        with self._refusals():
+        """Return the connected nodes, with the seconds since the last heartbeat of each."""
+        with self._flare_errors():
             clients = self._session.get_system_info().client_info
         return {client.name: max(0.0, time.time() - client.last_connect_time) for client in clients}
 
     def jobs(self) -> list[dict[str, Any]]:
-        """All jobs that the server knows, the newest first: ``job_id``, ``name``, ``status`` and more."""
-        with self._refusals():
+        """Return all jobs of the server, newest first: ``job_id``, ``name``, ``status`` and more."""
+        with self._flare_errors():
             jobs: list[dict[str, Any]] = self._session.list_jobs(detailed=True, reverse=True)
         return jobs
 
-    def with_node(self, node: str) -> list[dict[str, Any]]:
-        """The jobs that have not ended and in which a node takes part."""
+    def unfinished_jobs(self, node: str) -> list[dict[str, Any]]:
+        """Return the jobs of a node that have not ended."""
         return [
             job
             for job in self.jobs()
@@ -91,45 +90,46 @@ class Admin:
         ]
 
     def wait_for(self, nodes: Sequence[str], patience: float) -> None:
-        """Wait until all these nodes are there.
+        """Wait until all of these nodes are connected.
 
         Raises:
-            DeployError: after `patience` seconds some are not.
+            DeployError: some are not after ``patience`` seconds.
         """
         end = time.monotonic() + patience
         while missing := sorted(set(nodes) - set(self.nodes())):
             if time.monotonic() > end:
-                raise DeployError(f"after {patience:g} s not there: {', '.join(missing)}")
+                raise DeployError(f"not connected after {patience:g} s: {', '.join(missing)}")
             time.sleep(0.2)
 
     def submit(self, job: Path) -> str:
-        """Hand in a job's folder, as :func:`~fedstill.federation.flare_job.write_job` writes it; its id."""
-        with self._refusals():
+        """Submit a job's folder, written by :func:`~fedstill.federation.flare_job.write_job`; return its id."""
+        with self._flare_errors():
             return str(self._session.submit_job(str(job.resolve())))
 
     def status(self, job: str) -> str:
-        """How a job does: SUBMITTED, DISPATCHED, RUNNING, or how it ended, FINISHED:... ."""
-        with self._refusals():
+        """Return a job's status: SUBMITTED, DISPATCHED, RUNNING, or FINISHED:... with its outcome."""
+        with self._flare_errors():
             return str(self._session.get_job_status(job))
 
     def progress(self, job: str, known: int = 0) -> tuple[Note | None, list[dict[str, Any]]]:
-        """How far a job's run is, None where the job does not say; and what it has measured since.
+        """Return the progress of a job's run, or None if it is unknown, and its newest metrics.
 
         Args:
-            known: lines of ``metrics.jsonl`` that the caller has; of the next some come, if there are many.
+            known: number of lines of ``metrics.jsonl`` that the caller has. A limited number of lines after
+                these is returned.
         """
-        with contextlib.suppress(DeployError, RunFolderError):  # it is not at work yet, or no more
-            with self._refusals():
-                told = self._session.do_app_command(job, PROGRESS_TOPIC, {METRICS: known})
-            note, lines = str(told["note"]), told[METRICS]
+        with contextlib.suppress(DeployError, RunFolderError):  # the job is not running
+            with self._flare_errors():
+                reply = self._session.do_app_command(job, PROGRESS_TOPIC, {METRICS: known})
+            note, lines = str(reply["note"]), reply[METRICS]
             return Note.parse(note, Path(job)) if note else None, lines
         return None, []
 
     def wait(self, job: str, patience: float) -> str:
-        """Wait until a job has ended, and say how.
+        """Wait until a job has ended and return its status.
 
         Raises:
-            DeployError: after `patience` seconds it has not.
+            DeployError: it has not after ``patience`` seconds.
         """
         end = time.monotonic() + patience
         while not (status := self.status(job)).startswith("FINISHED"):
@@ -139,9 +139,9 @@ class Admin:
         return status
 
     def abort(self, job: str) -> bool:
-        """End a job; whether it ran."""
+        """Abort a job; return whether it was running."""
         try:
-            with self._refusals():
+            with self._flare_errors():
                 self._session.abort_job(job)
         except DeployError as error:
             if "is not running" not in str(error):
@@ -150,30 +150,30 @@ class Admin:
         return True
 
     def download(self, job: str, to: Path) -> Path:
-        """Fetch what a job left at the server into the folder `to`; the folder of this job in there."""
-        with self._refusals():
+        """Download a job's results from the server into the folder ``to``; return the job's folder in it."""
+        with self._flare_errors():
             return Path(self._session.download_job_result(job, str(to)))
 
     def revoke(self, node: str) -> bool:
-        """Let a node in no more, whatever its certificate says; the server remembers it over restarts.
+        """Refuse a node from now on, even with a valid certificate; the server keeps this over restarts.
 
         Args:
-            node: its name; FLARE takes any, whether there is such a node or not.
+            node: its name; FLARE accepts any name, also of a node that does not exist.
 
         Returns:
-            Whether it was let in until now.
+            Whether it was allowed until now.
         """
-        with self._refusals():
+        with self._flare_errors():
             return not self._session.disable_client(node)["clients"][0]["already_disabled"]
 
     def readmit(self, node: str) -> bool:
-        """Let a revoked node in again; whether it was not until now."""
-        with self._refusals():
+        """Accept a revoked node again; return whether it was revoked until now."""
+        with self._flare_errors():
             return bool(self._session.enable_client(node)["clients"][0]["was_disabled"])
 
     @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """FLARE's errors as ours."""
+    def _flare_errors(self) -> Iterator[None]:
+        """Raise FLARE's errors as DeployError."""
         from nvflare.fuel.flare_api import api_spec
 
         kinds = tuple(
@@ -182,13 +182,13 @@ class Admin:
         try:
             yield
         except (api_spec.NoConnection, api_spec.SessionClosed) as error:
-            raise DeployError(f"the server at {self.server} is gone, or the way to it") from error
+            raise DeployError(f"the server at {self.server} cannot be reached any more") from error
         except kinds as error:
             raise DeployError(f"the server at {self.server} refuses: {error}") from error
 
 
 def _await_port(host: str, port: int, patience: float) -> None:
-    """Wait until something listens there: FLARE's own attempts are seconds apart."""
+    """Wait until the port accepts connections, as FLARE's own attempts are seconds apart."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -198,6 +198,6 @@ def _await_port(host: str, port: int, patience: float) -> None:
             raise DeployError(f"no machine has the name {host!r} here: {error.strerror}") from error
         except OSError as error:
             if time.monotonic() > end:
-                way_out = "does it run, and may this machine reach that port?"
-                raise DeployError(f"no answer from the server at {host}:{port}: {way_out}") from error
+                hint = "does it run, and may this machine reach that port?"
+                raise DeployError(f"no answer from the server at {host}:{port}: {hint}") from error
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Gradients through a federation: forward asks, backward has the nodes pull back."""
+"""Autograd through a federation: forward sends a query, backward has the nodes backpropagate."""
 
 from __future__ import annotations
 
@@ -10,55 +10,66 @@ import torch
 
 
 @dataclass
-class Call:
-    """A query that gradients are pulled back through: who was asked what, and who answered."""
+class QueryContext:
+    """State of a differentiable query between forward and backward.
 
-    federation: Any  # a Federation
-    asked: tuple[str, ...]
+    Args:
+        federation: a :class:`~fedstill.federation.federation.Federation`.
+        queried_nodes: names of the nodes that get the query.
+        query: its name.
+        number: its number.
+        input_names: names of the inputs, in order.
+        responding_nodes: names of the nodes that responded, in order.
+        output_names: names of the outputs, in order.
+    """
+
+    federation: Any
+    queried_nodes: tuple[str, ...]
     query: str
     number: int
-    names: tuple[str, ...]
-    nodes: tuple[str, ...] = ()  # that answered
-    answered: tuple[str, ...] = ()  # names of what they answered
+    input_names: tuple[str, ...]
+    responding_nodes: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
 
 
 class FederatedQuery(torch.autograd.Function):
-    """Bridges autograd over the wire: forward asks, backward has the nodes pull back."""
+    """Autograd function whose forward and backward passes run at the nodes."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        sent = dict(zip(call.names, tensors, strict=True))
-        responses = call.federation.valid_responses(call.asked, call.query, call.number, sent, True)
-        call.nodes, first = tuple(responses), next(iter(responses.values()))
-        call.answered = tuple(first)
+    def forward(ctx: Any, call: QueryContext, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inputs = dict(zip(call.input_names, tensors, strict=True))
+        responses = call.federation.valid_responses(call.queried_nodes, call.query, call.number, inputs, True)
+        call.responding_nodes = tuple(responses)
+        call.output_names = tuple(next(iter(responses.values())))
         ctx.call = call
         ctx.save_for_backward(*tensors)
         return tuple(
-            torch.stack([response[name] for response in responses.values()]) for name in call.answered
+            torch.stack([response[name] for response in responses.values()]) for name in call.output_names
         )
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: Call = ctx.call
-        through = call.federation.queries[call.query].differentiable
+        call: QueryContext = ctx.call
+        input_names = call.federation.queries[call.query].differentiable
         pulls = {
-            node: {name: grad[row] for name, grad in zip(call.answered, grads, strict=True)}
-            for row, node in enumerate(call.nodes)
+            node: {name: grad[row] for name, grad in zip(call.output_names, grads, strict=True)}
+            for row, node in enumerate(call.responding_nodes)
         }
-        inputs = dict(zip(call.names, ctx.saved_tensors, strict=True))
-        differentiable = {name: tensor for name, tensor in inputs.items() if name in through}
-        pulled = call.federation.valid_gradients(call.number, call.query, pulls, differentiable)
-        back: list[torch.Tensor | None] = [None]
+        inputs = dict(zip(call.input_names, ctx.saved_tensors, strict=True))
+        differentiable = {name: tensor for name, tensor in inputs.items() if name in input_names}
+        by_node = call.federation.valid_gradients(call.number, call.query, pulls, differentiable)
+        input_grads: list[torch.Tensor | None] = [None]
         for name, tensor in inputs.items():
-            if name in through:
-                back.append(_sum([released[f"d/d{name}"] for released in pulled.values()], tensor))
+            if name in input_names:
+                input_grads.append(_sum([released[f"d/d{name}"] for released in by_node.values()], tensor))
             else:
-                back.append(None)
-        return tuple(back)
+                input_grads.append(None)
+        return tuple(input_grads)
 
 
 def _sum(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """In the order of the nodes, whatever the engine, so that rounding is the same; of none, zeros."""
+    """Add tensors in the order of the nodes, so that rounding is equal on all engines; zeros if there are
+    none."""
     if not tensors:
         return torch.zeros_like(like)
     total = tensors[0].clone()

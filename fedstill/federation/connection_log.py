@@ -1,7 +1,7 @@
-"""Whether the server is there and lets a node in, as the node's own log says it.
+"""Logging of a node's connection to its server.
 
-FLARE tries for ever, and at INFO it says little or the same again and again. What counts is what the server
-replies to its own messages: the first ones, and a sign of life every few seconds.
+FLARE retries for ever, and its own log repeats itself. This log follows the server's replies to FLARE's
+registration and heartbeat messages, and has one line for each change.
 """
 
 from __future__ import annotations
@@ -14,92 +14,101 @@ from typing import Any
 
 from fedstill.core.text_format import human_seconds
 
-SLOW = 6.0  # seconds that the server may take for its reply to a sign of life, until it counts as gone
-FIRST_WORD, RARELY = 60.0, 3600.0  # seconds: until it is said again that nobody answers, and at most later
-TRIED = "it is tried every 10 s, until it answers or this process is ended"
+REPLY_SECONDS = 6.0  # seconds that the server may take for its reply to a heartbeat
+FIRST_REMINDER, MAX_REMINDER_INTERVAL = 60.0, 3600.0  # seconds between warnings while it is unreachable
+RETRYING = "retrying every 10 s until it answers or this process is ended"
 
 logger = logging.getLogger("fedstill.site")
 
 
 class ServerConnection:
-    """A node's link to its server; a line is logged where it changes, and now and then while it is down.
+    """State of a node's connection to its server, with a log line for each change and reminders while it is
+    down.
 
-    ``barred`` is told why, where the server does not let the node in.
+    Args:
+        server: its address.
+        clock: returns seconds.
+        on_refused: called with the reason when the server refuses the node.
     """
 
     def __init__(
         self,
         server: str,
         clock: Callable[[], float] = time.monotonic,
-        barred: Callable[[str], None] = lambda why: None,
+        on_refused: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self._barred = barred
+        self._on_refused = on_refused
         self._server, self._clock = server, clock
-        self._state, self._was_in = "", False  # "", "in", "gone" or "refused"
+        self._state, self._was_connected = "", False  # "", "in", "gone" or "refused"
         self._since, self._next = clock(), 0.0
 
-    def answered(self) -> None:
-        """The server has answered as to a node of its own."""
+    def set_connected(self) -> None:
+        """Record that the server accepted this node."""
         if self._state == "in":
             return
         after = f", after {human_seconds(self._clock() - self._since)}" if self._state else ""
-        again = " again" if self._was_in else ""
+        again = " again" if self._was_connected else ""
         logger.info("connected to the server at %s%s%s", self._server, again, after)
-        self._state, self._was_in = "in", True
+        self._state, self._was_connected = "in", True
 
-    def silent(self) -> None:
-        """There is no way to the server, or it did not answer in time."""
+    def set_unreachable(self) -> None:
+        """Record that the server cannot be reached or did not reply in time."""
         now = self._clock()
         if self._state == "gone":
             if now >= self._next:
                 waited = now - self._since
-                self._next = now + min(max(waited, FIRST_WORD), RARELY)
-                logger.warning("no answer from %s for %s; %s", self._server, human_seconds(waited), TRIED)
+                self._next = now + min(max(waited, FIRST_REMINDER), MAX_REMINDER_INTERVAL)
+                logger.warning("no answer from %s for %s; %s", self._server, human_seconds(waited), RETRYING)
             return
         if self._state:
-            logger.warning("the server at %s is gone, or the way to it; %s", self._server, TRIED)
+            logger.warning("the server at %s is gone, or the way to it; %s", self._server, RETRYING)
         else:
             why = "is the server up, may this machine reach it, and is the kit from this federation?"
-            logger.warning("no answer from %s; %s. %s", self._server, TRIED, why.capitalize())
-        self._state, self._since, self._next = "gone", now, now + FIRST_WORD
+            logger.warning("no answer from %s; %s. %s", self._server, RETRYING, why.capitalize())
+        self._state, self._since, self._next = "gone", now, now + FIRST_REMINDER
 
-    def refused(self, reason: str) -> None:
-        """The server has answered that it does not let this node in, and why."""
+    def set_refused(self, reason: str) -> None:
+        """Record that the server refused this node, and why."""
         if self._state != "refused":
             revoked = "it has revoked this node" if "is disabled" in reason else reason
             logger.warning("the server at %s does not let this node in: %s", self._server, revoked)
             self._state, self._since = "refused", self._clock()
-            self._barred(revoked)
+            self._on_refused(revoked)
 
 
-def watch(contact: ServerConnection, cell: Any, every: float, leave: Callable[[], None]) -> None:
-    """Let a contact hear what the server replies in this process of FLARE (``cell``), and that it replies no
-    more.
+def watch_connection(
+    contact: ServerConnection, cell: Any, heartbeat: float, leave: Callable[[], None]
+) -> None:
+    """Update a connection from the server's replies in this process of FLARE.
 
-    ``leave`` ends a node that is not let in; FLARE would end it too, with a traceback.
+    Args:
+        contact: the connection.
+        cell: FLARE's communication endpoint.
+        heartbeat: seconds between two heartbeats.
+        leave: ends the process of a node that is refused. FLARE would end it too, with a traceback.
     """
     from nvflare.fuel.f3.cellnet.defs import CellChannelTopic, MessageHeaderKey, ReturnCode
 
     last = time.monotonic()
 
-    def heard(reply: Any) -> None:
+    def on_reply(reply: Any) -> None:
         nonlocal last
         topic = reply.get_header(MessageHeaderKey.TOPIC)
         if topic in (CellChannelTopic.Register, CellChannelTopic.HEART_BEAT):
             last = time.monotonic()
             code = reply.get_header(MessageHeaderKey.RETURN_CODE)
             if code == ReturnCode.UNAUTHENTICATED:
-                contact.refused(str(reply.get_header(MessageHeaderKey.ERROR)))
+                contact.set_refused(str(reply.get_header(MessageHeaderKey.ERROR)))
                 if topic == CellChannelTopic.Register:
                     leave()
             elif code == ReturnCode.OK:
-                contact.answered()
+                contact.set_connected()
 
     def listen() -> None:
         while True:
             time.sleep(1.0)
-            if time.monotonic() - last > every + SLOW:
-                contact.silent()
+            if time.monotonic() - last > heartbeat + REPLY_SECONDS:
+                contact.set_unreachable()
 
-    cell.add_incoming_reply_filter("*", "*", heard)
+    cell.add_incoming_reply_filter("*", "*", on_reply)
     threading.Thread(target=listen, daemon=True).start()

@@ -1,9 +1,9 @@
-"""The federation as a server sees it: a differentiable function of what it asks about.
+"""Base class of all federations: the server queries nodes and differentiates through their responses.
 
-``responses = federation.query("examine", x=x)`` gives the nodes' answers with gradients attached: when a
-loss over them is pulled back, the federation sends each node the gradient that reached its answer,
-the node pulls it through its own networks, and what its gate lets out arrives in ``x.grad``. An
-engine says how nodes are reached; a method cannot tell engines apart.
+``responses = federation.query("examine", x=x)`` returns the nodes' responses with gradients attached. On
+``loss.backward()`` the federation sends each node the gradient of the loss with respect to its response. The
+node backpropagates it through its own networks, and the gradients that its gate releases are added to
+``x.grad``. Subclasses (engines) define how nodes are reached. A method works on all of them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fedstill.core.errors import (
     refused_by,
 )
 from fedstill.core.text_format import brief_repr, clip
-from fedstill.federation.autograd import Call, FederatedQuery
+from fedstill.federation.autograd import FederatedQuery, QueryContext
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.response_checks import (
-    faults,
+    find_faults,
+    find_non_finite,
     invalid_dtype_fault,
     mismatched_gradients,
-    not_finite,
     oversized_gradients,
     require_finite,
     require_finite_inputs,
@@ -38,57 +38,79 @@ from fedstill.federation.secure_aggregation import SentQuery, SumAggregation, ch
 from fedstill.protocol.payload_kinds import GRADIENTS, INPUTS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SUM
-from fedstill.protocol.wire_format import Tensors, as_text, decompress, from_text
+from fedstill.protocol.wire_format import Tensors, decompress, json_from_tensor, json_to_tensor
 
 
 @dataclass(frozen=True)
 class Responses:
-    """What K nodes answered: ``responses["logits"]`` is ``(K, B, ...)``, in the order of ``nodes``."""
+    """Responses of K nodes to one query: ``responses["logits"]`` is ``(K, B, ...)``, in the order of
+    ``nodes``.
+
+    Args:
+        number: number of the query.
+        nodes: names of the nodes that responded.
+        tensors: stacked outputs by name.
+        unstacked: outputs by name that are not stacked, one entry per node: ragged tensors and JSON values.
+    """
 
     number: int
     nodes: tuple[str, ...]
     tensors: Tensors
-    apart: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of parts that are not stacked
+    unstacked: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     __repr__ = brief_repr
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """One part of the answers, of all nodes that answered.
+        """Return one stacked output of all nodes that responded, ``(K, B, ...)``.
 
         Raises:
-            ArgumentError: the query's answer has no such part, or one that differs in shape by node.
+            ArgumentError: the query has no such output, or its shape differs by node.
         """
         if name not in self.tensors:
             known = f"one of {', '.join(self.tensors) or 'none'}"
-            apart = f"a part that is one tensor; answers.by_node({name!r}) gives what each node answered"
-            raise ArgumentError("answer", name, apart if name in self.apart else known)
+            by_node = f"an output that is stacked; responses.by_node({name!r}) returns it by node"
+            raise ArgumentError("response", name, by_node if name in self.unstacked else known)
         return self.tensors[name]
 
     def by_node(self, name: str) -> dict[str, Any]:
-        """One part of the answers, node by node: ``(B, ...)`` each, or a JSON value where it is one.
+        """Return one output by node name: ``(B, ...)`` tensors, or JSON values.
 
         Raises:
-            ArgumentError: the query's answer has no such part.
+            ArgumentError: the query has no such output.
         """
-        each = self.apart[name] if name in self.apart else self[name]
-        return dict(zip(self.nodes, each, strict=True))
+        values = self.unstacked[name] if name in self.unstacked else self[name]
+        return dict(zip(self.nodes, values, strict=True))
 
 
 @dataclass(frozen=True)
 class ExcludedNode:
-    """A node that a run goes on without: since which query, why, and whether it may come back, having
-    stayed away and not answered nonsense."""
+    """A node that a run continues without.
 
-    since: int
+    Args:
+        since_query: number of the first query that it does not take part in.
+        reason: error message.
+        may_rejoin: whether it may rejoin. A node that was unreachable may; one that sent invalid data may
+            not.
+    """
+
+    since_query: int
     reason: str
-    back: bool
+    may_rejoin: bool
 
 
 class Federation(SumAggregation):
-    """K nodes and one way to reach them.
+    """K nodes and a way to reach them.
 
     Args:
-        link: forms, and what is done about nodes that fail.
+        nodes: their names, in order.
+        queries: queries that the method declares, by name.
+        link: wire formats, and rules for nodes that fail.
+
+    Attributes:
+        outputs: shape of the logits of one input, if the engine knows it.
+        number: number of the next query. Saved in checkpoints.
+        excluded: nodes that the run continues without, by name. Saved in checkpoints.
+        events: exclusions and returns of nodes, for the report.
     """
 
     def __init__(
@@ -98,100 +120,109 @@ class Federation(SumAggregation):
         self.link = link or LinkConfig()
         if self.link.secure_aggregation:
             check_secure_aggregation(self.nodes, queries)
-        self.outputs: tuple[int, ...] | None = None  # shape of an input's logits, where an engine knows
-        self.number = 0  # of the next query; part of a run's state
-        self.excluded: dict[str, ExcludedNode] = {}  # whom the run goes on without; part of its state too
-        self.events: list[dict[str, Any]] = []  # who was left out and who came back, for the report
+        self.outputs: tuple[int, ...] | None = None
+        self.number = 0
+        self.excluded: dict[str, ExcludedNode] = {}
+        self.events: list[dict[str, Any]] = []
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The nodes that the run goes on with."""
+        """Names of the nodes that take part, without excluded ones."""
         return tuple(name for name in self.nodes if name not in self.excluded)
 
     @property
     def response_sources(self) -> tuple[str, ...]:
-        """By whose names answers come: the nodes' that the run goes on with, or one for all of them."""
+        """Names under which responses arrive: present nodes, or one name for their sum (secure
+        aggregation)."""
         return (SUM,) if self.link.secure_aggregation else self.present
 
     def query(
-        self, query: str, *, of: Sequence[str] | None = None, number: int | None = None, **given: Any
+        self, query: str, *, nodes: Sequence[str] | None = None, number: int | None = None, **inputs: Any
     ) -> Responses:
-        """QueryCall all nodes, or a few, one query.
+        """Send a query to all nodes, or to some, and return their responses.
 
-        A node that stays away or answers nonsense is left out from then on, as long as a quorum remains.
+        A node that is unreachable or responds with invalid data is excluded from then on, as long as a
+        quorum remains.
 
         Args:
-            query: its name.
-            of: names of the nodes to ask; None is all. Those that are out are not asked.
-            number: to ask again under a number already used; None takes the next one.
-            given: tensors that go down with it, and JSON values where the query declares them. Where the
-                query is differentiable and a tensor requires gradients, the answers do too.
+            query: name of the query.
+            nodes: names of the nodes to query; None is all. Excluded nodes are skipped.
+            number: number of an earlier query, to repeat it; None takes the next one.
+            inputs: tensors to send, and JSON values where the query declares them. If the query is
+                differentiable and a tensor requires gradients, the responses do too.
+
+        Returns:
+            Stacked outputs ``(K, B, ...)``.
 
         Raises:
             ArgumentError: no such query or node.
-            QueryRefused: a node's gate does not answer it.
+            QueryRefused: a node's gate refuses it.
             QueryMismatch: the number was used with other content.
-            NodeFault: a node failed, and too few are left; or answers differ so that one must be wrong, and
-                it is not known which.
+            NodeFault: a node failed and too few remain, or responses differ and it is unknown which is wrong.
         """
         if query not in self.queries:
             raise ArgumentError("query", query, f"one of {', '.join(self.queries)}")
-        asked = self._chosen(of)
+        queried = self._select_nodes(nodes)
         if number is None:
             number = self.number
         self.number = max(self.number, number + 1)
         declared = self.queries[query]
         tensors: dict[str, torch.Tensor] = {
-            name: as_text(value) if name in declared.values else value for name, value in given.items()
+            name: json_to_tensor(value) if name in declared.values else value
+            for name, value in inputs.items()
         }
-        names, through = tuple(tensors), declared.differentiable
-        wanted = torch.is_grad_enabled() and any(
-            tensor.requires_grad for name, tensor in tensors.items() if name in through
+        needs_grad = torch.is_grad_enabled() and any(
+            tensor.requires_grad for name, tensor in tensors.items() if name in declared.differentiable
         )
-        if not wanted:
+        if not needs_grad:
             sent = {name: tensor.detach() for name, tensor in tensors.items()}
-            responses = self.valid_responses(asked, query, number, sent, False)
+            responses = self.valid_responses(queried, query, number, sent, False)
             first = next(iter(responses.values()))
-            stacked = [name for name in first if name not in declared.apart]
+            stacked = [name for name in first if name not in declared.unstacked]
             return Responses(
                 number,
                 (SUM,) if self.link.secure_aggregation else tuple(responses),
                 {name: torch.stack([each[name] for each in responses.values()]) for name in stacked},
-                {name: self._apart(declared, name, responses) for name in declared.apart},
+                {name: self._unstacked_values(declared, name, responses) for name in declared.unstacked},
             )
-        call = Call(self, asked, query, number, names)
-        flat = FederatedQuery.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
-        return Responses(number, call.nodes, dict(zip(call.answered, flat, strict=True)))
+        call = QueryContext(self, queried, query, number, tuple(tensors))
+        outputs = FederatedQuery.apply(call, *tensors.values())  # type: ignore[no-untyped-call]
+        return Responses(number, call.responding_nodes, dict(zip(call.output_names, outputs, strict=True)))
 
     @staticmethod
-    def _apart(query: Query, name: str, responses: Mapping[str, Tensors]) -> tuple[Any, ...]:
-        """A part of the answers that is not stacked, one a node."""
-        read = from_text if name in query.values else torch.Tensor.detach
+    def _unstacked_values(query: Query, name: str, responses: Mapping[str, Tensors]) -> tuple[Any, ...]:
+        """Return an output that is not stacked, one entry per node."""
+        read = json_from_tensor if name in query.json_values else torch.Tensor.detach
         return tuple(read(each[name]) for each in responses.values())
 
-    def state(self) -> dict[str, Any]:
-        """What a run must remember of its federation."""
-        out = {node: [left.since, left.reason, left.back] for node, left in self.excluded.items()}
-        return {"number": self.number, "out": out, "events": self.events}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the part of the run's checkpoint that belongs to the federation."""
+        excluded = {
+            node: [each.since_query, each.reason, each.may_rejoin] for node, each in self.excluded.items()
+        }
+        return {"number": self.number, "excluded": excluded, "events": self.events}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take up a remembered state."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state returned by :meth:`state_dict`."""
         self.number, self.events = state["number"], list(state["events"])
-        self.excluded = {node: ExcludedNode(*left) for node, left in state["out"].items()}
+        self.excluded = {node: ExcludedNode(*values) for node, values in state["excluded"].items()}
 
-    def exclude(self, node: str, query: str, reason: str, *, back: bool, since: int | None = None) -> None:
-        """Go on without a node that failed at a query.
+    def exclude(
+        self, node: str, query: str, reason: str, *, may_rejoin: bool, since_query: int | None = None
+    ) -> None:
+        """Exclude a node that failed at a query.
 
         Args:
-            since: number of the first query that it has no part in; None is the next one.
+            may_rejoin: whether it may take part again once it can be reached.
+            since_query: number of the first query without it; None is the next one.
 
         Raises:
-            NodeFault: too few nodes are left.
+            NodeFault: too few nodes remain.
         """
         left, reason = len(self.present) - (node not in self.excluded), clip(reason)
-        since = self.number if since is None else since
-        self.events.append({"node": node, "number": since, "event": "left out", "reason": reason})
-        self.excluded[node] = ExcludedNode(since, reason, back)
+        since_query = self.number if since_query is None else since_query
+        self.events.append({"node": node, "number": since_query, "event": "excluded", "reason": reason})
+        self.excluded[node] = ExcludedNode(since_query, reason, may_rejoin)
         needed = self.link.min_nodes(len(self.nodes))
         if left < needed:
             raise NodeFault(
@@ -200,11 +231,12 @@ class Federation(SumAggregation):
                 f"{reason}; {left} of {len(self.nodes)} nodes are left, link.quorum wants {needed}",
             )
 
-    def require(self, names: Sequence[str]) -> None:
-        """Refuse at the start what some node would refuse later; or go on without it, as the quorum says.
+    def check_policies(self, names: Sequence[str]) -> None:
+        """Check before training that nodes allow these queries; exclude nodes that do not, if a quorum
+        remains.
 
         Raises:
-            QueryRefused: naming all such nodes, with queries and rules.
+            QueryRefused: too few nodes allow them. Names all of these nodes, with queries and rules.
         """
         refusals = [
             QueryRefused(node, name, rule)
@@ -212,7 +244,7 @@ class Federation(SumAggregation):
             for node, rule in self.objections(self.queries[name]).items()
         ]
         total = sum(self.queries[name].times for name in names)
-        for node, limit in self.limits().items():
+        for node, limit in self.query_limits().items():
             if total > limit and all(node != refusal.node for refusal in refusals):
                 rule = f"max_queries: {limit}, and the run asks {total}"
                 refusals.append(QueryRefused(node, ", ".join(names), rule))
@@ -223,46 +255,51 @@ class Federation(SumAggregation):
         for node, refusal in unwilling.items():
             self.exclude(node, refusal.query, f"refused: {refusal.rule}", may_rejoin=False)
 
-    def _chosen(self, of: Sequence[str] | None) -> tuple[str, ...]:
-        if of is None or (self.link.secure_aggregation and tuple(of) == (SUM,)):
+    def _select_nodes(self, names: Sequence[str] | None) -> tuple[str, ...]:
+        if names is None or (self.link.secure_aggregation and tuple(names) == (SUM,)):
             return self.nodes
-        known, wanted = set(self.nodes), set(of)
-        unknown = [name for name in of if name not in known]
-        if unknown or not of:
-            raise ArgumentError("of", unknown or list(of), f"some of {', '.join(self.nodes)}")
-        return tuple(name for name in self.nodes if name in wanted)
+        known, selected = set(self.nodes), set(names)
+        unknown = [name for name in names if name not in known]
+        if unknown or not names:
+            raise ArgumentError("nodes", unknown or list(names), f"some of {', '.join(self.nodes)}")
+        return tuple(name for name in self.nodes if name in selected)
 
     def valid_responses(
-        self, asked: tuple[str, ...], query: str, number: int, tensors: Tensors, differentiable: bool
+        self, queried: tuple[str, ...], query: str, number: int, tensors: Tensors, differentiable: bool
     ) -> Mapping[str, Tensors]:
-        """The sound answers to one query, by node, as the nodes gave them.
+        """Send one query and return the valid responses by node; exclude nodes with invalid ones.
 
         Raises:
-            DataError: what is sent is not finite, which is no node's fault.
+            DataError: the inputs are not finite, which is no node's fault.
+            NodeFault: none of the queried nodes remains.
         """
         declared = self.queries[query]
         require_finite_inputs(tensors, query)
         sent = SentQuery(query, number, self.link.compress(tensors, declared.sends), differentiable)
-        there = tuple(name for name in asked if name not in self.excluded)
+        present = tuple(name for name in queried if name not in self.excluded)
         if declared.sums:
-            return {SUM: self._summed_answers(there, sent)}
-        responses = self._refined(self._answer(there, sent), query, number)
-        asked_about = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
-        rows = asked_about[0] if asked_about else None
-        for node, fault in faults(responses, declared, self.link.outlier, rows, self.outputs).items():
+            return {SUM: self._summed_responses(present, sent)}
+        responses = self._to_float32(self._collect_responses(present, sent), query, number)
+        input_counts = [len(tensor) for name, tensor in tensors.items() if declared.sends[name] == INPUTS]
+        rows = input_counts[0] if input_counts else None
+        for node, fault in find_faults(responses, declared, self.link.outlier, rows, self.outputs).items():
             self.exclude(node, query, fault, may_rejoin=False, since_query=number)
             del responses[node]
         if not responses:
-            raise NodeFault(", ".join(asked), query, "none of the nodes that were asked is left")
+            raise NodeFault(", ".join(queried), query, "none of the queried nodes is left")
         return responses
 
     def valid_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], inputs: Tensors
     ) -> Mapping[str, Tensors]:
-        """The nodes' sound gradients; a node that fails here adds nothing to the sum.
+        """Backpropagate at the nodes and return their valid gradients; a node that fails adds nothing.
+
+        Args:
+            pulls: by node, gradients of the loss with respect to its outputs.
+            inputs: differentiable inputs of the query.
 
         Raises:
-            DataError: what is to be pulled back is not finite, which is no node's fault.
+            DataError: these gradients are not finite, which is no node's fault.
         """
         if SUM in pulls:
             return {SUM: self._summed_gradients(number, query, pulls[SUM], inputs)}
@@ -271,46 +308,49 @@ class Federation(SumAggregation):
             for node, pull in pulls.items()
             if node not in self.excluded
         }
-        pulled = self._refined(self._pull_back(number, query, sent, None), query, None)
-        ill = not_finite(pulled)
-        if ill:
+        gradients = self._to_float32(self._collect_gradients(number, query, sent, None), query, None)
+        non_finite = find_non_finite(gradients)
+        if non_finite:
             require_finite(pulls, query)
-        self._part(pulled, query, mismatched_gradients(pulled, inputs) | ill)
-        self._part(pulled, query, oversized_gradients(pulled, pulls, self.link.outlier, query))
-        return pulled
+        self._drop_faulty(gradients, query, mismatched_gradients(gradients, inputs) | non_finite)
+        oversized = oversized_gradients(gradients, pulls, self.link.outlier, query)
+        self._drop_faulty(gradients, query, oversized)
+        return gradients
 
-    def _part(self, pulled: dict[str, Tensors], query: str, found: Mapping[str, str]) -> None:
-        for node, fault in found.items():
+    def _drop_faulty(self, gradients: dict[str, Tensors], query: str, faults: Mapping[str, str]) -> None:
+        for node, fault in faults.items():
             self.exclude(node, query, fault, may_rejoin=False)
-            del pulled[node]
+            del gradients[node]
 
-    def _refined(self, given: Mapping[str, Tensors], query: str, since: int | None) -> dict[str, Tensors]:
-        """What nodes gave, in float32; without those who gave nothing of which that could be made."""
-        whole: dict[str, Tensors] = {}
-        for node, tensors in given.items():
+    def _to_float32(
+        self, received: Mapping[str, Tensors], query: str, since_query: int | None
+    ) -> dict[str, Tensors]:
+        """Convert tensors from nodes to float32; exclude nodes whose tensors cannot be converted."""
+        converted: dict[str, Tensors] = {}
+        for node, tensors in received.items():
             try:
-                wrong = invalid_dtype_fault(tensors)
-                if wrong is not None:
-                    raise DataError(wrong)
-                whole[node] = decompress(tensors)
+                dtype_fault = invalid_dtype_fault(tensors)
+                if dtype_fault is not None:
+                    raise DataError(dtype_fault)
+                converted[node] = decompress(tensors)
             except DataError as fault:
-                self.exclude(node, query, str(fault), may_rejoin=False, since_query=since)
-        return whole
+                self.exclude(node, query, str(fault), may_rejoin=False, since_query=since_query)
+        return converted
 
     def objections(self, query: Query) -> Mapping[str, str]:
-        """The rule by which each unwilling node would refuse a query, by the node's name."""
-        rules = {node: self._rule(node, query) for node in self.present}
+        """Return the policy rule by which each unwilling node would refuse a query, by the node's name."""
+        rules = {node: self._refusal_rule(node, query) for node in self.present}
         return {node: rule for node, rule in rules.items() if rule is not None}
 
-    def limits(self) -> Mapping[str, int]:
-        """How many queries each node that has a limit answers at most, by the node's name."""
-        most = {node: self._limit(node) for node in self.present}
-        return {node: limit for node, limit in most.items() if limit is not None}
+    def query_limits(self) -> Mapping[str, int]:
+        """Return the largest number of queries of each node that has a limit, by the node's name."""
+        limits = {node: self._query_limit(node) for node in self.present}
+        return {node: limit for node, limit in limits.items() if limit is not None}
 
     @abstractmethod
-    def _rule(self, node: str, query: Query) -> str | None:
-        """By which a node would refuse a query."""
+    def _refusal_rule(self, node: str, query: Query) -> str | None:
+        """Return the policy rule by which a node would refuse a query, or None."""
 
     @abstractmethod
-    def _limit(self, node: str) -> int | None:
-        """How many queries a node answers at most; None: no limit."""
+    def _query_limit(self, node: str) -> int | None:
+        """Return the largest number of queries of a node; None is no limit."""

@@ -1,7 +1,7 @@
 """Nodes on NVIDIA FLARE, through its Collab API: the program at a node, and the server's link to it.
 
-A job names this program and the server's, and carries the server's configuration; it carries no code, and
-nothing about a node. A node's program is its owner's folder with a way in for messages.
+A job names this program and the server's program, and contains the server's configuration. It contains no
+code and nothing about a node. The node's program serves messages from its owner's folder.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 # Environment variables: the server's folder, a node's, and that of all nodes of a simulation.
 SERVER_FOLDER, NODE, NODES = "FEDSTILL_SERVER", "FEDSTILL_NODE", "FEDSTILL_NODES"
 RUNS = "runs"  # in a server's folder
-LOOKS = 0.5  # seconds between two looks whether a node is still waited for
+POLL_SECONDS = 0.5  # seconds between two checks whether a node was lost
 
 
 class NodeProgram:
-    """One node, as FLARE's job runs it: its folder is where its owner started it, whatever a job says."""
+    """Program of one node in FLARE's job. Its folder is the one that its owner started it in."""
 
     def __init__(self) -> None:
         self._host: Any = None
-        self._trouble = b""  # what is said to every message while the owner's folder lets none be served
+        self._error_reply = b""  # reply to every message if the owner's folder is not in order
 
     @collab.init  # type: ignore[untyped-decorator,unused-ignore]
     def begin(self) -> None:
         """Read the owner's folder."""
         from fedstill.federation.flare_component import guard_job
-        from fedstill.node.node_service import Host, out_of_order
+        from fedstill.node.node_service import NodeService, unavailable_reply
 
         folder = os.environ.get(NODE)
         if folder is None:  # all nodes of a simulation have the same environment
-            folder = str(Path(environment(NODES)) / str(collab.site_name))
+            folder = str(Path(read_environment(NODES)) / str(collab.site_name))
         guard_job(str(collab.site_name), Path(folder))
         try:
-            self._host = Host(Path(folder))
+            self._host = NodeService(Path(folder))
         except FedstillError as error:
-            self._trouble = out_of_order(error)
+            self._error_reply = unavailable_reply(error)
             return
         self._host.limit_process()
         self._host.asker = StartupKit(Path(folder) / KIT).authority_fingerprint
@@ -56,23 +56,28 @@ class NodeProgram:
 
     @collab.publish  # type: ignore[untyped-decorator,unused-ignore]
     def serve(self, message: bytes) -> bytes:
-        """Answer one message of the server; nodes do not talk to each other."""
+        """Reply to one message of the server; other senders are refused."""
         if collab.caller != "server":
             raise DeployError(f"a message from {collab.caller!r} (expected the server)")
-        reply: bytes = self._trouble or self._host.serve(message)
+        reply: bytes = self._error_reply or self._host.serve(message)
         return reply
 
 
 class FlareLink:
-    """Carries messages to FLARE's proxies of the nodes of a job; ``nodes`` of the run may be more."""
+    """Link over FLARE.
+
+    Args:
+        clients: FLARE's proxies of the nodes of a job.
+        nodes: names of all nodes of the run, also of those that are not in this job.
+    """
 
     def __init__(self, clients: Sequence[Any], nodes: Sequence[str] = ()) -> None:
         self._clients = {str(client.name): client for client in clients}
         self.nodes: Sequence[str] = sorted({*self._clients, *nodes}, key=natural_sort_key)
         self._lost = {name: Event() for name in self._clients}
 
-    def lose(self, node: str) -> None:
-        """A node has ended its part of this job, and FLARE does not let it back in: nobody waits for it."""
+    def drop_node(self, node: str) -> None:
+        """Stop waiting for a node whose process for this job has ended, as FLARE does not let it back in."""
         if node in self._lost:
             self._lost[node].set()
 
@@ -81,16 +86,16 @@ class FlareLink:
         if node not in self._clients:
             raise Unreachable("it was not connected when this part of the run began")
         reply: Queue[bytes | Exception] = Queue()
-        # FLARE waits until the time is over, whatever it knows: so it waits beside, and is not waited for.
+        # FLARE waits until the time is over even for a lost node, so it waits in another thread.
         Thread(target=self._ask, args=(node, message, seconds, reply), daemon=True).start()
         while not self._lost[node].is_set():
             try:
-                told = reply.get(timeout=LOOKS)
+                outcome = reply.get(timeout=POLL_SECONDS)
             except Empty:
                 continue
-            if isinstance(told, Exception):
-                raise told
-            return told
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
         raise Unreachable("its process for this run has ended, and FLARE lets it back into a new job only")
 
     def _ask(self, node: str, message: bytes, seconds: float, reply: Queue[bytes | Exception]) -> None:
@@ -98,15 +103,17 @@ class FlareLink:
             reply.put(self._clients[node](timeout=seconds).serve(message))
         except CollabCallError as error:
             late = isinstance(error.cause, TimeoutError)
-            why = ReplyTimeout("no answer in time") if late else LinkError(" ".join(str(error.cause).split()))
-            reply.put(why)
+            cause = (
+                ReplyTimeout("no answer in time") if late else LinkError(" ".join(str(error.cause).split()))
+            )
+            reply.put(cause)
         except RunAborted:
-            reply.put(DeployError("its job was ended, by whoever began the run or by FLARE"))
+            reply.put(DeployError("its job was aborted, by the person who started the run or by FLARE"))
         except Exception as error:
             reply.put(error)
 
 
-def environment(name: str) -> str:
+def read_environment(name: str) -> str:
     if name not in os.environ:
         raise DeployError(f"{name} is not set: `fedstill server start` and `fedstill node start` set it")
     return os.environ[name]

@@ -1,6 +1,6 @@
-"""The component that FLARE runs in a site's process: it ends jobs, and refuses requests that no job needs.
+"""Component that FLARE runs in a site's process: ends jobs, and refuses requests that no job needs.
 
-FLARE makes this component because the site's own ``local/resources.json`` names it.
+FLARE creates this component because the site's own ``local/resources.json`` names it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from nvflare.fuel.f3.cellnet.utils import make_reply
 from fedstill.core.errors import DeployError
 from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.core.text_format import clip
-from fedstill.federation.connection_log import ServerConnection, watch
+from fedstill.federation.connection_log import ServerConnection, watch_connection
 from fedstill.federation.flare_kit import CLIENT, Site
 from fedstill.federation.flare_lost_nodes import LostNodeMonitor
-from fedstill.federation.flare_site import JOB, end_jobs
+from fedstill.federation.flare_site import JOB_ID, end_jobs
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 
 logger = logging.getLogger("fedstill.site")
 
-# What a server may ask of a node's own process; queries go to the process of a job.
-TOPICS = frozenset(
+# Requests that a node's main process accepts from the server; queries go to the process of a job.
+ALLOWED_TOPICS = frozenset(
     {
         "scheduler.check_resource",
         "scheduler.cancel_resource",
@@ -48,19 +48,24 @@ TOPICS = frozenset(
         "train.notify_job_status",
     }
 )
-# And of a job's process.
-JOB_TOPICS = frozenset({"abort", "abort_task", "check_status"})
-DIAGNOSIS = "_net_manager"  # FLARE's channel for looking into other processes, and for ending them
+# Requests that a job's process accepts.
+ALLOWED_JOB_TOPICS = frozenset({"abort", "abort_task", "check_status"})
+DIAGNOSIS = "_net_manager"  # FLARE's channel for inspecting and ending other processes
 
 
 class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
-    """Is told by FLARE what goes on in its program of a site."""
+    """Handles FLARE's events in the process of a site.
+
+    Args:
+        role: server or client.
+        folder: of the site.
+    """
 
     def __init__(self, role: str, folder: str) -> None:
         super().__init__()
         self._site = Site(role, Path(folder))
         self._security = SecurityLog(Path(folder))
-        self._losses: LostNodeMonitor | None = None
+        self._lost_nodes: LostNodeMonitor | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Called by FLARE."""
@@ -69,96 +74,96 @@ class SiteComponent(FLComponent):  # type: ignore[misc,unused-ignore]
                 signal.signal(ending, lambda number, frame: self._end(0))
             if self._site.role == CLIENT:
                 cell = fl_ctx.get_engine().get_cell()
-                cell.core_cell.add_incoming_request_filter("*", "*", self._refusal)
+                cell.core_cell.add_incoming_request_filter("*", "*", self._filter_request)
                 contact, every = (
-                    ServerConnection(self._site.target, barred=self._barred),
+                    ServerConnection(self._site.target, on_refused=self._on_refused),
                     self._site.heartbeat,
                 )
-                watch(contact, cell.core_cell, every, lambda: self._end(1))
-        elif event_type == EventType.CLIENT_REGISTER_PROCESSED and self._losses is None:  # it has a cell
-            self._losses = LostNodeMonitor(fl_ctx.get_engine())
+                watch_connection(contact, cell.core_cell, every, lambda: self._end(1))
+        elif event_type == EventType.CLIENT_REGISTER_PROCESSED and self._lost_nodes is None:  # it has a cell
+            self._lost_nodes = LostNodeMonitor(fl_ctx.get_engine())
         elif event_type == EventType.JOB_COMPLETED and self._site.role == CLIENT:
             self._job_over(str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))
 
-    def _refusal(self, message: Any) -> Any:
-        return answered(refused(message), self._security, self._site.kit)
+    def _filter_request(self, message: Any) -> Any:
+        return refusal_reply(refusal_reason(message), self._security, self._site.kit)
 
-    def _barred(self, why: str) -> None:
-        """The server does not let this node in."""
+    def _on_refused(self, why: str) -> None:
+        """Write to the security log that the server refused this node."""
         with contextlib.suppress(SecurityLogError):
             asker = self._site.kit.authority_fingerprint
             self._security.write("certificate", asker, f"not let in: {clip(why)}")
 
     def _job_over(self, job: str) -> None:
-        """Say so, and remove what the job left in the kit: its run is in ``runs/``."""
-        if not JOB.fullmatch(job):
+        """Log the end of a job and delete its files in the kit; its run is in ``runs/``."""
+        if not JOB_ID.fullmatch(job):
             return
         try:
             for config in (self._site.kit.folder / job).glob("app_*/config/config_fed_server.json"):
                 (program,) = json.loads(config.read_text())["components"]
                 logger.info("the job of run %s is over", clip(program["args"]["run"]))
-        finally:  # whatever a server wrote into the job
+        finally:  # also if the job's files are malformed
             shutil.rmtree(self._site.kit.folder / job, ignore_errors=True)
 
     def _end(self, code: int) -> None:
-        """End at once: FLARE leaves threads that would keep the process for half a minute."""
+        """End the process at once: FLARE's threads would keep it alive for half a minute."""
         end_jobs(self._site)
         logger.info("ended")
-        os.truncate(self._site.pid, 0)  # not deleted: whoever starts the site just now waits for its lock
+        os.truncate(self._site.pid, 0)  # not deleted, as another start of the site may wait for its lock
         os._exit(code)
 
 
-def refused(message: Any) -> str | None:
-    """What a request asks that no job needs, and the client refuses; None lets it through.
+def refusal_reason(message: Any) -> str | None:
+    """Return why a node refuses a request, or None to accept it.
 
-    It could do more: read files, shut down, change the log, show its settings. Whether that is allowed, FLARE
-    decides by what the server writes beside the request, so a server with other software could have it all.
+    FLARE's client can also read files, shut down, change its log and show its settings. FLARE authorizes
+    these by what the server writes in the request, so a server with modified software could use them all.
 
-    Nor may a job be called as it likes: FLARE removes and writes the folder of that name in the kit, and
-    ``startup`` and ``local``, which hold the node's key and its rules, are folders there, too.
+    The name of a job is checked, too: FLARE deletes and writes the folder of that name in the kit, which also
+    has the folders ``startup`` and ``local`` with the node's key and rules.
     """
     channel = message.get_header(MessageHeaderKey.CHANNEL)
     if channel == CellChannel.CLIENT_MAIN:
         topic, job = message.payload.topic, message.payload.headers.get("job_id")
-        if topic in TOPICS and (not job or (isinstance(job, str) and JOB.fullmatch(job))):
+        if topic in ALLOWED_TOPICS and (not job or (isinstance(job, str) and JOB_ID.fullmatch(job))):
             return None
-        return topic if topic not in TOPICS else f"{topic} of a job that is none"
+        return topic if topic not in ALLOWED_TOPICS else f"{topic} of a job that is none"
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
-def answered(told: str | None, security: SecurityLog, kit: StartupKit) -> Any:
-    """What FLARE replies to a refused request, once the security log says so; None lets it through."""
-    if told is None:
+def refusal_reply(reason: str | None, security: SecurityLog, kit: StartupKit) -> Any:
+    """Write a refused request to the security log and return FLARE's reply; None if it is accepted."""
+    if reason is None:
         return None
     with contextlib.suppress(SecurityLogError):  # it stands in node.log
-        security.refused(kit.authority_fingerprint, f"a node does not do that: {clip(told)}")
-    logger.warning("refused the server %s", clip(told))
+        security.record_refusal(kit.authority_fingerprint, f"a node does not do that: {clip(reason)}")
+    logger.warning("refused the server %s", clip(reason))
     return make_reply(ReturnCode.INVALID_REQUEST, error="a node does not do that")
 
 
-def refused_in_job(message: Any) -> str | None:
-    """What a request asks of a job's process, with data and model, that no job needs; None lets it through.
+def job_refusal_reason(message: Any) -> str | None:
+    """Return why a job's process, which holds data and model, refuses a request; None to accept it.
 
-    A look into it, say, or that its log falls silent.
+    Refused are, for example, requests to inspect the process or to change its log level.
     """
     channel, topic = (message.get_header(key) for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
-    if channel == CellChannel.CLIENT_COMMAND and topic not in JOB_TOPICS:
+    if channel == CellChannel.CLIENT_COMMAND and topic not in ALLOWED_JOB_TOPICS:
         return str(topic)
     return "a look into this process" if channel == DIAGNOSIS else None
 
 
 def guard_job(site: str, folder: Path) -> None:
-    """Have this process, of a job at a node, refuse these, and write so into the node's security log.
+    """Make this process of a job at a node refuse such requests and record them in the node's security log.
 
-    FLARE's own filter of a site is in the site's process alone; a server can call a job's by its name.
+    FLARE filters requests only in the site's process, but a server can address a job's process by its name.
 
     Raises:
-        DeployError: FLARE names this process's connections in another way than it did.
+        DeployError: FLARE does not name this process's connections as expected.
     """
     security = SecurityLog(folder)
 
     def filtered(message: Any) -> Any:
-        return answered(refused_in_job(message), security, StartupKit(folder / KIT))
+        return refusal_reply(job_refusal_reason(message), security, StartupKit(folder / KIT))
 
     # A simulation has all sites in one process.
     cells = [cell for name, cell in CoreCell.ALL_CELLS.items() if site in str(name).split(".")]

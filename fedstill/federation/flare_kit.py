@@ -1,6 +1,6 @@
-"""A site: the server or a node of a federation, on this machine, with FLARE's startup kit in its folder.
+"""A site: the server or a node of a federation on this machine, with FLARE's startup kit in its folder.
 
-:mod:`fedstill.federation.flare_site` is its process.
+:mod:`fedstill.federation.flare_site` runs its process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SERVER, CLIENT = "server", "client"  # the roles, as FLARE calls them
 
 @dataclass(frozen=True)
 class Site:
-    """Where the parts of a site are.
+    """Paths and settings of a site.
 
     Args:
         role: ``SERVER`` or ``CLIENT``.
@@ -30,32 +30,32 @@ class Site:
 
     @property
     def kit(self) -> StartupKit:
-        """What FLARE knows of the site."""
+        """FLARE's startup kit of the site."""
         return StartupKit(self.folder / ("server" if self.role == SERVER else KIT))
 
     @property
     def target(self) -> str:
-        """Host and port of the server, as the kit names them."""
+        """Host and port of the server, from the kit."""
         return self.kit.target(self.role)
 
     @property
     def heartbeat(self) -> float:
-        """Seconds between two signs of life of a node."""
+        """Seconds between two heartbeats of a node."""
         return self.kit.heartbeat(HEARTBEAT)
 
     @property
     def pid(self) -> Path:
-        """The file that is locked as long as the site runs, and holds the number of its process."""
+        """File with the number of the site's process, locked while it runs."""
         return self.folder / ("server.pid" if self.role == SERVER else "node.pid")
 
     @property
     def log(self) -> Path:
-        """What the site did, one line each."""
+        """Log file of the site."""
         return self.folder / ("server.log" if self.role == SERVER else "node.log")
 
 
 def server(folder: Path) -> Site:
-    """The server of the federation in this folder.
+    """Return the server of the federation in a folder.
 
     Raises:
         DeployError: there is none.
@@ -64,7 +64,7 @@ def server(folder: Path) -> Site:
 
 
 def node(folder: Path) -> Site:
-    """The node in its owner's folder.
+    """Return the node in its owner's folder.
 
     Raises:
         DeployError: there is no such folder, or it has no kit.
@@ -82,7 +82,7 @@ def _site(site: Site, config: str, hint: str) -> Site:
 
 
 def reaches(address: str) -> bool:
-    """Whether anybody accepts a connection at ``host:port``; that it is the server is for TLS to tell."""
+    """Return whether ``host:port`` accepts a connection; TLS verifies later that it is the server."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=5.0):
@@ -92,17 +92,17 @@ def reaches(address: str) -> bool:
 
 
 def check_port(site: Site) -> None:
-    """Refuse to start a server whose port is taken: FLARE itself would try for ever, and say nothing.
+    """Refuse to start a server whose port is taken, as FLARE would retry for ever without a message.
 
     Raises:
-        DeployError: it is taken, or not for us to open.
+        DeployError: the port is taken, or this process may not open it.
     """
     if site.role != SERVER:
         return
     host, _, port = site.target.rpartition(":")
     try:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what waits to be forgotten is free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
             probe.bind(("127.0.0.1" if host == "localhost" or host.startswith("127.") else "", int(port)))
     except OSError as error:
         raise DeployError(f"port {port} of this machine cannot be opened: {error.strerror}") from error

@@ -1,9 +1,9 @@
-"""A site of a federation as a process of this machine: run it, start it, stop it, see whether it runs.
+"""Process of a site (server or node) on this machine: run, start, stop, and query it.
 
-It is FLARE's own server or client program, with the command line that FLARE's ``sub_start.sh`` gives it
-and one component of ours (:mod:`fedstill.federation.flare_component`). What is ours around it: one process
-per folder, a log, and an end with everything that it began. FLARE runs each job in a process of its own, and
-a job's process outlives its site by seconds or longer.
+The process is FLARE's own server or client program, with the command line of FLARE's ``sub_start.sh`` and one
+component of fedstill (:mod:`fedstill.federation.flare_component`). This module ensures one process per folder, a
+log file, and that stopping a site ends all its processes. FLARE runs each job in another process, which
+outlives its site by seconds or longer.
 """
 
 from __future__ import annotations
@@ -32,46 +32,49 @@ from fedstill.node.security_log import SecurityLog, account
 
 logger = logging.getLogger("fedstill.site")
 
-JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""What FLARE's server calls a job: a random number, which is the name of its folder in a kit."""
-GRACE = 5.0  # seconds that a process has between SIGTERM and SIGKILL
-# What is logged, and from which severity on: a node's contact says in two lines what FLARE's messages say
-# again and again while a link is down.
-LEVELS = {
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Id of a job at FLARE's server, which is also the name of its folder in a kit."""
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+# Log levels. FLARE's own messages about a lost connection are repetitive, so fedstill logs changes instead.
+LOG_LEVELS = {
     "fedstill": "INFO",
     "nvflare": "ERROR",
     "nvflare.fuel": "CRITICAL",
-    "nvflare.private.fed.server.client_manager": "INFO",  # who comes, who is not let in
-    "nvflare.private.fed.server.fed_server": "INFO",  # who is gone
+    "nvflare.private.fed.server.client_manager": "INFO",  # nodes that connect or are refused
+    "nvflare.private.fed.server.fed_server": "INFO",  # nodes that are gone
 }
 
 
 def run(site: Site) -> NoReturn:
-    """Become the site's process, in the foreground, until SIGTERM, SIGINT, or until FLARE ends it.
+    """Replace this process by the site's, until SIGTERM, SIGINT, or until FLARE ends it.
 
     Raises:
-        DeployError: the site runs already, its kit is not good or its port is taken, or nvflare is not
+        DeployError: the site runs already, its kit is invalid or its port is taken, or nvflare is not
             installed.
     """
-    os.umask(0o077)  # of this process and the jobs that it begins: what they write is the owner's alone
+    os.umask(0o077)  # files of this process and its jobs are readable by the owner only
     _check(site)
     lock = _lock(site)
     check_port(site)
     end_jobs(site)  # of a site that was killed
-    _settle(site)
+    _write_settings(site)
     until = f"{site.kit.valid_until:%Y-%m-%d}"
     logger.info("started as process %d; certificate valid until %s", os.getpid(), until)
-    told = "FEDSTILL_SERVER" if site.role == SERVER else "FEDSTILL_NODE"
-    environment = {**_environment(os.environ), told: str(site.folder)}
+    variable = "FEDSTILL_SERVER" if site.role == SERVER else "FEDSTILL_NODE"
+    environment = {**_environment(os.environ), variable: str(site.folder)}
     os.set_inheritable(lock.fileno(), True)
     os.execve(sys.executable, _command(site), environment)
 
 
 def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
-    """The site in a process of its own; `options` are those of Popen, as stdout.
+    """Start a site in another process and return the process.
+
+    Args:
+        site: the site.
+        options: arguments of :class:`subprocess.Popen`, such as ``stdout``.
 
     Raises:
-        DeployError: see :func:`run`; or it ends at once.
+        DeployError: see :func:`run`; or the process ends at once.
     """
     _check(site)
     if (number := running(site)) is not None:
@@ -88,13 +91,13 @@ def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
 
 
 def stop(site: Site, grace: float = GRACE) -> bool:
-    """End the site with all that it began.
+    """Stop a site and its jobs.
 
     Returns:
-        Whether it ran.
+        Whether it was running.
 
     Raises:
-        DeployError: what the site's file names is another's process.
+        DeployError: the process named in the site's file is not the site's.
     """
     import psutil
 
@@ -114,15 +117,15 @@ def stop(site: Site, grace: float = GRACE) -> bool:
 
 
 def running(site: Site) -> int | None:
-    """The number of the site's process, or None if it does not run.
+    """Return the id of the site's process, or None if it does not run.
 
-    Any number may ask at once: their locks are shared, and only the site's own excludes them.
+    Any number of processes may call it at once.
     """
     return int(site.pid.read_text() or 0) if is_locked(site.pid) else None
 
 
 def end_jobs(site: Site) -> None:
-    """End the processes of the site's jobs: SIGTERM first, SIGKILL after a second."""
+    """End the processes of the site's jobs with SIGTERM, and with SIGKILL after a second."""
     import psutil
 
     jobs = list(jobs_of(site))
@@ -135,7 +138,7 @@ def end_jobs(site: Site) -> None:
 
 
 def jobs_of(site: Site) -> Iterator[Any]:
-    """Processes of FLARE's job program that were given this site's kit."""
+    """Yield the processes of FLARE's job program that use this site's kit."""
     import psutil
 
     program = "server.runner_process" if site.role == SERVER else "client.worker_process"
@@ -147,7 +150,7 @@ def jobs_of(site: Site) -> Iterator[Any]:
 
 
 def python_path(given: str) -> str:
-    """With the folder of a fedstill that is not installed, so that FLARE's job processes find it."""
+    """Return a PYTHONPATH with the folder of a fedstill that is not installed, for FLARE's job processes."""
     here = str(Path(__file__).parents[2])
     if here == sysconfig.get_paths()["purelib"]:
         return given
@@ -171,7 +174,7 @@ def _check(site: Site) -> None:
 
 
 def _command(site: Site) -> list[str]:
-    """The command line in the kit's ``sub_start.sh``, which whoever made the kit could have changed."""
+    """Return the command line of the kit's ``sub_start.sh``; that file itself could have been modified."""
     program = f"nvflare.private.fed.app.{site.role}.{site.role}_train"
     words = [sys.executable, "-u", "-m", program, "-m", str(site.kit.folder), "-s", f"fed_{site.role}.json"]
     words += ["--set", "secure_train=true", "config_folder=config", "org=fedstill"]
@@ -180,9 +183,8 @@ def _command(site: Site) -> list[str]:
     return [*words, f"uid={site.kit.name}", f"heart_beat_interval={site.heartbeat}"]
 
 
-def _settle(site: Site) -> None:
-    """Write into the kit what depends on where it is: the log, our component, where the server keeps its
-    jobs, and that a node keeps none."""
+def _write_settings(site: Site) -> None:
+    """Write settings that depend on the kit's location: log file, fedstill's component, and the folder of jobs."""
     file = {"class": "logging.handlers.WatchedFileHandler", "filename": str(site.log), "formatter": "line"}
     console = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "line"}
     handlers = {"console": console, "file": file}
@@ -193,33 +195,33 @@ def _settle(site: Site) -> None:
         "formatters": {"line": line},
         "handlers": handlers,
         "root": {"level": "ERROR", "handlers": list(handlers)},
-        "loggers": {name: {"level": level} for name, level in LEVELS.items()},
+        "loggers": {name: {"level": level} for name, level in LOG_LEVELS.items()},
     }
     logging.config.dictConfig(log)
     local = site.kit.folder / "local"
     write_json(local / "log_config.json", log)
     (site.kit.folder / "transfer").mkdir(exist_ok=True)
-    for folder in site.kit.folder.iterdir():  # of jobs whose site was killed
-        if JOB.fullmatch(folder.name):
+    for folder in site.kit.folder.iterdir():  # left by jobs of a site that was killed
+        if JOB_ID.fullmatch(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
     path = "fedstill.federation.flare_component.SiteComponent"
-    ours = {"id": "fedstill", "path": path, "args": {"role": site.role, "folder": str(site.folder)}}
+    component = {"id": "fedstill", "path": path, "args": {"role": site.role, "folder": str(site.folder)}}
     if site.role == CLIENT:
-        write_node_rules(site.kit.folder, ours)
+        write_node_rules(site.kit.folder, component)
         return
     (site.folder / "runs").mkdir(exist_ok=True)
     resources = json.loads((local / "resources.json").read_text())
     snapshots = site.kit.folder / "snapshots"
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(snapshots)
-    components = [part for part in resources["components"] if part["id"] != ours["id"]]
+    components = [part for part in resources["components"] if part["id"] != component["id"]]
     for component in components:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(site.kit.folder / "jobs")
-    write_json(local / "resources.json", {**resources, "components": [*components, ours]})
+    write_json(local / "resources.json", {**resources, "components": [*components, component]})
 
 
 def _lock(site: Site) -> IO[str]:
-    """The lock of the site's folder: the system frees it however the process ends that holds it."""
+    """Lock the site's folder; the operating system releases the lock when the process ends in any way."""
     file = site.pid.open("a+")
     try:
         lock(file.fileno())

@@ -1,4 +1,4 @@
-"""All nodes in this process: small networks stacked on a GPU; on a CPU mostly several at once."""
+"""Federation of nodes in this process: small networks stacked on a GPU, several at once on a CPU."""
 
 from __future__ import annotations
 
@@ -25,41 +25,44 @@ from fedstill.protocol.wire_format import Tensors
 NodeGroups = list[list[Node]]
 
 
-def partition(nodes: Sequence[Node], stacked: bool) -> NodeGroups:
-    """Nodes in groups: equal architectures together, or each node alone."""
-    return list(alike(nodes)) if stacked else [[node] for node in nodes]
+def group_nodes(nodes: Sequence[Node], stacked: bool) -> NodeGroups:
+    """Group nodes: by equal architecture if ``stacked``, otherwise each node alone."""
+    return list(group_by_architecture(nodes)) if stacked else [[node] for node in nodes]
 
 
-WIDE = 2_000_000  # parameters of a network that fills a GPU by itself
+LARGE_NETWORK = 2_000_000  # parameters of a network that fills a GPU by itself
 
 
-def stacks(compute: Compute, nodes: Sequence[Node], *, alone: bool = False) -> bool:
-    """Whether equal architectures are computed together, as the engine says.
+def should_stack(compute: Compute, nodes: Sequence[Node], *, local_training: bool = False) -> bool:
+    """Return whether networks of equal architecture are stacked
+    (:class:`~fedstill.core.compute.EngineConfig`).
 
-    On a GPU ``auto`` stacks small networks, of which one cannot fill it, but for their training alone: there
-    steps are recorded, and those of one network after another's are faster (``benchmarks/gpu.py``). On a CPU
-    it stacks only networks of matrix products, where each core would have more than three of each kind:
-    stacked convolutions are grouped ones, which take two to three times as long there
-    (``benchmarks/grid.py``), and nodes that are alone are computed on all cores at once
-    (:mod:`fedstill.core.workers`).
+    On a GPU ``auto`` stacks networks that are too small to fill it. It does not stack them for local
+    training, which runs as captured CUDA graphs: one network after another is faster there
+    (``benchmarks/gpu.py``). On a CPU it stacks only networks of matrix products, and only if each core has
+    more than three of each architecture. Stacked convolutions are grouped convolutions, which take two to
+    three times as long on a CPU (``benchmarks/grid.py``); nodes that are not stacked are computed on all
+    cores at once (:mod:`fedstill.core.workers`).
 
     Args:
-        alone: for nodes' training by themselves, with no query in it.
+        local_training: the networks are grouped for local training, without queries.
     """
     if compute.config.name != "auto":
         return compute.config.name == "stacked"
     if compute.device.type == "cuda":
         models = [node.model for node in nodes]
-        if alone and compute.records(*models):
+        if local_training and compute.records(*models):
             return False
-        return all(parameter_count(model) < WIDE for model in models)
+        return all(parameter_count(model) < LARGE_NETWORK for model in models)
     networks = [network for node in nodes for network in node.modules.values()]
-    kinds = len({signature(node.model) for node in nodes})
-    return len(nodes) > 3 * compute.workers.count * kinds and all(multiplies_only(each) for each in networks)
+    kinds = len({stacking_key(node.model) for node in nodes})
+    return len(nodes) > 3 * compute.workers.count * kinds and all(
+        has_only_matrix_products(each) for each in networks
+    )
 
 
 class InProcess(Federation):
-    """Nodes as objects of this process, in groups (:func:`partition`) that are computed together."""
+    """Federation of nodes that are objects of this process, computed in groups (:func:`group_nodes`)."""
 
     def __init__(
         self,
@@ -73,83 +76,90 @@ class InProcess(Federation):
         self._members = {node.name: node for node in nodes}
         self._side, self._compute = side, compute
         self._groups = [[node.name for node in group] for group in groups]
-        self._last = {node.name: -1 for node in nodes}  # the last number that each has served
+        self._last = {node.name: -1 for node in nodes}  # number of the last query of each node
         self._handlers: OrderedDict[tuple[str, ...], RequestHandler] = OrderedDict()
-        self._asked_of: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # number -> who was asked
+        self._queried_nodes: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # by query number
 
-    def _rule(self, node: str, query: Query) -> str | None:
+    def _refusal_rule(self, node: str, query: Query) -> str | None:
         member = self._members[node]
         shape = tuple(member.data.inputs.shape[1:])
         if query.differentiable and not carries_gradient(member.model, shape):
             return PREDICTS
-        return member.gate.objection(query)
+        return member.gate.refusal_reason(query)
 
-    def _limit(self, node: str) -> int | None:
+    def _query_limit(self, node: str) -> int | None:
         return self._members[node].gate.policy.max_queries or None
 
-    def _answer(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
-        self._asked_of[sent.number] = asked
-        while len(self._asked_of) > KEPT:
-            self._asked_of.popitem(last=False)
-        handlers = self._serving(asked)
+    def _collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+        self._queried_nodes[sent.number] = queried
+        while len(self._queried_nodes) > MAX_EXCHANGES:
+            self._queried_nodes.popitem(last=False)
+        handlers = self._handlers_for(queried)
         responses: dict[str, Tensors] = {}
-        content = digest(sent.query, sent.tensors)  # once: each time it would come off the device anew
+        content = digest(sent.query, sent.tensors)  # once, as it copies tensors from the device
         for handler in handlers:
             handler.receive(sent.query, sent.number, sent.tensors, sent.differentiable, sent.call, content)
-        self._at_once(sent.query, handlers, lambda handler: handler.compute_answers(sent.number))
+        self._run_handlers(sent.query, handlers, lambda handler: handler.compute_responses(sent.number))
         for handler in handlers:
             names = [node.name for node in handler.group.nodes]
-            responses.update(zip(names, handler.release_answers(sent.number), strict=True))
-        return {name: responses[name] for name in asked}
+            responses.update(zip(names, handler.release_responses(sent.number), strict=True))
+        return {name: responses[name] for name in queried}
 
-    def _pull_back(
+    def _collect_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
-        mine: dict[RequestHandler, dict[str, Tensors]] = {}
-        # Before anything is computed: they come off the device, which would be waited for each time.
+        by_handler: dict[RequestHandler, dict[str, Tensors]] = {}
+        # Before anything is computed, as it copies tensors from the device and would wait for it.
         contents = {node: digest(query, pull) for node, pull in pulls.items()}
-        for handler in self._serving(self._asked_of.get(number, tuple(pulls))):
-            some = {node.name: pulls[node.name] for node in handler.group.nodes if node.name in pulls}
-            if some:
-                mine[handler] = some
-        self._at_once(
+        for handler in self._handlers_for(self._queried_nodes.get(number, tuple(pulls))):
+            handler_pulls = {
+                node.name: pulls[node.name] for node in handler.group.nodes if node.name in pulls
+            }
+            if handler_pulls:
+                by_handler[handler] = handler_pulls
+        self._run_handlers(
             f"back {query}",
-            list(mine),
-            lambda handler: handler.compute_gradients(number, mine[handler], call, contents),
+            list(by_handler),
+            lambda handler: handler.compute_gradients(number, by_handler[handler], call, contents),
         )
         gradients: dict[str, Tensors] = {}
-        for handler in mine:
-            gradients.update(handler.release_gradients(number, mine[handler]))
+        for handler in by_handler:
+            gradients.update(handler.release_gradients(number, by_handler[handler]))
         return {name: gradients[name] for name in pulls}
 
-    def _placed(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.here(tensors)
 
-    def _at_once(
-        self, what: str, handlers: Sequence[RequestHandler], work: Callable[[RequestHandler], None]
+    def _run_handlers(
+        self, name: str, handlers: Sequence[RequestHandler], compute: Callable[[RequestHandler], None]
     ) -> None:
-        """Several handlers at a time; who learns privately is charged meanwhile, and has its turn alone."""
-        together = [handler for handler in handlers if not handler.private]
-        if len(self._groups) > 1:  # else the one has all cores for itself
-            self._compute.workers.each(work, together, [(what, handler.kind) for handler in together])
+        """Run handlers in parallel; handlers that train privately run alone, as their charges need an
+        order."""
+        parallel = [handler for handler in handlers if not handler.trains_privately]
+        if len(self._groups) > 1:  # a single one uses all cores
+            self._compute.workers.each(
+                compute, parallel, [(name, handler.stacking_key) for handler in parallel]
+            )
         for handler in handlers:
-            if handler.private or len(self._groups) == 1:
-                work(handler)
+            if handler.trains_privately or len(self._groups) == 1:
+                compute(handler)
 
-    def _serving(self, asked: tuple[str, ...]) -> list[RequestHandler]:
-        """A request handler for those of each group that are asked, the same whenever the same are asked."""
+    def _handlers_for(self, queried: tuple[str, ...]) -> list[RequestHandler]:
+        """Return a request handler for the queried nodes of each group; equal nodes get the same handler."""
         handlers: list[RequestHandler] = []
         for group in self._groups:
-            names = tuple(name for name in group if name in asked)
+            names = tuple(name for name in group if name in queried)
             if not names:
                 continue
             if names not in self._handlers:
-                members = Group([self._members[name] for name in names])
+                members = NodeGroup([self._members[name] for name in names])
                 self._handlers[names] = RequestHandler(
                     members, self._side, self._compute, self._last, self.link
                 )
             self._handlers.move_to_end(names)
             handlers.append(self._handlers[names])
-        while len(self._handlers) > len(self._groups) + KEPT:  # each keeps answers, in case it is asked again
+        while (
+            len(self._handlers) > len(self._groups) + MAX_EXCHANGES
+        ):  # each keeps answers, in case it is queried again
             self._handlers.popitem(last=False)
         return handlers

@@ -1,4 +1,4 @@
-"""How a node enters a run: it joins, with the public data if it has none, and does the training before it."""
+"""Messages before a node's first query: join the run, send the public data, train its local model."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ from fedstill.core.errors import NodeFault
 from fedstill.core.text_format import human_seconds
 from fedstill.data.public import PublicData
 from fedstill.federation import transport
-from fedstill.federation.replies import read, read_about
+from fedstill.federation.replies import parse_node_status, parse_reply
 from fedstill.federation.transport import MessageSender
 from fedstill.node.replies import NodeStatus, NodeVersions, TrainingProgress
 from fedstill.protocol.messages import IdentifyNode, JoinRun, TrainLocally
 from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_tensors
 
-LEARN = 2.0  # seconds of local training between two looks at how far it has come
+TRAINING_SECONDS = 2.0  # seconds of local training per message
 
 
 @dataclass
 class NodeProgress:
-    """How far a node has come in its local training, and seconds that it was at work since without result."""
+    """Progress of a node's local training.
+
+    Args:
+        node: its name.
+        percent: progress so far; -1 before the first message.
+        seconds: seconds since the last progress.
+    """
 
     node: str
     percent: int = -1
@@ -28,11 +34,13 @@ class NodeProgress:
 
 
 class NodeJoiner:
-    """The messages before a node's first query in one run.
+    """Sends the messages before a node's first query in one run.
 
     Args:
+        send: sends messages to nodes.
+        plan: the run's plan.
         public: public data, for nodes that do not have them yet.
-        patience: seconds after which local training that does not come further counts as stuck.
+        patience: seconds after which local training without progress counts as stuck.
     """
 
     def __init__(
@@ -40,40 +48,44 @@ class NodeJoiner:
     ) -> None:
         self._send, self._plan, self._public, self._patience = send, plan, public, patience
 
-    def join(self, node: str) -> About:
-        """Have one node join.
+    def join(self, node: str) -> NodeStatus:
+        """Make one node join the run.
 
         Raises:
             NodeFault: it speaks another protocol, or does not take the public data.
         """
-        hello = read(Hello, self._send.tell(node, IdentifyNode()))
-        if hello.protocol != PROTOCOL:
-            raise NodeFault(node, "identify", f"it speaks protocol {hello.protocol}, the server {PROTOCOL}")
-        joining = JoinRun(self._plan.to_dict())
-        about = read_about(self._send.tell(node, joining), hello.versions)
-        if about.wants_public and self._public is not None:
-            told = self._send.tell(node, joining, public_tensors(self._public))
-            about = read_about(told, hello.versions)
-        if about.wants_public:
+        versions = parse_reply(NodeVersions, self._send.send(node, IdentifyNode()))
+        if versions.protocol != PROTOCOL:
+            raise NodeFault(
+                node, "identify", f"it speaks protocol {versions.protocol}, the server {PROTOCOL}"
+            )
+        message = JoinRun(self._plan.to_dict())
+        status = parse_node_status(self._send.send(node, message), versions.versions)
+        if status.needs_public_data and self._public is not None:
+            body = self._send.send(node, message, public_tensors(self._public))
+            status = parse_node_status(body, versions.versions)
+        if status.needs_public_data:
             raise NodeFault(node, "join", "it does not take the run's public data")
-        return about
+        return status
 
-    def learn(self, coming: NodeProgress) -> Progress:
-        """Have one node go on with its local training for a while.
+    def train(self, node_progress: NodeProgress) -> TrainingProgress:
+        """Continue one node's local training for a few seconds.
 
         Raises:
-            NodeFault: it has not come further for too long.
+            NodeFault: it made no progress for too long.
         """
         start = time.monotonic()
-        come = read(Progress, self._send.tell(coming.node, TrainLocally(LEARN)))
-        if come.learned or come.percent > coming.percent:
-            coming.percent, coming.seconds = come.percent, 0.0
-            return come
-        if time.monotonic() - start < LEARN / 2:  # it was asked to be at work for longer
-            self._send.over.wait(transport.PAUSE)
-        coming.seconds += time.monotonic() - start
-        if coming.seconds > self._patience:
-            waited = human_seconds(coming.seconds)
-            stuck = f"its local training stays at {coming.percent}%, after {waited} more"
-            raise NodeFault(coming.node, "train_locally", stuck)
-        return come
+        reply = parse_reply(
+            TrainingProgress, self._send.send(node_progress.node, TrainLocally(TRAINING_SECONDS))
+        )
+        if reply.is_trained or reply.percent > node_progress.percent:
+            node_progress.percent, node_progress.seconds = reply.percent, 0.0
+            return reply
+        if time.monotonic() - start < TRAINING_SECONDS / 2:  # it replied earlier than it was asked to
+            self._send.ended.wait(transport.PAUSE)
+        node_progress.seconds += time.monotonic() - start
+        if node_progress.seconds > self._patience:
+            waited = human_seconds(node_progress.seconds)
+            reason = f"its local training stays at {node_progress.percent}%, after {waited} more"
+            raise NodeFault(node_progress.node, "train_locally", reason)
+        return reply

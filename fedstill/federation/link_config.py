@@ -1,4 +1,5 @@
-"""How a server deals with its nodes: what travels in which form, how long it waits, whom it believes."""
+"""Options of the link between server and nodes: wire formats, timeout, quorum, outliers, secure
+aggregation."""
 
 from __future__ import annotations
 
@@ -15,26 +16,33 @@ from fedstill.protocol.wire_format import WireConfig
 
 @dataclass(frozen=True)
 class LinkConfig(WireConfig):
-    """The link between server and nodes. What it says of forms and faults holds on every engine."""
+    """Options of the link between server and nodes, for every engine.
+
+    Example:
+        >>> LinkConfig(quorum=0.5, wait=60.0).min_nodes(4)
+        2
+    """
 
     under: ClassVar[str] = "link"
 
     wait: PositiveOrInf = 600.0
-    """Seconds that a node has for one answer; then it counts as away. A round of training is one answer, and
-    so is each percent of the local training before the first query."""
+    """Seconds that a node has for one response; then it counts as unreachable. A round of training is one
+    response, and so is each percent of the local training before the first query."""
     quorum: Share = 1.0
-    """Share of the nodes without which a run stops, to be resumed. Below 1 it goes on without nodes that
-    stay away or answer nonsense, their weight taken over by the others."""
+    """Share of the nodes that a run needs, above 0 and up to 1; with fewer it stops and can be resumed. Below
+    1 the run excludes nodes that are unreachable or send invalid data, and the others take over their
+    weight."""
     outlier: Annotated[float, Gt(1), "above 1, or inf"] = 100.0
-    """A node whose logits, critic's scores or parameters are so many times larger than the others' median is
-    faulty, and one whose gradients are the square of it; inf: none is. Of two that differ so much neither
-    is known to be right: the run stops."""
+    """Exclude a node whose logits, critic scores or parameters are more than this many times larger than the
+    median of the others, or whose gradients are larger by the square of it; inf: never. With two nodes it is
+    unknown which one is wrong, and the run stops."""
 
     secure_aggregation: bool = False
-    """Let the server see sums of all nodes' answers only: of nodes elsewhere under masks that cancel in the
-    sum (Bonawitz et al. 2017), in one process as they are. Of methods whose answers can be added, with three
-    nodes or more; no answer is compared with another then (outlier). With a quorum below 1 a sum can be read
-    without nodes that fail, at two more messages, where the nodes' owners allow that."""
+    """Secure aggregation: the server sees only sums of the nodes' responses. Remote nodes mask their
+    responses so that the masks cancel in the sum (Bonawitz et al. 2017); in one process responses are added
+    without masks. It needs a method whose responses can be added and three nodes or more; outliers are not
+    detected. With a quorum below 1 the sum can be read without nodes that fail, at the cost of two more
+    messages, if the nodes' owners allow that."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +50,7 @@ class LinkConfig(WireConfig):
             raise ArgumentError("link.gradients", self.gradients, "float32 where link.secure_aggregation")
 
     def min_nodes(self, node_count: int) -> int:
-        """How many of so many nodes a run needs.
+        """Return the smallest number of nodes that a run needs.
 
         >>> LinkConfig(quorum=0.5).min_nodes(5)
         3

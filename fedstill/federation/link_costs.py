@@ -1,4 +1,4 @@
-"""What a link costs: time and bytes, by whose they were."""
+"""Time and bytes that communication with the nodes costs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 @dataclass
 class LinkCosts:
-    """What a link costs: seconds of the run by whose they were, and bytes.
+    """Accumulated time and bytes of a link.
 
-    Of a query's time the slowest node's own work is ``nodes``, of which ``waiting`` is what the others
-    wait for it on average; ``absent`` is what was waited after that for nodes that failed; the rest is
-    ``link``.
+    Attributes:
+        queries: rounds of messages.
+        seconds: total time of these rounds.
+        nodes: seconds of the slowest node, added over rounds.
+        waiting: part of ``nodes`` that the other nodes wait for the slowest one, on average.
+        bytes: bytes in both directions.
+        absent: seconds spent waiting for nodes that failed. The remaining time is the link's.
     """
 
     queries: int = 0
@@ -22,18 +26,29 @@ class LinkCosts:
     bytes: int = 0
     absent: float = 0.0
 
-    def add(self, seconds: float, own: Sequence[float], bytes: int, absent: float = 0.0) -> None:
-        """One round of messages: the seconds that it took; of these, what each node that replied took itself;
-        bytes; and, of the seconds, from the last reply until those without one were given up."""
+    def add(self, seconds: float, node_seconds: Sequence[float], bytes: int, absent: float = 0.0) -> None:
+        """Add one round of messages.
+
+        Args:
+            seconds: duration of the round.
+            node_seconds: computing time of each node that replied.
+            bytes: bytes in both directions.
+            absent: seconds from the last reply until nodes without one were given up.
+        """
         self.queries += 1
         self.seconds += seconds
-        self.nodes += max(own, default=0.0)
-        self.waiting += max(own, default=0.0) - sum(own) / max(len(own), 1)
+        self.nodes += max(node_seconds, default=0.0)
+        self.waiting += max(node_seconds, default=0.0) - sum(node_seconds) / max(len(node_seconds), 1)
         self.bytes += bytes
         self.absent += absent
 
     def costs(self, total: float, training: float) -> dict[str, float]:
-        """For the report: of ``total`` seconds of a run, ``training`` came before the first query."""
+        """Return the costs as ``link`` in ``result.json``.
+
+        Args:
+            total: seconds of the run.
+            training: seconds of local training before the first query.
+        """
         link = max(self.seconds - self.nodes - self.absent, 0.0)
         return {
             "messages": self.queries,

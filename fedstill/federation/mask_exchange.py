@@ -1,7 +1,7 @@
-"""What a server carries between nodes whose answers it sees as sums only: their cards, and their agreement.
+"""Messages of secure aggregation between queries: the server forwards key cards and agreements among nodes.
 
-It can read neither. Of what nodes reveal once they agree, it takes away those masks that do not cancel in the
-sum (:mod:`fedstill.node.sum_masks`).
+The server can read neither. If some nodes do not contribute to a sum, the others agree on the contributors
+and reveal the masks that do not cancel, which the server then subtracts (:mod:`fedstill.node.sum_masks`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import DataError, NodeFault
-from fedstill.federation.replies import read
+from fedstill.federation.replies import parse_reply
 from fedstill.federation.transport import MessageSender
 from fedstill.node.replies import AgreementCodes
 from fedstill.node.sum_masks import KEY_BYTES, mask_sign, mask_stream
@@ -20,88 +20,99 @@ from fedstill.protocol.messages import ConfirmSurvivors, Message, ReceiveKeys, R
 from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors
 
-Each = Callable[[Sequence[str], str, Callable[[str], Any]], dict[str, Any]]  # a call to each of some nodes
+CallNodes = Callable[
+    [Sequence[str], str, Callable[[str], Any]], dict[str, Any]
+]  # (nodes, operation, call) -> result by node
 
 
 class MaskExchange:
-    """The messages beside queries that sums need.
+    """Messages that secure aggregation needs in addition to queries.
 
     Args:
-        each: calls some nodes at once; those that fail are left out.
+        send: sends messages to nodes.
+        call_nodes: calls some nodes at once and excludes those that fail.
     """
 
-    def __init__(self, send: MessageSender, each: Each) -> None:
-        self._send, self._each = send, each
-        self._cards: dict[str, tuple[object, torch.Tensor]] = {}  # with what the node said when it joined
-        self._met: dict[str, torch.Tensor] = {}  # the cards that all of its nodes have been shown
+    def __init__(self, send: MessageSender, call_nodes: CallNodes) -> None:
+        self._send, self._call_nodes = send, call_nodes
+        self._cards: dict[str, tuple[object, torch.Tensor]] = {}  # with the node's reply when it joined
+        self._shared: dict[str, torch.Tensor] = {}  # the cards that all of these nodes have received
 
-    def introduce(self, members: Sequence[str], joined: Mapping[str, object]) -> None:
-        """Let nodes meet that have not met in their present processes.
+    def exchange_keys(self, members: Sequence[str], joined: Mapping[str, object]) -> None:
+        """Exchange the key cards of nodes that have not exchanged them in their present processes.
 
         Args:
-            members: that are to add to the next sum.
-            joined: what each said as it joined: another object where it has joined anew.
+            members: nodes that will contribute to the next sum.
+            joined: each node's reply when it joined: another object if it has joined again.
         """
         new = [node for node in members if self._cards.get(node, (None,))[0] is not joined[node]]
-        for node, card in self._each(new, "send_keys", self._card).items():
+        for node, card in self._call_nodes(new, "send_keys", self._card).items():
             self._cards[node] = joined[node], card
-        shown = {node: self._cards[node][1] for node in members if node in self._cards}
-        same = shown.keys() <= self._met.keys() and all(self._met[node] is shown[node] for node in shown)
-        if not same:
-            self._each(list(shown), "receive_keys", lambda node: self._send.tell(node, ReceiveKeys(), shown))
-            self._met = shown
+        cards = {node: self._cards[node][1] for node in members if node in self._cards}
+        known = cards.keys() <= self._shared.keys()
+        if not known or any(self._shared[node] is not cards[node] for node in cards):
+            self._call_nodes(
+                list(cards), "receive_keys", lambda node: self._send.send(node, ReceiveKeys(), cards)
+            )
+            self._shared = cards
 
     def _card(self, node: str) -> torch.Tensor:
-        told = self._send.deliver(node, "send_keys", self._send.pack(SendKeys())).tensors
-        if set(told) != {"card"} or told["card"].dtype != torch.uint8:
-            raise DataError("its reply is no card")
-        return told["card"]
+        tensors = self._send.deliver(node, "send_keys", self._send.pack(SendKeys())).tensors
+        if set(tensors) != {"card"} or tensors["card"].dtype != torch.uint8:
+            raise DataError("its reply is no key card")
+        return tensors["card"]
 
-    def uncovered(self, call: SumRequest, ring: Tensors, added: Sequence[str]) -> dict[str, torch.Tensor]:
-        """A sum of those that added to it, without the masks that do not cancel.
+    def unmask(self, call: SumRequest, ring: Tensors, contributors: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Return a sum without the masks that do not cancel in it.
+
+        Args:
+            contributors: nodes that contributed to the sum.
 
         Raises:
-            NodeFault: one of them fails before it has revealed its mask, so that the sum cannot be read.
+            NodeFault: a contributor fails before it has revealed its masks, so that the sum cannot be read.
         """
-        words = self._told(
-            added, "confirm_survivors", dict.fromkeys(added, ConfirmSurvivors(call.number, tuple(added)))
+        confirmation = ConfirmSurvivors(call.number, tuple(contributors))
+        codes = self._exchange_codes(
+            contributors, "confirm_survivors", dict.fromkeys(contributors, confirmation)
         )
-        revealing = {}
-        for node in added:
-            others = [other for other in added if other != node]
-            if words[node].keys() != set(others):
+        requests = {}
+        for node in contributors:
+            others = [other for other in contributors if other != node]
+            if codes[node].keys() != set(others):
                 raise NodeFault(node, "confirm_survivors", "it does not agree with each of the others")
-            heard = {other: words[other].get(node, "") for other in others}
-            revealing[node] = RevealMasks(call.number, heard)
-        keys = self._told(added, "reveal_masks", revealing)
-        lost = set(call.members) - set(added)
-        found = {name: tensor.clone() for name, tensor in ring.items()}
-        for place, name in enumerate(sorted(found)):
-            for node in added:
-                if keys[node].keys() != {node, *lost}:
-                    raise NodeFault(node, "reveal_masks", "it does not reveal what the sum needs")
-                found[name] -= stream(_key(node, keys[node][node]), place, found[name].shape)
-                for other in lost:
-                    shared = stream(_key(node, keys[node][other]), place, found[name].shape)
-                    found[name] -= sign(node, other) * shared
-        return found
+            received_codes = {other: codes[other].get(node, "") for other in others}
+            requests[node] = RevealMasks(call.number, received_codes)
+        keys = self._exchange_codes(contributors, "reveal_masks", requests)
+        missing = set(call.members) - set(contributors)
+        unmasked = {name: tensor.clone() for name, tensor in ring.items()}
+        for index, name in enumerate(sorted(unmasked)):
+            for node in contributors:
+                if keys[node].keys() != {node, *missing}:
+                    raise NodeFault(node, "reveal_masks", "it does not reveal the keys that the sum needs")
+                unmasked[name] -= mask_stream(_key(node, keys[node][node]), index, unmasked[name].shape)
+                for other in missing:
+                    shared = mask_stream(_key(node, keys[node][other]), index, unmasked[name].shape)
+                    unmasked[name] -= mask_sign(node, other) * shared
+        return unmasked
 
-    def _told(
-        self, nodes: Sequence[str], what: str, messages: Mapping[str, Message]
+    def _exchange_codes(
+        self, nodes: Sequence[str], operation: str, messages: Mapping[str, Message]
     ) -> dict[str, Mapping[str, str]]:
-        told: dict[str, Mapping[str, str]] = self._each(
-            nodes, what, lambda node: read(Words, self._send.tell(node, messages[node])).words
+        codes: dict[str, Mapping[str, str]] = self._call_nodes(
+            nodes,
+            operation,
+            lambda node: parse_reply(AgreementCodes, self._send.send(node, messages[node])).codes,
         )
-        if missing := [node for node in nodes if node not in told]:
-            raise NodeFault(", ".join(missing), what, "without it the sum of this query cannot be read")
-        return told
+        if missing := [node for node in nodes if node not in codes]:
+            raise NodeFault(", ".join(missing), operation, "without it the sum of this query cannot be read")
+        return codes
 
 
 def _key(node: str, digits: str) -> bytes:
     try:
         key = bytes.fromhex(digits)
     except ValueError as error:
-        raise NodeFault(node, "reveal_masks", "it reveals what is no key") from error
-    if len(key) != KEY:
-        raise NodeFault(node, "reveal_masks", "it reveals what is no key")
+        raise NodeFault(node, "reveal_masks", "it reveals a malformed key") from error
+    if len(key) != KEY_BYTES:
+        raise NodeFault(node, "reveal_masks", "it reveals a malformed key")
     return key

@@ -1,4 +1,4 @@
-"""The order in which nodes are named, whatever the order in which they came."""
+"""Natural sort order of node names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def natural_sort_key(name: str) -> list[tuple[int, str]]:
-    """Orders node-2 before node-10, as a simulation has them.
+    """Return a sort key that orders ``node-2`` before ``node-10``.
 
     >>> sorted(["node-10", "node-2", "ward-3-b", "ward-3-a", "clinic"], key=natural_sort_key)
     ['clinic', 'node-2', 'node-10', 'ward-3-a', 'ward-3-b']

@@ -23,7 +23,7 @@ from fedstill.core.errors import BundleError, DataError, FedstillError
 from fedstill.core.version import __version__
 from fedstill.data.public import PublicData
 from fedstill.federation import signed_files
-from fedstill.federation.replies import read, read_about, read_paid
+from fedstill.federation.replies import parse_node_status, parse_release_cost, parse_reply
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import NodeVersions
 from fedstill.protocol.digests import digest
@@ -77,7 +77,7 @@ class Queries:
     def declared(self) -> Mapping[str, Query]:
         """What the method declares about its queries."""
         setting = NodeSetting(self.plan.spec.make_task(), LocalConfig(), Compute(), self.public)
-        queries: Mapping[str, Query] = build_node_side(self.plan.config(), setting).queries
+        queries: Mapping[str, Query] = build_node_side(self.plan.make_method(), setting).queries
         return queries
 
     def contents(self) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ class NodeResponses:
 def pack_responses(header: ResponsesHeader, replies: Replies) -> bytes:
     """What a file of answers holds; the same answers give the same bytes."""
     told = {name: getattr(replies, name) for name in ("hello", "join", "privacy")}
-    return _pack(ANSWERS, {**asdict(header), "told": told}, _numbered(replies.tensors))
+    return _pack(ANSWERS, {**asdict(header), "replies": told}, _numbered(replies.tensors))
 
 
 def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]:
@@ -198,13 +198,13 @@ def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]
         BundleError: the bytes are no answers, or those of another version.
     """
     table, tensors = _unpack(path, ANSWERS, blob)
-    told = table.pop("told", None)
+    told = table.pop("replies", None)
     header = _header(path, ResponsesHeader, table)
     try:
         replies = Replies(**told, tensors=_by_number(path, tensors))
-        read_about(replies.join, read(Hello, replies.hello).versions)
+        parse_node_status(replies.join, parse_reply(NodeVersions, replies.hello).versions)
         for each in replies.privacy:
-            if not read_paid({"privacy": each}).mechanism:
+            if not parse_release_cost({"privacy": each}).mechanism:
                 raise DataError("it does not say how an answer is protected")
     except (TypeError, AttributeError, DataError) as error:
         raise BundleError(f"{path}: what its node tells is of another form: {error}") from error

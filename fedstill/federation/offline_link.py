@@ -48,7 +48,7 @@ class ResponseFiles:
                 if through or self._contents.get(number) != digest(query, tensors):
                     return _mismatch(node, query, number)
                 told, response = {"privacy": replies.privacy[number]}, replies.tensors[number]
-        return pack({"told": told, "seconds": 0.0}, response)
+        return pack({"body": told, "seconds": 0.0}, response)
 
 
 def _mismatch(node: str, query: str, number: int) -> bytes:

@@ -1,7 +1,7 @@
-"""Nodes in processes and places of their own, whatever carries the messages there.
+"""Federation of remote nodes, over any link that carries messages.
 
-A query goes to all nodes at once; each has ``link.wait`` seconds. A message that is lost is sent again:
-nodes answer the same query under the same number once, and say the same again.
+A query goes to all nodes at once; each has ``link.wait`` seconds. A lost message is sent again: a node
+answers a query once, and repeats its response when it gets the same query under the same number again.
 """
 
 from __future__ import annotations
@@ -52,25 +52,33 @@ from fedstill.protocol.payload_kinds import GRADIENTS
 from fedstill.protocol.queries import Query
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.secure_aggregation import SumRequest
-from fedstill.protocol.wire_format import Tensors, size, sizes
+from fedstill.protocol.wire_format import Tensors, bytes_by_kind, tensor_bytes
 
 logger = logging.getLogger("fedstill.server")
 
-SAID = 2.0  # seconds until it is said who is waited for; then it is said ever more rarely
-MESSAGES = 3  # at most, in one call to a node: a join with public data
-SPARE = 30.0  # seconds beside, for what is done with a reply
-RARELY = 60.0  # seconds
-PROBE = 5.0  # seconds between two looks whether a node is back
+FIRST_WARNING = 2.0  # seconds until late nodes are logged; the interval then doubles
+MAX_WARNING_INTERVAL = 60.0  # seconds
+MAX_MESSAGES = 3  # messages in one call to a node: a join with public data
+GRACE = 30.0  # additional seconds for processing a reply
+PROBE_INTERVAL = 5.0  # seconds between two probes of an unreachable node
 
 
 class Remote(Federation):
     """Nodes at the other end of a link.
 
     Args:
-        plan: what the nodes get to know of the run.
-        audit: the server's own log of what arrived.
-        compute: where, and in which layout, answers are computed with.
+        link: carries messages to the nodes.
+        plan: the run as the nodes see it.
+        queries: queries that the method declares, by name.
+        config: wire formats, timeout and quorum.
+        audit: the server's own audit log.
+        compute: device and memory layout for responses.
         public: public data, for nodes that do not have them yet.
+
+    Attributes:
+        node_status: reply of each node that has joined, by name.
+        link_costs: time and bytes of communication.
+        on_waiting: called with the names of the nodes that are late.
     """
 
     def __init__(
@@ -86,236 +94,248 @@ class Remote(Federation):
         super().__init__(list(link.nodes), queries, config)
         self.outputs = plan.spec.output_shape
         self.carrier, self.plan = link, plan
-        self._arrivals = ServerAuditLog(audit, plan.run, queries, config.secure_aggregation)
+        self._audit = ServerAuditLog(audit, plan.run, queries, config.secure_aggregation)
         self._compute = compute
-        self.about: dict[str, NodeStatus] = {}  # what each node told of itself
-        self.meter = LinkCosts()
-        self.waits: Callable[[Sequence[str]], None] = lambda nodes: None  # is told who is waited for
+        self.node_status: dict[str, NodeStatus] = {}
+        self.link_costs = LinkCosts()
+        self.on_waiting: Callable[[Sequence[str]], None] = lambda nodes: None
         self._pool = ThreadPoolExecutor(max(len(self.nodes), 1) * 2, thread_name_prefix="ask")
         self._probes: dict[str, Future[NodeStatus]] = {}
-        self._probed = time.monotonic()
-        self._send = MessageSender(link, plan.run, config.wait)
-        self._joining = NodeJoiner(self._send, plan, public, config.wait)
-        self._exchange = MaskExchange(self._send, self._each)
+        self._last_probe = time.monotonic()
+        self._sender = MessageSender(link, plan.run, config.wait)
+        self._joiner = NodeJoiner(self._sender, plan, public, config.wait)
+        self._masks = MaskExchange(self._sender, self._call_nodes)
 
     # --- before the first query and after the last -------------------------------------------------
 
     def join(self) -> None:
-        """Make all nodes ready for the run.
+        """Have all nodes join the run.
 
         Raises:
             FedstillError: a node cannot take part, or too few can be reached.
         """
-        self.about |= self._each(self.present, "join", self._joining.join)
+        self.node_status |= self._call_nodes(self.present, "join", self._joiner.join)
 
-    def learn(self, progress: Callable[[int], None]) -> None:
-        """Have all nodes do the local training that the method wants first; ``progress`` is told percents."""
-        waiting = [node for node in self.present if not self.about[node].is_trained]
-        coming = {node: NodeProgress(node) for node in waiting}
-        while waiting:
-            told = self._each(waiting, "train_locally", lambda node: self._joining.learn(coming[node]))
-            waiting = [node for node, come in told.items() if not come.learned]
-            progress(min((come.percent for come in told.values()), default=100))
+    def train_nodes(self, report_percent: Callable[[int], None]) -> None:
+        """Have all nodes do the local training that precedes the first query.
 
-    def remember(self, mark: int) -> None:
-        """Have all nodes keep their state as it is before query ``mark``."""
-        self._tell_all(SaveCheckpoint(mark))
+        Args:
+            report_percent: called with the progress of the slowest node.
+        """
+        training = [node for node in self.present if not self.node_status[node].is_trained]
+        progress = {node: NodeProgress(node) for node in training}
+        while training:
+            replies = self._call_nodes(
+                training, "train_locally", lambda node: self._joiner.train(progress[node])
+            )
+            training = [node for node, reply in replies.items() if not reply.is_trained]
+            report_percent(min((reply.percent for reply in replies.values()), default=100))
 
-    def recall(self, mark: int) -> None:
-        """Have all nodes go back to where they were before query ``mark``."""
-        self._tell_all(LoadCheckpoint(mark))
+    def save_checkpoint(self, number: int) -> None:
+        """Have all nodes save their state before query ``number``."""
+        self._broadcast(SaveCheckpoint(number))
 
-    def _tell_all(self, message: Message) -> None:
-        self._each(self.present, message.operation, lambda node: self._send.tell(node, message))
+    def restore_checkpoint(self, number: int) -> None:
+        """Have all nodes restore their state before query ``number``."""
+        self._broadcast(LoadCheckpoint(number))
 
-    def leave(self) -> None:
-        """Tell all nodes that the run is over; who is not there need not know."""
-        self._send.over.set()
-        message = self._send.pack(LeaveRun())
-        calls = [self._pool.submit(self.carrier.call, node, message, PROBE) for node in self.present]
-        wait(calls, timeout=PROBE + SPARE)
+    def _broadcast(self, message: Message) -> None:
+        self._call_nodes(self.present, message.operation, lambda node: self._sender.send(node, message))
+
+    def end_run(self) -> None:
+        """Tell all nodes that the run has ended, and stop all calls; nodes that cannot be reached are
+        skipped."""
+        self._sender.ended.set()
+        message = self._sender.pack(LeaveRun())
+        calls = [self._pool.submit(self.carrier.call, node, message, PROBE_INTERVAL) for node in self.present]
+        wait(calls, timeout=PROBE_INTERVAL + GRACE)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """See :class:`Federation`; who was away and has joined again takes part again."""
-        missing = self.excluded  # while all were joining and going back, just now
-        super().load(state)
-        for node in [node for node, out in self.excluded.items() if out.back and node in self.about]:
-            if node not in missing:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :class:`Federation`; nodes that were unreachable and have joined again take part again."""
+        newly_excluded = self.excluded  # while all nodes joined and restored their state
+        super().load_state_dict(state)
+        for node, excluded in list(self.excluded.items()):
+            if excluded.may_rejoin and node in self.node_status and node not in newly_excluded:
                 del self.excluded[node]
-                self._back(node)
-        for node, out in missing.items():
+                self._log_return(node)
+        for node, excluded in newly_excluded.items():
             if node not in self.excluded:
-                self.exclude(node, "load_checkpoint", out.reason, may_rejoin=out.back)
+                self.exclude(node, "load_checkpoint", excluded.reason, may_rejoin=excluded.may_rejoin)
 
-    # --- the contract ---------------------------------------------------------------------------------
+    # --- the federation's interface --------------------------------------------------------------------
 
     def _refusal_rule(self, node: str, query: Query) -> str | None:
-        return self.about[node].refused_queries.get(query.name)
+        return self.node_status[node].refused_queries.get(query.name)
 
     def _query_limit(self, node: str) -> int | None:
-        return self.about[node].max_queries
+        return self.node_status[node].max_queries
 
-    def _collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
-        self._welcome()
+    def _collect_responses(self, queried: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+        self._readmit_nodes()
         query, number, call = sent.query, sent.number, sent.call
-        asking = AnswerQuery(query, number, sent.differentiable, call)
-        message = self._send.pack(asking, sent.tensors)
-        down = sizes(sent.tensors, self.queries[query].sends)
+        request = AnswerQuery(query, number, sent.differentiable, call)
+        message = self._sender.pack(request, sent.tensors)
+        down = bytes_by_kind(sent.tensors, self.queries[query].sends)
         content = digest(query, {name: tensor.cpu() for name, tensor in sent.tensors.items()})
-        replies = self._timed(asked, query, dict.fromkeys(asked, message), number)
+        replies = self._call_and_measure(queried, query, dict.fromkeys(queried, message), number)
         for node, reply in replies.items():
-            self._arrivals.note(node, number, query, RESPONSE, content, down, reply)
-        return {node: self._arrived(reply, call) for node, reply in replies.items()}
+            self._audit.record(node, number, query, RESPONSE, content, down, reply)
+        return {node: self._reply_tensors(reply, call) for node, reply in replies.items()}
 
     def _collect_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
-        require_finite(pulls, query)  # else each node would refuse it, and be left out
-        pulling = ComputeGradients(number, sum=call)
-        messages = {node: self._send.pack(pulling, pull) for node, pull in pulls.items()}
-        replies = self._timed(tuple(pulls), "gradient", messages)
+        require_finite(pulls, query)  # otherwise each node would refuse it and be excluded
+        request = ComputeGradients(number, sum=call)
+        messages = {node: self._sender.pack(request, pull) for node, pull in pulls.items()}
+        replies = self._call_and_measure(tuple(pulls), "gradient", messages)
         for node, reply in replies.items():
             pull = {name: tensor.cpu() for name, tensor in pulls[node].items()}
-            down = sizes(pull, dict.fromkeys(pull, GRADIENTS))
+            down = bytes_by_kind(pull, dict.fromkeys(pull, GRADIENTS))
             content = digest(query, pull)
-            self._arrivals.note(node, number, query, GRADIENT, content, down, reply)
-        return {node: self._arrived(reply, call) for node, reply in replies.items()}
+            self._audit.record(node, number, query, GRADIENT, content, down, reply)
+        return {node: self._reply_tensors(reply, call) for node, reply in replies.items()}
 
-    def _arrived(self, reply: Reply, call: SumRequest | None) -> Tensors:
-        """What a node gave: where the server computes, or in the ring until it is summed."""
+    def _reply_tensors(self, reply: Reply, call: SumRequest | None) -> Tensors:
+        """Return a reply's tensors on the server's device; contributions to a sum stay in the ring."""
         return self._compute.here(reply.tensors) if call is None else reply.tensors
 
     def _new_sum_call(self, members: tuple[str, ...]) -> SumRequest:
-        self._exchange.introduce(members, {node: self.about[node] for node in members})
+        self._masks.exchange_keys(members, {node: self.node_status[node] for node in members})
         return super()._new_sum_call(tuple(name for name in members if name not in self.excluded))
 
-    def _unmask(self, call: SumRequest, ring: Tensors, added: tuple[str, ...]) -> Tensors:
-        return self._exchange.unmask(call, ring, added) if call.recover else ring
+    def _unmask(self, call: SumRequest, ring: Tensors, contributors: tuple[str, ...]) -> Tensors:
+        return self._masks.unmask(call, ring, contributors) if call.recover else ring
 
     def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
         return self._compute.here(tensors)
 
     # --- messages -------------------------------------------------------------------------------------
 
-    def _timed(
-        self, nodes: Sequence[str], query: str, messages: Mapping[str, bytes], since: int | None = None
+    def _call_and_measure(
+        self, nodes: Sequence[str], query: str, messages: Mapping[str, bytes], since_query: int | None = None
     ) -> dict[str, Reply]:
-        """One message to each of some nodes, on the meter."""
+        """Send one message to each of some nodes, and add time and bytes to the link's costs."""
         start = time.monotonic()
-        replies: dict[str, Reply] = self._each(
-            nodes, query, lambda node: self._send.deliver(node, query, messages[node]), since
+        replies: dict[str, Reply] = self._call_nodes(
+            nodes, query, lambda node: self._sender.deliver(node, query, messages[node]), since_query
         )
-        carried = sum(len(messages[node]) for node in replies)
-        carried += sum(size(tensor) for reply in replies.values() for tensor in reply.tensors.values())
-        seconds, own = time.monotonic() - start, [reply.own for reply in replies.values()]
+        total_bytes = sum(len(messages[node]) for node in replies)
+        total_bytes += sum(
+            tensor_bytes(tensor) for reply in replies.values() for tensor in reply.tensors.values()
+        )
+        seconds, node_seconds = time.monotonic() - start, [reply.node_seconds for reply in replies.values()]
         last = max((reply.elapsed for reply in replies.values()), default=0.0)
-        self.meter.add(seconds, own, carried, 0.0 if len(replies) == len(nodes) else seconds - last)
+        absent = 0.0 if len(replies) == len(nodes) else seconds - last
+        self.link_costs.add(seconds, node_seconds, total_bytes, absent)
         return replies
 
-    def _each(
-        self, nodes: Sequence[str], query: str, call: Callable[[str], Any], since: int | None = None
+    def _call_nodes(
+        self, nodes: Sequence[str], query: str, call: Callable[[str], Any], since_query: int | None = None
     ) -> dict[str, Any]:
-        """A call to each of some nodes at once; those that fail are left out, if a quorum remains.
+        """Call some nodes at once and return the results by node; exclude those that fail, if a quorum
+        remains.
 
-        All are heard before anything is decided, so that no node is still at work when a run stops; but for
-        one whose reply never ends.
+        All calls end before any error is handled, so that no node is still computing when a run stops. Only a
+        reply that never ends is not awaited.
         """
         futures = {node: self._pool.submit(call, node) for node in nodes}
         self._wait(futures, query)
-        told: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         failed: list[tuple[str, Exception]] = []
         for node, future in futures.items():
             try:
                 if not future.done():
                     raise UnfinishedReply(
-                        f"what it is sent, or replies, has not ended after {self._longest:g} s"
+                        f"its request or reply has not ended after {self._max_call_seconds:g} s"
                     )
-                told[node] = future.result()
+                results[node] = future.result()
             except (LinkError, FedstillError) as error:
                 failed.append((node, error))
-        everyone = self.link.min_nodes(len(self.nodes)) == len(self.nodes)
+        needs_all = self.link.min_nodes(len(self.nodes)) == len(self.nodes)
         refusals = [failure for _, failure in failed if isinstance(failure, QueryRefused)]
-        if refusals and everyone:
+        if refusals and needs_all:
             raise refused_by(refusals)
         too_few: list[NodeFault] = []
         for node, failure in failed:
-            if isinstance(failure, DeployError) or (everyone and isinstance(failure, QueryMismatch)):
+            if isinstance(failure, DeployError) or (needs_all and isinstance(failure, QueryMismatch)):
                 raise failure
             reason = failure.reason if isinstance(failure, NodeFault) else str(failure)
-            nonsense = isinstance(failure, QueryRefused | QueryMismatch | DataError | UnfinishedReply)
+            is_invalid = isinstance(failure, QueryRefused | QueryMismatch | DataError | UnfinishedReply)
             try:
-                self.exclude(node, query, reason, may_rejoin=not nonsense, since_query=since)
+                self.exclude(node, query, reason, may_rejoin=not is_invalid, since_query=since_query)
             except NodeFault as fault:
                 too_few.append(fault)
-        if len(too_few) > 1:  # all are named; the last one says how many are left
+        if len(too_few) > 1:  # name all; the last message says how many are left
             *before, last = too_few
             reasons = [f"{fault.node}: {self.excluded[fault.node].reason}" for fault in before]
             names = ", ".join(fault.node for fault in too_few)
             raise NodeFault(names, query, "; ".join([*reasons, f"{last.node}: {last.reason}"]))
         if too_few:
             raise too_few[0]
-        return told
+        return results
 
     @property
-    def _longest(self) -> float:
-        """Seconds after which a call to a node is not waited for any more."""
-        return MESSAGES * self.link.wait + SPARE
+    def _max_call_seconds(self) -> float:
+        """Seconds after which a call to a node is abandoned."""
+        return MAX_MESSAGES * self.link.wait + GRACE
 
     def _wait(self, futures: Mapping[str, Future[Any]], query: str) -> None:
-        """Until all calls are over, or cannot be waited for; now and then it is said which nodes are late.
+        """Wait until all calls have ended or their time is over; log late nodes from time to time.
 
-        What carries messages may count silence only, and a reply that trickles in is never silent.
+        The time limit is needed as a link may only limit the time without data, and a slow reply keeps
+        sending some.
         """
-        start, pause = time.monotonic(), SAID
-        until = start + self._longest
+        start, pause = time.monotonic(), FIRST_WARNING
+        until = start + self._max_call_seconds
         while late := wait(futures.values(), timeout=min(pause, max(until - time.monotonic(), 0.0))).not_done:
             if time.monotonic() >= until:
                 break
             nodes = [node for node, future in futures.items() if future in late]
             waited = human_seconds(time.monotonic() - start)
-            gone = f"for {waited}; a node has {self.link.wait:g} s (link.wait)"
-            logger.warning("no answer from %s to %s %s", ", ".join(nodes), query, gone)
-            self.waits(nodes)
-            pause = min(2 * pause, RARELY)
-        self.waits(())
+            limit = f"for {waited}; a node has {self.link.wait:g} s (link.wait)"
+            logger.warning("no answer from %s to %s %s", ", ".join(nodes), query, limit)
+            self.on_waiting(nodes)
+            pause = min(2 * pause, MAX_WARNING_INTERVAL)
+        self.on_waiting(())
 
-    # --- nodes that come back --------------------------------------------------------------------------
+    # --- nodes that rejoin -----------------------------------------------------------------------------
 
-    def _welcome(self) -> None:
-        """Let nodes that stayed away take part again, as soon as they can be reached."""
+    def _readmit_nodes(self) -> None:
+        """Readmit nodes that were unreachable as soon as they can be reached."""
         for node, probe in list(self._probes.items()):
             if probe.done():
                 del self._probes[node]
                 if probe.exception() is None:
-                    self.about[node] = probe.result()
+                    self.node_status[node] = probe.result()
                     del self.excluded[node]
-                    self._back(node)
-        if time.monotonic() - self._probed < PROBE:
+                    self._log_return(node)
+        if time.monotonic() - self._last_probe < PROBE_INTERVAL:
             return
-        self._probed = time.monotonic()
-        for node, out in self.excluded.items():
-            if out.back and node not in self._probes:
-                self._probes[node] = self._pool.submit(self._rejoined, node)
+        self._last_probe = time.monotonic()
+        for node, excluded in self.excluded.items():
+            if excluded.may_rejoin and node not in self._probes:
+                self._probes[node] = self._pool.submit(self._rejoin, node)
 
-    def _back(self, node: str) -> None:
-        self.events.append({"node": node, "number": self.number, "event": "back", "reason": ""})
+    def _log_return(self, node: str) -> None:
+        self.events.append({"node": node, "number": self.number, "event": "rejoined", "reason": ""})
 
-    def _rejoined(self, node: str) -> NodeStatus:
-        """A node that was away, ready again: where it is now.
+    def _rejoin(self, node: str) -> NodeStatus:
+        """Have a node that was unreachable join again and return its status.
 
-        Or at its latest mark, if it is behind that (it was started anew) or ahead of the run (which was
-        stopped meanwhile, and has gone back).
+        It keeps its state if that fits the run. It loads its latest checkpoint if it is behind it (it was
+        restarted), or ahead of the run (which was stopped meanwhile and resumed from an earlier state).
         """
-        self.carrier.call(node, self._send.pack(IdentifyNode()), PROBE)
-        about, coming = self._joining.join(node), NodeProgress(node)
-        learned = about.is_trained
-        while not learned:
-            if self._send.over.is_set():
+        self.carrier.call(node, self._sender.pack(IdentifyNode()), PROBE_INTERVAL)
+        status, progress = self._joiner.join(node), NodeProgress(node)
+        is_trained = status.is_trained
+        while not is_trained:
+            if self._sender.ended.is_set():
                 raise LinkError("the run is over")
-            learned = self._joining.learn(coming).is_trained
+            is_trained = self._joiner.train(progress).is_trained
         number = self.number
-        mark = max((mark for mark in about.checkpoints if mark <= number), default=0)
-        if not mark - 1 <= about.last_query < number:
-            self._send.tell(node, LoadCheckpoint(mark))
-        return about
+        checkpoint = max((each for each in status.checkpoints if each <= number), default=0)
+        if not checkpoint - 1 <= status.last_query < number:
+            self._sender.send(node, LoadCheckpoint(checkpoint))
+        return status

@@ -1,8 +1,8 @@
-"""What nodes reply, read as soon as it arrives: of the right kind, in range, and no longer than it need be.
+"""Parsing and validation of nodes' replies as soon as they arrive.
 
-A node's word ends up in the run's state, its audit log and its report, and on a terminal. What is not of its
-form is that node's fault, and goes no further. The forms, whose types say what is allowed, are the node's
-(:mod:`fedstill.node.replies`).
+Values from nodes end up in checkpoints, audit logs, reports and terminals. A reply with values of a wrong
+type, out of range or too long is rejected as the node's fault. The dataclasses of
+:mod:`fedstill.node.replies` define the valid types and ranges.
 """
 
 from __future__ import annotations
@@ -27,43 +27,53 @@ from fedstill.node.audit_entries import MAX_COUNT
 from fedstill.node.replies import MAX_ITEMS, NOT_JOINED, NodeStatus, ReleaseCost, ReleaseReply
 from fedstill.privacy.events import cost_from_dict, cost_to_dict
 
-LONGEST = 300  # characters that are kept of a text
-DEEPEST = 20  # lists and tables within each other
+MAX_TEXT = 300  # characters that are kept of a text
+MAX_DEPTH = 20  # lists and tables within each other
 
 T = TypeVar("T")
 
 
-def read_about(told: Mapping[str, Any], versions: Mapping[str, str]) -> About:
-    """A reply to ``join`` of a node that runs these versions of its software.
+def parse_node_status(body: Mapping[str, Any], versions: Mapping[str, str]) -> NodeStatus:
+    """Parse a node's reply to ``join``.
+
+    Args:
+        body: JSON values of the reply.
+        versions: versions of the node's software.
 
     Raises:
-        DataError: it is none.
+        DataError: the reply is malformed.
     """
-    if told.get("wants_public") is True:
-        return replace(NOTHING, wants_public=True, versions=versions)
-    return read(About, {**told, "versions": versions})
+    if body.get("needs_public_data") is True:
+        return replace(NOT_JOINED, needs_public_data=True, versions=versions)
+    return parse_reply(NodeStatus, {**body, "versions": versions})
 
 
-def read_paid(told: Mapping[str, Any]) -> Paid:
-    """What a node says under ``privacy`` of how a release left.
+def parse_release_cost(body: Mapping[str, Any]) -> ReleaseCost:
+    """Parse the entry ``privacy`` of a reply: the mechanism and the privacy cost of a release.
 
     Raises:
-        DataError: it says it in another form.
+        DataError: it is malformed.
 
-    >>> read_paid({"privacy": {"mechanism": "pate", "price": {"gaussian(2.0)": 1}}}).price
+    >>> parse_release_cost({"privacy": {"mechanism": "pate", "cost": {"gaussian(2.0)": 1}}}).price
     {'gaussian(2.0)': 1}
     """
-    paid = read(Released, told).privacy
+    paid = parse_reply(ReleaseReply, body).privacy
     try:
-        return paid if paid.price is None else replace(paid, price=cost_to_dict(cost_from_dict(paid.price)))
+        return paid if paid.cost is None else replace(paid, cost=cost_to_dict(cost_from_dict(paid.cost)))
     except ArgumentError as error:
         raise DataError(f"price: {error}") from error
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error at a node: its class, its text, by which rule a query was refused, or which number was
-    reused."""
+    """An error at a node, as the node reports it.
+
+    Args:
+        kind: name of the error's class.
+        text: its message.
+        rule: policy rule by which a query was refused.
+        number: number of a query that was reused with other content.
+    """
 
     kind: str
     text: str = ""
@@ -71,7 +81,7 @@ class Failure:
     number: int = -1
 
     def error(self, node: str, query: str) -> FedstillError:
-        """As it is raised at the server."""
+        """Return the exception to raise at the server."""
         if self.kind == "QueryRefused":
             return QueryRefused(node, query, self.rule)
         if self.kind == "QueryMismatch":
@@ -80,47 +90,50 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Header:
-    """What stands beside the tensors of a reply: what is told, or the error, and the node's own seconds."""
+class ReplyHeader:
+    """Header of a reply: JSON values or an error, and the seconds that the node computed."""
 
-    told: Mapping[str, Any] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     error: Failure | None = None
 
 
-def read(kind: type[T], told: Mapping[str, Any]) -> T:
-    """A node's words (JSON values) as one of the forms; more than the form has is let go.
+def parse_reply(kind: type[T], body: Mapping[str, Any]) -> T:
+    """Parse a node's JSON values as a dataclass; unknown keys are ignored.
+
+    Args:
+        kind: the dataclass.
 
     Raises:
-        DataError: they are not of that form.
+        DataError: a value is missing, of a wrong type or out of range.
 
     >>> from fedstill.node.replies import Progress
-    >>> read(Progress, {"percent": 40, "learned": False, "mood": "good"})
+    >>> parse_reply(Progress, {"percent": 40, "is_trained": False, "mood": "good"})
     Progress(percent=40, learned=False)
-    >>> read(Progress, {"percent": 140, "learned": False})
+    >>> parse_reply(Progress, {"percent": 140, "is_trained": False})
     Traceback (most recent call last):
     ...
     fedstill.core.errors.DataError: its reply: invalid percent = 140 (expected 0 or more and up to 100)
     """
     try:
-        return load(kind, _cut(told, "all of it", DEEPEST), Path("its reply"))
+        return load(kind, _truncate(body, "all of it", MAX_DEPTH), Path("its reply"))
     except RunFolderError as error:
         raise DataError(clip(str(error))) from error
 
 
-def _cut(value: Any, name: str, deep: int) -> Any:
-    """JSON values with texts cut to a length; what is beyond all measure is refused."""
+def _truncate(value: Any, name: str, deep: int) -> Any:
+    """Truncate texts; refuse too many entries, too deep nesting and too large numbers."""
     if isinstance(value, str):
-        return clip(value, LONGEST)
+        return clip(value, MAX_TEXT)
     if isinstance(value, Mapping | list):
-        if len(value) > MOST:
-            raise DataError(f"its reply: {name} has {len(value)} entries (expected {MOST})")
+        if len(value) > MAX_ITEMS:
+            raise DataError(f"its reply: {name} has {len(value)} entries (expected {MAX_ITEMS})")
         if not deep:
-            raise DataError(f"its reply: {name} lies deeper than {DEEPEST} lists and tables")
+            raise DataError(f"its reply: {name} lies deeper than {MAX_DEPTH} lists and tables")
     if isinstance(value, Mapping):
-        return {clip(key, LONGEST): _cut(each, clip(key, 40), deep - 1) for key, each in value.items()}
+        return {clip(key, MAX_TEXT): _truncate(each, clip(key, 40), deep - 1) for key, each in value.items()}
     if isinstance(value, list):
-        return [_cut(each, name, deep - 1) for each in value]
-    if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN too is not below anything
-        raise DataError(f"its reply: {name} is {clip(repr(value), 60)} (expected numbers up to {LARGEST})")
+        return [_truncate(each, name, deep - 1) for each in value]
+    if isinstance(value, int | float) and not abs(value) <= MAX_COUNT:  # NaN too is not below anything
+        raise DataError(f"its reply: {name} is {clip(repr(value), 60)} (expected numbers up to {MAX_COUNT})")
     return value

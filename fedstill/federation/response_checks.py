@@ -1,4 +1,4 @@
-"""Checks of nodes' answers at the server: shapes, NaN, counts, outliers."""
+"""Validation of nodes' responses and gradients at the server: shapes, dtypes, NaN, counts, outliers."""
 
 from __future__ import annotations
 
@@ -11,59 +11,62 @@ import torch
 
 from fedstill.core.errors import DataError, NodeFault
 from fedstill.protocol.queries import Query, score_shape_fault
-from fedstill.protocol.wire_format import SCALE, Tensors, from_text
+from fedstill.protocol.wire_format import SCALE, Tensors, json_from_tensor
 
-LARGEST = 1e12  # number of examples, or of labels
-TINY = 1e-30  # stands for nothing where it is divided by
+MAX_EXAMPLES = 1e12  # largest valid number of examples or labels
+TINY = 1e-30  # avoids division by zero
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
-def faults(
+def find_faults(
     responses: Mapping[str, Tensors],
     query: Query,
     outlier: float,
     rows: int | None = None,
     outputs: tuple[int, ...] | None = None,
 ) -> dict[str, str]:
-    """What is wrong with the nodes' answers to one query: one line for each faulty node, by its name.
+    """Return a one-line description of the fault of each node with an invalid response, by the node's name.
 
     Args:
-        query: its declaration says which tensors belong into an answer.
-        outlier: how many times larger than the others' median a node's logits, scores or weights may be.
-        rows: how many inputs it was about, if it was about inputs; logits have one row for each.
-        outputs: the shape of an input's logits, if that is known.
+        responses: responses to one query, by node.
+        query: declares the tensors of a response.
+        outlier: largest valid ratio of a node's logits, scores or weights to the median of the others.
+        rows: number of inputs of the query, if it has inputs; logits need a row for each.
+        outputs: shape of the logits of one input, if known.
 
     Raises:
-        NodeFault: nodes differ, and none of them is known to be the one that is wrong.
+        NodeFault: nodes differ, and it is unknown which one is wrong.
 
     >>> asked = Query("predict", handler=None, releases={"logits": "logits"})
     >>> good, bad = torch.ones(2, 3), torch.tensor([[1.0, float("nan"), 1.0]] * 2)
-    >>> faults({"a": {"logits": good}, "b": {"logits": bad}}, asked, 100.0)
+    >>> find_faults({"a": {"logits": good}, "b": {"logits": bad}}, asked, 100.0)
     {'b': 'logits hold NaN or infinity (2 of 6 numbers)'}
     """
     found: dict[str, str] = {}
     for node, response in responses.items():
         if set(response) != set(query.releases):
-            found[node] = f"answered {sorted(response) or 'nothing'}, not {sorted(query.releases)}"
+            found[node] = f"responded {sorted(response) or 'nothing'}, not {sorted(query.releases)}"
     for node, response in responses.items():
         if node not in found:
-            found |= _unlike(node, response, query, rows, outputs)
-    found |= _misshapen(_without(responses, found), query)
-    found |= _illegible(_without(responses, found), query)
-    found |= not_finite(_without(responses, found))
+            found |= _shape_fault(node, response, query, rows, outputs)
+    found |= _shape_outliers(_without(responses, found), query)
+    found |= _malformed_json(_without(responses, found), query)
+    found |= find_non_finite(_without(responses, found))
     for node, response in _without(responses, found).items():
-        found |= _miscounted(node, response, query)
+        found |= _count_fault(node, response, query)
     sound = _without(responses, found)
     for name, kind in query.releases.items():
-        if kind.common is not None:
-            sizes = _sizes({node: [response[name]] for node, response in sound.items()})
-            found |= _blamed(_larger(sizes, outlier, kind.common), sizes, name, outlier, query.name)
+        if kind.normal_size is not None:
+            sizes = _root_mean_squares({node: [response[name]] for node, response in sound.items()})
+            found |= _outlier_faults(
+                _size_outliers(sizes, outlier, kind.normal_size), sizes, name, outlier, query.name
+            )
     return found
 
 
 def invalid_dtype_fault(tensors: Tensors) -> str | None:
-    """What is wrong with tensors as they arrived, before anything is computed with them.
+    """Return a description of an invalid dtype among received tensors, or None.
 
     >>> invalid_dtype_fault({"x": torch.ones(2, dtype=torch.complex64)})
     'x are torch.complex64'
@@ -73,26 +76,24 @@ def invalid_dtype_fault(tensors: Tensors) -> str | None:
         if tensor.dtype not in ((torch.float32,) if scale else (*FLOATS, *WHOLE)):
             return f"{name} are {tensor.dtype}"
         if scale and name.removesuffix(SCALE).endswith(SCALE):
-            return f"{name} scales what is a scale"
+            return f"{name} is the scale of a scale"
     return None
 
 
 def require_finite_inputs(tensors: Tensors, query: str) -> None:
-    """Refuse (DataError) to ask about what is no number: which is no node's fault."""
-    for fault in not_finite({"the server": tensors}).values():
-        told = f"what the method sends, {fault}: its networks at the server, or what they made, is not finite"
-        raise DataError(f"query {query!r}: {told}")
+    """Raise DataError if the method sends inputs with NaN or infinity, which is no node's fault."""
+    for fault in find_non_finite({"the server": tensors}).values():
+        raise DataError(f"query {query!r}: inputs {fault}: the method's networks at the server diverged")
 
 
 def require_finite(pulls: Mapping[str, Tensors], query: str) -> None:
-    """Refuse (DataError) what a method pulls back that is no number: which is no node's fault."""
-    for fault in not_finite(pulls).values():
-        told = f"the method's gradients of {fault}: its loss is not finite"
-        raise DataError(f"query {query!r}: {told}")
+    """Raise DataError if the method's gradients hold NaN or infinity, which is no node's fault."""
+    for fault in find_non_finite(pulls).values():
+        raise DataError(f"query {query!r}: the method's gradients of {fault}: its loss is not finite")
 
 
-def not_finite(responses: Mapping[str, Tensors]) -> dict[str, str]:
-    """Nodes whose tensors hold NaN or infinities."""
+def find_non_finite(responses: Mapping[str, Tensors]) -> dict[str, str]:
+    """Return the faults of nodes whose tensors hold NaN or infinity."""
     parts = [
         (node, name, tensor)
         for node, response in responses.items()
@@ -104,21 +105,24 @@ def not_finite(responses: Mapping[str, Tensors]) -> dict[str, str]:
         if node in found or isfinite(size):
             continue
         count = int((~torch.isfinite(tensor)).sum())
-        if count:  # else numbers whose squares are beyond float32
+        if count:  # otherwise the squares overflow float32
             found[node] = f"{name} hold NaN or infinity ({count} of {tensor.numel()} numbers)"
     return found
 
 
 def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """The root of each tensor's sum of squares: few kernels, and one look at the device, for all of them."""
+    """Return the L2 norm of each tensor, with few kernels and one synchronization with the device."""
     some = [tensor.float() for tensor in tensors if tensor.numel()]
     found = iter(torch.stack(torch._foreach_norm(some, 2.0)).tolist() if some else ())
     return [next(found) if tensor.numel() else 0.0 for tensor in tensors]
 
 
 def mismatched_gradients(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict[str, str]:
-    """Nodes whose gradients are not those of the query's inputs, one number for each of theirs; ``inputs``
-    are those that gradients are pulled back to."""
+    """Return the faults of nodes whose gradients do not have the shapes and dtypes of the query's inputs.
+
+    Args:
+        inputs: differentiable inputs of the query.
+    """
     wanted = {f"d/d{name}": tuple(tensor.shape) for name, tensor in inputs.items()}
     found: dict[str, str] = {}
     for node, each in pulled.items():
@@ -127,72 +131,80 @@ def mismatched_gradients(pulled: Mapping[str, Tensors], inputs: Tensors) -> dict
         if shapes != wanted:
             found[node] = f"gradients are {shapes}, not {wanted}"
         elif dtypes:
-            found[node] = f"gradients are {dtypes}, not numbers with a fraction"
+            found[node] = f"gradients are {dtypes}, not floating point"
     return found
 
 
 def oversized_gradients(
     pulled: Mapping[str, Tensors], pulls: Mapping[str, Tensors], outlier: float, query: str
 ) -> dict[str, str]:
-    """Nodes whose gradients are far larger than the others' are, and not because more was pulled there.
+    """Return the faults of nodes whose input gradients are far larger than the others'.
 
-    A sound node's may be tiny: what it holds little data of, little is pulled back to it. So the square of
-    ``outlier`` is allowed, of the gradients and of what they are for one unit of what was pulled.
+    A node is faulty if both its gradients and their ratio to the gradients that it received are outliers. The
+    gradients of a valid node may be tiny if it holds little data of a class, so the square of ``outlier`` is
+    the limit.
+
+    Args:
+        pulled: input gradients, by node.
+        pulls: gradients of the loss with respect to outputs that each node received.
 
     Raises:
-        NodeFault: the two there are differ so much.
+        NodeFault: there are two nodes, and they differ that much.
     """
-    sizes = _sizes({node: list(each.values()) for node, each in pulled.items()})
-    reached = _sizes({node: list(pulls[node].values()) for node in sizes})
-    gains = {node: size / max(reached.get(node, 0.0), TINY) for node, size in sizes.items()}
+    sizes = _root_mean_squares({node: list(each.values()) for node, each in pulled.items()})
+    pull_sizes = _root_mean_squares({node: list(pulls[node].values()) for node in sizes})
+    gains = {node: size / max(pull_sizes.get(node, 0.0), TINY) for node, size in sizes.items()}
     allowed = outlier * outlier
-    unasked = _larger(gains, allowed, 0.0)
-    larger = {node: times for node, times in _larger(sizes, allowed, 0.0).items() if node in unasked}
-    return _blamed(larger, sizes, "gradients", outlier, query)
+    gain_outliers = _size_outliers(gains, allowed, 0.0)
+    outliers = {
+        node: times for node, times in _size_outliers(sizes, allowed, 0.0).items() if node in gain_outliers
+    }
+    return _outlier_faults(outliers, sizes, "gradients", outlier, query)
 
 
 def _without(responses: Mapping[str, Tensors], found: Mapping[str, str]) -> dict[str, Tensors]:
     return {node: response for node, response in responses.items() if node not in found}
 
 
-def _unlike(
+def _shape_fault(
     node: str, response: Tensors, query: Query, rows: int | None, outputs: tuple[int, ...] | None
 ) -> dict[str, str]:
-    """Whether a node's logits have a row for each input, and in it what the task has."""
+    """Return the fault of a node whose logits do not have the shape of the task's outputs."""
     for name, kind in query.releases.items():
         shape = tuple(response[name].shape)
-        if kind.common is not None and response[name].dtype == torch.bool:
+        if kind.normal_size is not None and response[name].dtype == torch.bool:
             return {node: f"{name} are {response[name].dtype}"}
-        if kind.of == "scores" and (fault := score_shape_fault(name, shape, rows, outputs)):
+        if kind.category == "scores" and (fault := score_shape_fault(name, shape, rows, outputs)):
             return {node: fault}
     return {}
 
 
-def _illegible(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
-    """Nodes of whose JSON values one is none."""
+def _malformed_json(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
+    """Return the faults of nodes with malformed JSON values."""
     found: dict[str, str] = {}
     for node, response in responses.items():
-        for name in query.apart.intersection(query.values):
+        for name in query.unstacked.intersection(query.json_values):
             try:
-                from_text(response[name])
+                json_from_tensor(response[name])
             except DataError as error:
                 found[node] = f"{name}: {error}"
     return found
 
 
-def _misshapen(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
-    """Nodes whose tensors have another shape or dtype than most nodes' have; of a ragged one, other axes."""
+def _shape_outliers(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]:
+    """Return the faults of nodes whose tensors differ from most nodes' in shape or dtype (ragged: in
+    ndim)."""
     forms = {
         node: {
-            name: ((-1,) * tensor.ndim if name in query.apart else tuple(tensor.shape), tensor.dtype)
+            name: ((-1,) * tensor.ndim if name in query.unstacked else tuple(tensor.shape), tensor.dtype)
             for name, tensor in response.items()
         }
         for node, response in responses.items()
     }
     found: dict[str, str] = {}
     for name in next(iter(forms.values()), {}):
-        told = Counter(form[name] for form in forms.values()).most_common(2)
-        (usual, most), others = told[0], told[1:]
+        ranked = Counter(form[name] for form in forms.values()).most_common(2)
+        (usual, most), others = ranked[0], ranked[1:]
         if others and others[0][1] == most:
             (shape, dtype), (other, another) = usual, others[0][0]
             reason = f"{name} are {dtype} of shape {shape} and {another} of {other}"
@@ -206,26 +218,27 @@ def _misshapen(responses: Mapping[str, Tensors], query: Query) -> dict[str, str]
     return found
 
 
-def _miscounted(node: str, response: Tensors, query: Query) -> dict[str, str]:
-    """Whether a node's numbers of examples are such numbers, and its labels as many as its examples."""
-    kinds = {name: kind for name, kind in query.releases.items() if kind.of == "counts"}
+def _count_fault(node: str, response: Tensors, query: Query) -> dict[str, str]:
+    """Return the fault of a node whose counts are invalid, or whose label counts do not add up to its
+    examples."""
+    kinds = {name: kind for name, kind in query.releases.items() if kind.category == "counts"}
     counted = {name: response[name].double() for name in kinds}
     for name, numbers in counted.items():
-        if not ((numbers >= 0) & (numbers < LARGEST)).all():
-            return {node: f"{name} are not numbers from 0 up to {LARGEST:g}"}
+        if not ((numbers >= 0) & (numbers < MAX_EXAMPLES)).all():
+            return {node: f"{name} are not numbers from 0 up to {MAX_EXAMPLES:g}"}
         if not kinds[name].by_class and not (numbers == numbers.round()).all():
             return {node: f"{name} are not whole numbers"}
     by_class = {name for name, kind in kinds.items() if kind.by_class}
-    whole = {name for name in by_class if not counted[name].ndim}  # how many in all
+    whole = {name for name in by_class if not counted[name].ndim}  # totals
     for name, size in ((name, size) for name in by_class - whole for size in whole):
         labels, examples = float(counted[name].sum()), float(counted[size])
-        if kinds[name] == kinds[size] and abs(labels - examples) > 1e-6 * examples:  # as float32 tells apart
-            return {node: f"{name} are {labels:g} labels in all, of {examples:g} examples"}
+        if kinds[name] == kinds[size] and abs(labels - examples) > 1e-6 * examples:  # float32 resolution
+            return {node: f"{name} are {labels:g} labels of {examples:g} examples"}
     return {}
 
 
-def _sizes(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
-    """The root mean square of each node's numbers, of those with a fraction; without nodes that have none."""
+def _root_mean_squares(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    """Return the root mean square of each node's floating-point numbers, without nodes that have none."""
     parts = [(node, part) for node, some in tensors.items() for part in some if part.is_floating_point()]
     squares, counts = defaultdict[str, float](float), Counter[str]()
     for (node, part), size in zip(parts, _norms([part for _, part in parts]), strict=True):
@@ -234,19 +247,19 @@ def _sizes(tensors: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
     return {node: sqrt(squares[node] / count) for node, count in counts.items() if count}
 
 
-def _larger(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:
-    """How many times larger than the others' median each is that is an outlier."""
+def _size_outliers(sizes: Mapping[str, float], outlier: float, ordinary: float) -> dict[str, float]:
+    """Return the ratio to the median of the others, for each node whose ratio is above ``outlier``."""
     found: dict[str, float] = {}
-    ordered = sorted(sizes.values())  # once: for each node anew it would be the square of their number
-    for node, mine in sizes.items():
-        usual = _median_without(ordered, bisect_left(ordered, mine))
-        if mine > outlier * max(usual, ordinary) > 0:
-            found[node] = mine / usual if usual else inf
+    ordered = sorted(sizes.values())  # once, to avoid quadratic time
+    for node, own_size in sizes.items():
+        usual = _median_without(ordered, bisect_left(ordered, own_size))
+        if own_size > outlier * max(usual, ordinary) > 0:
+            found[node] = own_size / usual if usual else inf
     return found
 
 
-def _median_without(ordered: Sequence[float], place: int) -> float:
-    """The median of sorted numbers but for the one at a place; of none, infinity.
+def _median_without(ordered: Sequence[float], index: int) -> float:
+    """Return the median of sorted numbers without the one at an index; infinity if none remains.
 
     >>> _median_without([1.0, 2.0, 5.0, 9.0], 1), _median_without([1.0, 2.0, 5.0], 2)
     (5.0, 1.5)
@@ -255,23 +268,23 @@ def _median_without(ordered: Sequence[float], place: int) -> float:
     if not count:
         return inf
     low, high = ((count - 1) // 2, count // 2)
-    return (ordered[low + (low >= place)] + ordered[high + (high >= place)]) / 2
+    return (ordered[low + (low >= index)] + ordered[high + (high >= index)]) / 2
 
 
-def _blamed(
-    larger: Mapping[str, float], sizes: Mapping[str, float], name: str, outlier: float, query: str
+def _outlier_faults(
+    outliers: Mapping[str, float], sizes: Mapping[str, float], name: str, outlier: float, query: str
 ) -> dict[str, str]:
-    """One line for each node whose numbers are far larger than the other nodes' are."""
-    if larger and len(sizes) == 2:
-        ((node, times),) = larger.items()
+    """Return a one-line description for each outlier."""
+    if outliers and len(sizes) == 2:
+        ((node, times),) = outliers.items()
         (other,) = set(sizes) - {node}
-        told = f"{name} of {node} are {times:.3g} times as large as those of {other}"
-        why = (
-            f"link.outlier {outlier:g}; of two it is not known which is wrong. Where one's noise is so "
-            "large, link.outlier in the run's config.toml can be larger before it goes on"
+        ratio = f"{name} of {node} are {times:.3g} times as large as those of {other}"
+        advice = (
+            f"link.outlier is {outlier:g}, and with two nodes it is unknown which one is wrong. If noise is "
+            "the reason, set a larger link.outlier in the run's config.toml and resume"
         )
-        raise NodeFault(", ".join(sizes), query, f"{told}: {why}")
+        raise NodeFault(", ".join(sizes), query, f"{ratio}: {advice}")
     return {
         node: f"{name} are {times:.3g} times as large as others': link.outlier {outlier:g}"
-        for node, times in larger.items()
+        for node, times in outliers.items()
     }

@@ -1,4 +1,4 @@
-"""What became of a run, as its folder at the server tells it."""
+"""Status of a run, from its folder at the server."""
 
 from __future__ import annotations
 
@@ -7,100 +7,102 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.core.private_files import is_locked
-from fedstill.core.progress import PROGRESS, Note
+from fedstill.core.progress_suffix import PROGRESS, Note
 
 STOPPED = "stopped.json"  # in a run's folder: why it stopped
-PROGRESS_TOPIC = "progress"  # by which whoever waits for a job asks it how far it is
-METRICS = "metrics"  # there, from which line on of metrics.jsonl, and in the answer these
-JOB = "job.lock"  # there too: held by the one job that is at work on the run
-RESULT = "result.json"  # there too, once it is done
+PROGRESS_TOPIC = "progress"  # FLARE command that returns the progress of a job
+METRICS = "metrics"  # key in this command: first line of metrics.jsonl to return, and the lines in the reply
+JOB = "job.lock"  # in a run's folder: locked by the job that runs it
+RESULT = "result.json"  # in a run's folder once it is finished
 REFUSED = ("QueryRefused", "MethodRefused")
 # Errors after which the same run would only stop again.
 FINAL = (*REFUSED, "ArgumentError", "UnknownName", "DataError", "ModelError")
 
-AGAIN = "; `fedstill run --resume` goes on with it, where it was started"
+RESUME_HINT = "; `fedstill run --resume` resumes it, on the machine where it was started"
 
-_WAITING = {
-    "SUBMITTED": "waiting: it begins once all its nodes are there and free",
-    "APPROVED": "waiting: it begins once all its nodes are there and free",
+_WAITING_TEXTS = {
+    "SUBMITTED": "waiting: it begins once all its nodes are connected and free",
+    "APPROVED": "waiting: it begins once all its nodes are connected and free",
     "DISPATCHED": "starting",
 }
 
 
 @dataclass(frozen=True)
-class Stop:
-    """Why a run stopped: the kind of the error, and what it says in one line."""
+class StopReason:
+    """Reason why a run stopped.
+
+    Args:
+        error: name of the error's class.
+        text: its message, one line.
+    """
 
     error: str
     text: str
 
     @property
     def refused(self) -> bool:
-        """Whether a node or a method refused what was asked."""
+        """Whether a node or a method refused the run."""
         return self.error in REFUSED
 
     @property
     def final(self) -> bool:
-        """Whether the same run would only stop again."""
+        """Whether resuming without changes would stop again."""
         return self.error in FINAL
 
 
-def stop(folder: Path) -> Stop | None:
-    """Why the run in a folder stopped; None where it did not.
-
-    One with a result did not, whatever came after it.
-    """
+def read_stop_reason(folder: Path) -> StopReason | None:
+    """Return why the run in a folder stopped, or None if it did not. A run with a result did not stop."""
     path = folder / STOPPED
     if not path.exists() or (folder / RESULT).exists():
         return None
-    told = json.loads(path.read_text(encoding="utf-8"))
-    return Stop(told["error"], told["text"])
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return StopReason(values["error"], values["text"])
 
 
-def outcome(folder: Path, status: str = "", since: float = 0.0) -> str:
-    """What became of a run, in one line.
+def run_status_line(folder: Path, status: str = "", since: float = 0.0) -> str:
+    """Return the status of a run in one line.
 
     Args:
-        folder: of the run at the server; it need not be there.
-        status: of its latest job as FLARE tells it, which says nothing of why, and for ever that a job runs
-            whose server was killed; empty: there is no job at work.
-        since: when that job was handed in, in seconds of the clock; what is older is an earlier job's.
+        folder: of the run at the server; it need not exist.
+        status: FLARE's status of its latest job; empty if no job is running. It has no reason, and stays
+            "running" for ever if the server was killed.
+        since: time at which that job was submitted, in seconds; older files belong to an earlier job.
     """
-    if status in _WAITING:
-        return _WAITING[status]
+    if status in _WAITING_TEXTS:
+        return _WAITING_TEXTS[status]
     if status and not status.startswith("FINISHED"):
-        if at_work(folder):
-            return f"running{progress(folder)}"
-        if not _newer(folder / JOB, since):
-            return _WAITING["DISPATCHED"]
+        if is_running(folder):
+            return f"running{progress_suffix(folder)}"
+        if not _is_newer(folder / JOB, since):
+            return _WAITING_TEXTS["DISPATCHED"]
     if (folder / RESULT).exists():
         return "done"
-    why = stop(folder)
-    if why is not None and _newer(folder / STOPPED, since):
+    why = read_stop_reason(folder)
+    if why is not None and _is_newer(folder / STOPPED, since):
         if why.refused:
             return f"refused: {why.text}"
-        return f"stopped: {why.text}{'' if why.final else AGAIN}"
+        return f"stopped: {why.text}{'' if why.final else RESUME_HINT}"
     if status.startswith("FINISHED"):
         word = status.removeprefix("FINISHED:")
-        return f"no result, and not said why; FLARE's word for it is {word}{AGAIN}"
-    return f"the server ended before it did{progress(folder)}{AGAIN}"
+        return f"no result, for an unknown reason (FLARE's status: {word}){RESUME_HINT}"
+    return f"the server ended before the run did{progress_suffix(folder)}{RESUME_HINT}"
 
 
-def over(folder: Path) -> bool:
-    """Whether the run in a folder at the server has come to a result or stopped, and all is written."""
-    return ((folder / RESULT).exists() or (folder / STOPPED).exists()) and not at_work(folder)
+def has_ended(folder: Path) -> bool:
+    """Return whether the run in a folder at the server has finished or stopped, and all files are written."""
+    return ((folder / RESULT).exists() or (folder / STOPPED).exists()) and not is_running(folder)
 
 
-def at_work(folder: Path) -> bool:
-    """Whether a job holds the run's folder."""
+def is_running(folder: Path) -> bool:
+    """Return whether a job is running in the folder."""
     return is_locked(folder / JOB)
 
 
-def _newer(path: Path, since: float) -> bool:
+def _is_newer(path: Path, since: float) -> bool:
     return path.exists() and path.stat().st_mtime >= since
 
 
-def progress(folder: Path) -> str:
-    """How far the run in a folder is, to follow other words; empty where it has not noted anything."""
+def progress_suffix(folder: Path) -> str:
+    """Return the progress of the run in a folder as ``", ..."`` to append to other text; empty if unknown."""
     noted = Note.read(folder / PROGRESS)
     return "" if noted is None else f", {noted.words()}"

@@ -1,4 +1,4 @@
-"""A federation whose server sees sums only: how one is asked for, read, and its gradients shared out."""
+"""Secure aggregation at the server: request sums over nodes, read them, and distribute their gradients."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.response_checks import mismatched_gradients, require_finite
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import (
-    LEAST,
+    MIN_SUM_NODES,
     SUM,
     SumRequest,
+    add_contributions,
     decode_sums,
     gradient_scale,
     invalid_contributions,
-    spoilt,
-    total,
+    is_corrupted,
 )
 from fedstill.protocol.wire_format import Tensors
 
 
 @dataclass(frozen=True)
 class SentQuery:
-    """A query on its way to nodes.
+    """A query as it is sent to nodes.
 
     Args:
-        call: of which nodes a sum is made of the answers; None: each is that node's own.
+        query: its name.
+        number: its number.
+        tensors: inputs in wire format.
+        differentiable: whether gradients will be requested.
+        call: the sum that the responses belong to; None without secure aggregation.
     """
 
     query: str
@@ -42,114 +46,126 @@ class SentQuery:
 
 
 class SumAggregation(ABC):
-    """What a federation does with answers that are added, whatever its engine."""
+    """Secure aggregation of a federation, for every engine."""
 
     link: LinkConfig
     queries: Mapping[str, Query]
-    # Of the last sum: its query, who added, and their weight, by which its gradients are shared out.
+    # Of the last sum: query number, nodes that contributed, and their total weights, for its gradients.
     _last_sum: tuple[int, tuple[str, ...], Tensors] = (-1, (), {})
-    _sums = 0  # the last one's number
+    _sum_count = 0  # the last one's number
 
-    def _summed_answers(self, members: tuple[str, ...], sent: SentQuery) -> dict[str, torch.Tensor]:
-        """The sum, or weighed mean, of all answers to one query."""
-        kinds, call = self.queries[sent.query].kinds(), self._next_sum(members)
-        given = self._answer(call.members, replace(sent, call=call))
+    def _summed_responses(self, members: tuple[str, ...], sent: SentQuery) -> dict[str, torch.Tensor]:
+        """Return the sum, or the weighted mean, of all responses to one query."""
+        kinds, call = self.queries[sent.query].released_kinds(), self._new_sum_call(members)
+        received = self._collect_responses(call.members, replace(sent, call=call))
         parts = [name for name in kinds if not name.startswith("d/d")]
-        ring, added = self._sum(call, sent.query, given, parts)
-        sums, weights = decode_sums(ring, kinds)
-        self._last_sum = sent.number, added, self._placed(weights)
-        return self._placed(sums)
+        total_ring, contributions = self._sum(call, sent.query, received, parts)
+        sums, weights = decode_sums(total_ring, kinds)
+        self._last_sum = sent.number, contributions, self._to_device(weights)
+        return self._to_device(sums)
 
-    def _next_sum(self, members: tuple[str, ...]) -> SumRequest:
-        """One more sum, with a number above all of earlier processes of this server, too."""
-        self._sums = max(self._sums + 1, time.time_ns() // 1_000_000)
-        return SumRequest(self._sums, members, self.link.quorum < 1)
+    def _new_sum_call(self, members: tuple[str, ...]) -> SumRequest:
+        """Start another sum, with a number above those of earlier processes of this server."""
+        self._sum_count = max(self._sum_count + 1, time.time_ns() // 1_000_000)
+        return SumRequest(self._sum_count, members, self.link.quorum < 1)
 
     def _sum(
-        self, call: SumRequest, query: str, given: Mapping[str, Tensors], parts: Sequence[str]
+        self, call: SumRequest, query: str, received: Mapping[str, Tensors], parts: Sequence[str]
     ) -> tuple[Tensors, tuple[str, ...]]:
-        """What its members added, in the ring, and who did."""
-        added = dict(given)
-        for node, fault in invalid_contributions(added, parts).items():
+        """Return the sum of the contributions, in the total_ring, and the names of the nodes that
+        contributed."""
+        contributions = dict(received)
+        for node, fault in invalid_contributions(contributions, parts).items():
             self.exclude(node, query, fault, may_rejoin=False)
-            del added[node]
-        if not added or (len(added) < len(call.members) and not call.recover):
-            missing = ", ".join(name for name in call.members if name not in added)
-            raise NodeFault(missing, query, "without it the sum of all nodes' answers cannot be read")
-        ring = self._uncovered(call, total(list(added.values())), tuple(added))
-        if spoilt(ring):
-            why = "some answer held NaN, or what is too large to add, now or in an earlier run"
-            fault = f"a sum is no smaller than random numbers: {why} (`fedstill node check` tells its owner)"
+            del contributions[node]
+        if not contributions or (len(contributions) < len(call.members) and not call.recover):
+            missing = ", ".join(name for name in call.members if name not in contributions)
+            raise NodeFault(missing, query, "without it the sum of all nodes' responses cannot be read")
+        total_ring = self._unmask(call, add_contributions(list(contributions.values())), tuple(contributions))
+        if is_corrupted(total_ring):
+            why = "a response held NaN or numbers too large to add, now or in an earlier run"
+            fault = f"the sum is corrupted: {why} (`fedstill node check` shows its owner which)"
             raise NodeFault(SUM, query, fault)
-        return ring, tuple(added)
+        return total_ring, tuple(contributions)
 
     def _summed_gradients(
         self, number: int, query: str, pull: Tensors, inputs: Tensors
     ) -> dict[str, torch.Tensor]:
-        """The sum of all nodes' gradients, from the one that reached their sum."""
-        of, added, weights = self._last_sum
-        if of != number:
+        """Return the sum of all nodes' input gradients.
+
+        Args:
+            pull: gradient of the loss with respect to the sum of the responses.
+        """
+        last_number, contributors, weights = self._last_sum
+        if last_number != number:
             raise QueryMismatch(SUM, query, number)
-        # Nodes multiply by their own weights what is divided by the weight of all here.
-        each = {
+        # Divide by the total weight here; each node multiplies by its own weight.
+        pull = {
             name: grad / weights[name].to(grad) if name in weights else grad for name, grad in pull.items()
         }
-        require_finite({SUM: each}, query)
-        scale = gradient_scale(each)  # nodes refuse any but 1
-        scaled = {name: grad / scale for name, grad in each.items()}
-        members = tuple(name for name in added if name in self.present)
-        call = self._next_sum(members)
-        given = self._pull_back(number, query, dict.fromkeys(call.members, scaled), call)
+        require_finite({SUM: pull}, query)
+        scale = gradient_scale(pull)  # nodes refuse any scale but 1
+        scaled = {name: grad / scale for name, grad in pull.items()}
+        members = tuple(name for name in contributors if name in self.present)
+        call = self._new_sum_call(members)
+        received = self._collect_gradients(number, query, dict.fromkeys(call.members, scaled), call)
         declared = self.queries[query]
         parts = [f"d/d{name}" for name in declared.differentiable]
-        sums, _ = decode_sums(self._sum(call, query, given, parts)[0], declared.kinds())
-        if wrong := mismatched_gradients({SUM: sums}, inputs):
-            raise NodeFault(SUM, query, wrong[SUM])
-        return self._placed({name: grad * scale for name, grad in sums.items()})
+        sums, _ = decode_sums(self._sum(call, query, received, parts)[0], declared.released_kinds())
+        if faults := mismatched_gradients({SUM: sums}, inputs):
+            raise NodeFault(SUM, query, faults[SUM])
+        return self._to_device({name: grad * scale for name, grad in sums.items()})
 
-    def _uncovered(self, call: SumRequest, ring: Tensors, added: tuple[str, ...]) -> Tensors:
-        """A sum of those that added to it, without the masks that do not cancel in it."""
-        return ring
+    def _unmask(self, call: SumRequest, total_ring: Tensors, contributions: tuple[str, ...]) -> Tensors:
+        """Remove from a sum the masks that do not cancel in it."""
+        return total_ring
 
-    def _placed(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Tensors where the server computes."""
+    def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Move tensors to the server's device."""
         return dict(tensors)
 
     @property
     @abstractmethod
     def present(self) -> tuple[str, ...]:
-        """See :class:`~fedstill.federation.federation.Federation`, as all that follows."""
+        """See :class:`~fedstill.federation.federation.Federation`."""
 
     @abstractmethod
     def exclude(
-        self, node: str, query: str, reason: str, *, back: bool, since: int | None = None
+        self, node: str, query: str, reason: str, *, may_rejoin: bool, since_query: int | None = None
     ) -> None: ...
 
     @abstractmethod
-    def _answer(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
-        """Each asked node's answer, or what it adds to a sum, by its name, in order; those left out on the
-        way have none."""
+    def _collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+        """Return the response of each queried node, or its contribution to a sum, by name and in order.
+
+        Nodes that are excluded meanwhile have no entry.
+        """
 
     @abstractmethod
-    def _pull_back(
+    def _collect_gradients(
         self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
     ) -> Mapping[str, Tensors]:
-        """Each node's gradients with respect to the query's inputs, by its name, in order, from those that
-        reached its answer."""
+        """Return each node's gradients with respect to the query's inputs, by name and in order.
+
+        Args:
+            pulls: by node, gradients of the loss with respect to its outputs.
+        """
 
 
 def check_secure_aggregation(nodes: Sequence[str], queries: Mapping[str, Query]) -> None:
-    """Refuse sums of too few nodes, or queries whose answers cannot be added.
+    """Refuse secure aggregation of too few nodes, or of queries whose responses cannot be contributions.
 
     Raises:
         ArgumentError: naming the first of them.
     """
-    if len(nodes) < LEAST:
+    if len(nodes) < MIN_SUM_NODES:
         raise ArgumentError(
-            "link.secure_aggregation", True, f"false with {len(nodes)} nodes: a sum is of {LEAST} or more"
+            "link.secure_aggregation",
+            True,
+            f"false with {len(nodes)} nodes: it needs {MIN_SUM_NODES} or more",
         )
     for name, query in queries.items():
-        if query.kinds() and not query.sums:
-            kinds = ", ".join(dict.fromkeys(query.kinds().values()))
-            reason = f"query {name} gives each node's {kinds}, and does not add them"
+        if query.released_kinds() and not query.sums:
+            kinds = ", ".join(dict.fromkeys(query.released_kinds().values()))
+            reason = f"query {name} releases each node's {kinds}, which are not added"
             raise ArgumentError("link.secure_aggregation", True, f"false for this method: {reason}")

@@ -1,4 +1,4 @@
-"""The server's own log: what it asked of each node, what arrived, and how that is protected."""
+"""The server's own audit log: queries sent to each node, payloads received, and their privacy cost."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from fedstill.node.audit_entries import RESPONSE, Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import Query
-from fedstill.protocol.wire_format import SCALE, sizes
+from fedstill.protocol.wire_format import SCALE, bytes_by_kind
 
 
 class ServerAuditLog:
-    """What arrives in one run.
+    """The server's audit log of one run.
 
     Args:
-        masked: answers leave under masks, and the server sees sums.
+        masked: secure aggregation: responses are masked, and the server sees sums.
     """
 
     def __init__(self, audit: AuditLog, run: str, queries: Mapping[str, Query], masked: bool) -> None:
         self._audit, self._run, self._queries, self._masked = audit, run, queries, masked
 
-    def note(
+    def record(
         self,
         node: str,
         number: int,
@@ -32,26 +32,26 @@ class ServerAuditLog:
         down: Mapping[str, int],
         reply: Reply,
     ) -> None:
-        """Write down what a node gave: its answer, or the gradient of one.
+        """Record a node's release: its response, or the gradients of one.
 
         Args:
-            content: a fingerprint of what was sent.
-            down: bytes that were sent, by kind.
+            content: hash of the message that was sent.
+            down: bytes that were sent, by payload kind.
         """
-        kinds = self._queries[query].kinds()
-        # What was not declared will be found faulty, and is not counted.
+        kinds = self._queries[query].released_kinds()
+        # Undeclared tensors will be rejected, and are not counted.
         known = {name: tensor for name, tensor in reply.tensors.items() if name.removesuffix(SCALE) in kinds}
         entry = Entry(
             *(self._run, node, node, number, query, part, content),
-            history_hash=reply.privacy.after,
-            # Other bits, as after a start with other threads, are another release, which is paid anew; under
-            # masks they are others each time.
-            release_hash=reply.privacy.left if self._masked else digest(part, reply.tensors),
+            history_hash=reply.privacy.history_hash,
+            # Other bits (e.g., after a restart with another number of threads) are another release, which is
+            # charged again. Masked bits differ each time.
+            release_hash=reply.privacy.release_hash if self._masked else digest(part, reply.tensors),
             down=down,
-            up=sizes(known, kinds),
+            up=bytes_by_kind(known, kinds),
             mechanism=reply.privacy.mechanism,
-            cost=reply.privacy.price or {},
-            no_guarantee=int(reply.privacy.price is None),
-            queries=int(part == ANSWER),
+            cost=reply.privacy.cost or {},
+            no_guarantee=int(reply.privacy.cost is None),
+            queries=int(part == RESPONSE),
         )
         self._audit.charge(entry)

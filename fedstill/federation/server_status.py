@@ -1,4 +1,4 @@
-"""A federation's server as it is now: whether it runs, who is there, what became of its runs."""
+"""Current status of a federation's server: its process, connected nodes and runs."""
 
 from __future__ import annotations
 
@@ -12,30 +12,37 @@ from fedstill.core.errors import DeployError
 from fedstill.core.names import is_run_name
 from fedstill.federation import flare_kit, flare_site, provision
 from fedstill.federation.admin import Admin
-from fedstill.federation.run_status import at_work, outcome
+from fedstill.federation.run_status import is_running, run_status_line
 
 
 @dataclass(frozen=True)
 class ServerRun:
-    """A run of a server: its folder, which a run that waits has not yet, when it began, what became of it,
-    and its latest job."""
+    """A run at a server.
+
+    Args:
+        folder: of the run; a waiting run has none yet.
+        begun: time at which it began.
+        run_status_line: its status in one line.
+        job: id of its latest job.
+    """
 
     folder: Path
     begun: datetime
-    outcome: str
+    run_status_line: str
     job: str | None = None
 
 
 @dataclass(frozen=True)
 class ServerStatus:
-    """What is known of a server.
+    """Status of a server.
 
     Args:
+        name: of the federation.
         address: host and port.
-        process: the number of its process; None: it does not run on this machine.
-        nodes: names of those that are there, and how many seconds ago each gave a sign of life.
-        runs: the newest first.
-        trouble: why nodes are not known, or nothing.
+        process: id of its process; None if it does not run on this machine.
+        nodes: names of the connected nodes, with the seconds since the last heartbeat of each.
+        runs: newest first.
+        error: why the nodes are unknown, or empty.
     """
 
     name: str
@@ -43,24 +50,23 @@ class ServerStatus:
     process: int | None
     nodes: Mapping[str, float]
     runs: Sequence[ServerRun]
-    trouble: str = ""
+    error: str = ""
 
 
 class ServerMonitor:
-    """Looks at the server of a federation's folder, with one session for all looks, which keeps a process
-    alive until it is closed.
+    """Reads the status of the server of a federation's folder, in one admin session until it is closed.
 
     Raises:
-        DeployError: the folder holds no federation.
+        DeployError: the folder contains no federation.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._about = folder, provision.read_federation(folder)
         self._admin: Admin | None = None
 
-    def look(self) -> ServerStatus:
-        """The server as it is now."""
-        process, trouble = flare_site.running(flare_kit.server(self._folder)), ""
+    def read_status(self) -> ServerStatus:
+        """Return the server's current status."""
+        process, error = flare_site.running(flare_kit.server(self._folder)), ""
         nodes: Mapping[str, float] = {}
         jobs: list[dict[str, Any]] = []
         if process is not None:
@@ -68,33 +74,33 @@ class ServerMonitor:
                 self._admin = self._admin or Admin(self._folder / "admin")
                 nodes, jobs = self._admin.nodes(), self._admin.jobs()
             except DeployError as error:
-                trouble, self._admin = str(error), None
+                error, self._admin = str(error), None
         address = f"{self._about['host']}:{self._about['port']}"
         runs = _runs(self._folder / "runs", jobs)
-        return ServerStatus(str(self._about["name"]), address, process, nodes, runs, trouble)
+        return ServerStatus(str(self._about["name"]), address, process, nodes, runs, error)
 
     def close(self) -> None:
-        """End the session, if one has begun."""
+        """Close the session, if there is one."""
         if self._admin is not None:
             self._admin.close()
             self._admin = None
 
 
 def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[ServerRun]:
-    """All runs; of the jobs the newest comes first, and a resumed run has several."""
+    """Return all runs, newest first; a resumed run has several jobs."""
     latest = {str(job["name"]): job for job in reversed(jobs) if is_run_name(str(job["name"]))}
     runs = []
     for name in {*(path.name for path in folder.glob("*") if path.is_dir()), *latest}:
         path, job = folder / name, latest.get(name)
-        if job is None:  # the server tells of none, as it is down or was made anew
-            told = outcome(path, "RUNNING" if at_work(path) else "")
-            runs.append(ServerRun(path, _at(path.stat().st_mtime), told))
+        if job is None:  # the server does not run, or was provisioned again
+            status_line = run_status_line(path, "RUNNING" if is_running(path) else "")
+            runs.append(ServerRun(path, _utc_time(path.stat().st_mtime), status_line))
         else:
-            since = float(job["submit_time"])
-            told = outcome(path, str(job["status"]), since)
-            runs.append(ServerRun(path, _at(since), told, str(job["job_id"])))
+            submitted = float(job["submit_time"])
+            status_line = run_status_line(path, str(job["status"]), submitted)
+            runs.append(ServerRun(path, _utc_time(submitted), status_line, str(job["job_id"])))
     return sorted(runs, key=lambda run: run.begun, reverse=True)
 
 
-def _at(seconds: float) -> datetime:
+def _utc_time(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, timezone.utc)

@@ -1,4 +1,4 @@
-"""What carries messages to nodes, whatever it is made of, and how it fails; and one message on its way."""
+"""Interface of a link that carries messages to nodes, its errors, and sending with retries."""
 
 from __future__ import annotations
 
@@ -10,81 +10,92 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fedstill.federation.replies import Header, read, read_paid
+from fedstill.federation.replies import ReplyHeader, parse_release_cost, parse_reply
 from fedstill.node.replies import ReleaseCost
 from fedstill.protocol.messages import Envelope, Message
 from fedstill.protocol.wire_format import Tensors, pack, unpack
 
-ATTEMPTS = 5  # at least so often is a message sent again while a node has time to answer
-PAUSE = 0.5  # seconds between two attempts where nothing is connected
+ATTEMPTS = 5  # smallest number of times that a message is sent within the time that a node has
+PAUSE = 0.5  # seconds between two attempts while nothing is connected
 
 
 class LinkError(Exception):
-    """A message found no way, or no answer came in time."""
+    """A message could not be delivered, or no reply came in time."""
 
 
 class ReplyTimeout(LinkError):
-    """No answer came in time; nothing else is known of why."""
+    """No reply came in time, for an unknown reason."""
 
 
 class UnfinishedReply(LinkError):
-    """A reply goes on arriving, and does not come to an end."""
+    """A reply keeps arriving and does not end."""
 
 
 class Unreachable(LinkError):
-    """There is no way to this node, and there will be none as long as this link lasts."""
+    """The node cannot be reached for as long as this link exists."""
 
 
 class Link(Protocol):
-    """What carries messages to nodes."""
+    """Carries messages to nodes."""
 
     nodes: Sequence[str]
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        """What a node replies.
+        """Send a message to a node and return its reply.
 
         Raises:
-            ReplyTimeout: no reply within so many seconds.
-            LinkError: no way there.
+            ReplyTimeout: no reply within ``seconds``.
+            LinkError: the node cannot be reached.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a node said to one message: beside its tensors, of that how these are protected, the tensors as
-    they traveled, the seconds that it took itself, and those until the reply was there."""
+    """A node's reply to one message.
 
-    told: Mapping[str, Any]
-    privacy: Paid
+    Args:
+        body: JSON values.
+        privacy: mechanism and privacy cost of the released tensors.
+        tensors: tensors in wire format.
+        node_seconds: seconds that the node computed.
+        elapsed: seconds until the reply arrived.
+    """
+
+    body: Mapping[str, Any]
+    privacy: ReleaseCost
     tensors: Tensors
-    own: float
+    node_seconds: float
     elapsed: float
 
 
 class MessageSender:
-    """One server process's messages of one run, over a link, with ``wait`` seconds for each reply."""
+    """Sends the messages of one run from one server process over a link.
+
+    Args:
+        wait: seconds for each reply.
+    """
 
     def __init__(self, link: Link, run: str, wait: float) -> None:
         self._link, self._run, self._wait = link, run, wait
         self._process, self._messages = secrets.token_hex(8), itertools.count()
-        self.over = threading.Event()  # nobody is waited for any more
+        self.ended = threading.Event()  # set when the run has ended and no reply is awaited
 
     def pack(self, message: Message, tensors: Tensors | None = None) -> bytes:
-        """A message with its number, which is the same when it is sent again."""
+        """Serialize a message with its number, which stays the same when it is sent again."""
         envelope = Envelope(self._run, self._process, next(self._messages))
         return pack(message.header(envelope), tensors)
 
-    def tell(self, node: str, message: Message, tensors: Tensors | None = None) -> Mapping[str, Any]:
-        """One message that is no query, and what the node replied to it."""
-        return self.deliver(node, message.operation, self.pack(message, tensors)).told
+    def send(self, node: str, message: Message, tensors: Tensors | None = None) -> Mapping[str, Any]:
+        """Send a message that is no query, and return the JSON values of the reply."""
+        return self.deliver(node, message.operation, self.pack(message, tensors)).body
 
     def deliver(self, node: str, query: str, message: bytes) -> Reply:
-        """A node's reply; asked again as long as it has time.
+        """Send a packed message until a node replies or its time is over; return the reply.
 
         Raises:
             LinkError: no reply in time.
-            DataError: a reply that is none.
+            DataError: the reply is malformed.
             FedstillError: the node refused, or failed.
         """
         start = time.monotonic()
@@ -100,11 +111,12 @@ class MessageSender:
                 if until - time.monotonic() < PAUSE:
                     why = "" if isinstance(error, ReplyTimeout) else f": {error}"
                     raise LinkError(f"no answer within {self._wait:g} s (link.wait){why}") from error
-                if self.over.wait(PAUSE):
+                if self.ended.wait(PAUSE):
                     raise LinkError("the run is over") from error
         header, tensors = unpack(reply)
-        said, elapsed = read(Header, header), time.monotonic() - start
-        if said.error is not None:
-            raise said.error.error(node, query)
-        own = min(max(said.seconds, 0.0), elapsed)  # no more than went by
-        return Reply(said.told, read_paid(said.told), tensors, own, elapsed)
+        reply_header, elapsed = parse_reply(ReplyHeader, header), time.monotonic() - start
+        if reply_header.error is not None:
+            raise reply_header.error.error(node, query)
+        node_seconds = min(max(reply_header.seconds, 0.0), elapsed)
+        body = reply_header.body
+        return Reply(body, parse_release_cost(body), tensors, node_seconds, elapsed)

@@ -13,13 +13,13 @@ from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import seeded, torch_generator
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
-from fedstill.methods._histogram import CountsLabels, LabelHistogram, TellsSize, Tensors, Told
+from fedstill.methods._histogram import CountsLabels, HistogramState, LabelHistogram, TellsSize, Tensors
 from fedstill.methods._server import Server, adam, descend
-from fedstill.node.local_training import Work, predict, train_round
+from fedstill.node.local_training import TrainStep, predict, train_round
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stack_tensors
 from fedstill.protocol import payload_kinds
-from fedstill.protocol.local_config import Span, cosine, set_lr
+from fedstill.protocol.local_config import Span, cosine_lr, set_lr
 from fedstill.protocol.method import Method, Needs, QueryCall
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSetting, Query, query
@@ -44,10 +44,10 @@ __all__ = [
     "TellsSize",
     "TensorData",
     "Tensors",
-    "Told",
+    "HistogramState",
     "Work",
     "adam",
-    "cosine",
+    "cosine_lr",
     "descend",
     "payload_kinds",
     "predict",

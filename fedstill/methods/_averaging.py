@@ -25,7 +25,7 @@ from fedstill.methods import (
     torch_generator,
     train_round,
 )
-from fedstill.methods._histogram import TellsSize, Tensors, Told
+from fedstill.methods._histogram import HistogramState, TellsSize, Tensors
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
 from fedstill.models.module_utils import load_vector, to_vector, weighted_mean, whole_numbers
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
@@ -38,7 +38,7 @@ KINDS: Mapping[str, str] = {"": PARAMETERS, EXTRACTOR: EXTRACTOR_PARAMETERS, HEA
 class Rounds(Method):
     """What all methods in rounds have."""
 
-    before: ClassVar[Span | None] = None  # local training happens in the rounds
+    initial_training: ClassVar[Span | None] = None  # local training happens in the rounds
 
     rounds: PositiveInt = 20
     """Rounds; the local training budget (nodes.local.epochs) is divided among them."""
@@ -59,7 +59,7 @@ class Rounds(Method):
 
     def round_span(self, sent: Tensors) -> Span:
         """The part of the local training in the round that ``sent`` names."""
-        return Span.one(int(sent["round"]), self.rounds)
+        return Span.part(int(sent["round"]), self.rounds)
 
     def drawn(self, nodes: Sequence[str], seed: int, t: int) -> list[str]:
         """The nodes that take part in round ``t``, in their order: max(share K, 1) of them.
@@ -81,7 +81,7 @@ class Averaging(TellsSize, Rounds):
     beside: ClassVar[str] = ""  # what local training descends beside the task's own loss
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, same_architecture=True, split=bool(self.shared))
+        return Needs(trainable=True, same_architecture=True, split_models=bool(self.shared))
 
     @property
     def starts(self) -> bool:
@@ -94,9 +94,9 @@ class Averaging(TellsSize, Rounds):
         sends=lambda self, at: {"parameters": KINDS[self.shared], "round": SCHEDULE},
         releases=lambda self, at: {"parameters": KINDS[self.shared]},
         times=lambda self, at: self.rounds,
-        reads=lambda self, at: () if type(self).work is Averaging.work else None,
+        depends_on_records=lambda self, at: () if type(self).work is Averaging.work else None,
         span=Rounds.round_span,
-        beside=lambda self, at: self.beside,
+        extra_loss=lambda self, at: self.beside,
         sums=lambda self, at: self.summed(),
     )
     def train(self, nodes: Group, parameters: torch.Tensor, round: int) -> Tensors:
@@ -120,7 +120,7 @@ class Averaging(TellsSize, Rounds):
                 another program than this one, which may want each w_k: who knows better overrides this.
         """
         kind = type(self)
-        if kind.combine is not Averaging.combine or kind.turn is not Averaging.turn:
+        if kind.combine is not Averaging.combine or kind.step is not Averaging.step:
             allowed = f"false for {self.title}, which combines the nodes' parameters one by one"
             raise ArgumentError("link.secure_aggregation", True, allowed)
         return self.summed_rounds()
@@ -137,10 +137,10 @@ class Averaging(TellsSize, Rounds):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Any:
-        return Told()
+    def init_state(self, server: Server) -> Any:
+        return HistogramState()
 
-    def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         self.meet(server, state)
         shared = server.student.get_submodule(self.shared)
         w = to_vector(shared)  # (P,)

@@ -21,7 +21,7 @@ from fedstill.node.node_group import NodeGroup, stack_tensors
 class ClassMeans(Rounds):
     """What such methods have."""
 
-    central: ClassVar[Literal["nodes"]] = "nodes"
+    evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
 
     def needs(self) -> Needs:
         return Needs(trainable=True, single_label=True)

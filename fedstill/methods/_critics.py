@@ -29,7 +29,7 @@ from fedstill.methods import (
     NodeSetting,
     TensorData,
     adam,
-    cosine,
+    cosine_lr,
     seeded,
     set_lr,
     stack,
@@ -78,11 +78,11 @@ class CriticOptions(Method):
     @property
     def critic_steps(self) -> int:
         """How many steps D_k takes in a run."""
-        return self.turns
+        return self.total_steps
 
     def critics(self, at: NodeSetting) -> Critics:
         """D_k of the nodes."""
-        return at.once("critics", lambda: Critics(self, at))
+        return at.cached("critics", lambda: Critics(self, at))
 
     def prepare(self, nodes: Sequence[Node], at: NodeSetting) -> None:
         """A critic for each node, where there are any."""
@@ -117,7 +117,7 @@ class Critics:
                 allowed = "2 or more for rows of a table, as batch norm compares them"
                 raise ArgumentError(f"method.{option}", 1, allowed)
         self.maps = config if isinstance(config, FromMaps) else None
-        self.gallery = setting.once("gallery", lambda: Gallery(setting.task))
+        self.gallery = setting.cached("gallery", lambda: Gallery(setting.task))
         self.pairs = self.maps is not None and config.critical
         self.compares = self.maps is not None and self.maps.compares(self.task)
 
@@ -238,7 +238,7 @@ class Critics:
         for node in nodes if self.config.critic_schedule == "cosine" else ():
             group, total = node.optimizers["critic"].param_groups[0], self.config.critic_steps
             taken = group.setdefault("steps taken", 0)
-            rate = cosine(min(taken, total - 1), total, self.config.critic_lr, 0.0)
+            rate = cosine_lr(min(taken, total - 1), total, self.config.critic_lr, 0.0)
             set_lr(node.optimizers["critic"], rate)
             group["steps taken"] = taken + 1
 
@@ -253,7 +253,7 @@ class Critics:
     def _learn_privately(self, node: Node, number: int, fake: torch.Tensor) -> None:
         """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
         n, batch, form = len(node.data), self.config.batch, self.config.gan_form
-        dp_training.step(
+        dp_training.private_step(
             self._paired(node),
             "critic",
             node.private_steps["critic"],

@@ -22,8 +22,8 @@ STATISTICS = PayloadKind(
     "batch norm distance",
     "how far the server's inputs are, inside a node's model, from the means and variances that it has kept "
     "of its training data: one number for all of them",
-    of="answers",
-    without="with method.bn = 0 none is told",
+    category="responses",
+    opt_out="with method.bn = 0 none is told",
 )
 
 
@@ -38,7 +38,7 @@ class Examines(StudentOptions):
     """A student, and a query to models about inputs that the server makes for it."""
 
     unit: ClassVar[Literal["step"]] = "step"
-    longer: ClassVar[tuple[str, ...]] = ("steps",)
+    length_options: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
     """Batches of inputs, from each of which the student learns."""
@@ -46,7 +46,7 @@ class Examines(StudentOptions):
     """Weight of the distance of inputs to what the nodes' batch norm has kept; 0: none is told."""
 
     @property
-    def turns(self) -> int:
+    def total_steps(self) -> int:
         return self.steps
 
     @property
@@ -65,7 +65,7 @@ class Examines(StudentOptions):
         differentiable=("x",),
         times=lambda self, at: self.steps * self.queries_a_step,
         rows=lambda self, at: self.batch,
-        reads=(),
+        depends_on_records=(),
         when=lambda self, at: self.examines,
     )
     def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
@@ -77,5 +77,7 @@ class Examines(StudentOptions):
         each = [examined(node.model, mine, self.bn) for node, mine in zip(nodes.nodes, seen, strict=True)]
         return {name: torch.stack([told[name] for told in each]) for name in each[0]}
 
-    def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
+    def preview_responses(
+        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting
+    ) -> Tensors:
         return {"logits": z}

@@ -38,7 +38,7 @@ Diversity = Literal["none", "div0", "div1", "div2"]
 class FeatureGenerators(CountsLabels, Rounds):
     """What all methods with a feature generator have."""
 
-    central: ClassVar[Literal["virtual"]] = "virtual"
+    evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
 
     noise: PositiveInt = 32
     """Values q in z, the generator's noise."""
@@ -52,7 +52,7 @@ class FeatureGenerators(CountsLabels, Rounds):
     """Adam's learning rate at the server."""
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, same_architecture=True, split=True, single_label=True)
+        return Needs(trainable=True, same_architecture=True, split_models=True, single_label=True)
 
     def make_generator(self, model: nn.Module, inputs: torch.Tensor, classes: int) -> FeatureGenerator:
         """A generator of the features that ``model``'s extractor gives for such inputs."""
@@ -109,7 +109,7 @@ class Received:
     def labels(self, group: NodeGroup, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
         """Labels y ~ p(y), drawn by each node: ``shape`` is (G, B)."""
         rows, batch = shape
-        draws = [node.draw("y", self.t, *purpose) for node in group.nodes[:rows]]
+        draws = [node.generator("y", self.t, *purpose) for node in group.nodes[:rows]]
         drawn = [torch.multinomial(self._counts, batch, replacement=True, generator=draw) for draw in draws]
         return stack_tensors(drawn).to(group.device)
 
@@ -117,7 +117,7 @@ class Received:
 def draw_noise(group: NodeGroup, shape: Sequence[int], noise: int, *purpose: str | int) -> torch.Tensor:
     """z ~ N(0, I), drawn by each of the first nodes: ``shape`` is (G, B), the result ``(G, B, noise)``."""
     rows, batch = shape
-    draws = [node.draw("z", *purpose) for node in group.nodes[:rows]]
+    draws = [node.generator("z", *purpose) for node in group.nodes[:rows]]
     return stack_tensors([torch.randn(batch, noise, generator=draw) for draw in draws]).to(group.device)
 
 

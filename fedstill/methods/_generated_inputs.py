@@ -18,7 +18,7 @@ from fedstill.models.generators import Generator, TableGenerator
 
 
 @dataclass(frozen=True)
-class Wish:
+class GeneratorBatch:
     """What a generator is told to make of B images.
 
     Args:
@@ -55,15 +55,15 @@ class Noise:
     def gather(self, server: Server) -> None:
         """Noise needs nobody's answer."""
 
-    def draw(self, count: int, *purpose: str | int) -> Wish:
+    def draw(self, count: int, *purpose: str | int) -> GeneratorBatch:
         """w ``(count, size)``, the same for the same purpose."""
         w = torch.randn(count, self.size, generator=torch_generator(self.seed, *purpose))
-        return Wish(onto(w, self.device))
+        return GeneratorBatch(onto(w, self.device))
 
-    def state(self) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, Any] | None:
         return None
 
-    def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
         """Noise has no state."""
 
 
@@ -77,16 +77,16 @@ class LabeledNoise(Noise):
 
     classes: int
 
-    def draw(self, count: int, *purpose: str | int) -> Wish:
+    def draw(self, count: int, *purpose: str | int) -> GeneratorBatch:
         """``[w; y]`` (count, size + classes), and y."""
         draw = torch_generator(self.seed, *purpose)
         w = torch.randn(count, self.size, generator=draw)
         y = torch.randint(self.classes, (count,), generator=draw)
         told = torch.cat([w, F.one_hot(y, self.classes)], 1)
-        return Wish(onto(told, self.device), labels=onto(y, self.device))
+        return GeneratorBatch(onto(told, self.device), labels=onto(y, self.device))
 
 
-class Imagines(Method):
+class GeneratesInputs(Method):
     """A method whose state has a ``source`` of noise or maps, and a ``generator`` G of inputs."""
 
     generator_lr: float
@@ -104,7 +104,7 @@ class Imagines(Method):
         return state.source.draw(count, "imagine").maps if state.source.ready else None
 
 
-def made(generator: nn.Module, w: Wish) -> torch.Tensor:
+def made(generator: nn.Module, w: GeneratorBatch) -> torch.Tensor:
     """G(w) ``(B, C, H, W)`` in float32; G does not learn from it."""
     generator.eval()
     with torch.no_grad():

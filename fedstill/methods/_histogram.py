@@ -26,7 +26,13 @@ def sizes(nodes: NodeGroup) -> torch.Tensor:
 class TellsSize:
     """Nodes tell how many examples they hold."""
 
-    @query(releases={"sizes": DATA_SIZES}, times=1, reads=("sizes",), closed=True, sums={"sizes": "sum"})
+    @query(
+        releases={"sizes": DATA_SIZES},
+        times=1,
+        depends_on_records=("sizes",),
+        sealed=True,
+        sums={"sizes": "sum"},
+    )
     def tell_size(self, nodes: NodeGroup) -> Tensors:
         """n_k, ``sizes`` (K,)."""
         return {"sizes": sizes(nodes)}
@@ -58,15 +64,15 @@ class CountsLabels:
             "sizes": DATA_SIZES if _several(at) else LABEL_COUNTS,
         },
         times=1,
-        reads=lambda self, at: ("counts", "sizes") if _several(at) else ("counts",),
-        finish=_in_all,
-        closed=True,
+        depends_on_records=lambda self, at: ("counts", "sizes") if _several(at) else ("counts",),
+        postprocess=_in_all,
+        sealed=True,
         sums={"counts": "sum", "sizes": "sum"},
     )
     def count_labels(self, nodes: NodeGroup) -> Tensors:
         """How many examples a node holds, ``counts`` (K, C) by class and ``sizes`` (K,) in all."""
-        counts = torch.stack([nodes.at.task.counts(node.data) for node in nodes.nodes])
-        return {"counts": counts, **({"sizes": sizes(nodes)} if _several(nodes.at) else {})}
+        counts = torch.stack([nodes.setting.task.counts(node.data) for node in nodes.nodes])
+        return {"counts": counts, **({"sizes": sizes(nodes)} if _several(nodes.setting) else {})}
 
 
 @dataclass(eq=False)
@@ -114,16 +120,16 @@ class LabelHistogram:
         rows = [places[name] for name in nodes]
         return LabelHistogram(tuple(nodes), self.counts[rows], self.sizes[rows])
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"names": self.names, "counts": self.counts, "sizes": self.sizes}
 
-    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         self.names = tuple(state["names"])
         self.counts, self.sizes = state["counts"].to(device), state["sizes"].to(device)
 
 
 @dataclass
-class Told:
+class HistogramState:
     """What a server keeps that needs no more than to know who holds how many examples."""
 
     histogram: LabelHistogram = field(default_factory=LabelHistogram)  # empty until the first turn

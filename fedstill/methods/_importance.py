@@ -121,7 +121,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         releases=lambda self, at: {"logits": LOGITS, **self.ratings},
         times=lambda self, at: self.steps,
         rows=lambda self, at: self.student_steps * self.batch,
-        reads=lambda self, at: ("critic_real",) if self.relative else (),
+        depends_on_records=lambda self, at: ("critic_real",) if self.relative else (),
         when=lambda self, at: self.student_inputs == "fresh",
         sums=lambda self, at: self.summed(at),
     )
@@ -132,9 +132,11 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
 
     def criticized(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """What pi_k(x) needs of the critics."""
-        return {"critic": self.critics(nodes.at).look(nodes, x, maps), **self.rating(nodes, x)}
+        return {"critic": self.critics(nodes.at).preview_responses(nodes, x, maps), **self.rating(nodes, x)}
 
-    def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
+    def preview_responses(
+        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting
+    ) -> Tensors:
         """What :meth:`predict` would answer about inputs as models get them, and of which no map is known."""
         logits = {"logits": z}
         if at.task.condition_channels or not self.rated:
@@ -161,7 +163,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
             fake, real = 1 - fake, 1 - real
         return server.task.importance_weights(counts, fake / real.clamp_min(1e-6))
 
-    def ensembled(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
+    def ensemble_responses(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
         if not state.histogram.names:
             raise ArgumentError("histogram", None, "known after the first step")
         z = responses["logits"]

@@ -20,7 +20,7 @@ from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import flip_and_rotate
 from fedstill.methods import ArgumentError, Group, Method, Needs, Node, NodeFault, Server, TensorData, Tensors
-from fedstill.methods._generated_inputs import Wish
+from fedstill.methods._generated_inputs import GeneratorBatch
 from fedstill.models.generators import ConditionalGenerator
 from fedstill.protocol import payload_kinds
 from fedstill.protocol.queries import NodeSetting, query
@@ -51,7 +51,7 @@ class FromMaps(Method):
     """Channels of G's first convolution (published: 64)."""
 
     def needs(self) -> Needs:
-        return Needs(images=True, maps=True)
+        return Needs(images=True, label_maps=True)
 
     def compares(self, task: Task) -> bool:
         """Whether nodes compare images with their own."""
@@ -65,12 +65,12 @@ class FromMaps(Method):
         releases={"maps": LABEL_MAPS},
         times=1,
         constant=True,
-        reads=("maps",),
+        depends_on_records=("maps",),
         when=lambda self, at: self.conditions == "nodes",
     )
     def tell_maps(self, nodes: Group) -> Tensors:
         """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
-        node, gallery = nodes.nodes[0], nodes.at.once("gallery", lambda: Gallery(nodes.at.task))
+        node, gallery = nodes.nodes[0], nodes.at.cached("gallery", lambda: Gallery(nodes.at.task))
         return {"maps": gallery.of(node.data).targets[told(node)].unsqueeze(0)}
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
@@ -159,7 +159,7 @@ class Maps:
             return
         federation, given = server.federation, []
         for name in federation.present:  # one after the other, as answers of different length do not stack
-            response = server.ask_or_none("tell_maps", of=[name])
+            response = server.query_or_none("tell_maps", of=[name])
             if response is None:
                 continue
             if wrong := self._wrong(response["maps"][0]):
@@ -174,7 +174,7 @@ class Maps:
         """Whether a draw of this node's maps can be had: a node that was away as they were told has none."""
         return self.config.conditions != "nodes" or bool((self.owner == whose(node)).any())
 
-    def draw(self, count: int, *purpose: str | int, of: str | None = None) -> Wish:
+    def draw(self, count: int, *purpose: str | int, of: str | None = None) -> GeneratorBatch:
         """Maps and what a generator gets of them, the same for the same purpose; ``of`` one node alone."""
         draw, task = torch_generator(self.server.seed, "maps", *purpose), self.server.task
         device, (height, width) = self.server.device, self.server.shape[-2:]
@@ -189,12 +189,12 @@ class Maps:
             maps, owner, row = self.pool[chosen], self.owner[chosen], self.row[chosen]
         pose = torch.randint(poses, (count,), generator=draw)
         maps = flip_and_rotate(maps.cpu(), pose).to(device)
-        return Wish(task.encode_maps(maps), maps, torch.stack([owner, row, pose], 1).to(device))
+        return GeneratorBatch(task.encode_maps(maps), maps, torch.stack([owner, row, pose], 1).to(device))
 
-    def state(self) -> dict[str, Any] | None:
+    def state_dict(self) -> dict[str, Any] | None:
         return None if self.pool is None else {"pool": self.pool, "owner": self.owner, "row": self.row}
 
-    def load(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | None, device: torch.device) -> None:
         if state is not None:
             self.pool, self.owner, self.row = (state[key].cpu() for key in ("pool", "owner", "row"))
 

@@ -92,7 +92,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         sends={**TRAVELS, "counts": LABEL_COUNTS, "round": SCHEDULE},
         releases=TRAVELS,
         times=lambda self, at: self.rounds,
-        beside="distances from what the global generator gives",
+        extra_loss="distances from what the global generator gives",
     )
     def train(
         self, nodes: Group, generator: torch.Tensor, head: torch.Tensor, counts: torch.Tensor, round: int
@@ -106,7 +106,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         train_round(nodes, round, self.rounds, self.model_work(nodes, G))
         if self.renewed:
             nodes.load("generator", generator)
-        span = Span.one(round, self.rounds)
+        span = Span.part(round, self.rounds)
         self.train_generators(nodes, span, self.generator_work(nodes, round))
         return {"generator": nodes.vectors("generator"), "head": nodes.vectors("model", HEAD)}
 
@@ -134,12 +134,12 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Averages:
+    def init_state(self, server: Server) -> Averages:
         G = self.first_generator(server).eval()
         split(server.student, "the student").head.eval()
         return Averages(G, LabelHistogram())
 
-    def turn(self, server: Server, state: Averages, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Averages, t: int) -> Mapping[str, float]:
         """One round; ``consistency`` is how well local heads know what local generators give (Fig. 5)."""
         G, D, histogram = state.G, split(server.student, "the student").head, state.histogram
         if not histogram.names:

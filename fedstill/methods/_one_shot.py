@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import PublicData, QueryCall, Responses, Server, cosine, set_lr
+from fedstill.methods import PublicData, QueryCall, Responses, Server, cosine_lr, set_lr
 from fedstill.methods._public import Weighed, WeighsNodes, known
 
 # Options that only the student's learning depends on.
@@ -38,7 +38,7 @@ class OneShot(WeighsNodes, ABC):
     lr_end: NonNegativeFloat
 
     @property
-    def turns(self) -> int:
+    def total_steps(self) -> int:
         return self.epochs
 
     # --- what a method says -----------------------------------------------------------------------------
@@ -62,12 +62,12 @@ class OneShot(WeighsNodes, ABC):
         counts = [QueryCall("count_labels")] if self.by_counts else []
         return [*counts, *self.about(known(public), seed)]
 
-    def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """One pass, and before the first one all that is asked."""
         if not state.targets:
             self.gather(server, state)
             state.targets = self.targets(server, state)
-        set_lr(state.optimizer, cosine(t, self.epochs, self.lr, self.lr_end))
+        set_lr(state.optimizer, cosine_lr(t, self.epochs, self.lr, self.lr_end))
         server.student.train()
         return self.learn(server, state, t)
 

@@ -28,7 +28,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
 from fedstill.methods._server import Server, descend
-from fedstill.node.local_training import at_once, make_optimizer
+from fedstill.node.local_training import inference_batch_size, make_optimizer
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.queries import NodeSetting, Query
@@ -84,7 +84,9 @@ class WeighsNodes(CountsLabels, LogitAnswers):
         """Whether nodes are weighed by their shares of each class's examples."""
         return self.weights == "counts"
 
-    def look(self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting) -> Tensors:
+    def preview_responses(
+        self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting
+    ) -> Tensors:
         return {"logits": z}
 
     def summed(self, at: NodeSetting) -> Mapping[str, SumWeighting]:
@@ -108,7 +110,7 @@ class WeighsNodes(CountsLabels, LogitAnswers):
         """The weights of some nodes, by class: ``(K, 1, C)``, summing to 1 over nodes."""
         return server.task.importance_weights(state.histogram.of(nodes).counts)
 
-    def ensembled(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
+    def ensemble_responses(self, server: Server, state: Any, responses: Responses) -> torch.Tensor | None:
         if not state.histogram.names:
             return None
         omega = self.omega(server, state, responses.nodes)
@@ -203,7 +205,7 @@ def batches(
 def logits(group: Group, x: torch.Tensor) -> torch.Tensor:
     """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
     bench = group.bench("model")
-    pieces = torch.split(x, min(AT_ONCE, at_once(x)))
+    pieces = torch.split(x, min(AT_ONCE, inference_batch_size(x)))
     return torch.cat([bench(part.expand(len(group), *part.shape)) for part in pieces], 1)
 
 

@@ -22,13 +22,13 @@ from fedstill.methods import (
     Needs,
     Responses,
     Server,
-    cosine,
+    cosine_lr,
     descend,
     query,
     set_lr,
 )
 from fedstill.methods._examining import Examines, examined
-from fedstill.methods._generated_inputs import FromLabels, Imagines
+from fedstill.methods._generated_inputs import FromLabels, GeneratesInputs
 from fedstill.methods._student import Known, Student
 from fedstill.models.module_utils import copied, load_vector
 from fedstill.protocol.payload_kinds import PARAMETERS
@@ -47,10 +47,10 @@ class Recognizing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recognizes(Examines, FromLabels, Imagines, ABC):
+class Recognizes(Examines, FromLabels, GeneratesInputs, ABC):
     """What DENSE and Co-Boosting share: inputs that all nodes together recognize."""
 
-    longer: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")
+    length_options: ClassVar[tuple[str, ...]] = ("steps", "generator_steps")
 
     generator_steps: PositiveInt = 1
     """Steps of G on a batch's noise and labels, each with a query to all nodes (published: 30, each time
@@ -62,7 +62,7 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
     (published), which a policy of outputs only refuses."""
 
     def needs(self) -> Needs:
-        return Needs(makes=True, single_label=True, student_architecture=self.models == "uploaded")
+        return Needs(generates_inputs=True, single_label=True, student_architecture=self.models == "uploaded")
 
     @property
     def examines(self) -> bool:
@@ -96,7 +96,7 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
     @query(
         releases={"parameters": PARAMETERS},
         times=1,
-        reads=(),
+        depends_on_records=(),
         ragged=("parameters",),
         when=lambda self, at: self.models == "uploaded",
     )
@@ -121,7 +121,7 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
 
     def blank(self, server: Server) -> dict[str, nn.Module]:
         """A network of each node's architecture, for its parameters to be put into."""
-        models = {name: copied(like) for names, like in server.kinds for name in names}
+        models = {name: copied(like) for names, like in server.architectures for name in names}
         for name, model in models.items():
             if not len(model.state_dict()):
                 allowed = f"asked, where a model has no parameters to give away, as that of {name}"
@@ -151,11 +151,11 @@ class Recognizes(Examines, FromLabels, Imagines, ABC):
         told = {name: torch.stack([one[name] for one in each]) for name in each[0]}
         return Responses(-1, tuple(state.models), told)
 
-    def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         """Some steps of G on one batch, and some of the student on what it remembers."""
         task = server.task
         self.meet(server, state)
-        set_lr(state.adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))
+        set_lr(state.adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
         wish = state.source.draw(self.batch, "w", t)
         for step in range(self.generator_steps):
             with server.compute.step(server.seed, "server", t, step):

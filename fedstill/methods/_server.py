@@ -62,15 +62,15 @@ class Server:
     seed: int
     local: LocalConfig
     public: PublicData | None = None
-    kinds: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
+    architectures: tuple[tuple[tuple[str, ...], nn.Module], ...] = ()
     schema: Schema = NO_SCHEMA
-    done: int = field(default=0, init=False)
+    completed_steps: int = field(default=0, init=False)
     state: Any = field(init=False)
 
     def __post_init__(self) -> None:
         check_named(self.method, "method")
         self.federation.check_policies(tuple(self.federation.queries))
-        self.state = self.method.begin(self)
+        self.state = self.method.init_state(self)
         _check_state(self.name, self.state)
 
     @property
@@ -84,9 +84,9 @@ class Server:
         return method_name(self.method)
 
     @property
-    def total(self) -> int:
+    def total_steps(self) -> int:
         """Turns of a whole run."""
-        return self.method.turns
+        return self.method.total_steps
 
     @property
     def unit(self) -> str:
@@ -95,8 +95,8 @@ class Server:
 
     def step(self) -> Mapping[str, float]:
         """One turn, and its losses."""
-        losses = self.method.turn(self, self.state, self.done)
-        self.done += 1
+        losses = self.method.step(self, self.state, self.completed_steps)
+        self.completed_steps += 1
         return losses
 
     def query(self, query: str, *, of: Sequence[str] | None = None, **inputs: Any) -> Responses:
@@ -116,7 +116,7 @@ class Server:
         if not hasattr(self, "state"):
             allowed = "none, as it runs before training and at each resume: ask in turn, where t is 0"
             raise ArgumentError(f"what begin of method {self.name} asks", query, allowed)
-        values = self.federation.queries[query].values if query in self.federation.queries else ()
+        values = self.federation.queries[query].json_values if query in self.federation.queries else ()
         sent: dict[str, Any] = {
             name: each if name in values else torch.as_tensor(each) for name, each in inputs.items()
         }
@@ -130,7 +130,7 @@ class Server:
                 raise DataError(f"query {query!r}: {told}: expected {allowed}")
         return self.federation.query(query, nodes=of, **sent)
 
-    def ask_or_none(self, query: str, *, of: Sequence[str], **inputs: Any) -> Responses | None:
+    def query_or_none(self, query: str, *, of: Sequence[str], **inputs: Any) -> Responses | None:
         """What some nodes answer; None if all of them are left out, and the run goes on with the others.
 
         Raises:
@@ -145,9 +145,9 @@ class Server:
                 raise
             return None
 
-    def ensemble(self, responses: Responses) -> torch.Tensor | None:
+    def ensemble_responses(self, responses: Responses) -> torch.Tensor | None:
         """The nodes' answers about some inputs as one, ``(B, classes)``; None where the method has none."""
-        return self.method.ensembled(self, self.state, responses)
+        return self.method.ensemble_responses(self, self.state, responses)
 
     def preview_samples(self, count: int) -> torch.Tensor | None:
         """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
@@ -157,22 +157,22 @@ class Server:
         """The maps ``(count, H, W)`` uint8 that :meth:`preview_samples` makes its inputs from; None: from none."""
         return self.method.preview_maps(self, self.state, count)
 
-    def kept(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What the server must remember to go on."""
         return {
-            "done": self.done,
-            "federation": self.federation.state(),
+            "completed_steps": self.completed_steps,
+            "federation": self.federation.state_dict(),
             "student": dict(self.student.state_dict()),
-            "method": {name: _kept(value) for name, value in vars(self.state).items()},
+            "method": {name: _state_of(value) for name, value in vars(self.state).items()},
         }
 
-    def take_up(self, kept: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what was remembered."""
-        self.done = kept["done"]
-        self.federation.load(kept["federation"])
-        self.student.load_state_dict(kept["student"])
-        for name, value in kept["method"].items():
-            setattr(self.state, name, _taken_up(getattr(self.state, name), value, self.device))
+        self.completed_steps = state["completed_steps"]
+        self.federation.load_state_dict(state["federation"])
+        self.student.load_state_dict(state["student"])
+        for name, value in state["method"].items():
+            setattr(self.state, name, _restore(getattr(self.state, name), value, self.device))
 
 
 def adam(module: nn.Module, lr: float, beta: float = 0.9) -> torch.optim.Optimizer:
@@ -194,37 +194,37 @@ def _check_state(name: str, state: Any) -> None:
         raise ArgumentError(f"what method {name} begins with", type(state).__name__, allowed)
     for key, value in vars(state).items():
         try:
-            check_state(_kept(value))
+            check_state(_state_of(value))
         except TypeError as error:
             allowed = (
                 "tensors, numbers, texts, lists and tables of these, networks, optimizers, or what has "
-                f"state() and load(); {error}"
+                f"state_dict() and load_state_dict(); {error}"
             )
             raise ArgumentError(f"state.{key} of method {name}", type(value).__name__, allowed) from error
 
 
-def _kept(value: Any) -> Any:
-    """What is remembered of one thing that a method has made."""
+def _state_of(value: Any) -> Any:
+    """What is remembered of one current that a method has made."""
     if isinstance(value, nn.Module | torch.optim.Optimizer):
         return dict(value.state_dict())
     if isinstance(value, Mapping):
-        return {name: _kept(part) for name, part in value.items()}
-    return value.state() if hasattr(value, "state") else value
+        return {name: _state_of(part) for name, part in value.items()}
+    return value.state_dict() if hasattr(value, "state_dict") else value
 
 
-def _taken_up(thing: Any, kept: Any, device: torch.device) -> Any:
-    """The thing as it was; in the place of one that :meth:`Method.begin` has made, where it has a memory."""
-    if isinstance(thing, nn.Module | torch.optim.Optimizer):
-        thing.load_state_dict(kept)
-        if isinstance(thing, torch.optim.Optimizer):
-            lay_out(thing)
-        return thing
-    if hasattr(thing, "load"):
-        thing.load(kept, device)
-        return thing
-    if isinstance(kept, Mapping):
-        here = thing if isinstance(thing, Mapping) else {}
-        return {name: _taken_up(here.get(name), part, device) for name, part in kept.items()}
-    if isinstance(kept, list | tuple):
-        return type(kept)(_taken_up(None, part, device) for part in kept)
-    return kept.to(device) if isinstance(kept, torch.Tensor) else kept
+def _restore(current: Any, saved: Any, device: torch.device) -> Any:
+    """The current as it was; in the place of one that :meth:`Method.begin` has made, where it has a memory."""
+    if isinstance(current, nn.Module | torch.optim.Optimizer):
+        current.load_state_dict(saved)
+        if isinstance(current, torch.optim.Optimizer):
+            lay_out(current)
+        return current
+    if hasattr(current, "load_state_dict"):
+        current.load_state_dict(saved, device)
+        return current
+    if isinstance(saved, Mapping):
+        here = current if isinstance(current, Mapping) else {}
+        return {name: _restore(here.get(name), part, device) for name, part in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_restore(None, part, device) for part in saved)
+    return saved.to(device) if isinstance(saved, torch.Tensor) else saved

@@ -12,7 +12,7 @@ from fedstill.core.compute import lay_out, onto
 from fedstill.core.cuda_graphs import Memory, Recorded, recordable
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.data.augmentation import flip_and_rotate, random_shift
-from fedstill.methods import ArgumentError, Method, Server, cosine, descend, set_lr, torch_generator
+from fedstill.methods import ArgumentError, Method, Server, cosine_lr, descend, set_lr, torch_generator
 from fedstill.methods._label_shift import LabelShift
 from fedstill.tasks import Ensemble, Task
 
@@ -95,8 +95,8 @@ class Student:
 
     def learn(self, t: int, of: int, fresh: Sequence[Known]) -> torch.Tensor:
         """The steps of S after query ``t`` of ``of``, on fresh or remembered answers; the last loss."""
-        options, server, done = self.options, self.server, self.server.done
-        set_lr(self.adam, cosine(t, of, options.student_lr, options.student_lr_end))
+        options, server, done = self.options, self.server, self.server.completed_steps
+        set_lr(self.adam, cosine_lr(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)
         if self.records:
             recordable(self.adam)
@@ -114,14 +114,14 @@ class Student:
             descend(self.adam, loss)
         return {"loss": loss.detach()}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         decided = None if self.shift is None else self.shift.decided
-        return {"adam": self.adam.state_dict(), "replay": self.replay.state(), "decided": decided}
+        return {"adam": self.adam.state_dict(), "replay": self.replay.state_dict(), "decided": decided}
 
-    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         self.adam.load_state_dict(state["adam"])
         lay_out(self.adam)
-        self.replay.load(state["replay"], device)
+        self.replay.load_state_dict(state["replay"], device)
         if self.shift is not None:
             self.shift.decided = state["decided"].to(device)
 
@@ -180,10 +180,10 @@ class Replay:
             images = random_shift(images, draw, flip=self.augment == "shift-flip")
         return (images[:, : x.shape[1]], images[:, x.shape[1] :]) if maps else (images, z)
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"added": self.added, "x": self._x[: len(self)], "z": self._z[: len(self)]}
 
-    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         self.added = state["added"]
         self._x, self._z = state["x"].to(device), state["z"].to(device)
 

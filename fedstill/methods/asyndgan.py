@@ -21,11 +21,11 @@ from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.methods import Group, NodeFault, Responses, Server, descend, query, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
-from fedstill.methods._generated_inputs import Imagines, made
+from fedstill.methods._generated_inputs import GeneratesInputs, made
 from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
 from fedstill.methods._label_maps import FromMaps, Maps
 from fedstill.methods._public import optimizer_of
-from fedstill.protocol.local_config import cosine, set_lr
+from fedstill.protocol.local_config import cosine_lr, set_lr
 from fedstill.protocol.payload_kinds import INPUTS
 
 
@@ -41,16 +41,16 @@ class Synthesizing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
+class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
     """AsynDGAN's options."""
 
     title: ClassVar[str] = "AsynDGAN"
     batch_options: ClassVar[tuple[str, ...]] = ("student_batch",)
     paper: ClassVar[str] = "Chang et al., CVPR 2020"
     unit: ClassVar[Literal["step"]] = "step"
-    before: ClassVar[None] = None
-    learns: ClassVar[bool] = False
-    longer: ClassVar[tuple[str, ...]] = ("steps",)
+    initial_training: ClassVar[None] = None
+    trains_models: ClassVar[bool] = False
+    length_options: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
     """Steps of the generator, each with one query to every node."""
@@ -79,7 +79,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
     """Learning rate of its last step."""
 
     @property
-    def turns(self) -> int:
+    def total_steps(self) -> int:
         return self.steps + self.student_steps
 
     @property
@@ -94,9 +94,9 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         differentiable=("x",),
         times=lambda self, at: self.steps,
         rows=lambda self, at: self.batch,
-        reads=lambda self, at: self.critics(at).reads,
+        depends_on_records=lambda self, at: self.critics(at).reads,
         trains=("critic",),
-        returned=lambda self, at: tuple(self.critics(at).sends) if self.conditions == "nodes" else (),
+        owner_only=lambda self, at: tuple(self.critics(at).sends) if self.conditions == "nodes" else (),
     )
     def judge(self, nodes: Group, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """D_j(x) after one step of D_j on x and as many of the node's own, and how far x is from those."""
@@ -104,12 +104,12 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Synthesizing:
+    def init_state(self, server: Server) -> Synthesizing:
         G, g_adam = self.first_generator(server)
         s_adam = optimizer_of(server.student, self.student_lr)
         return Synthesizing(self.source(server), G, g_adam, s_adam, LabelHistogram())
 
-    def turn(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
         state.histogram.gather(server)
         state.source.gather(server)
         if t < self.steps:
@@ -118,7 +118,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
 
     def generate(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
         """sum_j pi_j of what D_j, and the likeness to node j's images, say of G(x) (Eq. 2 and 3)."""
-        set_lr(state.g_adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))
+        set_lr(state.g_adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
             gan, unlike, names = [], [], list[str]()
             for responses in self.responses(server, state, t):
@@ -151,7 +151,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
         wishes = [state.source.draw(self.batch, "w", t, name, of=name) for name in known]
         x = state.generator(torch.cat([w.told for w in wishes])).float()  # (K B, C, H, W)
         given = [
-            server.ask_or_none("judge", of=[name], x=mine, **w.sent(query))
+            server.query_or_none("judge", of=[name], x=mine, **w.sent(query))
             for name, w, mine in zip(known, wishes, torch.split(x, self.batch), strict=True)
         ]
         answered = [responses for responses in given if responses is not None]
@@ -161,7 +161,7 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, Imagines):
 
     def learn_pairs(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:
         """Step ``t`` of the task network on generated pairs (G(x), x); its loss."""
-        set_lr(state.s_adam, cosine(t, self.student_steps, self.student_lr, self.student_lr_end))
+        set_lr(state.s_adam, cosine_lr(t, self.student_steps, self.student_lr, self.student_lr_end))
         task, w = server.task, state.source.draw(self.student_batch, "student", t)
         assert w.maps is not None
         with server.compute.step(server.seed, "student", t):

@@ -29,10 +29,10 @@ class Audited(CountsLabels, CriticOptions):
         differentiable=("x",),
         times=1,
         rows=lambda self, at: self.batch,
-        reads=(),
+        depends_on_records=(),
         trains=lambda self, at: ("critic",) if self.critical else (),
     )
     def examine(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """Scores of inputs; and a critic's, after one step of it on them and on as many of the node's own."""
-        response = self.critics(nodes.at).judge(nodes, nodes.number, x)
-        return {"logits": nodes.bench("model")(nodes.at.task.observe(x)), **response}
+        response = self.critics(nodes.setting).judge(nodes, nodes.query_number, x)
+        return {"logits": nodes.module("model")(nodes.setting.task.observe(x)), **response}

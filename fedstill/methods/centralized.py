@@ -37,21 +37,21 @@ class Trainee:
             server.task,
             server.local,
             server.compute,
-            span=Span(t, t + 1, server.total),
+            span=Span(t, t + 1, server.total_steps),
             report=lambda nodes, step, losses: seen.append(losses.item()),
         )
         return {"loss": sum(seen) / len(seen)}
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"optimizer": self._node.optimizers["model"].state_dict() if self._node else self._optimizer}
 
-    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         self._optimizer = state["optimizer"]
 
     def _made(self, server: Server, data: TensorData) -> Node:
         name = server.name
         self._node = Node(name, data, server.student, Gate(name, PolicyConfig(), AuditLog()), server.seed)
-        local_training.prepare([self._node], server.local)
+        local_training.make_optimizers([self._node], server.local)
         if self._optimizer:
             before = {**self._node.state_dict(), "modules": {}}
             self._node.load_state_dict({**before, "optimizers": {"model": self._optimizer}})
@@ -71,9 +71,9 @@ class Centralized(Method):
 
     title: ClassVar[str] = "Centralized"
     paper: ClassVar[str] = "all data in one place"
-    turns: ClassVar[int] = 20  # between two of which a run can be stopped and looked at
-    before: ClassVar[None] = None
-    learns: ClassVar[bool] = False
+    total_steps: ClassVar[int] = 20  # between two of which a run can be stopped and looked at
+    initial_training: ClassVar[None] = None
+    trains_models: ClassVar[bool] = False
 
     public: bool = False
     """Learn from labeled public data too, as methods do that read its labels."""
@@ -89,10 +89,10 @@ class Centralized(Method):
             "targets": stack([node.data.targets for node in nodes.nodes]),
         }
 
-    def begin(self, server: Server) -> Gathered:
+    def init_state(self, server: Server) -> Gathered:
         return Gathered(Trainee())
 
-    def turn(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
         return state.trainee.learn(server, t, lambda: self.data(server))
 
     def data(self, server: Server) -> TensorData:

@@ -64,11 +64,11 @@ class CoBoosting(Recognizes):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Boosting:
+    def init_state(self, server: Server) -> Boosting:
         K = len(server.federation.nodes)
         return Boosting(**self.begun(server), w=torch.full((K,), 1 / K, device=server.device))
 
-    def ensembled(self, server: Server, state: Boosting, responses: Responses) -> torch.Tensor:
+    def ensemble_responses(self, server: Server, state: Boosting, responses: Responses) -> torch.Tensor:
         return self.together(server, state, responses["logits"], responses.nodes)
 
     def together(self, server: Server, state: Any, z: torch.Tensor, nodes: Sequence[str]) -> torch.Tensor:
@@ -92,7 +92,7 @@ class CoBoosting(Recognizes):
 
     def taught(self, server: Server, state: Any, x: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> Known:
         """The batch betters w; then x~ = x + epsilon sign(d/dx v A_w(x)), v random, and A_w(x~)."""
-        t, x = server.done, x.detach().requires_grad_(self.epsilon > 0)
+        t, x = server.completed_steps, x.detach().requires_grad_(self.epsilon > 0)
         with server.compute.step(server.seed, "moving", t):
             told = self.responses(server, state, x)
             z_k = told["logits"]  # (K, B, C)

@@ -47,7 +47,7 @@ class CoDream(WeighsNodes, Examines):
 
     title: ClassVar[str] = "Co-Dream"
     paper: ClassVar[str] = "Singh et al., AAAI 2025"
-    longer: ClassVar[tuple[str, ...]] = ("steps", "dream_steps")
+    length_options: ClassVar[tuple[str, ...]] = ("steps", "dream_steps")
 
     steps: PositiveInt = 40
     """Batches of dreams, from each of which the student learns."""
@@ -78,10 +78,10 @@ class CoDream(WeighsNodes, Examines):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Dreaming:
+    def init_state(self, server: Server) -> Dreaming:
         return Dreaming(Student(self, server))
 
-    def turn(self, server: Server, state: Dreaming, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Dreaming, t: int) -> Mapping[str, float]:
         """A batch of dreams: from noise, down the nodes' gradients, to labels that the student learns."""
         self.gather(server, state)
         names = state.histogram.names or None

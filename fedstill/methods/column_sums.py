@@ -52,12 +52,12 @@ class ColumnSums(Method):
 
     title: ClassVar[str] = "Column sums"
     paper: ClassVar[str] = "means and standard deviations by noisy sums"
-    turns: ClassVar[int] = 1
-    central: ClassVar[Literal["nodes"]] = "nodes"
-    before: ClassVar[None] = None
-    learns: ClassVar[bool] = False
+    total_steps: ClassVar[int] = 1
+    evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
+    initial_training: ClassVar[None] = None
+    trains_models: ClassVar[bool] = False
     one_round: ClassVar[bool] = True
-    later: ClassVar[tuple[str, ...]] = ("width", "noise")
+    server_only_options: ClassVar[tuple[str, ...]] = ("width", "noise")
 
     width: PositiveFloat = 3.0
     """A column's scale is its mean and so many standard deviations to both sides, within its range."""
@@ -66,7 +66,7 @@ class ColumnSums(Method):
     have done to it, in the end the whole range."""
 
     def needs(self) -> Needs:
-        return Needs(rows=True)
+        return Needs(table_rows=True)
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
         return (
@@ -92,18 +92,18 @@ class ColumnSums(Method):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> SumsState:
+    def init_state(self, server: Server) -> SumsState:
         """Refuses rows of which no schema says what the columns are."""
         if not server.schema:
             raise ArgumentError("schema", "", "a table's columns, of which numbers are summed")
         return SumsState()
 
-    def turn(self, server: Server, state: SumsState, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: SumsState, t: int) -> Mapping[str, float]:
         told = server.query("sum_columns")
         state.nodes, state.sums = len(server.federation.present), told["moments"].double().sum(0).cpu()
         return {}
 
-    def files(self, server: Server, state: SumsState) -> Mapping[str, str]:
+    def output_files(self, server: Server, state: SumsState) -> Mapping[str, str]:
         """The schema, with a scale for each column of which the noise leaves one."""
         # All nodes' noise on one sum: each has sqrt(M) noise, as NoisySums draws it.
         off = self.noise * (len(state.sums) * state.nodes) ** 0.5

@@ -53,7 +53,7 @@ class DENSE(WeighsNodes, Recognizes):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Weighing:
+    def init_state(self, server: Server) -> Weighing:
         return Weighing(**self.begun(server), histogram=LabelHistogram())
 
     def meet(self, server: Server, state: Any) -> None:

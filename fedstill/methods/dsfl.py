@@ -61,7 +61,7 @@ class DSFL(WeighsNodes):
     title: ClassVar[str] = "DS-FL"
     batch_options: ClassVar[tuple[str, ...]] = ("distil_batch",)
     paper: ClassVar[str] = "Itahara et al., IEEE TMC 2023"
-    before: ClassVar[Span | None] = None  # nodes learn in the rounds
+    initial_training: ClassVar[Span | None] = None  # nodes learn in the rounds
     ensemble = "probs"  # no option: t_g is a mean of distributions
 
     rounds: PositiveInt = 10
@@ -156,12 +156,12 @@ class DSFL(WeighsNodes):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Labeling:
+    def init_state(self, server: Server) -> Labeling:
         n, to = len(known(server.public)), server.device
         t_g, since = torch.zeros(n, server.task.classes, device=to), torch.full((n,), NEVER, device=to)
         return Labeling(optimizer_of(server.student, LR), t_g=t_g, since=since)
 
-    def turn(self, server: Server, state: Labeling, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Labeling, t: int) -> Mapping[str, float]:
         self.gather(server, state)
         o_r = drawn(server, self.subset, t).to(server.device)
         present = state.histogram.present(server.federation)

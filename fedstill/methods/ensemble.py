@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.methods import Group, Server, Tensors, Told, query
+from fedstill.methods import Group, HistogramState, Server, Tensors, query
 from fedstill.methods._public import WeighsNodes
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
@@ -25,23 +25,23 @@ class NodeEnsemble(WeighsNodes):
 
     title: ClassVar[str] = "Ensemble"
     paper: ClassVar[str] = "outputs of all nodes, each time"
-    central: ClassVar[Literal["ensemble"]] = "ensemble"
-    turns: ClassVar[int] = 1
+    evaluated_model: ClassVar[Literal["ensemble"]] = "ensemble"
+    total_steps: ClassVar[int] = 1
     weights = "counts"  # no option: FedKD Eq. 1
 
     ensemble: Ensemble = "consensus"
     """How answers are ensembled: logits (class-count weights, as in FedKD Eq. 1), log_probs, probs,
     consensus, which listens to those who know the classes that an input shows, or one of your own."""
 
-    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, reads=())
+    @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=())
     def predict(self, nodes: Group, x: torch.Tensor) -> Tensors:
         """Logits of any inputs: what a use of the ensemble asks, and costs."""
         return {"logits": nodes.bench("model")(x)}
 
-    def begin(self, server: Server) -> Told:
-        return Told()
+    def init_state(self, server: Server) -> HistogramState:
+        return HistogramState()
 
-    def turn(self, server: Server, state: Told, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: HistogramState, t: int) -> Mapping[str, float]:
         """QueryCall for the label counts; the rest is asking."""
         self.gather(server, state)
         return {}

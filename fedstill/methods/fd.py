@@ -28,8 +28,8 @@ from fedstill.tasks import Task
 CLASS_SCORES = PayloadKind(
     "class scores",
     "how likely a node's model finds each class, on average over the node's own records of one class",
-    of="rows",
-    common=1.0,
+    category="rows",
+    normal_size=1.0,
 )
 
 
@@ -63,9 +63,9 @@ class FD(ClassMeans):
         releases={"F": CLASS_SCORES},
         times=lambda self, at: self.rounds,
         rows=lambda self, at: at.task.classes,
-        reads=("F",),
+        depends_on_records=("F",),
         span=Rounds.round_span,
-        beside="the distance to what all others say of an example's class",
+        extra_loss="the distance to what all others say of an example's class",
     )
     def learn(self, nodes: Group, F_sum: torch.Tensor, round: int) -> Tensors:
         """Train beside the others' means; tell F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent labels."""
@@ -97,10 +97,10 @@ class FD(ClassMeans):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> FDState:
+    def init_state(self, server: Server) -> FDState:
         return FDState(torch.zeros(server.task.classes, server.task.classes, device=server.device))
 
-    def turn(self, server: Server, state: FDState, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: FDState, t: int) -> Mapping[str, float]:
         asked = self.drawn(server.federation.present, server.seed, t)
         before = state.F_sum
         state.F_sum = server.query("learn", of=asked, F_sum=before, round=t)["F"].sum(0)

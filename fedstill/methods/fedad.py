@@ -125,7 +125,7 @@ class FedAD(OneShot):
         for rows in parts(public, CHUNK):
             yield QueryCall("predict", {"rows": rows})
 
-    def begin(self, server: Server) -> Looking:
+    def init_state(self, server: Server) -> Looking:
         """Nobody has been asked yet; a student without attention is refused."""
         place = place_of(server.student, server.shape, "the student") if self.attention else ""
         return Looking(optimizer_of(server.student, self.lr), place=place)
@@ -144,11 +144,13 @@ class FedAD(OneShot):
 
     def learn(self, server: Server, state: Looking, e: int) -> Mapping[str, float]:
         order = passes(len(known(server.public)), self.batch, torch_generator(server.seed, "order", e))
-        losses = [self.step(server, state, e, step, rows) for step, rows in enumerate(order)]
+        losses = [self.train_batch(server, state, e, step, rows) for step, rows in enumerate(order)]
         L_z, L_A = torch.stack(losses).mean(0).tolist()
         return {"student": L_z, **({"attention": L_A} if self.attention else {})}
 
-    def step(self, server: Server, state: Looking, e: int, step: int, rows: torch.Tensor) -> torch.Tensor:
+    def train_batch(
+        self, server: Server, state: Looking, e: int, step: int, rows: torch.Tensor
+    ) -> torch.Tensor:
         """A step of the student on some public images: its two losses, unweighted."""
         rows = rows.to(server.device)
         x = known(server.public).inputs[rows]

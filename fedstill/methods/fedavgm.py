@@ -15,14 +15,14 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import Server, Told
+from fedstill.methods import HistogramState, Server
 from fedstill.methods._averaging import Averaging
 from fedstill.models.module_utils import to_vector, weighted_mean
 from fedstill.protocol.secure_aggregation import SumWeighting
 
 
 @dataclass
-class Moving(Told):
+class Moving(HistogramState):
     """What changes from round to round: the momentum, too."""
 
     v: torch.Tensor = field(default_factory=lambda: torch.zeros(0))  # (P,)
@@ -41,7 +41,7 @@ class FedAvgM(Averaging):
     server_lr: NonNegativeFloat = 1.0
     """Server learning rate: w <- w - server_lr v."""
 
-    def begin(self, server: Server) -> Moving:
+    def init_state(self, server: Server) -> Moving:
         return Moving(v=torch.zeros_like(to_vector(server.student)), steered=trained_places(server.student))
 
     def summed(self) -> Mapping[str, SumWeighting]:

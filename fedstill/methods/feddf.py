@@ -30,16 +30,16 @@ from fedstill.methods import (
     torch_generator,
 )
 from fedstill.methods._averaging import Averaging
-from fedstill.methods._histogram import CountsLabels, LabelHistogram, Told
+from fedstill.methods._histogram import CountsLabels, HistogramState, LabelHistogram
 from fedstill.methods._public import Batch, distil, known, optimizer_of
 from fedstill.models.module_utils import copied, load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import architecture_key
-from fedstill.protocol.local_config import cosine, set_lr
+from fedstill.protocol.local_config import cosine_lr, set_lr
 from fedstill.tasks import Ensemble
 
 
 @dataclass
-class Fused(Told):
+class Fused(HistogramState):
     """What changes from round to round."""
 
     # One an architecture, by the first node that has it; one of them is the central student.
@@ -81,25 +81,25 @@ class FedDF(CountsLabels, Averaging):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Fused:
+    def init_state(self, server: Server) -> Fused:
         """One student an architecture; the central one must be of one of them."""
         students: dict[str, nn.Module] = {}
-        for names, network in server.kinds:
-            mine = architecture_key(network) == kind(server.student)
+        for names, network in server.architectures:
+            mine = architecture_key(network) == architecture_key(server.student)
             students[names[0]] = server.student if mine else copied(network)
         if server.student not in students.values():
             allowed = f"an architecture of the nodes: {', '.join(f'that of {name}' for name in students)}"
             raise ArgumentError("student.model", type(server.student).__name__, allowed)
         return Fused(students=students)
 
-    def turn(self, server: Server, state: Fused, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Fused, t: int) -> Mapping[str, float]:
         state.histogram.gather(server)
         taking_part = self.drawn(state.histogram.present(server.federation), server.seed, t)
         received: dict[str, dict[str, torch.Tensor]] = {}  # x_k (P_a,) by node, by architecture
-        for (first, student), (names, _) in zip(state.students.items(), server.kinds, strict=True):
+        for (first, student), (names, _) in zip(state.students.items(), server.architectures, strict=True):
             asked = [name for name in taking_part if name in names]
             sent = {"parameters": to_vector(student), "round": t}
-            responses = server.ask_or_none("train", of=asked, **sent) if asked else None
+            responses = server.query_or_none("train", of=asked, **sent) if asked else None
             if responses is not None:  # or else its student is taught all the same
                 x_k = responses["parameters"]  # (K_a, P_a)
                 n = state.histogram.of(responses.nodes).sizes
@@ -155,5 +155,5 @@ class FedDF(CountsLabels, Averaging):
     ) -> Iterator[Batch]:
         """The round's batches in order, each at its learning rate."""
         for step, rows in enumerate(place):
-            set_lr(optimizer, cosine(step, len(place), self.lr, self.lr_end))
+            set_lr(optimizer, cosine_lr(step, len(place), self.lr, self.lr_end))
             yield x[rows], target[rows]

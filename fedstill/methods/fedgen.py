@@ -82,7 +82,7 @@ class FedGEN(FeatureGenerators):
         },
         releases=lambda self, at: {"parameters": KINDS[self.part]},
         times=lambda self, at: self.rounds,
-        beside="cross-entropy on what the global generator gives",
+        extra_loss="cross-entropy on what the global generator gives",
     )
     def train(
         self,
@@ -94,17 +94,17 @@ class FedGEN(FeatureGenerators):
     ) -> Tensors:
         """One round at a node: its head or model, trained on its own data and on what G gives."""
         G = Received(self, nodes, generator, counts, round)
-        nodes.load("model", parameters, self.part)
+        nodes.load_parameters("model", parameters, self.part)
         train_round(nodes, round, self.rounds, self.work(nodes, G))
-        return {"parameters": nodes.vectors("model", self.part)}
+        return {"parameters": nodes.parameter_vectors("model", self.part)}
 
     def work(self, nodes: NodeGroup, G: Received) -> Work:
         """A step of F_i and D_i on their own data, on G(z, y') and, if so wished, on G(z, y)."""
-        task, smoothing, turns = nodes.at.task, nodes.at.local.smoothing, itertools.count()
+        task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
         alpha, beta = (weight * self.decay**G.t for weight in (self.alpha, self.beta))
 
         def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            turn, model = next(turns), group.bench("model")
+            turn, model = next(turns), group.module("model")
             d = model(model(x, EXTRACTOR), HEAD)  # D_i(F_i(x))  (G, B, C)
             loss: torch.Tensor = task.loss(d, y, smoothing)  # (G,)
             if G.t:  # before the first round nobody has taught G anything
@@ -122,11 +122,11 @@ class FedGEN(FeatureGenerators):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Teaching:
+    def init_state(self, server: Server) -> Teaching:
         G = self.first_generator(server)
         return Teaching(G, adam(G, self.server_lr), LabelHistogram())
 
-    def turn(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
         shared, histogram = split(server.student, "the student").get_submodule(self.part), state.histogram
         if not histogram.names:
             server.query("begin", parameters=to_vector(server.student))

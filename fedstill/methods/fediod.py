@@ -24,7 +24,7 @@ from torch import nn
 
 from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import ArgumentError, Group, Needs, Responses, Server, cosine_lr, descend, query, set_lr
-from fedstill.methods._generated_inputs import FromNoise, Imagines, Wish
+from fedstill.methods._generated_inputs import FromNoise, GeneratesInputs, GeneratorBatch
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
 from fedstill.methods._label_shift import LabelShift
@@ -48,13 +48,13 @@ class Distilling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedIOD(Importance, FromNoise, Imagines):
+class FedIOD(Importance, FromNoise, GeneratesInputs):
     """FedIOD's options. The preset ``paper`` holds the published ones."""
 
     title: ClassVar[str] = "FedIOD"
     paper: ClassVar[str] = "Gong et al., AAAI 2024"
     unit: ClassVar[Literal["step"]] = "step"
-    longer: ClassVar[tuple[str, ...]] = ("steps",)
+    length_options: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
     """Distillation steps, each with one query to all nodes."""
@@ -91,10 +91,10 @@ class FedIOD(Importance, FromNoise, Imagines):
             raise ArgumentError("method.directions", self.directions, "0 where through = true")
 
     def needs(self) -> Needs:
-        return Needs(makes=True, no_label_maps=True)
+        return Needs(generates_inputs=True, no_label_maps=True)
 
     @property
-    def turns(self) -> int:
+    def total_steps(self) -> int:
         return self.steps
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class FedIOD(Importance, FromNoise, Imagines):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Distilling:
+    def init_state(self, server: Server) -> Distilling:
         source, G, task = self.source(server), self.first_generator(server), server.task
         if self.label_shift and not isinstance(task, SoftmaxTask):
             raise ArgumentError(
@@ -156,12 +156,12 @@ class FedIOD(Importance, FromNoise, Imagines):
         shift = LabelShift(task.classes, server.device) if self.label_shift else None
         return Distilling(LabelHistogram(), source, *G, Student(self, server, shift))
 
-    def turn(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
         """One distillation step (Algorithm 1's second loop): one query, one step of G, some of S."""
         task = server.task
         state.histogram.gather(server)
         state.source.gather(server)
-        set_lr(state.adam, cosine_lr(t, self.turns, self.generator_lr, self.generator_lr_end))
+        set_lr(state.adam, cosine_lr(t, self.total_steps, self.generator_lr, self.generator_lr_end))
 
         # Input distillation
         w = state.source.draw(self.batch, "w", t)
@@ -203,7 +203,7 @@ class FedIOD(Importance, FromNoise, Imagines):
         if self.student_inputs == "remembered":
             state.student.replay.add(x.detach(), z_bar.detach())
         fresh = self.ask_afresh(server, state, t) if self.student_inputs == "fresh" else []
-        since = t - (self.turns - self.steps)
+        since = t - (self.total_steps - self.steps)
         losses["student"] = state.student.learn(since, self.steps, fresh)
         return dict(zip(losses, torch.stack(list(losses.values())).tolist(), strict=True))
 
@@ -216,14 +216,16 @@ class FedIOD(Importance, FromNoise, Imagines):
         z_k = responses["logits"]
         return server.task.confidence_loss(z_k, pi), server.task.uniqueness_loss(z_k, pi)
 
-    def asked(self, server: Server, state: Distilling, query: str, w: Wish) -> tuple[torch.Tensor, Responses]:
+    def asked(
+        self, server: Server, state: Distilling, query: str, w: GeneratorBatch
+    ) -> tuple[torch.Tensor, Responses]:
         """x = G(w) and the nodes' answers about it."""
         x = state.generator(w.told).float()  # (B, C, H, W)
         sent = w.sent(server.federation.queries[query])
         asked = x if self.through else x.detach()
         names = state.histogram.names
         if self.directions:
-            around = self.directions, self.epsilon, server.done
+            around = self.directions, self.epsilon, server.completed_steps
             return x, ask_around(server, query, x, *around, of=names, **sent)
         return x, server.query(query, of=names, x=asked, **sent)
 
@@ -238,7 +240,7 @@ class FedIOD(Importance, FromNoise, Imagines):
             with torch.no_grad(), server.compute.step(server.seed, "fresh", t, turn):
                 batches.append(state.generator(wishes[-1].told).float())  # (B, C, H, W)
         x, maps = torch.cat(batches), [wish.maps for wish in wishes if wish.maps is not None]
-        sent = Wish(x, torch.cat(maps) if maps else None).sent(server.federation.queries["predict"])
+        sent = GeneratorBatch(x, torch.cat(maps) if maps else None).sent(server.federation.queries["predict"])
         with torch.no_grad():
             responses = server.query("predict", of=state.histogram.names, x=x, **sent)
             weights = self.weights(server, state, responses)

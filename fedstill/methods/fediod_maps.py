@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from fedstill.core.options import NonNegativeInt
-from fedstill.methods import ArgumentError, Group, Server, Tensors, cosine, descend, query, set_lr
+from fedstill.methods import ArgumentError, Group, Server, Tensors, cosine_lr, descend, query, set_lr
 from fedstill.methods._critics import doubts
 from fedstill.methods._label_maps import FromMaps
 from fedstill.methods.fediod import Distilling, FedIOD
@@ -28,7 +28,7 @@ class FedIODMaps(FromMaps, FedIOD):
     """FedIOD's options, and those of label maps."""
 
     title: ClassVar[str] = "FedIOD"  # the same method, of another input
-    exact: ClassVar[bool] = True  # benchmarks/README.md: 1 to 2 points of Dice
+    needs_float32: ClassVar[bool] = True  # benchmarks/README.md: 1 to 2 points of Dice
 
     pretrain: NonNegativeInt = 0
     """Steps of generator and critics alone that come before."""
@@ -40,7 +40,7 @@ class FedIODMaps(FromMaps, FedIOD):
             raise ArgumentError("method.pretrain", self.pretrain, allowed)
 
     @property
-    def turns(self) -> int:
+    def total_steps(self) -> int:
         return self.pretrain + self.steps
 
     @query(
@@ -49,7 +49,7 @@ class FedIODMaps(FromMaps, FedIOD):
         differentiable=("x",),
         times=lambda self, at: self.pretrain,
         rows=lambda self, at: self.batch,
-        reads=lambda self, at: self.critics(at).reads,
+        depends_on_records=lambda self, at: self.critics(at).reads,
         trains=("critic",),
         when=lambda self, at: self.pretrain > 0,
     )
@@ -57,13 +57,13 @@ class FedIODMaps(FromMaps, FedIOD):
         """What critics alone answer: D_k(x) after a step, and how far x is from the node's own."""
         return self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
 
-    def turn(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
         """A step of G and the critics alone, or a distillation step."""
         if t >= self.pretrain:
-            return super().turn(server, state, t)
+            return super().step(server, state, t)
         state.histogram.gather(server)
         state.source.gather(server)
-        set_lr(state.adam, cosine(t, self.turns, self.generator_lr, self.generator_lr_end))
+        set_lr(state.adam, cosine_lr(t, self.total_steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
             w = state.source.draw(self.batch, "w", t)
             _, responses = self.asked(server, state, "judge", w)

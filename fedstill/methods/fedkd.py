@@ -86,8 +86,8 @@ class FedKD(OneShot):
 
     title: ClassVar[str] = "FedKD"
     paper: ClassVar[str] = "Gong et al., AAAI 2022"
-    later: ClassVar[tuple[str, ...]] = (*STUDENT, "optimizer")
-    longer: ClassVar[tuple[str, ...]] = ("predictions",)
+    server_only_options: ClassVar[tuple[str, ...]] = (*STUDENT, "optimizer")
+    length_options: ClassVar[tuple[str, ...]] = ("predictions",)
 
     levels: Annotated[int, Interval(ge=0, lt=2**32 - 1), "1 or more, up to 4294967294, or 0 (none)"] = 200
     """S, the quantizer's levels (Eq. 4): up to 254 a logit is one byte. 0: none, logits leave as float32."""
@@ -230,7 +230,7 @@ class FedKD(OneShot):
             for rows in parts(public, chunk(public)):
                 yield QueryCall("predict", {"rows": rows, "view": torch.tensor(view_seed(seed, p))})
 
-    def begin(self, server: Server) -> OneShotState:
+    def init_state(self, server: Server) -> OneShotState:
         return OneShotState(optimizer_of(server.student, self.lr, self.optimizer))
 
     def targets(self, server: Server, state: OneShotState) -> Mapping[str, torch.Tensor]:

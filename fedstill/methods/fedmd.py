@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine, set_lr, train_round
+from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine_lr, set_lr, train_round
 from fedstill.methods._public import (
     Weighed,
     WeighsNodes,
@@ -93,7 +93,7 @@ class FedMD(WeighsNodes):
         return Needs(public=True, public_labels=self.public_epochs > 0)
 
     @property
-    def before(self) -> Span | None:
+    def initial_training(self) -> Span | None:
         """Local training before the first query, unless transfer learning comes before that."""
         return self.alone if self.first and not self.public_epochs else None
 
@@ -104,7 +104,7 @@ class FedMD(WeighsNodes):
 
     def revisited(self, sent: Tensors) -> Span:
         """The part of the local training in the round that ``sent`` names."""
-        return Span.one(int(sent["round"]), self.rounds, behind=self.first)
+        return Span.part(int(sent["round"]), self.rounds, offset=self.first)
 
     def max_rows(self, at: NodeSetting) -> int:
         """Examples of d_j, at most."""
@@ -113,7 +113,10 @@ class FedMD(WeighsNodes):
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @query(
-        when=lambda self, at: self.public_epochs > 0, times=1, reads=(), span=lambda self, sent: self.alone
+        when=lambda self, at: self.public_epochs > 0,
+        times=1,
+        depends_on_records=(),
+        span=lambda self, sent: self.alone,
     )
     def transfer(self, nodes: Group) -> Tensors:
         """Train f_k on the labeled public data, then on the first part of its own."""
@@ -123,7 +126,7 @@ class FedMD(WeighsNodes):
             steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
             study(nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr)
             if self.first:
-                local_training.prepare(nodes.nodes, at.local)
+                local_training.make_optimizers(nodes.nodes, at.local)
                 local_training.train(nodes.nodes, at.task, at.local, at.compute, span=self.alone)
         return {}
 
@@ -132,7 +135,7 @@ class FedMD(WeighsNodes):
         releases={"logits": LOGITS},
         times=1,
         rows=max_rows,
-        reads=(),
+        depends_on_records=(),
     )
     def communicate(self, nodes: Group, rows: torch.Tensor) -> Tensors:
         """f_k(x) for x in d_j, ``(G, B, C, ...)``."""
@@ -140,7 +143,7 @@ class FedMD(WeighsNodes):
         z = logits(nodes, known(nodes.at.public).inputs[rows[0].long()])
         return {"logits": z}
 
-    @query(sends=TAKEN, times=1, reads=(), span=revisited)
+    @query(sends=TAKEN, times=1, depends_on_records=(), span=revisited)
     def digest(self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
         """Approach the consensus on d_j, then revisit the node's own data."""
         if not nodes.nodes[0].only_answers:
@@ -154,7 +157,7 @@ class FedMD(WeighsNodes):
         releases={"logits": LOGITS},
         times=lambda self, at: self.rounds - 1,
         rows=max_rows,
-        reads=(),
+        depends_on_records=(),
         span=revisited,
     )
     def digest_and_communicate(
@@ -185,10 +188,10 @@ class FedMD(WeighsNodes):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Listening:
+    def init_state(self, server: Server) -> Listening:
         return Listening(optimizer_of(server.student, self.student_lr))
 
-    def turn(self, server: Server, state: Listening, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Listening, t: int) -> Mapping[str, float]:
         """One round: aggregate, distribute, and have it digested everywhere."""
         d = drawn(server, self.subset, t).int()
         if not state.scores:
@@ -205,7 +208,7 @@ class FedMD(WeighsNodes):
             state.scores = server.query(query, of=state.histogram.names, **sent).by_node("logits")
         else:
             server.query("digest", of=state.histogram.names, **sent)
-        set_lr(state.optimizer, cosine(t, self.rounds, self.student_lr, self.student_lr_end))
+        set_lr(state.optimizer, cosine_lr(t, self.rounds, self.student_lr, self.student_lr_end))
         rows, distance = d.long().to(server.device), partial(self.mismatch, server.task)
         passes = {"epochs": self.student_epochs, "batch": self.digest_batch}
         loss = teach(server, state.optimizer, rows, consensus, distance, t, **passes)

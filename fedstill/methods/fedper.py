@@ -20,5 +20,5 @@ class FedPer(Averaging):
 
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al., arXiv:1912.00818"
-    central: ClassVar[Literal["virtual"]] = "virtual"
+    evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
     shared: ClassVar[str] = EXTRACTOR

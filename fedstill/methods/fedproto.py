@@ -23,12 +23,12 @@ from fedstill.methods import (
     ArgumentError,
     CountsLabels,
     Group,
+    HistogramState,
     Needs,
     NodeSetting,
     Responses,
     Server,
     Tensors,
-    Told,
     Work,
     predict,
     query,
@@ -56,7 +56,7 @@ class Prototypes:
 
 
 @dataclass(kw_only=True)
-class Counted(Prototypes, Told):
+class Counted(Prototypes, HistogramState):
     """And who holds how many records of each class."""
 
 
@@ -71,7 +71,7 @@ class Prototypical(ClassMeans):
     in number can go together. 0: the features as they are, which must be equally many at all nodes."""
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, single_label=True, split=True)
+        return Needs(trainable=True, single_label=True, split_models=True)
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Prototypical(ClassMeans):
         releases={"C": PROTOTYPES},
         times=lambda self, at: self.rounds,
         span=Rounds.round_span,
-        beside="the distance of features to the prototype of an example's class",
+        extra_loss="the distance of features to the prototype of an example's class",
     )
     def learn(self, nodes: Group, C: torch.Tensor, round: int) -> Tensors:
         """Train beside the global prototypes; tell C_i^(j), ``(G, C, p)``, 0 of absent classes."""
@@ -124,7 +124,7 @@ class Prototypical(ClassMeans):
             ArgumentError: networks differ in them.
         """
         some = example(server.shape, server.task.form).to(server.device)
-        nets = {"the student": server.student, **{names[0]: net for names, net in server.kinds}}
+        nets = {"the student": server.student, **{names[0]: net for names, net in server.architectures}}
         found = {whose: features(split(net, whose), some.to(_at(net)), whose) for whose, net in nets.items()}
         if not self.features and len({*found.values()}) > 1:
             told = ", ".join(f"{p} values of {whose}" for whose, p in found.items())
@@ -135,7 +135,7 @@ class Prototypical(ClassMeans):
         """Who can be asked."""
         return server.federation.present
 
-    def turn(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         asked, before = self.drawn(self.present(server, state), server.seed, t), state.C
         told = server.query("learn", of=asked, C=before, round=t)
         losses = self.aggregate(server, state, told, t)
@@ -153,7 +153,7 @@ class FedProto(CountsLabels, Prototypical):
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
 
-    def begin(self, server: Server) -> Counted:
+    def init_state(self, server: Server) -> Counted:
         return Counted(C=torch.zeros(server.task.classes, self.size(server), device=server.device))
 
     def present(self, server: Server, state: Counted) -> list[str]:

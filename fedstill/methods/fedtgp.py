@@ -62,7 +62,7 @@ class FedTGP(Prototypical):
     server_lr: NonNegativeFloat = 1e-2
     """Learning rate of the server's SGD."""
 
-    def begin(self, server: Server) -> Trained:
+    def init_state(self, server: Server) -> Trained:
         classes, p = server.task.classes, self.size(server)
         with seeded(server.seed, "prototypes"):
             P_hat = server.compute.place(TrainablePrototypes(classes, p))

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import Group, Needs, Server, cosine, descend, query, set_lr
-from fedstill.methods._generated_inputs import FromLabels, Imagines
+from fedstill.methods import Group, Needs, Server, cosine_lr, descend, query, set_lr
+from fedstill.methods._generated_inputs import FromLabels, GeneratesInputs
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._public import WeighsNodes
 from fedstill.methods._student import Student, StudentOptions
@@ -42,13 +42,13 @@ class Estimating:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
+class FedZGE(WeighsNodes, FromLabels, StudentOptions, GeneratesInputs):
     """FedZGE's options."""
 
     title: ClassVar[str] = "FedZGE"
     paper: ClassVar[str] = "Ma et al., AAAI 2025"
     unit: ClassVar[Literal["step"]] = "step"
-    longer: ClassVar[tuple[str, ...]] = ("steps",)
+    length_options: ClassVar[tuple[str, ...]] = ("steps",)
 
     steps: PositiveInt = 400
     """Steps, each with one query to all nodes."""
@@ -73,10 +73,10 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
     """beta_3, weight of L_info."""
 
     def needs(self) -> Needs:
-        return Needs(makes=True, single_label=True)
+        return Needs(generates_inputs=True, single_label=True)
 
     @property
-    def turns(self) -> int:
+    def total_steps(self) -> int:
         return self.steps
 
     # --- at the nodes -----------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
         releases={"logits": LOGITS},
         times=lambda self, at: self.steps,
         rows=lambda self, at: (1 + self.directions) * self.batch,
-        reads=(),
+        depends_on_records=(),
         sums=lambda self, at: self.summed(at),
         finite_differences=True,
     )
@@ -96,15 +96,15 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, Imagines):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Estimating:
+    def init_state(self, server: Server) -> Estimating:
         source, G = self.source(server), self.first_generator(server)
         return Estimating(LabelHistogram(), source, *G, Student(self, server))
 
-    def turn(self, server: Server, state: Estimating, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Estimating, t: int) -> Mapping[str, float]:
         """One query, one step of G, some of the student."""
         task = server.task
         self.gather(server, state)
-        set_lr(state.adam, cosine(t, self.steps, self.generator_lr, self.generator_lr_end))
+        set_lr(state.adam, cosine_lr(t, self.steps, self.generator_lr, self.generator_lr_end))
         wish = state.source.draw(self.batch, "w", t)
         w, y = wish.told[:, : self.noise], wish.labels
         with server.compute.step(server.seed, "server", t):

@@ -25,7 +25,19 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QueryRefused
 from fedstill.core.options import NonNegativeFloat, PositiveInt
-from fedstill.methods import Group, Needs, Node, Server, Tensors, Told, Work, adam, seeded, stack, train_round
+from fedstill.methods import (
+    Group,
+    HistogramState,
+    Needs,
+    Node,
+    Server,
+    Tensors,
+    Work,
+    adam,
+    seeded,
+    stack,
+    train_round,
+)
 from fedstill.methods._averaging import Averaging
 from fedstill.models.extractor_head import EXTRACTOR, split
 from fedstill.models.module_utils import load_vector, to_vector
@@ -35,14 +47,14 @@ from fedstill.protocol.queries import NodeSetting, query
 FEATURES = PayloadKind(
     "latent features",
     "what a node's model makes of its own training examples, half-way through",
-    without="with method.lambda_adv = 0 none are told",
+    opt_out="with method.lambda_adv = 0 none are told",
 )
 WIDTH = 256  # of the hidden layer of a domain identifier
 SENT = {"parameters": PARAMETERS, "round": SCHEDULE}
 
 
 @dataclass
-class Aligning(Told):
+class Aligning(HistogramState):
     """What changes from round to round, beside the student."""
 
     features: torch.Tensor | None = None  # z_t, as the target told last (M, p)
@@ -86,7 +98,7 @@ class FLMRCM(Averaging):
     """Adam's learning rate for the domain identifiers, the same in all rounds."""
 
     def needs(self) -> Needs:
-        return Needs(trainable=True, same_architecture=True, split=True, images=True)
+        return Needs(trainable=True, same_architecture=True, split_models=True, images=True)
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
@@ -114,7 +126,7 @@ class FLMRCM(Averaging):
         releases={"features": FEATURES},
         times=lambda self, at: self.rounds,
         rows=lambda self, at: self.told,
-        reads=("features",),
+        depends_on_records=("features",),
         when=lambda self, at: self.lambda_adv > 0,
     )
     def tell_features(self, nodes: Group, parameters: torch.Tensor, round: int) -> Tensors:
@@ -168,7 +180,7 @@ class FLMRCM(Averaging):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Aligning:
+    def init_state(self, server: Server) -> Aligning:
         """Nobody has told anything yet.
 
         Raises:
@@ -179,7 +191,7 @@ class FLMRCM(Averaging):
             raise ArgumentError("method.target", self.target, f"one of {', '.join(nodes)}")
         return Aligning()
 
-    def turn(self, server: Server, state: Aligning, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Aligning, t: int) -> Mapping[str, float]:
         """One round: z_t from the target, local training everywhere, the weighted average.
 
         A target that is left out told its features before; the sources go on with these. If it never told
@@ -190,14 +202,14 @@ class FLMRCM(Averaging):
         w, target = to_vector(student), self.target or federation.nodes[0]
         sent: dict[str, Any] = {"parameters": w, "round": t}
         if self.lambda_adv and target in federation.present:
-            z_t = server.ask_or_none("tell_features", of=[target], **sent)
+            z_t = server.query_or_none("tell_features", of=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
         names = self.drawn(state.histogram.present(federation), server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]
         others = [name for name in names if name not in sources]
         asked = [
-            server.ask_or_none("align", of=sources, **sent, features=state.features) if sources else None,
-            server.ask_or_none("train", of=others, **sent) if others else None,
+            server.query_or_none("align", of=sources, **sent, features=state.features) if sources else None,
+            server.query_or_none("train", of=others, **sent) if others else None,
         ]
         updates = {name: w_k for told in asked if told for name, w_k in told.by_node("parameters").items()}
         if not updates:

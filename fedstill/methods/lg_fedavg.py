@@ -20,5 +20,5 @@ class LGFedAvg(Averaging):
 
     title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = "Liang et al., arXiv:2001.01523"
-    central: ClassVar[Literal["virtual"]] = "virtual"
+    evaluated_model: ClassVar[Literal["virtual"]] = "virtual"
     shared: ClassVar[str] = HEAD

@@ -21,17 +21,17 @@ class PublicOnly(Method):
 
     title: ClassVar[str] = "Public-only"
     paper: ClassVar[str] = "labeled public data only"
-    turns: ClassVar[int] = 20
-    before: ClassVar[None] = None
-    learns: ClassVar[bool] = False
+    total_steps: ClassVar[int] = 20
+    initial_training: ClassVar[None] = None
+    trains_models: ClassVar[bool] = False
 
     def needs(self) -> Needs:
         return Needs(public=True, public_labels=True)
 
-    def begin(self, server: Server) -> Gathered:
+    def init_state(self, server: Server) -> Gathered:
         """Refuses to go on without public data."""
         known(server.public)
         return Gathered(Trainee())
 
-    def turn(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Gathered, t: int) -> Mapping[str, float]:
         return state.trainee.learn(server, t, lambda: labeled(server.public))

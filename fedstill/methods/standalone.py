@@ -14,4 +14,4 @@ class Standalone(Method):
 
     title: ClassVar[str] = "Standalone"
     paper: ClassVar[str] = "local training only"
-    central: ClassVar[Literal["nodes"]] = "nodes"
+    evaluated_model: ClassVar[Literal["nodes"]] = "nodes"

@@ -19,17 +19,17 @@ class AuditCost:
     """What a run, or all runs of a payer, have cost.
 
     Args:
-        bare: releases without a guarantee.
+        no_guarantee: releases without a guarantee.
         events: and how often each was paid for; None: nothing is known, as of an edited entry, or where
             prices were paid for units of two kinds, records and patients: they add up to nothing.
         epsilon: that they come to; None: no guarantee, or not known.
-        left: of the owner's budget, at that budget's delta; None: there is none, or it is not known.
+        remaining: of the owner's budget, at that budget's delta; None: there is none, or it is not known.
     """
 
-    bare: int
+    no_guarantee: int
     events: Mapping[str, int] | None = None
     epsilon: float | None = None
-    left: float | None = None
+    remaining: float | None = None
 
 
 def compute_audit_cost(
@@ -48,15 +48,19 @@ def compute_audit_cost(
         budget: the owner's, where they are held against one.
         mine: the unit that would be charged now: what was paid for another leaves nothing.
     """
-    spent = audit.totals.spent_by(payer, run)
-    events, bare = (spent.total, spent.bare_total) if run == ALL else (spent.run, spent.bare_run)
+    spent = audit.totals.spending(payer, run)
+    events, bare = (
+        (spent.total_events, spent.total_no_guarantee)
+        if run == ALL_RUNS
+        else (spent.run_events, spent.run_no_guarantee)
+    )
     units = audit.totals.units(payer, run)
     if len(units) > 1:
         return AuditCost(bare)
     spoilt = bare or len(units - {mine})
     try:
         price = cost_from_dict(events)
-        kept = None if budget is None else remaining_epsilon(budget, events, spoilt, over_all=run == ALL)
+        kept = None if budget is None else remaining_epsilon(budget, events, spoilt, all_runs=run == ALL_RUNS)
         return AuditCost(
             bare, dict(events), None if bare else compute_epsilon(price, delta, accountant), kept
         )

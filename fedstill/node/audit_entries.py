@@ -42,16 +42,16 @@ class ReceivedQuery:
 
     number: int
     query: str
-    content: str  # digest of the tensors that came with it
-    after: str  # fingerprint of all that the node had answered before: its answer depends on that, too
-    down: Mapping[str, int]  # bytes by kind
-    origin: str = ""  # fingerprint of what it had learned privately before the first query
-    learned: str = ""  # and of what it has learned privately for this one
+    content_hash: str  # digest of the tensors that came with it
+    history_hash: str  # fingerprint of all that the node had answered before: its answer depends on that, too
+    received_bytes: Mapping[str, int]  # bytes by kind
+    pretraining_hash: str = ""  # fingerprint of what it had learned privately before the first query
+    training_hash: str = ""  # and of what it has learned privately for this one
 
     @property
-    def past(self) -> str:
+    def next_history_hash(self) -> str:
         """A fingerprint of all that its answer follows from, and so of what comes after it."""
-        return chain_digest(self.after, f"{self.number} {self.content} {self.learned}")
+        return chain_digest(self.history_hash, f"{self.number} {self.content_hash} {self.training_hash}")
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,11 @@ def _is_cost(value: object) -> bool:
 FIELD_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("at", *ENTRY_DEFAULTS, *REQUIRED), (is_text, "text")),
     "number": (lambda value: is_count(value, -MAX_COUNT), "a whole number within 2**53"),
-    **dict.fromkeys(("bare", "queries"), (is_count, "a whole number from 0, below 2**53")),
-    **dict.fromkeys(("down", "up", "learned"), (_is_counts, "names, and a whole number below 2**53 of each")),
-    "price": (_is_cost, "events as text, and from 1 to below 2**53 of each"),
+    **dict.fromkeys(("no_guarantee", "queries"), (is_count, "a whole number from 0, below 2**53")),
+    **dict.fromkeys(
+        ("down", "up", "training_cost"), (_is_counts, "names, and a whole number below 2**53 of each")
+    ),
+    "cost": (_is_cost, "events as text, and from 1 to below 2**53 of each"),
 }
 """What each field of a line may be, and the same in words."""
 

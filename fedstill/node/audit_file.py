@@ -57,9 +57,9 @@ class TotalSpent:
     units that were paid for, and what is wrong with the audit log."""
 
     events: Mapping[str, int]
-    bare: int = 0
+    no_guarantee: int = 0
     units: frozenset[str] = frozenset()
-    trouble: str | None = None
+    fault: str | None = None
 
 
 def read_total_spent(file: NodeFile, folder: Path) -> TotalSpent:
@@ -70,7 +70,9 @@ def read_total_spent(file: NodeFile, folder: Path) -> TotalSpent:
     """
     path = audit_path(file, folder)
     if not path.exists():
-        return TotalSpent({}, trouble=missing_log_fault(path, folder))
+        return TotalSpent({}, fault=missing_log_fault(path, folder))
     with closing(AuditLog(path, read_only=True)) as audit:
-        told = audit.spending(DATA, ALL)
-        return TotalSpent(told.total, told.bare_total, frozenset(audit.totals.units(DATA)), audit.fault)
+        told = audit.spending(NODE_DATA, ALL_RUNS)
+        return TotalSpent(
+            told.total_events, told.total_no_guarantee, frozenset(audit.totals.units(NODE_DATA)), audit.fault
+        )

@@ -36,7 +36,7 @@ class Head:
         """The head in a file, or None if there is no file; OSError or ValueError where it cannot be read."""
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-            rows = [(payer, run, dict(counts)) for payer, run, counts in told["spent"]]
+            rows = [(payer, run, dict(counts)) for payer, run, counts in told["totals"]]
             head = cls(told["entry"], told["hash"], {(payer, run): Counter(c) for payer, run, c in rows})
         except FileNotFoundError:
             return None
@@ -52,7 +52,7 @@ class Head:
 def write_audit_head(path: Path, number: int, hashed: str, rows: Iterable[str]) -> None:
     """Put a new head in the place of the one in a file, which stays where that fails (OSError); its totals as
     :func:`row` makes them."""
-    write_head(path, number, hashed, f',"spent":[{",".join(rows)}]')
+    write_head(path, number, hashed, f',"totals":[{",".join(rows)}]')
 
 
 def head_row(payer: str, run: str, counts: Mapping[str, int]) -> str:
@@ -63,7 +63,8 @@ def head_row(payer: str, run: str, counts: Mapping[str, int]) -> str:
 def _is_total(row: tuple[object, object, Mapping[object, object]]) -> bool:
     payer, run, counts = row
     known = all(
-        isinstance(name, str) and (name in (BARE, QUERIES, BYTES) or name.startswith(UNIT) or is_event(name))
+        isinstance(name, str)
+        and (name in (NO_GUARANTEE, QUERIES, BYTES) or name.startswith(UNIT_PREFIX) or is_event(name))
         for name in counts
     )
     return is_text(payer) and bool(run) and is_text(run) and known and all(map(is_count, counts.values()))

@@ -40,7 +40,7 @@ from fedstill.node.audit_entries import (
 from fedstill.node.audit_head import MAX_ENTRY_NUMBER, Head
 from fedstill.node.audit_totals import EntryTotals, Spending
 
-__all__ = ["FILE", "AuditError", "AuditLog", "Spent"]
+__all__ = ["FILE", "AuditError", "AuditLog", "Spending"]
 
 FILE = "audit.sqlite"  # in a run's folder; a node's owner may name another
 
@@ -69,7 +69,7 @@ class AuditLog:
         self.fault: str | None = None
         self._is_open = True
         self.totals, self._last_number, self._last_hash, self._settled_number, self._head_number = (
-            Sums(),
+            EntryTotals(),
             0,
             "",
             0,
@@ -85,7 +85,7 @@ class AuditLog:
 
     # --- writing --------------------------------------------------------------------------------------
 
-    def charge(self, entry: Entry, check: Callable[[Spent], None] = lambda spent: None) -> int:
+    def charge(self, entry: Entry, check: Callable[[Spending], None] = lambda spent: None) -> int:
         """Write a release down before it is handed over, or what it costs before it happens.
 
         Args:
@@ -110,15 +110,15 @@ class AuditLog:
         """Write down what costs nothing, also if it was written before: a refusal."""
         self._write_entry(entry, lambda spent: None, once=False)
 
-    def _write_entry(self, entry: Entry, check: Callable[[Spent], None], once: bool) -> int:
-        require_readable(entry)
+    def _write_entry(self, entry: Entry, check: Callable[[Spending], None], once: bool) -> int:
+        check_entry(entry)
         with self._database.lock:
             written = None
             with self._database.write_transaction():
                 self._sync_before_write()
-                number = self.totals.number(vars(entry)) if once else 0
+                number = self.totals.entry_number(vars(entry)) if once else 0
                 if not number:
-                    check(self.totals.spent_by(entry.payer, entry.run))
+                    check(self.totals.spending(entry.payer, entry.run))
                     written = self._insert_entry(entry)
             if written is not None:
                 self._apply_entry(*written)
@@ -151,15 +151,21 @@ class AuditLog:
                 lost = {
                     names: more
                     for names, counts in head.totals.items()
-                    if (more := counts - self.totals.spent.get(names, Counter()))
+                    if (more := counts - self.totals.events.get(names, Counter()))
                 }
                 # Numbers that were used are not used again: the gap shows what is lost.
                 self._last_number = max(self._last_number, head.number)
                 for (payer, run), price in (lost or {("", ""): Counter[str]()}).items():
-                    bare, queries, left = price.pop(BARE, 0), price.pop(QUERIES, 0), price.pop(BYTES, 0)
+                    bare, queries, left = (
+                        price.pop(NO_GUARANTEE, 0),
+                        price.pop(QUERIES, 0),
+                        price.pop(BYTES, 0),
+                    )
                     told = (run, payer, payer, self._last_number + 1, SETTLED, SETTLED)
                     up = {BYTES: left} if left else {}
-                    units = [what for what in head.totals.get((payer, run), ()) if what.startswith(UNIT)]
+                    units = [
+                        what for what in head.totals.get((payer, run), ()) if what.startswith(UNIT_PREFIX)
+                    ]
                     for what in units:
                         price.pop(what, 0)
                     entry = Entry(
@@ -168,7 +174,7 @@ class AuditLog:
                         up=up,
                         cost=price,
                         no_guarantee=bare,
-                        unit=" and ".join(what.removeprefix(UNIT) for what in units),
+                        unit=" and ".join(what.removeprefix(UNIT_PREFIX) for what in units),
                         queries=queries,
                     )
                     self._apply_entry(*self._insert_entry(entry))
@@ -178,12 +184,12 @@ class AuditLog:
 
     # --- reading --------------------------------------------------------------------------------------
 
-    def spending(self, payer: str, run: str) -> Spent:
+    def spending(self, payer: str, run: str) -> Spending:
         """What a payer has spent so far, in one run and in all, also by what other processes have written."""
         if self._is_open and self.fault is None:
             with self._database.read_transaction():
                 self._read_new_entries()
-        return self.totals.spent_by(payer, run)
+        return self.totals.spending(payer, run)
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
         """Bytes and queries of one run, or of all: :meth:`fedstill.node.audit_totals.Sums.summary`."""
@@ -202,7 +208,7 @@ class AuditLog:
         with self._database.read_transaction():
             found = self._database.execute(query, (first, most)).fetchall()
         for number, line, hashed in found:
-            if (told := parsed(line)) is not None:
+            if (told := parse_line(line)) is not None:
                 yield {"entry": number, **told, "hash": hashed}
 
     def verify(self) -> None:
@@ -252,7 +258,7 @@ class AuditLog:
                 found = Head.read(self._head_path)
             except (OSError, ValueError) as error:
                 damage = f"its head {self._head_path.name} is damaged: {error}"
-        self.totals, self._last_number, self._last_hash, self._settled_number = Sums(), 0, "", 0
+        self.totals, self._last_number, self._last_hash, self._settled_number = EntryTotals(), 0, "", 0
         self._head_number = 0 if found is None else found.number
         wanted = self._read_entries(-(2**62), self._head_number)
         self.fault = self.fault or damage
@@ -265,7 +271,7 @@ class AuditLog:
                 self.fault = f"is an older copy: {ends}"
             elif found.hash != wanted.hash:
                 self.fault = f"entry {found.number} is not the one that its head names"
-            elif found.totals != wanted.spent:
+            elif found.totals != wanted.totals:
                 self.fault = f"its entries up to {found.number} do not add up to the totals in its head"
         return found
 
@@ -279,7 +285,7 @@ class AuditLog:
         there = Head()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
         for number, line, hashed in self._database.execute(query, (after,)):
-            told, chain = parsed(line), link(self._last_hash, number, line)
+            told, chain = parse_line(line), link(self._last_hash, number, line)
             if number != self._last_number + 1:
                 fault = fault or f"entry {self._last_number + 1} is missing"
             if told is None or hashed != chain:
@@ -288,7 +294,7 @@ class AuditLog:
                 fault, self._settled_number = None, number
             self._apply_entry(number, chain, told)
             if number == wanted:
-                there = Head(number, chain, self.totals.by_run())
+                there = Head(number, chain, self.totals.run_totals())
         self.fault = fault
         return there
 
@@ -323,7 +329,7 @@ class AuditLog:
             raise AuditError(self._database.location, "is open to be read only")
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         number, line = self._last_number + 1, entry.to_line(at)
-        if number > LAST:
+        if number > MAX_ENTRY_NUMBER:
             told = f"no entry can follow number {self._last_number}: move away what says so, this log or its head"
             raise AuditError(self._database.location, f"{told}, and settle")
         chain = link(self._last_hash, number, line)
@@ -348,7 +354,7 @@ class AuditLog:
             self.require_sound()
             try:
                 audit_head.write_audit_head(
-                    self._head_path, self._last_number, self._last_hash, self.totals.rows()
+                    self._head_path, self._last_number, self._last_hash, self.totals.head_rows()
                 )
             except OSError as error:
                 raise AuditError(self._head_path, f"cannot be written: {error.strerror}") from error

@@ -12,7 +12,7 @@ import torch
 from fedstill.node.audit_entries import ReceivedQuery
 from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SumRequest
-from fedstill.protocol.wire_format import Tensors, size
+from fedstill.protocol.wire_format import Tensors, tensor_bytes
 
 MAX_EXCHANGES = 4  # answers
 MAX_BYTES = 2**26  # fewer where they are large: only the last one, if need be
@@ -24,14 +24,16 @@ class Exchange:
 
     query: Query
     content_hash: str  # digest of the query
-    received: list[Asked]  # one a node, in the group's order
+    received: list[ReceivedQuery]  # one a node, in the group's order
     tensors: Tensors  # that came down, until all answers are out
     differentiable: bool
     inputs: Tensors = field(default_factory=dict)  # (G, ...) leaves of the graph
     # (G, ...), with the graph until the next query; a list of what is apart
     outputs: Mapping[str, Any] = field(default_factory=dict)
     releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
-    received_gradients: dict[str, Asked] = field(default_factory=dict)  # what came to be pulled back, by node
+    received_gradients: dict[str, ReceivedQuery] = field(
+        default_factory=dict
+    )  # what came to be pulled back, by node
     input_gradients: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
     released_gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
     is_graph_freed: bool = False  # the graph, and answers that are not out yet
@@ -55,4 +57,4 @@ class RecentExchanges(OrderedDict[int, Exchange]):
 
     def _bytes(self) -> int:
         releases = [release for kept in self.values() for release in kept.releases]
-        return sum(size(tensor) for release in releases for tensor in release.values())
+        return sum(tensor_bytes(tensor) for release in releases for tensor in release.values())

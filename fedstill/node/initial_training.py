@@ -13,39 +13,39 @@ from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks import Task
 
-CHUNK = 20  # local steps between two looks at the clock
+STEPS_PER_CHUNK = 20  # local steps between two looks at the clock
 
 
-class FirstTraining:
+class InitialTraining:
     """How far a node has come with a span of its local training; None: nothing is trained.
 
     Attributes:
         steps: that were taken, by all who learn from its data, one after the other.
-        done: whether nothing is left to do.
+        is_done: whether nothing is left to do.
     """
 
     def __init__(
         self, node: Node, span: Span | None, task: Task, local: LocalConfig, compute: Compute
     ) -> None:
-        self._node, self._task, self._local, self._compute = node, task, local, compute
+        self._node, self._task, self._local_config, self._compute = node, task, local, compute
         if span is not None:
-            local_training.prepare(node.learners, local)
+            local_training.make_optimizers(node.learners, local)
             if not any("model" in learner.optimizers for learner in node.learners):
                 span = None  # used as it is: its owner lets nothing of it be trained
-        self._span, self._half_way = span, False
-        self.steps, self.done = 0, span is None
+        self._span, self._is_interrupted = span, False
+        self.steps, self.is_done = 0, span is None
 
     @property
-    def wanted(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether there is anything to train at all."""
         return self._span is not None
 
     @property
     def percent(self) -> int:
         """How far it has come, in tens: more would tell how many examples there are."""
-        return 100 if self.done else 10 * (10 * self.steps // self._total())
+        return 100 if self.is_done else 10 * (10 * self.steps // self._total_steps())
 
-    def go_on(self, until: float, meanwhile: Callable[[], None]) -> bool:
+    def run(self, until: float, meanwhile: Callable[[], None]) -> bool:
         """Train until a time (``time.monotonic()``), or the end, and call ``meanwhile`` after every few
         steps.
 
@@ -55,34 +55,36 @@ class FirstTraining:
         Raises:
             NodeFault: an earlier call failed: what it learned would be learned, and told, on top.
         """
-        total = self._total()
+        total = self._total_steps()
         while self._span is not None and self.steps < total and time.monotonic() < until:
-            self._some(self._span)
+            self._train_chunk(self._span)
             meanwhile()
         return self.steps >= total
 
-    def forget_optimizers(self) -> None:
+    def drop_optimizers(self) -> None:
         """Nothing is trained any more."""
         for learner in self._node.learners:
             learner.optimizers.pop("model", None)
 
-    def take_up(self, steps: Any, done: Any) -> None:
+    def resume(self, steps: Any, done: Any) -> None:
         """Go on from where an earlier process stopped; ValueError where nobody could have stopped there."""
-        if type(steps) is not int or type(done) is not bool or not 0 <= steps <= self._total():
-            raise ValueError(f"{steps!r} steps of {self._total()}, done: {done!r}")
-        self.steps, self.done = steps, done
+        if type(steps) is not int or type(done) is not bool or not 0 <= steps <= self._total_steps():
+            raise ValueError(f"{steps!r} steps of {self._total_steps()}, done: {done!r}")
+        self.steps, self.is_done = steps, done
         if done:
-            self.forget_optimizers()
+            self.drop_optimizers()
 
     def _steps_of(self, learner: Node) -> range:
-        return range(0) if self._span is None else self._span.steps(self._local.steps(len(learner.data)))
+        return (
+            range(0) if self._span is None else self._span.steps(self._local_config.steps(len(learner.data)))
+        )
 
-    def _total(self) -> int:
+    def _total_steps(self) -> int:
         return sum(len(self._steps_of(learner)) for learner in self._node.learners)
 
-    def _some(self, span: Span) -> None:
+    def _train_chunk(self, span: Span) -> None:
         """A few steps of the learner whose turn it is."""
-        if self._half_way:
+        if self._is_interrupted:
             raise NodeFault(
                 self._node.name, "train_locally", "its training failed half-way: start the node again"
             )
@@ -90,9 +92,9 @@ class FirstTraining:
         for learner in self._node.learners:
             mine = len(self._steps_of(learner))
             if self.steps < before + mine:
-                start, own = self.steps - before, (self._task, self._local, self._compute)
-                self._half_way = True
-                done = local_training.train([learner], *own, span=span, start=start, steps=CHUNK)
-                self.steps, self._half_way = before + done, False
+                start, own = self.steps - before, (self._task, self._local_config, self._compute)
+                self._is_interrupted = True
+                done = local_training.train([learner], *own, span=span, start=start, steps=STEPS_PER_CHUNK)
+                self.steps, self._is_interrupted = before + done, False
                 return
             before += mine

@@ -11,11 +11,11 @@ from fedstill.node.exchanges import Exchange
 from fedstill.node.node import Node
 from fedstill.node.node_group import stack_tensors
 from fedstill.protocol.queries import Query
-from fedstill.protocol.secure_aggregation import node_weight, spread
+from fedstill.protocol.secure_aggregation import broadcast_weight, node_weight
 from fedstill.protocol.wire_format import Tensors, decompress
 
 
-def require_sound(kept: Exchange, node: str, pull: Tensors) -> None:
+def check_output_gradients(kept: Exchange, node: str, pull: Tensors) -> None:
     """Refuse gradients that do not belong to an answer, before anything is computed with them.
 
     All that it goes by is known to the server: names and shapes of what the node has let out. Whether the
@@ -45,7 +45,9 @@ def require_sound(kept: Exchange, node: str, pull: Tensors) -> None:
         raise QueryRefused(node, kept.query.name, rule)
 
 
-def pulled_back(kept: Exchange, nodes: Sequence[Node], pulls: Mapping[str, Tensors]) -> list[torch.Tensor]:
+def compute_input_gradients(
+    kept: Exchange, nodes: Sequence[Node], pulls: Mapping[str, Tensors]
+) -> list[torch.Tensor]:
     """The gradients of the inputs of a query, ``(G, ...)`` each, zero for nodes that were given none.
 
     Args:
@@ -56,7 +58,9 @@ def pulled_back(kept: Exchange, nodes: Sequence[Node], pulls: Mapping[str, Tenso
         One a differentiable input; none where nothing that was pulled depends on them.
     """
     arrived = {
-        node.name: _weighed(node, kept.query, pull) for node in nodes if (pull := pulls.get(node.name))
+        node.name: _apply_sum_weights(node, kept.query, pull)
+        for node in nodes
+        if (pull := pulls.get(node.name))
     }
     sample = next(iter(arrived.values()), {})
     # What does not depend on the inputs (a mean over the node's own examples) has no way back.
@@ -69,16 +73,16 @@ def pulled_back(kept: Exchange, nodes: Sequence[Node], pulls: Mapping[str, Tenso
     grads = torch.autograd.grad(
         [kept.outputs[key] for key in names],
         [kept.inputs[key] for key in kept.query.differentiable],
-        [stack([pull[key] for pull in each]) for key in names],
+        [stack_tensors([pull[key] for pull in each]) for key in names],
     )
     return list(grads)
 
 
-def _weighed(node: Node, query: Query, pull: Tensors) -> dict[str, torch.Tensor]:
+def _apply_sum_weights(node: Node, query: Query, pull: Tensors) -> dict[str, torch.Tensor]:
     """What is pulled back through a node: its answer's share of it, where that was weighed in a sum."""
     own = decompress(pull)
     for name, how in query.sums.items():
         weight = node_weight(how, node.released_counts)
         if weight is not None:
-            own[name] = own[name] * spread(weight, own[name]).to(own[name])
+            own[name] = own[name] * broadcast_weight(weight, own[name]).to(own[name])
     return own

@@ -18,7 +18,7 @@ from fedstill.core.startup_kit import StartupKit, issued_by
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-LARGEST = 20_000  # bytes of a card
+MAX_CARD_BYTES = 20_000  # bytes of a card
 
 
 class KitIdentity:
@@ -54,7 +54,7 @@ class KitIdentity:
         card = {"value": value.hex(), "certificate": self._pem.decode(), "signature": signature.hex()}
         return json.dumps(card).encode()
 
-    def read(self, card: bytes, name: str, claim: Callable[[bytes], bytes]) -> bytes:
+    def verify(self, card: bytes, name: str, claim: Callable[[bytes], bytes]) -> bytes:
         """The value of a card that the node of this name has signed.
 
         Args:
@@ -67,8 +67,8 @@ class KitIdentity:
         """
         from cryptography import x509
 
-        if len(card) > LARGEST:
-            raise ValueError(f"it has {len(card)} bytes, allowed are {LARGEST}")
+        if len(card) > MAX_CARD_BYTES:
+            raise ValueError(f"it has {len(card)} bytes, allowed are {MAX_CARD_BYTES}")
         try:
             told = json.loads(card)
             value, signature = bytes.fromhex(told["value"]), bytes.fromhex(told["signature"])

@@ -22,15 +22,15 @@ from fedstill.node import dp_training
 from fedstill.node.dp_training import Report
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, stack_tensors
-from fedstill.protocol.local_config import WHOLE, LocalConfig, Span, cosine, set_lr
+from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task
 
 # One step of the nodes still at work: group, the step's number, inputs (G, B, ...) and targets (G, B, ...)
 # to the losses (G,) that it has stepped on.
-Work = Callable[[Group, int, torch.Tensor, torch.Tensor], torch.Tensor]
+TrainStep = Callable[[NodeGroup, int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-REPAYS = 50  # steps that repay what it takes to record one
+MIN_STEPS_TO_CAPTURE = 50  # steps that repay what it takes to record one
 
 
 def make_optimizer(trained: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
@@ -40,7 +40,7 @@ def make_optimizer(trained: Sequence[nn.Parameter], config: LocalConfig) -> torc
     return torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
 
 
-def prepare(nodes: Sequence[Node], config: LocalConfig) -> None:
+def make_optimizers(nodes: Sequence[Node], config: LocalConfig) -> None:
     """Give each node a new optimizer for its model.
 
     A node whose model is frozen as a whole has nothing to train and gets none.
@@ -59,11 +59,11 @@ def train(
     config: LocalConfig,
     compute: Compute,
     *,
-    span: Span = WHOLE,
+    span: Span = FULL_TRAINING,
     start: int = 0,
     steps: int | None = None,
     report: Report | None = None,
-    work: Work | None = None,
+    work: TrainStep | None = None,
     roles: Sequence[str] = ("model",),
     purpose: str = "local",
 ) -> int:
@@ -90,30 +90,30 @@ def train(
             raise ArgumentError(whose, "dp-sgd", "a method that trains on the task's loss")
         about = (nodes[0], task, config, compute)
         where: dict[str, Any] = {"span": span, "start": start, "steps": steps}
-        return dp_training.train(*about, dp=private, report=report, purpose=purpose, **where)
-    totals = {node.name: max(config.steps(len(node.data)), span.of) for node in nodes}
+        return dp_training.train_privately(*about, dp=private, report=report, purpose=purpose, **where)
+    totals = {node.name: max(config.steps(len(node.data)), span.parts) for node in nodes}
     spans = {node.name: span.steps(totals[node.name]) for node in nodes}
     nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable: most work first
     lengths = [len(spans[node.name]) for node in nodes]
     firsts = [spans[node.name].start for node in nodes]
-    streams = [_Stream(node, task, config) for node in nodes]
-    group = Group(nodes)
+    streams = [_BatchStream(node, task, config) for node in nodes]
+    group = NodeGroup(nodes)
     for role in nodes[0].modules:
-        group.bench(role).train(role in roles)
+        group.module(role).train(role in roles)
     if work is None:
-        work = plain(task, config)
-        if len(nodes) == 1 and lengths[0] >= REPAYS and compute.records(nodes[0].model):
-            work = recorded(nodes[0], compute, work)
+        work = task_loss_step(task, config)
+        if len(nodes) == 1 and lengths[0] >= MIN_STEPS_TO_CAPTURE and compute.records(nodes[0].model):
+            work = capture_train_step(nodes[0], compute, work)
     end = lengths[0] if steps is None else min(lengths[0], start + steps)
     for step in range(start, end):
         active = sum(length > step for length in lengths)
         batches = [
             stream.batch(first + step) for stream, first in zip(streams[:active], firsts, strict=False)
         ]
-        inputs = stack([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
-        targets = stack([targets for _, targets in batches])  # (active, batch, ...)
+        inputs = stack_tensors([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
+        targets = stack_tensors([targets for _, targets in batches])  # (active, batch, ...)
         for node, first in zip(nodes[:active], firsts, strict=False):
-            rate = cosine(first + step, totals[node.name], config.lr, config.lr_end)
+            rate = cosine_lr(first + step, totals[node.name], config.lr, config.lr_end)
             for role in roles:
                 set_lr(node.optimizers[role], rate)
         number = firsts[0] + step
@@ -123,42 +123,42 @@ def train(
         if report is not None:
             report(nodes[:active], step + 1, losses.detach())
     for role in nodes[0].modules:
-        group.bench(role).train(False)
+        group.module(role).train(False)
     if end == lengths[0]:
         nodes[0].captured_step = None
     return end
 
 
-def recorded(node: Node, compute: Compute, work: Work) -> Work:
+def capture_train_step(node: Node, compute: Compute, work: TrainStep) -> TrainStep:
     """A step of one node's model that a GPU records, for as long as its training lasts."""
     optimizer = node.optimizers["model"]
     recordable(optimizer)
     if node.captured_step is None:
 
         def step(inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"losses": work(Group([node]), 0, inputs, targets)}
+            return {"losses": work(NodeGroup([node]), 0, inputs, targets)}
 
         node.captured_step = Recorded(step, Memory([node.model], [optimizer]), compute.graphs)
     again = node.captured_step
     return lambda group, step, inputs, targets: again(inputs=inputs, targets=targets)["losses"]
 
 
-def plain(task: Task, config: LocalConfig) -> Work:
+def task_loss_step(task: Task, config: LocalConfig) -> TrainStep:
     """A step of each model on the task's own loss."""
 
-    def work(group: Group, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        losses = task.loss(group.bench("model")(inputs), targets, config.smoothing)  # (G,)
+    def work(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        losses = task.loss(group.module("model")(inputs), targets, config.smoothing)  # (G,)
         group.step("model", losses)
         return losses
 
     return work
 
 
-class _Stream:
+class _BatchStream:
     """Batches from one endless sequence of shuffled passes; which batch, follows from its number."""
 
     def __init__(self, node: Node, task: Task, config: LocalConfig) -> None:
-        self.node, self.task, self.size, self.how = node, task, config.batch, config.augment
+        self.node, self.task, self.size, self.augment = node, task, config.batch, config.augment
         self._passes: dict[int, torch.Tensor] = {}
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,10 +170,10 @@ class _Stream:
             for turn in range(first // total, (last - 1) // total + 1)
         ]
         data = self.node.data.subset(onto(torch.cat(pieces), self.node.data.inputs.device))
-        if self.how == "none":
+        if self.augment == "none":
             return data.inputs, data.targets
         draws = sample_augmentation(len(data), self.node.generator("augment", number))
-        return augment_examples(self.task, data.inputs, data.targets, draws, self.how)
+        return augment_examples(self.task, data.inputs, data.targets, draws, self.augment)
 
     def _shuffled(self, turn: int) -> torch.Tensor:
         if turn not in self._passes:
@@ -184,7 +184,7 @@ class _Stream:
         return self._passes[turn]
 
 
-def at_once(inputs: torch.Tensor) -> int:
+def inference_batch_size(inputs: torch.Tensor) -> int:
     """How many of some inputs are computed at once: 1000, and fewer where they are large pictures.
 
     On a CPU so few that what layers make of them stays in the cache: a thousand images of 32 x 32 may take
@@ -200,18 +200,18 @@ def at_once(inputs: torch.Tensor) -> int:
 def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
     """A model's outputs on many inputs, in evaluation mode, without gradients: ``(N, ...)`` float32."""
     with in_mode(model, False), torch.no_grad(), compute.autocast():
-        return torch.cat([model(part).float() for part in torch.split(inputs, at_once(inputs))])
+        return torch.cat([model(part).float() for part in torch.split(inputs, inference_batch_size(inputs))])
 
 
-def train_round(nodes: Group, round: int, rounds: int, work: Work | None = None) -> None:
+def train_round(nodes: NodeGroup, round: int, rounds: int, work: TrainStep | None = None) -> None:
     """One round's part of the local training of a group's models; ``work`` is a step, if not on the task's
     loss.
 
     The optimizer starts anew, since what it remembers belongs to weights that were replaced.
     """
-    at = nodes.at
-    prepare(nodes.nodes, at.local)
-    span = Span.one(round, rounds)
+    at = nodes.setting
+    make_optimizers(nodes.nodes, at.local)
+    span = Span.part(round, rounds)
     train(nodes.nodes, at.task, at.local, at.compute, span=span, work=work)
     for node in nodes.nodes:
         node.optimizers.pop("model", None)

@@ -13,7 +13,7 @@ from fedstill.node.node_group import NodeGroup
 from fedstill.node.request_handler import RequestHandler
 from fedstill.node.sum_contribution import SumContribution
 from fedstill.node.sum_masks import SumMasks
-from fedstill.protocol.digests import fingerprint
+from fedstill.protocol.digests import sha256_digest
 from fedstill.protocol.queries import NodeSide, Query
 from fedstill.protocol.secure_aggregation import SumRequest, gradient_scale
 from fedstill.protocol.wire_format import Tensors, WireConfig, decompress
@@ -29,7 +29,7 @@ class MaskedHandler(RequestHandler):
     def __init__(
         self,
         masks: SumMasks,
-        group: Group,
+        group: NodeGroup,
         side: NodeSide,
         compute: Compute,
         last: dict[str, int],
@@ -38,17 +38,17 @@ class MaskedHandler(RequestHandler):
         super().__init__(group, side, compute, last, wire)
         self.masks = masks
 
-    def _bits(
+    def _hash_history(
         self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumRequest | None
     ) -> str:
         (node,) = self.group.nodes
         # A node that comes back has not heard all that others have. Of no other query this may be said:
         # whether a sum may be read without some is asked of sums alone.
         summed = bool(self.side.queries[name].sums)
-        before = "" if summed and call is not None and call.recover else node.heard
-        return fingerprint(arrived, name, str(number), str(differentiable), before, _layout(arrived))
+        before = "" if summed and call is not None and call.recover else node.query_history_hash
+        return sha256_digest(arrived, name, str(number), str(differentiable), before, _memory_layout(arrived))
 
-    def _admit(
+    def _admit_sum(
         self, query: Query, call: SumRequest | None, pulls: Iterable[Tensors] = ()
     ) -> SumRequest | None:
         if not query.sums:
@@ -62,36 +62,36 @@ class MaskedHandler(RequestHandler):
         (node,) = self.group.nodes
         # Before anything is computed: what comes of that would else be told, by which refusal comes.
         for how in query.sums.values():
-            if how in ("size", "counts") and how not in node.told:
+            if how in ("size", "counts") and how not in node.released_counts:
                 rule = f"sums: '{how}' of its data, which weigh its answer, were not asked before"
                 raise QueryRefused(node.name, query.name, rule)
-        return self.masks.admit(query.name, call, self.side.forms(query.name, self._run))
+        return self.masks.admit(query.name, call, self.side.weightings(query.name, self._noise_run))
 
-    def objections(self) -> dict[str, str]:
+    def refused_queries(self) -> dict[str, str]:
         """The rule by which queries are refused for what was added before, before anything is trained."""
         if self.masks.policy.sums_may_differ:
             return {}
-        return self.masks.history.clashes(self.side, self._run)
+        return self.masks.history.conflicts(self.side, self._noise_run)
 
     @property
-    def _run(self) -> str:
+    def _noise_run(self) -> str:
         """The run's name, where counts have noise of its own."""
         gate = self.group.nodes[0].gate
         return gate.run if gate.budgets is not None and gate.budgets.mechanism.protects else ""
 
-    def _adding(
+    def _sum_contribution(
         self, node: Node, call: SumRequest | None, kept: Exchange, pull: Tensors | None = None
-    ) -> Adding | None:
+    ) -> SumContribution | None:
         adding = super()._adding(node, call, kept)
         if adding is None or call is None:
             return None
-        told = (kept.query_history_hash, "" if pull is None else fingerprint(pull, _layout(pull)))
+        told = (kept.query_history_hash, "" if pull is None else sha256_digest(pull, _memory_layout(pull)))
         mask = self.masks.mask(call, kept.query.name, told)
-        settle = None if self._run else self.masks.check_weights  # counts with noise differ in each run
+        settle = None if self._noise_run else self.masks.check_weights  # counts with noise differ in each run
         spoil, always = self.masks.replacement(call), self.masks.is_exhausted
-        return replace(adding, mask=mask, spoil=spoil, always=always, settle=settle)
+        return replace(adding, add_mask=mask, replacement=spoil, always_replace=always, check_weights=settle)
 
 
-def _layout(tensors: Tensors) -> str:
+def _memory_layout(tensors: Tensors) -> str:
     """How tensors lie in memory: equal values that lie otherwise have answers with other last digits."""
     return " ".join(f"{name}{tuple(tensor.stride())}" for name, tensor in sorted(tensors.items()))

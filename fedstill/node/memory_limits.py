@@ -37,10 +37,10 @@ def memory_limit(most: int | None, device: torch.device) -> int:
     """Bytes that a run may take on a device under policy ``max_memory``; 0 is no limit."""
     if most is not None:
         return most
-    machine = int(SHARE * _machine())
+    machine = int(DEFAULT_SHARE * _machine_memory())
     if device.type != "cuda":
         return machine
-    return min(machine, int(SHARE * torch.cuda.get_device_properties(device).total_memory))
+    return min(machine, int(DEFAULT_SHARE * torch.cuda.get_device_properties(device).total_memory))
 
 
 def _machine_memory() -> int:
@@ -83,7 +83,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         seen.append(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             return True
-        if isinstance(error, RuntimeError) and OUT.search(str(error)):
+        if isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -94,7 +94,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def training_bytes(model: nn.Module) -> int:
     """Bytes of a network that is trained."""
-    return TRAINED * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    return COPIES_IN_TRAINING * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
 
 
 def bytes_per_input(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> int:
@@ -109,9 +109,9 @@ def bytes_per_input(model: nn.Module, shape: tuple[int, ...], form: Form = "imag
     x = example(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm takes no row alone
     with in_mode(model, False):
         try:
-            return _kept(model, x, torch.device("meta")) // len(x)
+            return _saved_bytes(model, x, torch.device("meta")) // len(x)
         except FORWARD:
-            return _kept(model, x, device) // len(x)
+            return _saved_bytes(model, x, device) // len(x)
 
 
 def _saved_bytes(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
@@ -122,12 +122,12 @@ def _saved_bytes(model: nn.Module, x: torch.Tensor, device: torch.device) -> int
 
     leaves = {name: there(own).requires_grad_() for name, own in model.named_parameters()}
     leaves |= {name: there(own) for name, own in model.named_buffers()}
-    owned = {_place(leaf) for leaf in leaves.values()}
+    owned = {_storage_id(leaf) for leaf in leaves.values()}
     kept: dict[int, torch.Tensor] = {}  # by where they lie, so that none is counted twice
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if _place(tensor) not in owned:
-            kept[_place(tensor)] = tensor
+        if _storage_id(tensor) not in owned:
+            kept[_storage_id(tensor)] = tensor
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -152,12 +152,14 @@ def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, mos
     try:
         with torch.device("meta"):
             model = build()
-        need: float = of_weights(model) + batch * of_input(model, spec.shape, spec.task.task_class.form)
+        need: float = training_bytes(model) + batch * bytes_per_input(
+            model, spec.shape, spec.task.task_class.form
+        )
     except RuntimeError as error:
         if "overflow" not in str(error).lower():
             raise
         need = math.inf
-    require_memory(_model(spec), need, most)
+    require_memory(_describe_model(spec), need, most)
 
 
 def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, most: int) -> None:
@@ -168,8 +170,8 @@ def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, publ
     """
     if not most:
         return
-    need = of_weights(model) + batch * of_input(model, spec.shape, spec.task.task_class.form)
-    require_memory(_model(spec), need, most)
+    need = training_bytes(model) + batch * bytes_per_input(model, spec.shape, spec.task.task_class.form)
+    require_memory(_describe_model(spec), need, most)
     responses = public * (example_bytes(spec) + 2 * 4 * math.prod(spec.output_shape))
     require_memory(f"{public} public inputs with answers about them", need + responses, most)
     own = COPIES * round_up_to_power_of_two(examples) * example_bytes(spec)

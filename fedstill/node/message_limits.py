@@ -18,7 +18,7 @@ from fedstill.node import memory_limits
 from fedstill.node.node import Node
 from fedstill.protocol.payload_kinds import INDICES, INPUTS, LABEL_COUNTS, LOGITS, SCHEDULE
 from fedstill.protocol.queries import Query
-from fedstill.protocol.wire_format import Tensors, size
+from fedstill.protocol.wire_format import Tensors, tensor_bytes
 from fedstill.tasks import Task
 
 logger = logging.getLogger("fedstill.node")
@@ -41,7 +41,7 @@ def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
             yield
     except Exception as error:
         if isinstance(error, QueryRefused) or not (
-            isinstance(error, TooLarge) or memory_limits.ran_out(error)
+            isinstance(error, TooLarge) or memory_limits.is_out_of_memory(error)
         ):
             raise
         what = error.what if isinstance(error, TooLarge) else "it"
@@ -81,7 +81,7 @@ class QuerySizeLimits:
             require_memory(f"a query about {rows_asked} inputs at once", need, self._most)
         named = sum(tensors[name].numel() for name in indices)
         if named and self._public is not None:  # one may be named often, and is copied each time
-            each = size(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
+            each = tensor_bytes(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
             require_memory(f"a query about {named} public inputs at once", named * each, self._most)
 
     def _require_shapes(self, query: Query, tensors: Tensors) -> None:
@@ -111,10 +111,10 @@ class QuerySizeLimits:
         """Bytes that the node's networks keep of one input that they are asked about."""
         shape, modules = tuple(self._node.data.inputs.shape[1:]), self._node.modules
         form = self._spec.task.task_class.form
-        each = memory_limits.of_input(modules["model"], shape, form)
+        each = memory_limits.bytes_per_input(modules["model"], shape, form)
         weight = next(modules["critic"].parameters()) if "critic" in modules else None
         if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers
-            each += 2 * memory_limits.of_input(modules["critic"], (weight.shape[1], *shape[1:]))
+            each += 2 * memory_limits.bytes_per_input(modules["critic"], (weight.shape[1], *shape[1:]))
         elif weight is not None and weight.ndim == 2:  # of rows of a table
-            each += 2 * memory_limits.of_input(modules["critic"], shape, form)
+            each += 2 * memory_limits.bytes_per_input(modules["critic"], shape, form)
         return each

@@ -19,7 +19,7 @@ from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS
 from fedstill.protocol.queries import Handler, NodeSide, Query
 
 
-class _Within(TorchFunctionMode):
+class _ParameterLimit(TorchFunctionMode):
     """Refuses layers with more parameters than so many, in this thread, before they have any memory.
 
     All layers of torch take theirs from ``torch.empty``, called here on the meta device first.
@@ -27,7 +27,7 @@ class _Within(TorchFunctionMode):
 
     def __init__(self, most: int, node: str, query: str) -> None:
         super().__init__()
-        self.most, self.node, self.query, self.made = most, node, query, 0.0
+        self.most, self.node, self.query, self.created = most, node, query, 0.0
 
     def __torch_function__(
         self,
@@ -38,14 +38,14 @@ class _Within(TorchFunctionMode):
     ) -> Any:
         given = dict(kwargs or {})
         if func is torch.empty:
-            self.made += _count(*args, **given)
-            if self.made > self.most:
+            self.created += _count_numbers(*args, **given)
+            if self.created > self.most:
                 rule = f"max_parameters: {self.most}, and the networks that the plan asks for have more"
                 raise QueryRefused(self.node, self.query, rule)
         return func(*args, **given)
 
 
-def _count(*args: Any, **given: Any) -> float:
+def _count_numbers(*args: Any, **given: Any) -> float:
     """How many numbers ``torch.empty`` is asked for; inf where that is more than it could ever count."""
     try:
         return torch.empty(*args, **{**given, "device": "meta"}).numel()
@@ -53,7 +53,7 @@ def _count(*args: Any, **given: Any) -> float:
         return float("inf")
 
 
-def within_parameters(side: NodeSide, most: int, node: str) -> NodeSide:
+def limit_parameters(side: NodeSide, most: int, node: str) -> NodeSide:
     """A method's part at a node, which makes no networks of more than ``most`` parameters at once; 0: no
     limit.
 
@@ -62,7 +62,7 @@ def within_parameters(side: NodeSide, most: int, node: str) -> NodeSide:
     """
 
     def within(query: str) -> AbstractContextManager[object]:
-        return _Within(most, node, query) if most else nullcontext()
+        return _ParameterLimit(most, node, query) if most else nullcontext()
 
     def prepare(nodes: Sequence[Node]) -> None:
         with within("join"):

@@ -17,7 +17,7 @@ from fedstill.node.local_training import predict
 from fedstill.protocol.local_config import LocalConfig
 
 
-def fitted(
+def prepare_network(
     model: nn.Module,
     compute: Compute,
     shape: tuple[int, ...],
@@ -59,7 +59,7 @@ def check_local_batch(
         raise ArgumentError("nodes.local.batch", 1, f"2 or more, for the batch norm of {whose}")
 
 
-def architecture(model: nn.Module) -> str:
+def architecture_hash(model: nn.Module) -> str:
     """A fingerprint of a network's layers and tensors, equal in every process; not of its weights.
 
     >>> architecture(nn.Linear(2, 3)) == architecture(nn.Linear(2, 3)) != architecture(nn.Linear(2, 4))

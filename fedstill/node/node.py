@@ -108,10 +108,10 @@ class Node:
         return {
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimizers": {role: optimizer.state_dict() for role, optimizer in self.optimizers.items()},
-            "answered": self.history_hash,
-            "heard": self.query_history_hash,
-            "told": self.released_counts,
-            "origin": self.pretraining_hash,
+            "history_hash": self.history_hash,
+            "query_history_hash": self.query_history_hash,
+            "released_counts": self.released_counts,
+            "pretraining_hash": self.pretraining_hash,
             "teachers": [
                 {role: optimizer.state_dict() for role, optimizer in teacher.optimizers.items()}
                 for teacher in self.teachers
@@ -129,11 +129,11 @@ class Node:
             for role, values in optimizers.items():
                 node.optimizers[role].load_state_dict(values)
                 lay_out(node.optimizers[role])
-        self.history_hash, self.pretraining_hash = state["answered"], state["origin"]
+        self.history_hash, self.pretraining_hash = state["history_hash"], state["pretraining_hash"]
         # What has left weighs its answers for good: others, from before they left, would tell them apart.
         self.query_history_hash, self.released_counts = (
-            state["heard"],
-            {**state["told"], **self.released_counts},
+            state["query_history_hash"],
+            {**state["released_counts"], **self.released_counts},
         )
 
 

@@ -20,7 +20,7 @@ from fedstill.protocol.local_config import LocalConfig
 
 
 @dataclass(frozen=True)
-class OwnModelConfig(ModelConfig):
+class NodeModelConfig(ModelConfig):
     """Which model a node has, and what its methods may see by."""
 
     perceptual: str = ""
@@ -29,8 +29,8 @@ class OwnModelConfig(ModelConfig):
     not."""
 
 
-NAME = "1 to 64 letters, digits, '-' and '_'"
-PATHS = ("data.path", "data.schema", "model.weights", "model.perceptual", "privacy.audit_log")
+NAME_RULE = "1 to 64 letters, digits, '-' and '_'"
+PATH_OPTIONS = ("data.path", "data.schema", "model.weights", "model.perceptual", "privacy.audit_log")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class NodeFile(Checked):
     data: NodeDataConfig = field(default_factory=NodeDataConfig)
     """Your data. They never leave this machine."""
 
-    model: OwnModelConfig = field(default_factory=OwnModelConfig)
+    model: NodeModelConfig = field(default_factory=NodeModelConfig)
     """Your model. It never leaves this machine, unless the policy below allows parameters."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
@@ -89,8 +89,8 @@ class NodeFile(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
-            raise ArgumentError("name", self.name, NAME)
-        for option in PATHS:
+            raise ArgumentError("name", self.name, NAME_RULE)
+        for option in PATH_OPTIONS:
             path = str(attrgetter(option)(self))
             try:
                 sound = "\0" not in str(Path(path).expanduser())

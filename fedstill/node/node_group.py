@@ -113,7 +113,7 @@ class StackedModules:
         self.frozen = frozen
         self._training: bool | None = None
         # The modules' own parameters; stacking changes what they refer to, not which they are.
-        self._own = [dict(module.named_parameters()) for module in self.modules]
+        self._module_parameters = [dict(module.named_parameters()) for module in self.modules]
         self._parameters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
         if len(self.modules) > 1:
@@ -127,7 +127,7 @@ class StackedModules:
         for module in self.modules:
             module.train(mode)
         stacked: Mapping[str, torch.Tensor] = self._parameters
-        for parameters in (*self._own, stacked):
+        for parameters in (*self._module_parameters, stacked):
             for name, tensor in parameters.items():
                 tensor.requires_grad_(mode and name not in self.frozen)
 
@@ -155,29 +155,36 @@ class StackedModules:
             stacked: torch.Tensor = vmap(one)(parameters, buffers, x.contiguous())
         return stacked.float()
 
-    def trained(self, rows: int) -> dict[str, torch.Tensor]:
+    def trainable_parameters(self, rows: int) -> dict[str, torch.Tensor]:
         """The parameters in training of the first modules, by name: each ``(rows, ...)``, in the graph."""
         if rows == 1:
-            return {name: own.unsqueeze(0) for name, own in self._own[0].items() if own.requires_grad}
+            return {
+                name: own.unsqueeze(0)
+                for name, own in self._module_parameters[0].items()
+                if own.requires_grad
+            }
         return {name: tensor[:rows] for name, tensor in self._parameters.items() if tensor.requires_grad}
 
-    def current(self) -> bool:
+    def is_current(self) -> bool:
         """Whether the modules' parameters still lie here: a later bench of some of them moves them."""
         if not self._parameters:  # alone
             return True
         name, rows = next(iter(self._parameters.items()))
-        return all(own[name].data_ptr() == row.data_ptr() for own, row in zip(self._own, rows, strict=True))
+        return all(
+            own[name].data_ptr() == row.data_ptr()
+            for own, row in zip(self._module_parameters, rows, strict=True)
+        )
 
     def backward(self, losses: torch.Tensor) -> None:
         """Gradients of each module's own loss, ``losses`` (G,), into its parameters' ``grad``."""
         alone = len(losses) == 1
-        leaves: dict[str, torch.Tensor] = {**self._own[0]} if alone else self._parameters
+        leaves: dict[str, torch.Tensor] = {**self._module_parameters[0]} if alone else self._parameters
         names = [name for name, leaf in leaves.items() if leaf.requires_grad]
         grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
             losses.sum(), [leaves[name] for name in names], allow_unused=True
         )
         for name, grad in zip(names, grads, strict=True):
-            for row, own in enumerate(self._own[: len(losses)]):
+            for row, own in enumerate(self._module_parameters[: len(losses)]):
                 mine = grad if alone or grad is None else grad[row]
                 own[name].grad = None if mine is None else as_laid_out(mine, own[name])
 
@@ -202,13 +209,13 @@ class NodeGroup:
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = list(nodes)
-        self._benches: dict[str, StackedModules] = {}
-        self.at: Any = None  # what a method finds here (NodeSetting), while it answers
-        self.number = 0  # of the query that is answered, which names what is drawn for it
+        self._stacked: dict[str, StackedModules] = {}
+        self.setting: Any = None  # what a method finds here (NodeSetting), while it answers
+        self.query_number = 0  # of the query that is answered, which names what is drawn for it
 
-    def knowing(self, at: Any, number: int = 0) -> NodeGroup:
+    def for_query(self, at: Any, number: int = 0) -> NodeGroup:
         """This group, answering query ``number`` of a method that finds ``at`` here."""
-        self.at, self.number = at, number
+        self.setting, self.query_number = at, number
         return self
 
     def __len__(self) -> int:
@@ -219,35 +226,35 @@ class NodeGroup:
         """Where the nodes compute."""
         return self.nodes[0].data.inputs.device
 
-    def bench(self, role: str) -> StackedModules:
+    def module(self, role: str) -> StackedModules:
         """The group's networks of one role, computed as one."""
         for node in self.nodes:
             if role not in node.modules:
                 known = ", ".join(node.modules)
                 raise ArgumentError("the network's role", role, f"one of {known}, which node.add extends")
-        if role not in self._benches or not self._benches[role].current():
+        if role not in self._stacked or not self._stacked[role].is_current():
             modules = [node.modules[role] for node in self.nodes]
-            self._benches[role] = StackedModules(modules, self.nodes[0].frozen[role])
+            self._stacked[role] = StackedModules(modules, self.nodes[0].frozen[role])
             for node in self.nodes:  # stacking has changed how the parameters lie in memory
                 if role in node.optimizers:
                     lay_out(node.optimizers[role])
-        return self._benches[role]
+        return self._stacked[role]
 
-    def vectors(self, role: str, part: str = "") -> torch.Tensor:
+    def parameter_vectors(self, role: str, part: str = "") -> torch.Tensor:
         """Each node's network of a role, or a part of it, as one vector: ``(G, P)``."""
-        self.bench(role)
+        self.module(role)
         return stack_tensors([to_vector(node.modules[role].get_submodule(part)) for node in self.nodes])
 
-    def load(self, role: str, vectors: torch.Tensor, part: str = "") -> None:
+    def load_parameters(self, role: str, vectors: torch.Tensor, part: str = "") -> None:
         """Put vectors ``(G, P)`` into the nodes' networks of a role, or into a part of each."""
-        self.bench(role)
+        self.module(role)
         for node, vector in zip(self.nodes, vectors, strict=True):
             load_vector(node.modules[role].get_submodule(part), vector)
 
     def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
         """Each node's own random examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
         parts = [node.sample(size, *purpose) for node in self.nodes]
-        return stack_tensors([part.inputs for part in parts]), stack([part.targets for part in parts])
+        return stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
 
     def step(self, role: str, losses: torch.Tensor) -> None:
         """One optimizer step of each node's network of a role, on its own loss; ``losses`` (G,).
@@ -256,12 +263,12 @@ class NodeGroup:
             QueryRefused: the network learns privately, and this step has no noise.
             ArgumentError: the network has no optimizer now, or there is not one loss for each node.
         """
-        bench = self.bench(role)
+        bench = self.module(role)
         if losses.ndim != 1 or not 0 < len(losses) <= len(self.nodes):
             allowed = f"a vector of {len(self.nodes)}, one loss for each node"
             raise ArgumentError("losses of nodes.step", tuple(losses.shape), allowed)
         for node in self.nodes:
-            if role in node.private_steps or "model" in node.private:
+            if role in node.private_steps or "model" in node.private_steps:
                 rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
                 raise QueryRefused(node.name, "train_locally", rule)
         for node in self.nodes[: len(losses)]:
@@ -335,7 +342,7 @@ def _supports_vmap(pair: Sequence[Node]) -> bool:
     group = NodeGroup([node.copy_without_gate() for node in pair])
     x = group.sample(2, "try")[0]
     try:
-        bench = group.bench("model")
+        bench = group.module("model")
         for mode in (True, False):
             bench.train(mode)
             bench(x)

@@ -33,10 +33,10 @@ from fedstill.data.public import PublicData
 from fedstill.data.tables import schema_text
 from fedstill.node import admission, owner_folder
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
-from fedstill.node.memory_limits import allowed, limit_process
-from fedstill.node.message_limits import limited
-from fedstill.node.public_cache import KeptPublic
-from fedstill.node.refusal_text import telling
+from fedstill.node.memory_limits import limit_process, memory_limit
+from fedstill.node.message_limits import enforce_limits
+from fedstill.node.public_cache import PublicDataCache
+from fedstill.node.refusal_text import public_text
 from fedstill.node.refusals import Refusals
 from fedstill.node.replies import (
     NOT_JOINED,
@@ -46,7 +46,7 @@ from fedstill.node.replies import (
     ReleaseReply,
     ReplyPayload,
 )
-from fedstill.node.requests import Requests, requires_approval
+from fedstill.node.requests import ApprovalRequests, requires_approval
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.node.session import Session
 from fedstill.protocol.messages import (
@@ -70,17 +70,17 @@ from fedstill.protocol.wire_format import Tensors, header_size, pack, unpack
 
 logger = logging.getLogger("fedstill.node")
 
-JOINS = 1000  # of runs by one process, or of one again and again
+MAX_JOINS = 1000  # of runs by one process, or of one again and again
 
 
-class Host:
+class NodeService:
     """One node, ready to be asked.
 
     Args:
         folder: its owner's, with ``node.toml`` and ``secret``.
 
     Attributes:
-        asker: the fingerprint of what proves who asks: the authority of the server's certificate, or the key
+        server_fingerprint: the fingerprint of what proves who asks: the authority of the server's certificate, or the key
             that signed a file; empty: nothing does.
 
     Raises:
@@ -88,10 +88,10 @@ class Host:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.file = folder, owner_folder.read(folder)
-        self.asker = ""
+        self.folder, self.file = folder, owner_folder.read_node_file(folder)
+        self.server_fingerprint = ""
         self.security = SecurityLog(folder, self.file.policy.max_disk)
-        self.requests = Requests(folder, self.file)
+        self.requests = ApprovalRequests(folder, self.file)
         self.refusals = Refusals(self.security)
         if (fault := self.security.verify()) is not None:
             raise SecurityLogError(f"the security log in {folder}: {fault}")
@@ -99,13 +99,16 @@ class Host:
         own = {"policy": as_table(self.file.policy), "privacy": as_table(self.file.privacy)}
         own["data"] = {"schema": fingerprint(schema_text(self.schema).encode()) if self.schema else ""}
         own["data"]["classes"] = list(self.file.data.classes)
-        self.security.note_policy({f"{of}.{name}": own[of][name] for of in own for name in own[of]})
+        self.security.record_policy({f"{of}.{name}": own[of][name] for of in own for name in own[of]})
         self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
-        self._public = KeptPublic(folder, self.file)
+        self._public_cache = PublicDataCache(folder, self.file)
         self._lock = threading.Lock()
-        self._server, self._heard = "", -1  # the server process that asks, and the last of its messages
-        self._over: deque[str] = deque(maxlen=1000)  # server processes before it
+        self._server, self._last_message = (
+            "",
+            -1,
+        )  # the server process that asks, and the last of its messages
+        self._former_servers: deque[str] = deque(maxlen=1000)  # server processes before it
         self._joins = 0
 
     @property
@@ -116,7 +119,7 @@ class Host:
     def limit_process(self) -> None:
         """Let this process, from now on, take no more memory than the owner's policy allows."""
         device = self.compute.device
-        limit_process(allowed(self.file.policy.max_memory, device), device)
+        limit_process(memory_limit(self.file.policy.max_memory, device), device)
 
     # --- messages -----------------------------------------------------------------------------------
 
@@ -129,25 +132,29 @@ class Host:
         try:  # out of turn: many large ones would wait in memory
             self._refuse_large(message)
         except Exception as error:  # as below; of what is no bytes, too
-            return pack({"error": self.refusals.told(header, error, self.asker, self.session)})
+            return pack(
+                {"error": self.refusals.error_reply(header, error, self.server_fingerprint, self.session)}
+            )
         with self._lock, looking_in(self.folder):
             start = time.perf_counter()
             try:
-                with limited(self.name, "message"):
+                with enforce_limits(self.name, "message"):
                     header, tensors = unpack(message, 0)
-                with limited(self.name, clip(header.get("operation"))):
+                with enforce_limits(self.name, clip(header.get("operation"))):
                     told, released = self._serve(header, tensors)
                     return self._reply(told, released, start)
             except Exception as error:  # the node goes on serving, and says no more than it may
-                return pack({"error": self.refusals.told(header, error, self.asker, self.session)})
+                return pack(
+                    {"error": self.refusals.error_reply(header, error, self.server_fingerprint, self.session)}
+                )
 
-    def _reply(self, told: Told, released: Tensors, start: float) -> bytes:
+    def _reply(self, told: ReplyPayload, released: Tensors, start: float) -> bytes:
         """What a node tells and lets out, with the seconds that it took itself."""
         seconds = time.perf_counter() - start
         session = self.session  # records are drawn in secret, or their number is not to be told
         if session is not None and (session.node.private_steps or session.plan.secure_aggregation):
             seconds = math.ceil(10 * seconds) / 10
-        return pack({"told": {} if told is None else asdict(told), "seconds": seconds}, released)
+        return pack({"body": {} if told is None else asdict(told), "seconds": seconds}, released)
 
     def _refuse_large(self, message: bytes) -> None:
         """Refuse a message by its size or its header's, before anything of it is parsed."""
@@ -157,64 +164,68 @@ class Host:
             if most and bytes > most:
                 raise QueryRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
 
-    def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[Told, Tensors]:
+    def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[ReplyPayload, Tensors]:
         """What the node tells in reply to a message, and what leaves."""
         message, envelope = read_message(header)
         match message:
             case IdentifyNode():
-                return self.hello(), {}
+                return self.versions(), {}
             case JoinRun():
-                return self._let_in(message, envelope.server, tensors), {}
+                return self._join_run(message, envelope.server, tensors), {}
         session = self.session
         if session is None or session.plan.run != envelope.run:
             if isinstance(message, LeaveRun):  # of a run that was not let in
                 return None, {}
             raise ArgumentError("run", envelope.run, "a run that this node has joined")
-        if isinstance(message, SaveCheckpoint | LoadCheckpoint | LeaveRun) and self._late(envelope):
+        if isinstance(message, SaveCheckpoint | LoadCheckpoint | LeaveRun) and self._is_duplicate(envelope):
             return None, {}
         if isinstance(
             message, TrainLocally | AnswerQuery | ComputeGradients | ConfirmSurvivors | RevealMasks
         ):
-            self.require_still(session, message.operation)
+            self.require_still_allowed(session, message.operation)
         gate, sums = session.node.gate, session.plan.secure_aggregation
         match message:
             case TrainLocally():
-                return session.learn(message.seconds), {}
+                return session.train_locally(message.seconds), {}
             case AnswerQuery(number=number):
-                released = session.answer(message.query, number, tensors, message.differentiable, message.sum)
-                return Released(gate.told(number, ANSWER, sums)), released
+                released = session.respond(
+                    message.query, number, tensors, message.differentiable, message.sum
+                )
+                return ReleaseReply(gate.release_cost(number, RESPONSE, sums)), released
             case ComputeGradients(number=number):
-                released = session.pull_back(number, tensors, message.sum)
-                return Released(gate.told(number, GRADIENT, sums)), released
+                released = session.backward(number, tensors, message.sum)
+                return ReleaseReply(gate.release_cost(number, GRADIENT, sums)), released
             case SaveCheckpoint():
-                session.remember(message.checkpoint)
+                session.save_checkpoint(message.checkpoint)
             case LoadCheckpoint():
-                session.recall(message.checkpoint)
+                session.load_checkpoint(message.checkpoint)
             case LeaveRun():
                 self.leave()
             case SendKeys() | ReceiveKeys() | ConfirmSurvivors() | RevealMasks():
-                return self._add_up(session, message, tensors)
+                return self._serve_secure_aggregation(session, message, tensors)
             case _:
                 raise ArgumentError("operation", message.operation, "a message that a node serves")
         return None, {}
 
-    def _let_in(self, message: JoinRun, server: str, public: Tensors) -> About:
+    def _join_run(self, message: JoinRun, server: str, public: Tensors) -> NodeStatus:
         """What a server process gets to know as it joins this node to a run."""
-        if server in self._over:  # its run may be another than the one that goes on here
+        if server in self._former_servers:  # its run may be another than the one that goes on here
             raise ArgumentError("server", server, "a server process that none has followed")
         policy = self.file.policy
-        admission.require_server(self.name, policy, self.asker)  # before a plan of any size is read
+        admission.require_server(
+            self.name, policy, self.server_fingerprint
+        )  # before a plan of any size is read
         admission.require_hour(self.name, policy, "join")
         told = self.join(RunPlan.from_dict(message.plan, policy.methods, policy.tasks), public)
         if server != self._server:  # the one before it is over, and messages are counted anew
-            self._over.append(self._server)
-            self._server, self._heard = server, -1
+            self._former_servers.append(self._server)
+            self._server, self._last_message = server, -1
         return told
 
     @staticmethod
-    def _add_up(
+    def _serve_secure_aggregation(
         session: Session, message: SendKeys | ReceiveKeys | ConfirmSurvivors | RevealMasks, tensors: Tensors
-    ) -> tuple[Told, Tensors]:
+    ) -> tuple[ReplyPayload, Tensors]:
         """What nodes whose answers are summed say to each other by way of the server."""
         masks = session.masks
         if masks is None:
@@ -227,30 +238,30 @@ class Host:
                     if card.dtype != torch.uint8 or card.ndim != 1:
                         found = f"{card.dtype} {tuple(card.shape)}"
                         raise ArgumentError(f"card of {name}", found, "bytes: uint8, (N,)")
-                masks.meet({name: card.numpy().tobytes() for name, card in tensors.items()})
+                masks.exchange_keys({name: card.numpy().tobytes() for name, card in tensors.items()})
                 return None, {}
             case ConfirmSurvivors():
-                return Words(masks.agree(message.sum, message.survivors)), {}
+                return AgreementCodes(masks.agree(message.sum, message.survivors)), {}
             case RevealMasks():
-                return Words(masks.reveal(message.sum, message.words)), {}
+                return AgreementCodes(masks.reveal(message.sum, message.words)), {}
 
-    def _late(self, envelope: Envelope) -> bool:
+    def _is_duplicate(self, envelope: Envelope) -> bool:
         """Whether a message that changes a state has come before, or after a later one: it was sent twice."""
         if envelope.server != self._server:
             return True
-        number = self._heard + 1 if envelope.message is None else envelope.message
-        heard, self._heard = self._heard, max(self._heard, number)
-        return heard >= self._heard
+        number = self._last_message + 1 if envelope.message is None else envelope.message
+        heard, self._last_message = self._last_message, max(self._last_message, number)
+        return heard >= self._last_message
 
     # --- the same from Python ------------------------------------------------------------------------
 
-    def hello(self) -> Hello:
+    def versions(self) -> NodeVersions:
         """Who this is."""
         python = platform.python_version()
         versions = {"fedstill": __version__, "torch": torch.__version__, "python": python}
-        return Hello(versions, PROTOCOL)
+        return NodeVersions(versions, PROTOCOL)
 
-    def join(self, plan: RunPlan, public: Tensors | None = None) -> About:
+    def join(self, plan: RunPlan, public: Tensors | None = None) -> NodeStatus:
         """Make ready for a run, or for its going on; nothing is trained, asked or released.
 
         Args:
@@ -264,41 +275,44 @@ class Host:
             FedstillError: the plan asks for more than the owner's policy allows, or data or model do not have
             its spec.
         """
-        with limited(self.name, "join", self.file.policy.max_seconds):
-            kept = self._public.read(plan, public or {})
+        with enforce_limits(self.name, "join", self.file.policy.max_seconds):
+            kept = self._public_cache.read(plan, public or {})
             if kept is None and plan.public:
                 self.require_admission(plan)
-                return replace(NOTHING, wants_public=True)
-            approved = self.admit(plan, kept)
+                return replace(NOT_JOINED, needs_public_data=True)
+            approved = self.require_approved(plan, kept)
             if public:
-                self._public.keep(plan, public)
-                kept = self._public.read(plan, {})  # laid out in memory as it will be after a stop
-            if self.session is None or (self.session.plan, self.session.server) != (plan, self.asker):
-                if self._joins >= JOINS:  # each is a line of the security log
-                    raise QueryRefused(self.name, "join", f"a process joins {JOINS} runs, and no more")
+                self._public_cache.store(plan, public)
+                kept = self._public_cache.read(plan, {})  # laid out in memory as it will be after a stop
+            if self.session is None or (self.session.plan, self.session.server) != (
+                plan,
+                self.server_fingerprint,
+            ):
+                if self._joins >= MAX_JOINS:  # each is a line of the security log
+                    raise QueryRefused(self.name, "join", f"a process joins {MAX_JOINS} runs, and no more")
                 self.leave()
-                of_run = (self.folder, self.file, self.compute, plan, kept, approved, self.asker)
+                of_run = (self.folder, self.file, self.compute, plan, kept, approved, self.server_fingerprint)
                 session = Session(*of_run)
                 self._joins += 1
                 why = f"approve = {self.file.policy.approve!r}"
                 told = {} if approved is None else {"description": approved.sha256}
                 try:
-                    self.security.write("joined", self.asker, why, run=plan.run, **told)
+                    self.security.write("joined", self.server_fingerprint, why, run=plan.run, **told)
                 except SecurityLogError:
                     session.close()
                     raise
                 self.session = session
                 logger.info("joined run %s: %s", plan.run, plan.method["name"])
-                self._foresee(session, plan.run)
-            return self.session.about()
+                self._record_expected_refusals(session, plan.run)
+            return self.session.status()
 
-    def _foresee(self, session: Session, run: str) -> None:
+    def _record_expected_refusals(self, session: Session, run: str) -> None:
         """Write down what a server is told beforehand that it is refused, as it will not ask."""
-        for query, rule in session.objections().items():
+        for query, rule in session.refused_queries().items():
             logger.warning("run %s: %s will be refused: %s", run, query, clip(rule, 1000))
-            self.refusals.note(self.asker, query, QueryRefused(self.name, query, rule), run)
+            self.refusals.record(self.server_fingerprint, query, QueryRefused(self.name, query, rule), run)
 
-    def require_still(self, session: Session, query: str) -> None:
+    def require_still_allowed(self, session: Session, query: str) -> None:
         """Refuse what comes outside the owner's hours, or after the owner has taken an approval back.
 
         Raises:
@@ -306,17 +320,19 @@ class Host:
         """
         admission.require_hour(self.name, self.file.policy, query)
         if session.approved is not None:
-            self.requests.require_still(session.plan.run, self.asker, session.approved.sha256, query)
+            self.requests.require_still_approved(
+                session.plan.run, self.server_fingerprint, session.approved.sha256, query
+            )
 
     def require_admission(self, plan: RunPlan) -> None:
         """Refuse servers, hours, schemas, classes, too few nodes, before anything of a run is kept."""
-        admission.require_server(self.name, self.file.policy, self.asker)
+        admission.require_server(self.name, self.file.policy, self.server_fingerprint)
         admission.require_hour(self.name, self.file.policy, "join")
         admission.require_schema(self.name, self.schema, plan.spec.schema)
         admission.require_classes(self.name, self.file.data.classes, plan.spec.classes)
         admission.require_nodes(self.name, self.file.policy, plan.min_nodes)
 
-    def admit(self, plan: RunPlan, public: PublicData | None) -> RunDescription | None:
+    def require_approved(self, plan: RunPlan, public: PublicData | None) -> RunDescription | None:
         """Refuse a run that the owner's policy does not let in, or that waits for the owner's approval.
 
         Returns:
@@ -329,7 +345,7 @@ class Host:
         if not requires_approval(self.file):
             return None
         approved = describe(plan, public)
-        self.requests.require(plan.run, approved, self.asker)
+        self.requests.require_approved(plan.run, approved, self.server_fingerprint)
         return approved
 
     def leave(self) -> None:
@@ -340,8 +356,8 @@ class Host:
             self.session = None
 
 
-def out_of_order(error: Exception) -> bytes:
+def unavailable_reply(error: Exception) -> bytes:
     """What a node answers to all messages while its own folder lets it serve none; its log says why."""
     logger.error("no run can begin here: %s", error)
-    told = {"kind": OwnDataError.__name__, "text": telling(OwnDataError()), "query": "join"}
+    told = {"kind": OwnDataError.__name__, "text": public_text(OwnDataError()), "query": "join"}
     return pack({"error": told})

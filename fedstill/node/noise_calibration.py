@@ -19,7 +19,7 @@ def placeholder_noise(config: PrivacyConfig) -> NoiseLevels:
     return {part: 1.0 if table.noise is None else table.noise for part, table in config.noise_tables.items()}
 
 
-def calibrate_noise(config: PrivacyConfig, schedule: RunCosts) -> NoiseLevels:
+def calibrate_noise_levels(config: PrivacyConfig, schedule: RunCosts) -> NoiseLevels:
     """Noise as given; where none is given, as much as the budgets ask for over the whole run.
 
     Where several parts have none, each gets its share of epsilon; since all together cost less than the sum
@@ -38,7 +38,7 @@ def calibrate_noise(config: PrivacyConfig, schedule: RunCosts) -> NoiseLevels:
         return given
 
     def enough(
-        levels: NoiseLevels, base: Levels, most: float, delta: float, by: Accountant, only: str = ""
+        levels: NoiseLevels, base: NoiseLevels, most: float, delta: float, by: Accountant, only: str = ""
     ) -> float:
         """By which factor the base must be multiplied for a run (or one part of it) to cost ``most``."""
 

@@ -26,10 +26,10 @@ from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTS
 from fedstill.node.audit_path import audit_file, read_total_spent, unwritable_reason
-from fedstill.node.gate import forbidden
+from fedstill.node.gate import policy_refusal
 from fedstill.node.kit_faults import kit_faults, server_faults
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner_model import check_named, make_model, perceptual
+from fedstill.node.owner_model import check_name_and_weights, load_perceptual, make_model
 from fedstill.node.policy_checks import policy_faults, privacy_faults
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
@@ -39,24 +39,24 @@ from fedstill.tasks import TaskConfig
 T = TypeVar("T")
 
 FILE, SECRET = "node.toml", "secret"
-LEAST_SECRET = 2**96  # below which a number of 128 random bits is once in four thousand million times
-REHEARSAL = "rehearsal "  # before a secret that follows from a run's seed, and keeps nothing secret
+MIN_SECRET = 2**96  # below which a number of 128 random bits is once in four thousand million times
+REHEARSAL_PREFIX = "rehearsal "  # before a secret that follows from a run's seed, and keeps nothing secret
 
 
 # --- reading ------------------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> NodeFile:
+def read_node_file(folder: Path) -> NodeFile:
     """The ``node.toml`` of a folder.
 
     Raises:
         FedstillError: there is none, or it says something that is not known or not allowed.
     """
     with looking_in(folder):
-        return read_table(NodeFile, _table(folder))
+        return read_table(NodeFile, _read_table(folder))
 
 
-def _table(folder: Path) -> dict[str, Any]:
+def _read_table(folder: Path) -> dict[str, Any]:
     path = folder / FILE
     try:
         str(folder.resolve()).encode()
@@ -68,7 +68,7 @@ def _table(folder: Path) -> dict[str, Any]:
     return toml.read(path)
 
 
-def secret(folder: Path) -> int:
+def read_secret(folder: Path) -> int:
     """The number that seeds the noise at this node's gate.
 
     Raises:
@@ -83,10 +83,10 @@ def secret(folder: Path) -> int:
         raise FedstillError(f"{path} is missing: {told}") from error
     except ValueError:
         text = ""
-    number = text.removeprefix(REHEARSAL)
+    number = text.removeprefix(REHEARSAL_PREFIX)
     if not number.isdecimal():
         raise FedstillError(f"{path} holds no whole number from 0 up")
-    if number == text and int(number) < LEAST_SECRET:
+    if number == text and int(number) < MIN_SECRET:
         told = f"delete it, and `fedstill node init {folder}` writes one of 128 random bits"
         raise FedstillError(f"{path} holds a number that can be guessed, and with it the noise: {told}")
     if os.name == "posix" and path.stat().st_mode & 0o077:
@@ -114,7 +114,7 @@ HEAD = """\
 """
 
 
-def init(folder: Path, name: str | None = None) -> bool:
+def init_folder(folder: Path, name: str | None = None) -> bool:
     """Write a ``node.toml`` with every option at its default, and a secret; or one that is lost anew.
 
     Args:
@@ -150,7 +150,7 @@ def _write_secret(folder: Path) -> None:
 # --- checking -----------------------------------------------------------------------------------------
 
 
-def require_sound(file: NodeFile, data: TensorData, model: nn.Module) -> None:
+def require_valid(file: NodeFile, data: TensorData, model: nn.Module) -> None:
     """Refuse to answer with a policy or protection that `fedstill node check` calls a fault, naming all.
 
     But for a budget without a mechanism: with that, the gate refuses each query that releases anything.
@@ -163,14 +163,14 @@ def require_sound(file: NodeFile, data: TensorData, model: nn.Module) -> None:
 
 
 @dataclass(frozen=True)
-class Examined:
+class FolderCheck:
     """What can be made of a folder, and all that is wrong with it. What a fault spoils is None.
 
     Args:
         file: the folder's ``node.toml``; what is wrong in it has its default.
         spec: the server's, or that of the node's own data where none was given.
         faults: one line each.
-        untold: why the data were not looked at, though nothing is wrong with them; empty: they were.
+        unreported: why the data were not looked at, though nothing is wrong with them; empty: they were.
         schema: the only one that a run may have; without columns: any.
     """
 
@@ -180,13 +180,13 @@ class Examined:
     model: nn.Module | None = None
     compute: Compute | None = None
     faults: tuple[str, ...] = ()
-    untold: str = ""
+    unreported: str = ""
     schema: Schema = NO_SCHEMA
 
 
-def examine(
+def check_folder(
     folder: Path, spec: InputSpec | None = None, *, task: TaskConfig | None = None, quick: bool = False
-) -> Examined:
+) -> FolderCheck:
     """Load all that a folder names, and train nothing.
 
     Args:
@@ -195,15 +195,15 @@ def examine(
         quick: load neither data nor model, only see that they are there.
     """
     with looking_in(folder):
-        return _examine(folder, spec, task, quick)
+        return _check_folder(folder, spec, task, quick)
 
 
-def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quick: bool) -> Examined:
+def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quick: bool) -> FolderCheck:
     try:
-        table = _table(folder)
+        table = _read_table(folder)
     except FedstillError as error:
-        return Examined(None, faults=(str(error),))
-    file, found, spoilt = _forgiving(table)
+        return FolderCheck(None, faults=(str(error),))
+    file, found, spoilt = _read_with_defaults(table)
     untold: list[str] = []
 
     def attempt(section: str, make: Callable[[], T]) -> T | None:
@@ -219,7 +219,7 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
             found.append(f"{section}: {error.filename or folder}: {error.strerror or error}")
         return None
 
-    attempt("secret", lambda: secret(folder))
+    attempt("secret", lambda: read_secret(folder))
     data, known = None, None if quick else spec
     schema = attempt("data", lambda: node_data.read_node_schema(file.data, folder))
     if schema is None:
@@ -233,9 +233,9 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         attempt("data", lambda: node_data.check_pixel_range(file.data, *loaded))
     if known is not None:
         model = attempt("model", lambda: make_model(file, folder, known))
-        attempt("model", lambda: perceptual(file, folder, known))
+        attempt("model", lambda: load_perceptual(file, folder, known))
     else:
-        model = attempt("model", lambda: check_named(file, folder))
+        model = attempt("model", lambda: check_name_and_weights(file, folder))
     compute = attempt("compute", lambda: make_compute(file))
     if "policy" not in spoilt:
         found += policy_faults(file.policy)
@@ -257,10 +257,10 @@ def _examine(folder: Path, spec: InputSpec | None, task: TaskConfig | None, quic
         if not faults and "policy" not in spoilt:
             found += server_faults(file.policy, StartupKit(folder / KIT).authority_fingerprint)
     own = schema or NO_SCHEMA
-    return Examined(file, known, data, model, compute, tuple(found), "; ".join(untold), own)
+    return FolderCheck(file, known, data, model, compute, tuple(found), "; ".join(untold), own)
 
 
-def _forgiving(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
+def _read_with_defaults(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
     """What a table says, its faults, and the sections with wrong values, which say nothing any more."""
     found: list[str] = []
     spoilt: set[str] = set()
@@ -274,19 +274,19 @@ def _forgiving(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
             else:
                 path = error.name.partition("[")[0]
                 spoilt.add(path.partition(".")[0])
-            if not _forget(table, path.split(".")) and path != "name":
+            if not _remove_key(table, path.split(".")) and path != "name":
                 table = {}  # it would be found for ever
             table.setdefault("name", "unnamed")
 
 
-def _forget(table: Any, path: list[str]) -> bool:
+def _remove_key(table: Any, path: list[str]) -> bool:
     """Take one value out of a table; whether it was there."""
     for section in path[:-1]:
         table = table.get(section) if isinstance(table, dict) else None
     return isinstance(table, dict) and table.pop(path[-1], None) is not None
 
 
-def objections(file: NodeFile, through: bool, queries: Mapping[str, Query]) -> dict[str, str]:
+def refused_queries(file: NodeFile, through: bool, queries: Mapping[str, Query]) -> dict[str, str]:
     """The rule by which this node would refuse each of some queries that it does not answer, by name.
 
     Args:
@@ -294,8 +294,8 @@ def objections(file: NodeFile, through: bool, queries: Mapping[str, Query]) -> d
     """
     rules = {}
     for name, query in queries.items():
-        rule = forbidden(file.policy, query)
-        if PRIVATE_DATA in query.kinds().values():
+        rule = policy_refusal(file.policy, query)
+        if PRIVATE_DATA in query.released_kinds().values():
             rule = "private data: they never leave a node of its own, whatever its policy"
         if rule is None:
             rule = query.sum_fault(file.local.optimizer)

@@ -13,11 +13,11 @@ from fedstill.data.input_spec import InputSpec
 from fedstill.models import custom_model
 from fedstill.models.module_utils import copied
 from fedstill.node import memory_limits
-from fedstill.node.network_setup import fitted
+from fedstill.node.network_setup import prepare_network
 from fedstill.node.node_file import NodeFile
 from fedstill.protocol.method import Needs
 
-WHOSE = "model.name"
+MODEL_OPTION = "model.name"
 
 
 def make_model(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> nn.Module:
@@ -33,21 +33,21 @@ def make_model(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> 
     """
     name, to = file.model.name, spec.interface()
     if name.partition(":")[0] in models.MODELS.own:  # of another no one can foresee what it takes
-        _foresee(name, file, spec, most)
-    return custom_model.make(file.model, to, folder, file.seed, "model", file.name, whose=WHOSE)
+        _check_memory(name, file, spec, most)
+    return custom_model.make(file.model, to, folder, file.seed, "model", file.name, whose=MODEL_OPTION)
 
 
-def _foresee(name: str, file: NodeFile, spec: InputSpec, most: int) -> None:
+def _check_memory(name: str, file: NodeFile, spec: InputSpec, most: int) -> None:
     classes = len(file.model.classes) or len(spec.classes)
 
     def build() -> nn.Module:
         return models.build(name, spec.shape, classes, file.seed, vocabulary=spec.vocabulary)
 
-    with custom_model.blamed(WHOSE, name, spec.shape):
+    with custom_model.blamed(MODEL_OPTION, name, spec.shape):
         memory_limits.check_model(build, spec, file.local.batch, most)
 
 
-def perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:
+def load_perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:
     """The node's VGG features of images as the spec normalizes them, if it has any."""
     from fedstill.models.vgg import load_vgg
 
@@ -55,24 +55,24 @@ def perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | Non
     return load_vgg(folder / Path(path).expanduser(), spec.mean, spec.std) if path else None
 
 
-def check_named(file: NodeFile, folder: Path) -> None:
+def check_name_and_weights(file: NodeFile, folder: Path) -> None:
     """Refuse what can be refused of a model (its name, its weights) while inputs and classes are not known.
 
     Nothing is made: a network for texts has nothing to be made for without their length and vocabulary.
     """
-    custom_model.check_name(file.model.name, folder, WHOSE)
+    custom_model.check_name(file.model.name, folder, MODEL_OPTION)
     if file.model.weights:
         custom_model.read_weights(folder / Path(file.model.weights).expanduser())
 
 
-def unfit(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> str | None:
+def unfit_reason(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> str | None:
     """Why a method with such needs cannot work with this node's model, or None."""
     if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
         return "nothing of its model is trained here, and every round trains it"
-    if needs.split:
+    if needs.split_models:
         try:
             own, vocabulary = copied(model), spec.vocabulary
-            fitted(own, compute, spec.shape, 0, "its model", parted=True, vocabulary=vocabulary)
+            prepare_network(own, compute, spec.shape, 0, "its model", parted=True, vocabulary=vocabulary)
         except ModelError as error:
             return str(error)
     return None

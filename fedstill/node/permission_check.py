@@ -12,19 +12,29 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-OTHERS = 0o077  # rights of the group and of everybody
-OWN = ("node.key", "node.log", "node.pid", "node.pub", "public", "requests", "runs", "salt", "summed.json")
-BESIDE = ("", "-wal", "-shm", ".head", ".head.part")  # ends of the names of an audit log's files
+OTHERS_RIGHTS = 0o077  # rights of the group and of everybody
+PRIVATE_FILES = (
+    "node.key",
+    "node.log",
+    "node.pid",
+    "node.pub",
+    "public",
+    "requests",
+    "runs",
+    "salt",
+    "summed.json",
+)
+AUDIT_SUFFIXES = ("", "-wal", "-shm", ".head", ".head.part")  # ends of the names of an audit log's files
 
 
-def open_to_others(folder: Path, audit: Path) -> str | None:
+def find_open_files(folder: Path, audit: Path) -> str | None:
     """What others of this machine may get at, with the command that ends it, in one line; None: nothing.
 
     What the folder holds of its owner's (node.toml, data, model) is the owner's to open.
     """
-    files = [folder / name for name in OWN] + sorted(folder.glob("security*"))
-    files += [audit.with_name(audit.name + end) for end in BESIDE]
-    found = [path for path in files if any(map(_is_open, _with_all_below(path)))]
+    files = [folder / name for name in PRIVATE_FILES] + sorted(folder.glob("security*"))
+    files += [audit.with_name(audit.name + end) for end in AUDIT_SUFFIXES]
+    found = [path for path in files if any(map(_is_open, _walk(path)))]
     names, cures = [path.name for path in found], []
     if _is_open(folder):
         names.insert(0, f"{folder}/")
@@ -34,7 +44,7 @@ def open_to_others(folder: Path, audit: Path) -> str | None:
     return f"open to others of this machine: {', '.join(names)}; {' && '.join(cures)}" if names else None
 
 
-def _with_all_below(path: Path) -> Iterator[Path]:
+def _walk(path: Path) -> Iterator[Path]:
     yield path
     if path.is_dir() and not path.is_symlink():
         yield from path.rglob("*")
@@ -42,6 +52,6 @@ def _with_all_below(path: Path) -> Iterator[Path]:
 
 def _is_open(path: Path) -> bool:
     try:
-        return bool(path.stat().st_mode & OTHERS)
+        return bool(path.stat().st_mode & OTHERS_RIGHTS)
     except FileNotFoundError:  # there is none, or not any more: a node may be at work
         return False

@@ -12,10 +12,10 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.hashing import digits
 from fedstill.core.options import Checked
 
-LEAST_MEMORY = 50_000_000  # bytes
+MIN_MEMORY = 50_000_000  # bytes
 POLICY, EACH_RUN = "policy", "each run"
-_TIME = "([01][0-9]|2[0-3]):[0-5][0-9]"
-HOURS = f"{_TIME}-{_TIME}"
+_TIME_PATTERN = "([01][0-9]|2[0-3]):[0-5][0-9]"
+HOURS_PATTERN = f"{_TIME_PATTERN}-{_TIME_PATTERN}"
 
 
 Limit = Annotated[int, Ge(0), "0 (no limit) or more, a whole number"]
@@ -107,12 +107,12 @@ class PolicyConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_memory and self.max_memory < LEAST_MEMORY:  # the program's own libraries would fail
-            allowed = f"0 (no limit), or {LEAST_MEMORY} or more"
+        if self.max_memory and self.max_memory < MIN_MEMORY:  # the program's own libraries would fail
+            allowed = f"0 (no limit), or {MIN_MEMORY} or more"
             raise ArgumentError("policy.max_memory", self.max_memory, allowed)
         for each in self.allowed_servers:
             if len(digits(each)) != 32:
                 raise ArgumentError("policy.allowed_servers", each, "fingerprints of 32 hexadecimal digits")
         first, _, last = self.hours.partition("-")
-        if self.hours and (not re.fullmatch(HOURS, self.hours) or first == last):
+        if self.hours and (not re.fullmatch(HOURS_PATTERN, self.hours) or first == last):
             raise ArgumentError("policy.hours", self.hours, "empty, or two times, as 08:00-18:00")

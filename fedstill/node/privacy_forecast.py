@@ -49,30 +49,30 @@ class Forecast:
         return self.rdp if accountant == "rdp" else self.pld
 
 
-def forecast(mechanism: Mechanism) -> Forecast:
+def forecast(mechanism: PrivacyMechanism) -> Forecast:
     """What the run that a mechanism was made for will be charged, as its method declares it.
 
     Training is paid for with the first release that follows from it: where nothing is asked, nothing is paid.
     """
     if not mechanism.side.queries:
         return Forecast((), PrivacyCost(), 0.0, 0.0)
-    price, delta = total_cost(mechanism.schedule()), mechanism.config.delta
+    price, delta = total_cost(mechanism.run_costs()), mechanism.config.delta
     if price is None or not mechanism.protects:
         return Forecast(tuple(cost_lines(mechanism)), None, None, None)
     costs = compute_epsilon(price, delta), compute_epsilon(price, delta, "rdp")
     return Forecast(tuple(cost_lines(mechanism)), price, *costs)
 
 
-def refusal_reason(mechanism: Mechanism, config: PrivacyConfig | None = None) -> str | None:
+def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = None) -> str | None:
     """Why a node with a budget would refuse something of its run, whatever is left of it; or None. ``config``
     is the owner's, where the mechanism's has noise in the place of what is to be found."""
     config, queries = config or mechanism.config, mechanism.side.queries
     if not queries or math.isinf(config.budget):
         return None
     for query in queries.values():
-        if (rule := unpriced(mechanism, query)) is not None:
+        if (rule := no_guarantee_reason(mechanism, query)) is not None:
             return f"{query.name}: {rule}"
-    known, planned = mechanism.supposing().schedule(), mechanism.schedule()
+    known, planned = mechanism.with_placeholder_noise().run_costs(), mechanism.run_costs()
     for part in paid_parts(mechanism):
         if config.noise_tables[part].noise is None and not known.get(part):
             endless = ", ".join(name for name, asked in queries.items() if not asked.times)
@@ -86,18 +86,18 @@ def refusal_reason(mechanism: Mechanism, config: PrivacyConfig | None = None) ->
     return None
 
 
-def paid_parts(mechanism: Mechanism) -> list[str]:
+def paid_parts(mechanism: PrivacyMechanism) -> list[str]:
     """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
-    supposing = mechanism.supposing()
-    paid = {part for part, price in supposing.schedule().items() if price}
+    supposing = mechanism.with_placeholder_noise()
+    paid = {part for part, price in supposing.run_costs().items() if price}
     for query in mechanism.side.queries.values():  # also where nobody says how often it is asked
-        paid |= {pays for _, pays, price in supposing.once(query) if price}
+        paid |= {pays for _, pays, price in supposing.single_query_costs(query) if price}
     return [part for part in mechanism.config.noise_tables if part in paid]
 
 
-def cost_lines(mechanism: Mechanism) -> Iterator[CostLine]:
+def cost_lines(mechanism: PrivacyMechanism) -> Iterator[CostLine]:
     """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
-    training = mechanism.schedule().get(mechanism.training, PrivacyCost())
+    training = mechanism.run_costs().get(mechanism.training, PrivacyCost())
     if training is None or training:
         # Rounds part it among their queries, but it is the same steps.
         times = 1 if training is None else sum(training.values())
@@ -105,7 +105,7 @@ def cost_lines(mechanism: Mechanism) -> Iterator[CostLine]:
             TRAINING, mechanism.training, times, None if training is None else PrivacyCost(list(training))
         )
     for query in mechanism.side.queries.values():
-        for part, pays, price in mechanism.once(query):
+        for part, pays, price in mechanism.single_query_costs(query):
             if price is None or price:
                 yield CostLine(query.name, pays, query.times, price, part)
 
@@ -134,33 +134,33 @@ def find_run_length(
     Raises:
         FedstillError: there is none; it says why.
     """
-    names = [name for name in method.longer if hasattr(method, name)]
+    names = [name for name in method.length_options if hasattr(method, name)]
     knobs = [RunLength(f"method.{name}", getattr(method, name)) for name in names]
     knobs += [
         RunLength(EPOCHS, local.epochs),
-        Knob(MIN_STEPS, local.least_steps),
+        RunLength(MIN_STEPS, local.least_steps),
     ]  # the latter where epochs are short
     now = price(method, local)
     for knob in knobs:
-        if price(*knob.turn(method, local, 2 * math.ceil(knob.value) + 1)) != now:
+        if price(*knob.with_length(method, local, 2 * math.ceil(knob.value) + 1)) != now:
             return knob
     named = ", ".join(knob.name for knob in knobs)
     told = f"whatever {named} are, this run costs the same"
     raise FedstillError(f"{told}: leave --steps out, or one of --epsilon and --noise")
 
 
-def max_steps(mechanism_of: Callable[[int], Mechanism], limit: float) -> int:
+def max_affordable_steps(mechanism_of: Callable[[int], PrivacyMechanism], limit: float) -> int:
     """The longest run that costs at most epsilon ``limit``; 0 where none does. Mechanisms are given by
     steps."""
 
     def schedule(steps: int) -> PrivacyCost:
-        return (total_cost(mechanism_of(steps).schedule()) or PrivacyCost()) if steps else PrivacyCost()
+        return (total_cost(mechanism_of(steps).run_costs()) or PrivacyCost()) if steps else PrivacyCost()
 
     config = mechanism_of(1).config
     return max_steps(schedule, limit, config.delta, config.accountant, MAX_STEPS)
 
 
-def round_up(level: float) -> float:
+def round_noise_up(level: float) -> float:
     """A noise level to four digits, and no lower.
 
     >>> rounded_up(4.08014), rounded_up(1547.139), rounded_up(0.5)

@@ -17,10 +17,10 @@ from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest_group_size, limit_groups
 from fedstill.models import dp_compatibility
 from fedstill.models.module_utils import copied, to_vector
-from fedstill.node.network_setup import architecture
+from fedstill.node.network_setup import architecture_hash
 from fedstill.node.node import Node, frozen_parameter_names
-from fedstill.node.run_budgets import Budgets
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.run_budgets import RunBudgets
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.privacy.pate import TeacherEnsemble
 from fedstill.protocol.digests import digest, keyed_digest
@@ -28,10 +28,10 @@ from fedstill.protocol.method import method_name
 from fedstill.protocol.queries import NodeSetting, NodeSide
 
 # Options that change no answer.
-BUDGETS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "audit_log")
+BUDGET_OPTIONS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "audit_log")
 
 
-def wanted(config: PrivacyConfig) -> bool:
+def needs_mechanism(config: PrivacyConfig) -> bool:
     """Whether there is anything to protect with, or a budget to keep."""
     return config.protects or math.isfinite(config.budget)
 
@@ -83,7 +83,7 @@ def protect(
     if config.needs_training and node.is_frozen:
         allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
         raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
-    mechanism = Mechanism(
+    mechanism = PrivacyMechanism(
         node.name,
         config,
         side,
@@ -94,19 +94,21 @@ def protect(
         salt=salt,
         group=group,
     )
-    mechanism.several = several
-    mechanism.binding = _binding(node, mechanism, method, setting, secret)
-    if "model" in config.learns:
+    mechanism.has_groups = several
+    mechanism.setup_hash = _setup_hash(node, mechanism, method, setting, secret)
+    if "model" in config.dp_trained:
         example = models.example(data.inputs.shape[1:], setting.task.form)
         dp_compatibility.check(node.model, f"model of {node.name}", example)
-    node.private_steps = mechanism.networks()
+    node.private_steps = mechanism.private_steps()
     if parts := config.shards(data):
-        _teach(node, config, parts)
+        _install_teachers(node, config, parts)
     gate = node.gate
-    gate.budgets = Budgets(mechanism, gate.audit, gate.run, gate.payer)
+    gate.budgets = RunBudgets(mechanism, gate.audit, gate.run, gate.payer)
 
 
-def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting, secret: int) -> str:
+def _setup_hash(
+    node: Node, mechanism: PrivacyMechanism, method: Any, setting: NodeSetting, secret: int
+) -> str:
     """A fingerprint of all that a node's answers follow from: its budgets are no part of it."""
     data = node.data
     tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
@@ -119,17 +121,17 @@ def _binding(node: Node, mechanism: Mechanism, method: Any, setting: NodeSetting
     if setting.perceptual is not None:
         tensors["perceptual"] = to_vector(setting.perceptual)
     compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
-    protection = {name: of for name, of in as_table(mechanism.config).items() if name not in BUDGETS}
-    protected = (sorted(protection.items()), sorted(mechanism.levels.items()))
+    protection = {name: of for name, of in as_table(mechanism.config).items() if name not in BUDGET_OPTIONS}
+    protected = (sorted(protection.items()), sorted(mechanism.noise_levels.items()))
     chosen = (method_name(method), sorted(as_table(method).items()))
     kind = type(setting.task)
     task = (kind.__module__, kind.__qualname__, setting.task.describe_options())
     options = (*chosen, mechanism.local, *protected, node.seed, compute, *task)
-    about = (architecture(node.model), sorted(node.frozen["model"]), *options)
+    about = (architecture_hash(node.model), sorted(node.frozen["model"]), *options)
     return keyed_digest(secret, f"{digest('binding', tensors)} {about!r}")
 
 
-def prepare(side: NodeSide, nodes: Sequence[Node]) -> None:
+def prepare_uncharged(side: NodeSide, nodes: Sequence[Node]) -> None:
     """What a method does at nodes before anything else, of which nothing is charged: no network of a node
     that learns privately takes a step in it (ArgumentError), or it would learn for free."""
     for node in nodes:
@@ -139,7 +141,7 @@ def prepare(side: NodeSide, nodes: Sequence[Node]) -> None:
         node.remaining_private_steps = None
 
 
-def check_priced(node: Node) -> None:
+def require_unchanged_data(node: Node) -> None:
     """Refuse a node whose data a method has changed since its protection was priced."""
     budgets = node.gate.budgets
     if budgets is not None and budgets.mechanism.protects and len(node.data) != budgets.mechanism.examples:
@@ -149,15 +151,15 @@ def check_priced(node: Node) -> None:
         )
 
 
-def _teach(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> None:
+def _install_teachers(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> None:
     """Copies of the node's model in its place, each with its own part of the records."""
     networks = [copied(node.model) for _ in parts]
     node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
     node.frozen["model"] = frozen_parameter_names(node.model)
-    node.teachers = teachers_of(node, parts)
+    node.teachers = make_teachers(node, parts)
 
 
-def teachers_of(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
+def make_teachers(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
     """The teachers of a node as nodes ``node-0/teacher-3``, each with its part of the records, to be trained
     as any.
 

@@ -10,10 +10,10 @@ from fedstill.data.public import PublicData
 from fedstill.node.node_file import NodeFile
 from fedstill.node.run_folder import RunFolder
 from fedstill.protocol.run_plan import RunPlan, read_public
-from fedstill.protocol.wire_format import Tensors, size
+from fedstill.protocol.wire_format import Tensors, tensor_bytes
 
 
-class KeptPublic:
+class PublicDataCache:
     """The public data in a node's folder: those of one run, or of several that have the same."""
 
     def __init__(self, folder: Path, file: NodeFile) -> None:
@@ -34,7 +34,7 @@ class KeptPublic:
             given = load_state(path)
         return read_public(plan, given, self._file.policy.max_rows)
 
-    def keep(self, plan: RunPlan, given: Tensors) -> None:
+    def store(self, plan: RunPlan, given: Tensors) -> None:
         """Keep a plan's public data for a later time, in place of another's.
 
         Raises:
@@ -42,7 +42,9 @@ class KeptPublic:
         """
         path = self._path(plan)
         kept = {name: given[name] for name in ("inputs", "labels") if name in given}
-        RunFolder(self._folder, self._file, plan.run).require("join", sum(map(size, kept.values())))
+        RunFolder(self._folder, self._file, plan.run).require_space(
+            "join", sum(map(tensor_bytes, kept.values()))
+        )
         private_files.make_folder(path.parent)
         for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
             other.unlink()

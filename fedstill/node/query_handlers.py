@@ -13,29 +13,29 @@ from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
 
 
-class Handlers:
+class QueryHandlers:
     """The handlers of one group of nodes, each recorded where its query and the networks allow it."""
 
-    def __init__(self, group: Group, compute: Compute) -> None:
+    def __init__(self, group: NodeGroup, compute: Compute) -> None:
         self.group, self.compute = group, compute
-        self._recorded: dict[str, Recorded | None] = {}  # by the query's name; None: called each time
+        self._graphs: dict[str, Recorded | None] = {}  # by the query's name; None: called each time
 
     def __call__(
         self, query: Query, number: int, inputs: Tensors, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """What a query's handler gives for tensors ``(G, ...)`` and plain values."""
-        drawn = {} if query.draws is None else query.draws(self.group, number, **inputs, **values)
-        if query.name not in self._recorded:
-            self._recorded[query.name] = self._recording(query, number)
-        recorded = self._recorded[query.name]
+        drawn = {} if query.sampler is None else query.sampler(self.group, number, **inputs, **values)
+        if query.name not in self._graphs:
+            self._graphs[query.name] = self._capture(query, number)
+        recorded = self._graphs[query.name]
         if recorded is None:
             return query.handler(self.group, number, **inputs, **values, **drawn)
         return recorded(**inputs, **drawn)
 
-    def _recording(self, query: Query, number: int) -> Recorded | None:
+    def _capture(self, query: Query, number: int) -> Recorded | None:
         nodes = self.group.nodes
         modules = [module for node in nodes for module in node.modules.values()]
-        if nodes[0].private or not (query.records and self.compute.records(*modules)):
+        if nodes[0].private_steps or not (query.capturable and self.compute.records(*modules)):
             return None
         learning = [node.optimizers[role] for node in nodes for role in query.trains]
         for optimizer in learning:

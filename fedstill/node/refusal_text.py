@@ -16,7 +16,7 @@ from fedstill.core.text_format import clip
 from fedstill.node.audit_database import AuditError
 from fedstill.node.security_log import SecurityLogError
 
-OWN_TROUBLES = (
+INTERNAL_ERRORS = (
     AuditError,
     OwnDataError,
     PluginError,
@@ -26,27 +26,27 @@ OWN_TROUBLES = (
 )  # whose texts are the owner's alone
 
 
-def telling(error: Exception) -> str:
+def public_text(error: Exception) -> str:
     """What a server may be told of an error: of the node's own troubles only that there are some."""
-    if own_trouble(error):
+    if is_internal(error):
         return "its data or model fail here: its own log says more"
     if isinstance(error, OSError) and isinstance(error.errno, int):
         return os.strerror(error.errno)
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def own_trouble(error: Exception) -> bool:
+def is_internal(error: Exception) -> bool:
     """Whether nobody but the node's owner may know what it is.
 
     That goes for all that no one foresaw: even of which type it is may follow from a record. What the system
     says of a disk does not, but libraries raise the same error with words of their own.
     """
-    if isinstance(error, OWN_TROUBLES):
+    if isinstance(error, INTERNAL_ERRORS):
         return True
     of_system = isinstance(error, OSError) and isinstance(error.errno, int)
     return not of_system and not isinstance(error, FedstillError)
 
 
-def rule_of(error: Exception) -> str:
+def refusal_rule(error: Exception) -> str:
     """Why something was refused, for a line of a log: the policy's rule, or what a server may know."""
-    return clip(error.rule if isinstance(error, QueryRefused) else telling(error))
+    return clip(error.rule if isinstance(error, QueryRefused) else public_text(error))

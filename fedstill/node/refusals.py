@@ -11,14 +11,14 @@ from fedstill.core.errors import OwnDataError, QueryRefused
 from fedstill.core.text_format import clip
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
-from fedstill.node.refusal_text import own_trouble, rule_of, telling
-from fedstill.node.security_log import REFUSALS, SecurityLog, SecurityLogError
+from fedstill.node.refusal_text import is_internal, public_text, refusal_rule
+from fedstill.node.security_log import MAX_REFUSALS, SecurityLog, SecurityLogError
 from fedstill.node.session import Session
-from fedstill.protocol.messages import MOST
+from fedstill.protocol.messages import MAX_NUMBER
 
 logger = logging.getLogger("fedstill.node")
 
-HOUR = 3600.0  # seconds
+SECONDS_PER_HOUR = 3600.0  # seconds
 
 
 class Refusals:
@@ -26,10 +26,10 @@ class Refusals:
 
     def __init__(self, security: SecurityLog) -> None:
         self._security = security
-        self._noted: set[tuple[object, ...]] = set()  # of this process, that the audit log has
+        self._recorded: set[tuple[object, ...]] = set()  # of this process, that the audit log has
         self._hour, self._lines = time.monotonic(), 0
 
-    def told(
+    def error_reply(
         self, header: Mapping[str, Any], error: Exception, asker: str, session: Session | None
     ) -> dict[str, Any]:
         """An error as a message carries it; in the owner's log it stands whole.
@@ -45,19 +45,19 @@ class Refusals:
         text = " ".join(str(error).split()) or type(error).__name__
         query = clip(header.get("query") or header.get("operation") or "message")
         number = header.get("number")
-        asked = number if type(number) is int and abs(number) < MOST else -1
+        asked = number if type(number) is int and abs(number) < MAX_NUMBER else -1
         which = f"{query} (number {asked})" if asked >= 0 else query
         self._log(f"refused {which}: {clip(text, 1000)}")
         if header.get("operation") in ("answer_query", "compute_gradients") and session is not None:
-            line = (session.plan.run, query, asked, rule_of(error))
-            new = line not in self._noted and len(self._noted) < REFUSALS
+            line = (session.plan.run, query, asked, refusal_rule(error))
+            new = line not in self._recorded and len(self._recorded) < MAX_REFUSALS
             if session.plan.run == header.get("run") and new:
-                self._noted.add(line)
-                note_in_audit_log(session, query, asked, error)
+                self._recorded.add(line)
+                record_in_audit_log(session, query, asked, error)
         if isinstance(error, QueryRefused) or header.get("operation") == "join":
-            self.note(asker, query, error, clip(header.get("run") or ""))
-        kind = OwnDataError if own_trouble(error) else type(error)
-        told: dict[str, Any] = {"kind": kind.__name__, "text": clip(telling(error)), "query": query}
+            self.record(asker, query, error, clip(header.get("run") or ""))
+        kind = OwnDataError if is_internal(error) else type(error)
+        told: dict[str, Any] = {"kind": kind.__name__, "text": clip(public_text(error)), "query": query}
         for name in ("rule", "number"):
             if hasattr(error, name):
                 told[name] = getattr(error, name)
@@ -65,30 +65,30 @@ class Refusals:
 
     def _log(self, line: str) -> None:
         """Write into the process's own log, so many lines an hour: a server could fill the disk with them."""
-        if time.monotonic() - self._hour > HOUR:
+        if time.monotonic() - self._hour > SECONDS_PER_HOUR:
             self._hour, self._lines = time.monotonic(), 0
         self._lines += 1
-        if self._lines <= REFUSALS:
+        if self._lines <= MAX_REFUSALS:
             logger.warning("%s", line)
-        if self._lines == REFUSALS:
+        if self._lines == MAX_REFUSALS:
             logger.warning("further refusals of this hour are not written here")
 
-    def note(self, asker: str, query: str, error: Exception, run: str) -> None:
+    def record(self, asker: str, query: str, error: Exception, run: str) -> None:
         """Write into the security log that something was refused, and why as far as a server may know; the
         refusal stands all the same where that cannot be written."""
         try:
-            self._security.refused(asker, rule_of(error), run=run, query=query)
+            self._security.record_refusal(asker, refusal_rule(error), run=run, query=query)
         except SecurityLogError as full:
             logger.error("%s", full)
 
 
-def note_in_audit_log(session: Session, query: str, number: int, error: Exception) -> None:
+def record_in_audit_log(session: Session, query: str, number: int, error: Exception) -> None:
     """Write into the audit log that a query was refused, and why as far as a server may know; the refusal
     stands all the same where that cannot be written."""
-    rule = rule_of(error)
+    rule = refusal_rule(error)
     try:
-        session.kept.require(query)
-        about = (session.plan.run, DATA, session.node.name, number, query, REFUSED)
+        session.run_folder.require_space(query)
+        about = (session.plan.run, NODE_DATA, session.node.name, number, query, REFUSED)
         session.audit.append(Entry(*about, rule=rule))
     except (AuditError, QueryRefused) as full:
         logger.error("the audit log cannot be written: %s", full)

@@ -30,27 +30,27 @@ class NodeStatus(Checked):
     """A node that has joined: what it says of itself, and where it is.
 
     Args:
-        objections: the rule by which each query will be refused, by the query's name.
+        refused_queries: the rule by which each query will be refused, by the query's name.
         max_queries: that it answers in this run, with those that it has answered; None: no limit.
-        marks: that it could go back to.
-        last: number of the last query that it answered, -1 before the first.
+        checkpoints: that it could go back to.
+        last_query: number of the last query that it answered, -1 before the first.
         architecture: a fingerprint of its model's.
-        wants_public: it cannot join before it gets the public data; then nothing else is known.
+        needs_public_data: it cannot join before it gets the public data; then nothing else is known.
         versions: of its software, as it said before.
         privacy: how it says that it protects its records.
         notes: what is switched off there, and why.
     """
 
-    objections: Mapping[str, str]
+    refused_queries: Mapping[str, str]
     max_queries: NonNegativeInt | None
-    learned: bool
-    marks: tuple[NonNegativeInt, ...]
-    last: Annotated[int, Ge(-1)]
+    is_trained: bool
+    checkpoints: tuple[NonNegativeInt, ...]
+    last_query: Annotated[int, Ge(-1)]
     model: str | None = None
     parameters: NonNegativeInt | None = None
     architecture: str = ""
-    frozen: bool = False
-    wants_public: bool = False
+    is_frozen: bool = False
+    needs_public_data: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     privacy: Statement = field(default_factory=Statement)
     notes: Annotated[tuple[str, ...], MaxLen(10)] = ()
@@ -64,7 +64,7 @@ class TrainingProgress(Checked):
     """How far a node's local training has come."""
 
     percent: Annotated[int, Interval(ge=0, le=100)]
-    learned: bool
+    is_trained: bool
 
 
 @dataclass(frozen=True)
@@ -73,30 +73,30 @@ class ReleaseCost(Checked):
 
     Args:
         mechanism: its name; empty: not said.
-        price: events as text and how often each; None: no guarantee.
-        after: a fingerprint of what the node had answered before: the same query after something else is
+        cost: events as text and how often each; None: no guarantee.
+        history_hash: a fingerprint of what the node had answered before: the same query after something else is
             another release.
-        left: of what left, before masks, sealed by the node's secret; empty: it is not told apart.
+        release_hash: of what left, before masks, sealed by the node's secret; empty: it is not told apart.
     """
 
     mechanism: str = ""
-    price: Annotated[Mapping[str, int], MaxLen(100)] | None = None
-    after: str = ""
-    left: str = ""
+    cost: Annotated[Mapping[str, int], MaxLen(100)] | None = None
+    history_hash: str = ""
+    release_hash: str = ""
 
 
 @dataclass(frozen=True)
 class ReleaseReply:
     """What a node tells with a release: how that left."""
 
-    privacy: ReleaseCost = field(default_factory=Paid)
+    privacy: ReleaseCost = field(default_factory=ReleaseCost)
 
 
 @dataclass(frozen=True)
 class AgreementCodes(Checked):
     """What a node tells each other survivor of a sum, or reveals to the server: digits, by name."""
 
-    words: Annotated[Mapping[str, str], MaxLen(MOST)]
+    codes: Annotated[Mapping[str, str], MaxLen(MOST)]
 
 
 ReplyPayload = (

@@ -12,23 +12,23 @@ from fedstill.core.table_schema import Schema
 from fedstill.core.text_format import clip, counted, human_bytes
 from fedstill.data.input_spec import InputSpec
 from fedstill.node.node_file import NodeFile
-from fedstill.node.owner_folder import objections
-from fedstill.node.requests import Request
+from fedstill.node.owner_folder import refused_queries
+from fedstill.node.requests import ApprovalRequest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, build_node_side
-from fedstill.protocol.queries import NodeSetting, stand_in
+from fedstill.protocol.queries import NodeSetting, placeholder_public
 
 
-def facts(request: Request) -> dict[str, str | list[str]]:
+def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
     """What is to be known of a request, in lines by what they are about."""
-    about, table = request.about, request.about.table
+    about, table = request.requested, request.requested.table
     method, spec, public = dict(table["method"]), table["spec"], table["public"]
     planned_queries = []
     for name, asked in about.queries.items():
         often = counted(asked["times"], "time") if asked["times"] else "as often as the server likes"
         rows = f", up to {asked['rows']} inputs" if asked["rows"] else ""
         size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
-        leaves = ", ".join(dict.fromkeys(asked["leaves"].values())) or "nothing"
+        leaves = ", ".join(dict.fromkeys(asked["releases"].values())) or "nothing"
         planned_queries.append(f"{name}: {often}{rows}; {leaves} leave{size}")
     most = about.max_queries
     queries = counted(most, "query") if most else "queries not limited by the plan"
@@ -45,8 +45,8 @@ def facts(request: Request) -> dict[str, str | list[str]]:
     shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
     return {
         "state": request.state,
-        "run": f"{request.run}, asked {request.at}",
-        "server": request.asked_by,
+        "run": f"{request.run}, asked {request.requested_at}",
+        "server": request.server_name,
         "method": clip(
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
         ),
@@ -60,10 +60,10 @@ def facts(request: Request) -> dict[str, str | list[str]]:
     }
 
 
-def refused_all_the_same(request: Request, file: NodeFile) -> dict[str, str]:
+def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str, str]:
     """The rules of ``node.toml`` by which some of what was asked is refused whatever its owner approves, by
     query; what its budgets or its model refuse is not among them."""
-    table = request.about.table
+    table = request.requested.table
     spec, method = read_table(InputSpec, table["spec"], "spec."), dict(table["method"])
     config = read_table(METHODS[method.pop("name")], method, "method.")
     task = spec.make_task()
@@ -71,13 +71,13 @@ def refused_all_the_same(request: Request, file: NodeFile) -> dict[str, str]:
         task,
         LocalConfig(),
         Compute(),
-        stand_in(task, spec.shape),
+        placeholder_public(task, spec.shape),
         secure_aggregation=bool(table["secure_aggregation"]),
     )
-    return objections(file, True, build_node_side(config, setting).queries)
+    return refused_queries(file, True, build_node_side(config, setting).queries)
 
 
-def line_about(line: Mapping[str, Any]) -> str:
+def describe_log_line(line: Mapping[str, Any]) -> str:
     """What a line of the security log is about, and why it was written."""
     about = " ".join(str(line[name]) for name in ("run", "query") if line.get(name))
     if line.get("server"):

@@ -30,24 +30,24 @@ from fedstill.protocol.run_plan import RunDescription
 
 FOLDER = "requests"
 WAITS, APPROVED, USED, REJECTED = "waits", "approved", "used", "rejected"
-MOST_WAITING = 20  # of one server, which could fill the owner's list with them
-MOST_OF_ALL = 500  # of all servers: one that changes its key could fill the disk with them
-LARGEST = 1_000_000  # bytes of a description
+MAX_WAITING_PER_SERVER = 20  # of one server, which could fill the owner's list with them
+MAX_WAITING = 500  # of all servers: one that changes its key could fill the disk with them
+MAX_DESCRIPTION_BYTES = 1_000_000  # bytes of a description
 # Digits of a SHA-256 that name a request, and that approve it: a server can make a description that agrees
 # with another in few of them.
-NAMES, APPROVES = 8, 32
+MIN_DIGITS, MIN_DIGITS_TO_APPROVE = 8, 32
 UNPROVEN = "none"  # what names a server without a proven identity
 
 
 @dataclass(frozen=True)
-class Request:
+class ApprovalRequest:
     """Request of one server, and the owner's decision.
 
     Args:
         description: the run's, as canonical text.
         run: the name of the latest that asked.
         server: identity of the server that asked, as ``Host.asker`` has it; empty: nothing proves it.
-        at: when, in UTC.
+        requested_at: when, in UTC.
         state: ``waits``, ``approved``, ``used`` (for the one run that it was good for) or ``rejected``.
         protection: of ``node.toml`` when it was approved, as canonical text.
         runs: names of those runs of this server that have begun under it.
@@ -56,28 +56,28 @@ class Request:
     description: str
     run: str
     server: str
-    at: str
+    requested_at: str
     state: str = WAITS
     protection: str = ""
     runs: tuple[str, ...] = ()
 
     @property
-    def about(self) -> RunDescription:
+    def requested(self) -> RunDescription:
         """What is asked for."""
         return RunDescription(json.loads(self.description))
 
     @property
     def sha256(self) -> str:
         """The SHA-256 of the description."""
-        return self.about.sha256
+        return self.requested.sha256
 
     @property
-    def asked_by(self) -> str:
+    def server_name(self) -> str:
         """The server, in words."""
-        return named(self.server)
+        return server_label(self.server)
 
 
-class Requests:
+class ApprovalRequests:
     """The requests in a node's folder.
 
     Args:
@@ -90,15 +90,15 @@ class Requests:
 
     # --- at the node -------------------------------------------------------------------------------------
 
-    def require(self, run: str, description: RunDescription, server: str) -> None:
+    def require_approved(self, run: str, description: RunDescription, server: str) -> None:
         """Refuse a run that the owner has not approved, and keep it for the owner to read.
 
         Raises:
             QueryRefused: it waits, was rejected, or was approved under another protection.
         """
         sha256 = description.sha256
-        with self._alone():
-            found = self._read(_name(sha256, server))
+        with self._locked():
+            found = self._read(_file_stem(sha256, server))
             state = self._state(found, run)
             if state == APPROVED and found is not None:
                 if run not in found.runs:
@@ -106,17 +106,17 @@ class Requests:
                     self._write(replace(found, state=once, runs=(*found.runs, run)))
                 return
             if state == WAITS:
-                self._keep(description, run, server, found)
+                self._store_waiting(description, run, server, found)
         self._refuse("join", sha256, state)
 
-    def require_still(self, run: str, server: str, sha256: str, query: str) -> None:
+    def require_still_approved(self, run: str, server: str, sha256: str, query: str) -> None:
         """Refuse a query once the owner has taken back what was approved, with QueryRefused."""
-        with self._alone():
-            state = self._state(self._read(_name(sha256, server)), run)
+        with self._locked():
+            state = self._state(self._read(_file_stem(sha256, server)), run)
         if state != APPROVED:
             self._refuse(query, sha256, state)
 
-    def _state(self, found: Request | None, run: str) -> str:
+    def _state(self, found: ApprovalRequest | None, run: str) -> str:
         if found is None or found.state == REJECTED:
             return WAITS if found is None else REJECTED
         granted = found.state == APPROVED
@@ -132,41 +132,45 @@ class Requests:
             told = f"run {grouped(sha256)} waits until its owner approves it"
         raise QueryRefused(self._file.name, query, f"approve: {told}")
 
-    def _keep(self, description: RunDescription, run: str, server: str, found: Request | None) -> None:
+    def _store_waiting(
+        self, description: RunDescription, run: str, server: str, found: ApprovalRequest | None
+    ) -> None:
         if found is not None and (found.run, found.state) == (run, WAITS):
             return
         sha256 = description.sha256
         waiting = [
             request.server
-            for request in self.all()
+            for request in self.list_all()
             if request.state == WAITS and (request.sha256, request.server) != (sha256, server)
         ]
-        full = waiting.count(server) >= MOST_WAITING or len(waiting) >= MOST_OF_ALL
-        if full or len(description.text) > LARGEST:
-            most = f"{MOST_WAITING} requests of this server or {MOST_OF_ALL} of all"
+        full = waiting.count(server) >= MAX_WAITING_PER_SERVER or len(waiting) >= MAX_WAITING
+        if full or len(description.text) > MAX_DESCRIPTION_BYTES:
+            most = f"{MAX_WAITING_PER_SERVER} requests of this server or {MAX_WAITING} of all"
             rule = f"approve: {most} wait already, or this one is too large"
             raise QueryRefused(self._file.name, "join", rule)
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        new = Request(description.text, run, server, at)
+        new = ApprovalRequest(description.text, run, server, at)
         if found is not None:  # under which other runs may be at work
             new = replace(new, runs=found.runs, protection=found.protection)
         self._write(new)
         earlier = "" if found is None or found.state == WAITS else found.state  # it waits again
         why = f"approve = {self._file.policy.approve!r}"
-        self._log.once("waits", server, why, run=run, description=sha256, earlier=earlier)
+        self._log.write_once("waits", server, why, run=run, description=sha256, earlier=earlier)
 
     def _protection(self) -> str:
         return json.dumps(as_table(self._file.privacy), sort_keys=True)
 
     # --- for the owner -----------------------------------------------------------------------------------
 
-    def all(self) -> list[Request]:
+    def list_all(self) -> list[ApprovalRequest]:
         """All requests, the latest first; no lock is taken."""
         read = (self._read(path.stem) for path in sorted(self._folder.glob("*.json")))
         found = [request for request in read if request is not None]
-        return sorted(found, key=lambda request: request.at, reverse=True)
+        return sorted(found, key=lambda request: request.requested_at, reverse=True)
 
-    def decide(self, sha256: str, approved: bool, because: str = "", *, server: str | None = None) -> Request:
+    def decide(
+        self, sha256: str, approved: bool, because: str = "", *, server: str | None = None
+    ) -> ApprovalRequest:
         """Approve or reject a request, also one that was decided otherwise before.
 
         Args:
@@ -181,15 +185,17 @@ class Requests:
             ArgumentError: no request fits, or several do.
             SecurityLogError: it cannot be written down; then nothing is decided.
         """
-        with self._alone():
-            before = one_of(self.all(), sha256, server, APPROVES if approved else NAMES)
+        with self._locked():
+            before = find_request(
+                self.list_all(), sha256, server, MIN_DIGITS_TO_APPROVE if approved else MIN_DIGITS
+            )
             state = APPROVED if approved else REJECTED
             # Runs that began under another protection need an approval of their own.
             same = before.protection == self._protection()
             runs = before.runs if approved and same else ()
             after = replace(before, state=state, protection=self._protection(), runs=runs)
             event: Any = state
-            about = {"run": before.run, "description": before.sha256, "server": before.asked_by}
+            about = {"run": before.run, "description": before.sha256, "server": before.server_name}
             self._log.write(event, account(), because or "no reason given", **about)
             self._write(after)
         return after
@@ -197,37 +203,37 @@ class Requests:
     # --- the files ---------------------------------------------------------------------------------------
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """No other process decides or asks meanwhile."""
         private_files.make_folder(self._folder)
         with open(self._folder / "lock", "ab", opener=private_files.opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _read(self, name: str) -> Request | None:
+    def _read(self, name: str) -> ApprovalRequest | None:
         path = self._folder / f"{name}.json"
         if not path.exists():
             return None
         try:
-            request = read_table(Request, dict(read_object(path)))
-            sound = _name(request.sha256, request.server) == name
+            request = read_table(ApprovalRequest, dict(read_object(path)))
+            sound = _file_stem(request.sha256, request.server) == name
         except (ArgumentError, ValueError, TypeError):
             sound = False
         if not sound:
             raise RunFolderError(f"{path} does not hold the request that it is named after: delete it")
         return request
 
-    def _write(self, request: Request) -> None:
-        path = self._folder / f"{_name(request.sha256, request.server)}.json"
+    def _write(self, request: ApprovalRequest) -> None:
+        path = self._folder / f"{_file_stem(request.sha256, request.server)}.json"
         private_files.replace(path, json.dumps(asdict(request)).encode(), sync=True)
 
 
-def _name(sha256: str, server: str) -> str:
+def _file_stem(sha256: str, server: str) -> str:
     """The file of a request, without its ending: one for each description and server."""
     return f"{sha256}-{hashlib.sha256(server.encode()).hexdigest()[:32]}"
 
 
-def named(server: str) -> str:
+def server_label(server: str) -> str:
     """An identity in words: its fingerprint, or that there is none."""
     return server or "a server that nothing proves"
 
@@ -237,7 +243,9 @@ def requires_approval(file: NodeFile) -> bool:
     return file.policy.approve != POLICY
 
 
-def described_by(known: Sequence[Request], sha256: str, least: int = NAMES) -> list[Request]:
+def find_description(
+    known: Sequence[ApprovalRequest], sha256: str, least: int = MIN_DIGITS
+) -> list[ApprovalRequest]:
     """The requests of the one description whose SHA-256 begins so, one per server.
 
     Args:
@@ -255,7 +263,9 @@ def described_by(known: Sequence[Request], sha256: str, least: int = NAMES) -> l
     return found
 
 
-def one_of(known: Sequence[Request], sha256: str, server: str | None, least: int = NAMES) -> Request:
+def find_request(
+    known: Sequence[ApprovalRequest], sha256: str, server: str | None, least: int = MIN_DIGITS
+) -> ApprovalRequest:
     """The request of one description by one server.
 
     Args:
@@ -265,7 +275,7 @@ def one_of(known: Sequence[Request], sha256: str, server: str | None, least: int
     Raises:
         ArgumentError: none fits, or several servers ask for the description and none is named.
     """
-    found = described_by(known, sha256, least)
+    found = find_description(known, sha256, least)
     servers = " or ".join(sorted(each.server or UNPROVEN for each in found))
     if server is not None:
         unproven, wanted = server in ("", UNPROVEN), digits(server)

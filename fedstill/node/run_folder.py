@@ -24,16 +24,16 @@ from fedstill.node import audit_file
 from fedstill.node.node_file import NodeFile
 from fedstill.node.security_log import size as size_of_log
 from fedstill.protocol.run_plan import PLAN_FILE
-from fedstill.protocol.wire_format import size
+from fedstill.protocol.wire_format import tensor_bytes
 
 RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something
-CURE = "the node's owner moves folders of finished runs out of runs/"
-LEARNING, TOLD, SALT = "learning.safetensors", "told.safetensors", "salt"
-MARKS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
+FREE_SPACE_ADVICE = "the node's owner moves folders of finished runs out of runs/"
+TRAINING_STATE, RELEASED_COUNTS, SALT = "learning.safetensors", "told.safetensors", "salt"
+MAX_CHECKPOINTS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
 
 
 class RunFolder:
-    """The folder of one run at a node; all other runs do not grow meanwhile. ``saved`` is when a state last
+    """The folder of one run at a node; all other runs do not grow meanwhile. ``saved_at`` is when a state last
     was.
 
     Raises:
@@ -41,30 +41,32 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path, file: NodeFile, run: str) -> None:
-        self.path, self.saved = folder / RUNS / run, time.monotonic()
+        self.path, self.saved_at = folder / RUNS / run, time.monotonic()
         self._salt = secrets.token_hex(16)  # of a run that has none yet
         self._folder, self._node, self._policy = folder, file.name, file.policy
         self._audit = audit_file.audit_path(file, folder)
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
-        self._others = sum(_on_disk(path) for path in (*runs, folder / PUBLIC) if path != self.path)
+        self._other_bytes = sum(
+            _bytes_on_disk(path) for path in (*runs, folder / PUBLIC) if path != self.path
+        )
         if not self.path.exists():
             if file.policy.max_runs and len(runs) >= file.policy.max_runs:
-                rule = f"max_runs: {file.policy.max_runs}, and {len(runs)} are in runs/; {CURE}"
+                rule = f"max_runs: {file.policy.max_runs}, and {len(runs)} are in runs/; {FREE_SPACE_ADVICE}"
                 raise QueryRefused(file.name, "join", rule)
-            self.require("join")
+            self.require_space("join")
 
-    def require(self, query: str, more: int = 0) -> None:
+    def require_space(self, query: str, more: int = 0) -> None:
         """Refuse what would write ``more`` bytes for a query to a disk without room: QueryRefused."""
         most = self._policy.max_disk
         # What SQLite has not yet moved from its log of writes to the file is on the disk, too.
         files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
         logged = sum(file.stat().st_size for file in files if file.exists()) + size_of_log(self._folder)
-        if most and self._others + _on_disk(self.path) + logged + more >= most:
-            rule = f"max_disk: {most}, which runs/, public/ and the node's logs have reached; {CURE}"
+        if most and self._other_bytes + _bytes_on_disk(self.path) + logged + more >= most:
+            rule = f"max_disk: {most}, which runs/, public/ and the node's logs have reached; {FREE_SPACE_ADVICE}"
             raise QueryRefused(self._node, query, rule)
 
     @property
-    def known(self) -> bool:
+    def has_begun(self) -> bool:
         """Whether it has been begun here."""
         return (self.path / PLAN_FILE).exists()
 
@@ -81,11 +83,11 @@ class RunFolder:
             path = self.path / SALT
             if not path.exists():
                 return self._salt
-            salt = _text(path).strip()
+            salt = _read_text(path).strip()
             if not re.fullmatch(r"[0-9a-f]{32}", salt):
                 raise RunFolderError(f"{path} is no salt of a run (expected 32 hexadecimal digits)")
             return salt
-        return _text(path).strip()
+        return _read_text(path).strip()
 
     @property
     def begun_by(self) -> str | None:
@@ -94,7 +96,7 @@ class RunFolder:
         Raises:
             RunFolderError: what was kept is damaged.
         """
-        server = read_object(self.path / PLAN_FILE).get("server") if self.known else None
+        server = read_object(self.path / PLAN_FILE).get("server") if self.has_begun else None
         return None if server is None else str(server)
 
     def bind(self, told: Mapping[str, Any], has_left: bool, server: str = "") -> str | None:
@@ -125,43 +127,47 @@ class RunFolder:
                 return None
             if has_left:
                 return " and ".join(other)
-            for learned in (self.path / LEARNING, self.path / TOLD, *self.path.glob("mark-*.safetensors")):
+            for learned in (
+                self.path / TRAINING_STATE,
+                self.path / RELEASED_COUNTS,
+                *self.path.glob("mark-*.safetensors"),
+            ):
                 learned.unlink(missing_ok=True)
         kept = {**told, "server": server if begun is None else begun}
         private_files.replace(path, json.dumps(kept, sort_keys=True).encode(), sync=True)
         return None
 
-    def save(self, name: str, state: Any) -> None:
+    def save_state(self, name: str, state: Any) -> None:
         """Keep a state; :class:`QueryRefused` where there is no room on the disk."""
-        self.require("save_checkpoint", _bytes(state))
+        self.require_space("save_checkpoint", _state_bytes(state))
         save_state(self.path / name, state)
-        self.saved = time.monotonic()
+        self.saved_at = time.monotonic()
 
-    def load(self, name: str) -> Any:
+    def load_state(self, name: str) -> Any:
         """A state that was kept; None if it was not."""
         path = self.path / name
         return load_state(path) if path.exists() else None
 
     # --- marks: states before a query ----------------------------------------------------------------
 
-    def marks(self) -> list[int]:
+    def checkpoints(self) -> list[int]:
         """Before which queries a state is kept; :class:`RunFolderError` where a file is of none."""
-        return marks_in(self.path)
+        return checkpoints_in(self.path)
 
-    def save_mark(self, mark: int, state: Any) -> None:
+    def save_checkpoint(self, mark: int, state: Any) -> None:
         """Keep the state before a query, and of older ones only the last."""
-        self.save(of_mark(mark), state)
-        for old in self.marks()[:-MARKS]:
-            (self.path / of_mark(old)).unlink()
+        self.save_state(checkpoint_name(mark), state)
+        for old in self.checkpoints()[:-MAX_CHECKPOINTS]:
+            (self.path / checkpoint_name(old)).unlink()
 
-    def forget_after(self, mark: int) -> None:
+    def delete_checkpoints_after(self, mark: int) -> None:
         """Delete the states of a time that is undone."""
-        for later in self.marks():
+        for later in self.checkpoints():
             if later > mark:
-                (self.path / of_mark(later)).unlink()
+                (self.path / checkpoint_name(later)).unlink()
 
 
-def marks_in(folder: Path) -> list[int]:
+def checkpoints_in(folder: Path) -> list[int]:
     """See :meth:`RunFolder.marks`, of a folder of that run."""
     marks = []
     for path in folder.glob("mark-*.safetensors"):
@@ -171,27 +177,27 @@ def marks_in(folder: Path) -> list[int]:
     return sorted(marks)
 
 
-def of_mark(mark: int) -> str:
+def checkpoint_name(mark: int) -> str:
     """The file of the state before a query."""
     return f"mark-{mark}.safetensors"
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise RunFolderError(f"{path} is no UTF-8 text") from error
 
 
-def _bytes(state: Any) -> int:
+def _state_bytes(state: Any) -> int:
     if isinstance(state, torch.Tensor):
-        return size(state)
+        return tensor_bytes(state)
     if isinstance(state, Mapping):
-        return sum(map(_bytes, state.values()))
-    return sum(map(_bytes, state)) if isinstance(state, list | tuple) else 0
+        return sum(map(_state_bytes, state.values()))
+    return sum(map(_state_bytes, state)) if isinstance(state, list | tuple) else 0
 
 
-def _on_disk(folder: Path) -> int:
+def _bytes_on_disk(folder: Path) -> int:
     """Bytes of all files in a folder and those below it; of a file that is deleted meanwhile none."""
     total = 0
     for where, _, names in os.walk(folder):

@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, OwnDataError, QueryRefused
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
-from fedstill.node.noise_calibration import NoiseLevels, calibrate_noise, placeholder_noise
+from fedstill.node.noise_calibration import NoiseLevels, calibrate_noise_levels, placeholder_noise
 from fedstill.privacy import dpsgd
 from fedstill.privacy.config import DPTrainingConfig, PrivacyConfig, Release
 from fedstill.privacy.dpsgd import DPParameters
@@ -82,17 +82,19 @@ class PrivacyMechanism:
         self.name, self.protects = config.called, config.protects
         for query in side.queries.values():
             self._check_query(query)
-        self.noise_levels = find(config, lambda levels: self._with_noise(levels).schedule())
+        self.noise_levels = calibrate_noise_levels(
+            config, lambda levels: self._with_noise(levels).run_costs()
+        )
 
-    def _with_noise(self, levels: Levels) -> PrivacyMechanism:
+    def _with_noise(self, levels: NoiseLevels) -> PrivacyMechanism:
         """The same with other noise."""
         other = copy.copy(self)
-        other.levels = levels
+        other.noise_levels = levels
         return other
 
     def with_placeholder_noise(self) -> PrivacyMechanism:
         """The same with some noise wherever it is to be found: what has no guarantee with it, never has."""
-        return self._with_noise(supposed(self.config))
+        return self._with_noise(placeholder_noise(self.config))
 
     def _check_query(self, query: Query) -> None:
         """Refuse a query that the mechanism cannot protect, whatever the noise."""
@@ -197,7 +199,7 @@ class PrivacyMechanism:
 
         part = self.config.dp_trained[role]
         table: DPTrainingConfig = getattr(self.config, part)
-        return DPParameters(self.noise_levels[part], table.clip, draws, self.config.group_size)
+        return DPParameters(self.noise_levels[part], table.clip, noise_sampler, self.config.group_size)
 
     def statement(self) -> Statement:
         """What is said of all this."""
@@ -327,13 +329,13 @@ def no_guarantee_reason(mechanism: PrivacyMechanism, query: Query) -> str | None
     """Why a query has no price that a budget could pay, or None."""
     if math.isinf(mechanism.config.budget):
         return None
-    bare_query, supposing = replace(query, span=None), mechanism.supposing()
+    bare_query, supposing = replace(query, span=None), mechanism.with_placeholder_noise()
     bare = sorted(
         {
             query.released_kinds()[name]
-            for part, shapes in mechanism.expected(query).items()
+            for part, shapes in mechanism.expected_shapes(query).items()
             for name in shapes
-            if total_cost(supposing.bill(bare_query, part, {name: shapes[name]}, {})) is None
+            if total_cost(supposing.query_costs(bare_query, part, {name: shapes[name]}, {})) is None
         }
     )
     if bare:

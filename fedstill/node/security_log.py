@@ -31,10 +31,10 @@ from fedstill.core.hashing import link, read_head, write_head
 from fedstill.core.text_format import clip
 
 FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
-MOST = 1_000_000  # bytes of a file
-REFUSALS = 1000  # lines of refusals by one process: a server could fill the disk with them
-LONGEST = 1000  # letters of a reason
-TEXTS = ("at", "before", "event", "hash", "who", "why")  # that each line has
+MAX_FILE_BYTES = 1_000_000  # bytes of a file
+MAX_REFUSALS = 1000  # lines of refusals by one process: a server could fill the disk with them
+MAX_LETTERS = 1000  # letters of a reason
+TEXT_FIELDS = ("at", "before", "event", "hash", "who", "why")  # that each line has
 
 Event = Literal["joined", "waits", "approved", "rejected", "refused", "policy", "certificate", "archived"]
 
@@ -51,8 +51,10 @@ class SecurityLog:
     """
 
     def __init__(self, folder: Path, most: int = 0) -> None:
-        self._folder, self._most = folder, most
-        self._written: set[tuple[str, ...]] = set()  # what this process has written of what a server causes
+        self._folder, self._max_bytes = folder, most
+        self._written_keys: set[tuple[str, ...]] = (
+            set()
+        )  # what this process has written of what a server causes
 
     def write(self, event: Event, who: str, why: str, **about: str) -> None:
         """Write a line down, on the disk when this returns.
@@ -65,40 +67,40 @@ class SecurityLog:
         Raises:
             SecurityLogError: the log does not end as its head says, or cannot be written.
         """
-        line = {"event": event, "who": clip(who, LONGEST), "why": clip(why, LONGEST)}
-        line |= {name: clip(value, LONGEST) for name, value in about.items() if value}
-        with self._alone():
+        line = {"event": event, "who": clip(who, MAX_LETTERS), "why": clip(why, MAX_LETTERS)}
+        line |= {name: clip(value, MAX_LETTERS) for name, value in about.items() if value}
+        with self._locked():
             self._append(line)
 
-    def refused(self, who: str, why: str, **about: str) -> None:
+    def record_refusal(self, who: str, why: str, **about: str) -> None:
         """Write a refusal down, if this process has not written the same, or too many, already."""
-        self.once("refused", who, why, **about)
+        self.write_once("refused", who, why, **about)
 
-    def once(self, event: Event, who: str, why: str, **about: str) -> None:
+    def write_once(self, event: Event, who: str, why: str, **about: str) -> None:
         """Write what a server can cause as often as it likes, if this process has not written the same, or
         too many such lines, already."""
         key = (event, who, why, *about.values())
-        if self._most and size(self._folder) >= self._most:
+        if self._max_bytes and size(self._folder) >= self._max_bytes:
             return
-        if key not in self._written and len(self._written) < REFUSALS:
-            self._written.add(key)
-            if len(self._written) == REFUSALS:
+        if key not in self._written_keys and len(self._written_keys) < MAX_REFUSALS:
+            self._written_keys.add(key)
+            if len(self._written_keys) == MAX_REFUSALS:
                 event, about, why = "refused", {}, "further lines of this process stand in node.log alone"
             self.write(event, who, why, **about)
 
-    def note_policy(self, told: Mapping[str, Any]) -> None:
+    def record_policy(self, told: Mapping[str, Any]) -> None:
         """Write down which of the owner's rules are others than those that were written last.
 
         Raises:
             SecurityLogError: as :meth:`write`.
         """
         now = {name: json.dumps(value) for name, value in told.items()}
-        with self._alone():
+        with self._locked():
             before = self._last_policy()
             changed = {name: value for name, value in now.items() if before.get(name) != value}
             if changed or before.keys() - now.keys():
                 news = ", ".join(f"{name} = {value}" for name, value in changed.items())
-                why = clip(news, LONGEST) if before else "first start"
+                why = clip(news, MAX_LETTERS) if before else "first start"
                 self._append({"event": "policy", "who": account(), "why": why, "policy": now})
 
     def archive(self, folder: Path) -> list[Path]:
@@ -114,7 +116,7 @@ class SecurityLog:
             SecurityLogError: the log is not as it was written, a file of that name is there, or one cannot be
                 moved.
         """
-        with self._alone():
+        with self._locked():
             if (fault := self._fault()) is not None:
                 raise SecurityLogError(fault)
             older = [path for path in self._files() if path.name != FILE]
@@ -124,7 +126,7 @@ class SecurityLog:
                     raise SecurityLogError(f"{place} is there already, and is another")
             if older:
                 private_files.make_folder(folder)
-                through, policy = _number(older[-1]), self._last_policy()
+                through, policy = _last_line_of(older[-1]), self._last_policy()
                 about = {"event": "archived", "who": account(), "why": f"lines up to {through}: {folder}"}
                 self._append({**about, "through": str(through)} | ({"policy": policy} if policy else {}))
             for path, place in zip(older, there, strict=True):
@@ -136,7 +138,7 @@ class SecurityLog:
         """All lines that can be read, oldest first."""
         for path in self._files():
             for text in path.read_bytes().split(b"\n"):
-                if (line := _parsed(text)) is not None:
+                if (line := _parse_line(text)) is not None:
                     yield line
 
     def verify(self) -> str | None:
@@ -159,7 +161,7 @@ class SecurityLog:
             time.sleep(0.02)
         return fault
 
-    def holds(self, hashed: str) -> int | None:
+    def find_hash(self, hashed: str) -> int | None:
         """The number of the line with a hash, which somebody noted elsewhere; None: there is none, or not any
         more: the folder was put back to before it, or has another log."""
         return next((line["line"] for line in self.lines() if line["hash"] == hashed), None)
@@ -167,7 +169,7 @@ class SecurityLog:
     # --- the file ---------------------------------------------------------------------------------------
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """No other process reads or writes meanwhile; a full disk is a :class:`SecurityLogError`."""
         try:
             with open(self._folder / LOCK, "ab", opener=private_files.opener) as lock:
@@ -186,25 +188,25 @@ class SecurityLog:
         return [*(older[number] for number in sorted(older)), *([file] if file.exists() else [])]
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        path, head = self._folder / FILE, self._head()
-        number, hashed = self._end()
+        path, head = self._folder / FILE, self._read_head()
+        number, hashed = self._last_line()
         if head is not None and (head[0] > number or (head[0] == number and head != (number, hashed))):
-            raise SecurityLogError(f"{path} does not end as its head says; {self._cure()}")
+            raise SecurityLogError(f"{path} does not end as its head says; {self._advice()}")
         if head is None and number:
-            raise SecurityLogError(f"{path} has lost its head; {self._cure()}")
-        if path.exists() and path.stat().st_size > MOST:
+            raise SecurityLogError(f"{path} has lost its head; {self._advice()}")
+        if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
             os.rename(path, path.with_name(f"security-{number}.jsonl"))
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         told = {"line": number + 1, "at": at, "before": hashed, **line}
         text = json.dumps(told, sort_keys=True, separators=(",", ":"))
         chain = link(hashed, number + 1, text)
         with open(path, "ab", opener=private_files.opener) as file:
-            file.write(f"{text[:-1]}{_hashed(chain)}\n".encode())
+            file.write(f"{text[:-1]}{_hash_suffix(chain)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
         write_head(self._folder / HEAD, number + 1, chain)
 
-    def _end(self) -> tuple[int, str]:
+    def _last_line(self) -> tuple[int, str]:
         """Number and hash of the last line. Half a line, of a process that was killed, goes."""
         for path in reversed(self._files()):
             with open(path, "rb+") as file:
@@ -213,21 +215,21 @@ class SecurityLog:
                 if len(whole) < len(content):
                     file.truncate(len(whole))
             if whole:
-                last = _parsed(whole[:-1].rpartition(b"\n")[2])
+                last = _parse_line(whole[:-1].rpartition(b"\n")[2])
                 if last is None:
-                    raise SecurityLogError(f"{path} does not end with a line of a log; {self._cure()}")
+                    raise SecurityLogError(f"{path} does not end with a line of a log; {self._advice()}")
                 return last["line"], last["hash"]
         return 0, ""
 
-    def _head(self) -> tuple[int, str] | None:
+    def _read_head(self) -> tuple[int, str] | None:
         try:
             return read_head(self._folder / HEAD)
         except ValueError as error:
-            raise SecurityLogError(f"{self._folder / HEAD} is damaged: {error}; {self._cure()}") from error
+            raise SecurityLogError(f"{self._folder / HEAD} is damaged: {error}; {self._advice()}") from error
 
     def _fault(self) -> str | None:
         try:
-            head = self._head()
+            head = self._read_head()
         except SecurityLogError as error:
             return str(error)
         first, archived = 1, 0
@@ -236,41 +238,43 @@ class SecurityLog:
         for path in self._files():
             *whole, _ = path.read_bytes().split(b"\n")
             for text in whole:
-                line, number = _parsed(text), 1 if last is None else last + 1
+                line, number = _parse_line(text), 1 if last is None else last + 1
                 if last is None and line is not None:
                     first = number = line["line"]
                 if line is None or line["line"] != number:
-                    return f"{path.name}: line {number} is missing, or not as it was written; {self._cure()}"
-                own = text.decode().removesuffix(_hashed(line["hash"])) + "}"
+                    return (
+                        f"{path.name}: line {number} is missing, or not as it was written; {self._advice()}"
+                    )
+                own = text.decode().removesuffix(_hash_suffix(line["hash"])) + "}"
                 follows = last is None or line["before"] == hashed
                 if not follows or line["hash"] != link(line["before"], line["line"], own):
-                    return f"{path.name}: line {line['line']} is not as it was written; {self._cure()}"
+                    return f"{path.name}: line {line['line']} is not as it was written; {self._advice()}"
                 last, hashed = line["line"], line["hash"]
                 if line["event"] == "archived":
-                    archived = _through(line)
+                    archived = _archived_through(line)
                 if head is not None and last == head[0]:
                     there = hashed
-            if path.name != FILE and last != _number(path):
-                return f"{path.name} does not end with the line that it is named after; {self._cure()}"
+            if path.name != FILE and last != _last_line_of(path):
+                return f"{path.name} does not end with the line that it is named after; {self._advice()}"
         if head is None:
-            return None if last is None else f"{HEAD} is missing; {self._cure()}"
+            return None if last is None else f"{HEAD} is missing; {self._advice()}"
         if last is None or last < head[0]:
-            return f"it ends at line {last or 0}, and its head at {head[0]}; {self._cure()}"
+            return f"it ends at line {last or 0}, and its head at {head[0]}; {self._advice()}"
         if there != head[1]:
-            return f"line {head[0]} is not the one of its head; {self._cure()}"
+            return f"line {head[0]} is not the one of its head; {self._advice()}"
         if first > archived + 1:
             told = "no line says that those before were archived"
-            return f"it begins at line {first}, and {told}; {self._cure()}"
+            return f"it begins at line {first}, and {told}; {self._advice()}"
         return None
 
     def _last_policy(self) -> Mapping[str, str]:
         for path in reversed(self._files()):
             for text in reversed(path.read_bytes().split(b"\n")):
-                if (line := _parsed(text)) is not None and isinstance(line.get("policy"), dict):
+                if (line := _parse_line(text)) is not None and isinstance(line.get("policy"), dict):
                     return dict(line["policy"])
         return {}
 
-    def _cure(self) -> str:
+    def _advice(self) -> str:
         return f"its owner looks into it, moves {self._folder}/security* elsewhere, and a new one begins"
 
 
@@ -282,28 +286,28 @@ def account() -> str:
         return f"account {os.getuid()}"
 
 
-def _parsed(text: bytes) -> dict[str, Any] | None:
+def _parse_line(text: bytes) -> dict[str, Any] | None:
     """A line, or None for what no node could have written."""
     try:
         line = json.loads(text.decode())
-        sound = type(line["line"]) is int and all(isinstance(line[name], str) for name in TEXTS)
+        sound = type(line["line"]) is int and all(isinstance(line[name], str) for name in TEXT_FIELDS)
         return line if sound else None
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
-def _number(path: Path) -> int:
+def _last_line_of(path: Path) -> int:
     """The last line of a full file, by which it is named."""
     return int(path.stem.partition("-")[2])
 
 
-def _through(line: Mapping[str, Any]) -> int:
+def _archived_through(line: Mapping[str, Any]) -> int:
     """Up to which line a line says that older ones were archived."""
     told = str(line.get("through", ""))
     return int(told) if re.fullmatch("[0-9]{1,19}", told) else 0
 
 
-def _hashed(chain: str) -> str:
+def _hash_suffix(chain: str) -> str:
     """How a line ends."""
     return f',"hash":"{chain}"}}'
 

@@ -9,7 +9,7 @@ import torch
 
 from fedstill.core.errors import DataError, QueryRefused
 from fedstill.protocol.queries import Query
-from fedstill.protocol.secure_aggregation import Corruption, SumWeighting, sum_contributions
+from fedstill.protocol.secure_aggregation import Replacement, SumWeighting, sum_contributions
 from fedstill.protocol.wire_format import Tensors
 
 
@@ -18,53 +18,55 @@ class SumContribution:
     """How a release becomes a part of a sum.
 
     Args:
-        told: counts that the node has let out, noised if they had to be: it is weighed by these, and by
+        counts: counts that the node has let out, noised if they had to be: it is weighed by these, and by
             nothing that has not left through its gate.
-        least: that a count is taken for in weighing: noise may leave one node alone with any of a class that
+        min_count: that a count is taken for in weighing: noise may leave one node alone with any of a class that
             nobody has, and the sum would be that node's answer.
-        mask: what is added to each part, by its place; None: nothing, which changes no sum.
-        spoil, always: as :func:`~fedstill.protocol.secure_aggregation.sum_contributions` has them.
-        settle: refuses counts or sizes, by the way of weighing, that differ from those of earlier runs.
+        add_mask: what is added to each part, by its place; None: nothing, which changes no sum.
+        replacement, always_replace: as :func:`~fedstill.protocol.secure_aggregation.sum_contributions` has them.
+        check_weights: refuses counts or sizes, by the way of weighing, that differ from those of earlier runs.
     """
 
-    told: dict[str, torch.Tensor]
-    least: float = 0.0
-    mask: Callable[[torch.Tensor, int], torch.Tensor] | None = None
-    spoil: Corruption | None = None
-    always: bool = False
-    settle: Callable[[str, torch.Tensor], None] | None = None
+    counts: dict[str, torch.Tensor]
+    min_count: float = 0.0
+    add_mask: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+    replacement: Replacement | None = None
+    always_replace: bool = False
+    check_weights: Callable[[str, torch.Tensor], None] | None = None
 
-    def cover(self, node: str, query: Query, released: Tensors) -> dict[str, torch.Tensor]:
+    def mask(self, node: str, query: Query, released: Tensors) -> dict[str, torch.Tensor]:
         """What leaves of what the gate lets out, as whole numbers of 64 bits.
 
         Raises:
             QueryRefused: numbers that are none, where no mask hides whose they are; or weights that were
                 not asked for before.
         """
-        kinds = query.kinds()
+        kinds = query.released_kinds()
         try:
-            added = sum_contributions(released, kinds, query.sums, self.told, self.spoil, self.always)
+            added = sum_contributions(
+                released, kinds, query.sums, self.counts, self.replacement, self.always_replace
+            )
         except DataError as error:
             raise QueryRefused(node, query.name, f"sums: {error}") from error
         except KeyError as missing:
             rule = f"sums: {missing} of its data, which weigh its answer, were not asked before"
             raise QueryRefused(node, query.name, rule) from missing
-        if self.settle is not None:
-            for way, counts in self._counts(query, released):
-                self.settle(way, counts)
-        if self.mask is None:
+        if self.check_weights is not None:
+            for way, counts in self._released_counts(query, released):
+                self.check_weights(way, counts)
+        if self.add_mask is None:
             return added
-        return {name: self.mask(added[name], place) for place, name in enumerate(sorted(added))}
+        return {name: self.add_mask(added[name], place) for place, name in enumerate(sorted(added))}
 
-    def keep(self, query: Query, released: Tensors) -> None:
+    def record_counts(self, query: Query, released: Tensors) -> None:
         """Weigh by counts that have left, from now on: by the first, as noise is another each time."""
-        for way, counts in self._counts(query, released):
-            self.told.setdefault(way, counts.clamp_min(self.least))
+        for way, counts in self._released_counts(query, released):
+            self.counts.setdefault(way, counts.clamp_min(self.min_count))
 
     @staticmethod
-    def _counts(query: Query, released: Tensors) -> Iterator[tuple[SumWeighting, torch.Tensor]]:
+    def _released_counts(query: Query, released: Tensors) -> Iterator[tuple[SumWeighting, torch.Tensor]]:
         """The counts and sizes in a release, by the way of weighing."""
-        kinds = query.kinds()
+        kinds = query.released_kinds()
         for name, tensor in released.items():
-            if kinds[name].of == "counts" and query.sums.get(name) == "sum":
+            if kinds[name].category == "counts" and query.sums.get(name) == "sum":
                 yield "counts" if tensor.ndim else "size", tensor.detach().cpu().clone()

@@ -30,22 +30,24 @@ class SumHistory:
     Sums of the same members are not harmless in any number either. The sum over three nodes of their logits,
     with equal weights, by size and by counts, are three equations for three unknowns; so are the sums of
     log-probabilities and of entropies, which are functions of the same logits. So a node adds one statistic
-    of its networks' outputs, with one weighting, in all runs and queries (:meth:`NodeSide.forms`). Then all
+    of its networks' outputs, with one weighting, in all runs and queries (:meth:`NodeSide.weightings`). Then all
     that a server reads are values and derivatives of one function, the weighted sum of the nodes' functions,
     and any other nodes with the same sum would have sent the same. All forms are kept, as all sets are.
 
     Attributes:
-        spoilt: sums in which this node's answer could not be added, and random numbers stood for it. A server
+        corrupted: sums in which this node's answer could not be added, and random numbers stood for it. A server
             sees that a sum is spoilt; one that chooses what is asked learns a bit of an answer by it.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        sets, self.spoilt, forms, self.weights = _read_history(path) if path.exists() else ([], 0, {}, {})
-        self.sets = [frozenset(each) for each in sets]
-        self.forms = {subject: frozenset(each) for subject, each in forms.items()}
+        sets, self.corrupted, forms, self.weight_digests = (
+            _read_history(path) if path.exists() else ([], 0, {}, {})
+        )
+        self.member_sets = [frozenset(each) for each in sets]
+        self.weightings = {subject: frozenset(each) for subject, each in forms.items()}
 
-    def objection(self, members: Sequence[str]) -> str | None:
+    def member_conflict(self, members: Sequence[str]) -> str | None:
         """Why a sum of these members, with earlier ones, could tell what few of them answered.
 
         >>> cohort = Cohort(Path("none.json"))
@@ -53,13 +55,13 @@ class SumHistory:
         >>> cohort.objection("abc")
         'it would add with and without d, and the difference would tell what they answered'
         """
-        odd = {name for earlier in self.sets for name in earlier ^ set(members)}
+        odd = {name for earlier in self.member_sets for name in earlier ^ set(members)}
         if not odd:
             return None
         named = " and ".join(sorted(odd))
         return f"it would add with and without {named}, and the difference would tell what they answered"
 
-    def clash(self, forms: Mapping[str, str]) -> str | None:
+    def weighting_conflict(self, forms: Mapping[str, str]) -> str | None:
         """Return why sums of these forms, with earlier ones, could reveal the responses of single members.
 
         >>> cohort = Cohort(Path("none.json"))
@@ -69,25 +71,27 @@ class SumHistory:
         >>> cohort.clash({"parameters": "parameters by size"})
         """
         for subject, form in forms.items():
-            if before := self.forms.get(subject, frozenset()) - {form}:
+            if before := self.weightings.get(subject, frozenset()) - {form}:
                 earlier = ", ".join(sorted(before))
                 return f"it has added {earlier}, and would add {form}: both could reveal single responses"
         return None
 
-    def clashes(self, side: NodeSide, run: str = "") -> dict[str, str]:
-        """Queries of a method that :meth:`clash`, by name, and why; ``run`` as for :meth:`NodeSide.forms`."""
-        rules = {name: self.clash(side.forms(name, run)) for name in side.queries}
+    def conflicts(self, side: NodeSide, run: str = "") -> dict[str, str]:
+        """Queries of a method that :meth:`clash`, by name, and why; ``run`` as for :meth:`NodeSide.weightings`."""
+        rules = {name: self.weighting_conflict(side.weightings(name, run)) for name in side.queries}
         return {name: f"sums: {rule}, {UNLESS_ALLOWED}" for name, rule in rules.items() if rule is not None}
 
-    def add(self, members: Sequence[str], forms: Mapping[str, str] | None = None) -> None:
+    def record_sum(self, members: Sequence[str], forms: Mapping[str, str] | None = None) -> None:
         """Record a sum of these members and forms: on disk before anything leaves."""
-        sets = [frozenset(members)] if frozenset(members) not in self.sets else []
-        found = {name: self.forms.get(name, frozenset()) | {form} for name, form in (forms or {}).items()}
-        if sets or any(self.forms.get(subject) != each for subject, each in found.items()):
-            self.sets, self.forms = self.sets + sets, {**self.forms, **found}
-            self._write()
+        sets = [frozenset(members)] if frozenset(members) not in self.member_sets else []
+        found = {
+            name: self.weightings.get(name, frozenset()) | {form} for name, form in (forms or {}).items()
+        }
+        if sets or any(self.weightings.get(subject) != each for subject, each in found.items()):
+            self.member_sets, self.weightings = self.member_sets + sets, {**self.weightings, **found}
+            self._save()
 
-    def settle(self, way: str, digest: str, differ: bool = False) -> str | None:
+    def record_weights(self, way: str, digest: str, differ: bool = False) -> str | None:
         """Return why a node's counts or size may not leave, or record them: on disk before they leave.
 
         With other weights a sum of the same responses is another equation, and the difference of two sums of
@@ -101,25 +105,25 @@ class SumHistory:
         >>> cohort.settle("counts", "07f2")
         'its counts differ from those of its earlier sums, and both could reveal its responses'
         """
-        if self.weights.get(way) == digest:
+        if self.weight_digests.get(way) == digest:
             return None
-        if way in self.weights and not differ:
+        if way in self.weight_digests and not differ:
             return f"its {way} differ from those of its earlier sums, and both could reveal its responses"
-        self.weights = {**self.weights, way: digest}
-        self._write()
+        self.weight_digests = {**self.weight_digests, way: digest}
+        self._save()
         return None
 
-    def spoil(self) -> None:
+    def record_corrupted(self) -> None:
         """One more sum is spoilt: on disk before it leaves, too."""
-        self.spoilt += 1
-        self._write()
+        self.corrupted += 1
+        self._save()
 
-    def _write(self) -> None:
+    def _save(self) -> None:
         found = {
-            "sets": [sorted(each) for each in self.sets],
-            "spoilt": self.spoilt,
-            "forms": {subject: sorted(each) for subject, each in self.forms.items()},
-            "weights": self.weights,
+            "sets": [sorted(each) for each in self.member_sets],
+            "corrupted": self.corrupted,
+            "weightings": {subject: sorted(each) for subject, each in self.weightings.items()},
+            "weights": self.weight_digests,
         }
         private_files.replace(self._path, json.dumps(found).encode(), sync=True)
 
@@ -133,14 +137,14 @@ def _read_history(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]
     wrong = RunFolderError(f"{path} does not tell which nodes were summed")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        sets, spoilt, forms = found["sets"], found["spoilt"], found["forms"]
-        weights, lists = dict(found["weights"]), [*sets, *forms.values()]
+        sets, corrupted, weightings = found["sets"], found["corrupted"], found["weightings"]
+        weights, lists = dict(found["weights"]), [*sets, *weightings.values()]
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise wrong from error
     if not isinstance(sets, list) or not all(isinstance(each, list) for each in lists):
         raise wrong
     if not all(isinstance(name, str) for each in (*lists, weights.values()) for name in each):
         raise wrong
-    if type(spoilt) is not int or spoilt < 0:
+    if type(corrupted) is not int or corrupted < 0:
         raise wrong
-    return sets, spoilt, forms, weights
+    return sets, corrupted, weightings, weights

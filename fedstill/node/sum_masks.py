@@ -40,9 +40,9 @@ from fedstill.data.public import PublicData
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.sum_history import SUM_HISTORY_FILE, UNLESS_ALLOWED, SumHistory
-from fedstill.protocol.digests import fingerprint
+from fedstill.protocol.digests import sha256_digest
 from fedstill.protocol.run_plan import RunPlan, public_tensors
-from fedstill.protocol.secure_aggregation import LEAST, Corruption, SumRequest
+from fedstill.protocol.secure_aggregation import MIN_SUM_NODES, Replacement, SumRequest
 
 logger = logging.getLogger("fedstill.node")
 
@@ -58,23 +58,28 @@ class _OpenSum:
     once that is agreed on."""
 
     call: SumRequest
-    forms: Mapping[str, str] = field(default_factory=dict)
-    about: bytes = b""
+    weightings: Mapping[str, str] = field(default_factory=dict)
+    context: bytes = b""
     survivors: tuple[str, ...] = ()
-    spoilt: bool = False
+    corrupted: bool = False
 
 
 class SumMasks:
     """One node's masks in one run.
 
     Args:
-        plan: the run's, as JSON values, with a fingerprint of its public data.
+        plan: the run's, as JSON values, with a sha256_digest of its public data.
         identity: proves who the node is, and who others are.
         history: with whom it has added.
     """
 
     def __init__(
-        self, plan: Mapping[str, Any], name: str, identity: KitIdentity, policy: PolicyConfig, cohort: Cohort
+        self,
+        plan: Mapping[str, Any],
+        name: str,
+        identity: KitIdentity,
+        policy: PolicyConfig,
+        cohort: SumHistory,
     ) -> None:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -91,21 +96,21 @@ class SumMasks:
         cls, folder: Path, name: str, policy: PolicyConfig, plan: RunPlan, public: PublicData | None
     ) -> SumMasks:
         """The masks of the node whose folder that is, in a run with a plan; public data are None for none."""
-        identity, cohort = KitIdentity(folder / KIT), Cohort(folder / COHORT)
+        identity, cohort = KitIdentity(folder / KIT), SumHistory(folder / SUM_HISTORY_FILE)
         tensors = {} if public is None else public_tensors(public)
-        about = {**plan.to_dict(), "public bits": fingerprint(tensors)}
+        about = {**plan.to_dict(), "public bits": sha256_digest(tensors)}
         return cls(about, name, identity, policy, cohort)
 
     @property
     def min_nodes(self) -> int:
         """Nodes in a sum at least."""
-        return max(self.policy.min_nodes, LEAST)
+        return max(self.policy.min_nodes, MIN_SUM_NODES)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether this node has spoilt as many sums as it may, and spoils all from now on: neither what it
         answers nor that it is this node can be told any more."""
-        return 0 < self.policy.max_corrupted_sums <= self.history.spoilt
+        return 0 < self.policy.max_corrupted_sums <= self.history.corrupted
 
     # --- who is there -----------------------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class SumMasks:
         keys: set[bytes] = set()
         for name, card in cards.items():
             try:
-                public = self._identity.read(card, name, partial(self._key_claim, name))
+                public = self._identity.verify(card, name, partial(self._key_claim, name))
                 if public in keys:  # who copies another's key has its masks cancel in a sum of fewer
                     raise ValueError("it shows another node's key")
                 keys.add(public)
@@ -160,7 +165,7 @@ class SumMasks:
         Args:
             query: its name.
             call: the sum.
-            forms: the statistic that is added and its weighting (:meth:`NodeSide.forms`).
+            forms: the statistic that is added and its weighting (:meth:`NodeSide.weightings`).
 
         Raises:
             QueryRefused: no sum is asked for; too few members, or some whom this node has not met; a
@@ -180,10 +185,10 @@ class SumMasks:
         elif len(call.members) < self.min_nodes:
             rule = f"{len(call.members)} members, allowed are {self.min_nodes} or more"
         elif call.recover and not self.policy.sums_may_differ:
-            rule = f"none is read without nodes that fail, {UNLESS}"
+            rule = f"none is read without nodes that fail, {UNLESS_ALLOWED}"
         elif not self.policy.sums_may_differ:
-            rule = self.history.objection(call.members) or self.history.clash(forms or {})
-            rule = None if rule is None else f"{rule}, {UNLESS}"
+            rule = self.history.member_conflict(call.members) or self.history.weighting_conflict(forms or {})
+            rule = None if rule is None else f"{rule}, {UNLESS_ALLOWED}"
         if rule is not None:
             raise QueryRefused(self.name, query, f"sums: {rule}")
         self._last_number = call.number
@@ -208,10 +213,10 @@ class SumMasks:
             self._plan_hash, query, str(call.number), str(call.recover), *members, "told", *told
         )
         open_ = self._open_sum(call.number, query)
-        if open_.about not in (b"", about):
+        if open_.context not in (b"", about):
             raise QueryRefused(self.name, query, f"sums: number {call.number} is another sum's")
-        open_.about = about
-        self.history.add(call.members, open_.forms)
+        open_.context = about
+        self.history.record_sum(call.members, open_.weightings)
         keys = {name: self._pairwise_key(name, about) for name in members if name != self.name}
 
         def add(tensor: torch.Tensor, place: int) -> torch.Tensor:
@@ -232,21 +237,21 @@ class SumMasks:
         Raises:
             QueryRefused: earlier sums had others: of data that grew, of other labels, or in another order.
         """
-        rule = self.history.settle(way, fingerprint({way: counts}), self.policy.sums_may_differ)
+        rule = self.history.record_weights(way, sha256_digest({way: counts}), self.policy.sums_may_differ)
         if rule is not None:
-            raise QueryRefused(self.name, "counts", f"sums: {rule}, {UNLESS}")
+            raise QueryRefused(self.name, "counts", f"sums: {rule}, {UNLESS_ALLOWED}")
 
-    def replacement(self, call: SumRequest) -> Corruption:
+    def replacement(self, call: SumRequest) -> Replacement:
         """Whole numbers that only this node knows, to stand for an answer that cannot be added."""
         open_ = self._open_sum(call.number, "answer_query")
 
         def drawn(shape: Sequence[int], place: int) -> torch.Tensor:
-            if not open_.spoilt:
-                open_.spoilt = True
+            if not open_.corrupted:
+                open_.corrupted = True
                 if not self.is_exhausted:
-                    self.history.spoil()
+                    self.history.record_corrupted()
                 logger.warning("sum %d is spoilt here (policy.max_corrupted_sums)", call.number)
-            return mask_stream(_derive_key(self._own, b"spoilt" + open_.about), place, shape)
+            return mask_stream(_derive_key(self._own, b"spoilt" + open_.context), place, shape)
 
         return drawn
 
@@ -258,7 +263,7 @@ class SumMasks:
         """
         open_, wanted = self._open_sum(number, "confirm_survivors"), tuple(sorted(survivors))
         rule = None
-        if not open_.about:
+        if not open_.context:
             rule = "this node has not added to it"
         elif not open_.call.recover:
             rule = "it is read of all its members"
@@ -293,8 +298,8 @@ class SumMasks:
             rule = "sums: not all survivors have agreed on who they are"
             raise QueryRefused(self.name, "reveal_masks", rule)
         lost = set(open_.call.members) - set(open_.survivors)
-        shared = {name: self._pairwise_key(name, open_.about).hex() for name in sorted(lost)}
-        return {self.name: self._own_mask_key(open_.about).hex(), **shared}
+        shared = {name: self._pairwise_key(name, open_.context).hex() for name in sorted(lost)}
+        return {self.name: self._own_mask_key(open_.context).hex(), **shared}
 
     # --- keys -------------------------------------------------------------------------------------------
 
@@ -311,7 +316,7 @@ class SumMasks:
 
     def _agreement_code(self, open_: _OpenSum, speaker: str, hearer: str) -> str:
         other = hearer if speaker == self.name else speaker
-        about = b"word" + open_.about + _encode_words(speaker, hearer, *open_.survivors)
+        about = b"word" + open_.context + _encode_words(speaker, hearer, *open_.survivors)
         return _derive_key(self._shared_keys[other], about).hex()
 
 

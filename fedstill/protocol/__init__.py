@@ -1,11 +1,13 @@
-"""The words that server and nodes share: queries, kinds of tensor, methods, plans and messages.
+"""Protocol: the types that server and nodes share.
 
-``method`` is the base of every method, and the list of those that have names (``METHODS``). ``queries`` are
-what nodes can be asked, ``declarations`` how a method marks the functions that answer them. ``kinds`` says of
-each tensor that travels what it is of, which policies, mechanisms, checks and reports read. ``run_plan`` is
-what a server declares before it asks, and ``run_description`` what an owner approves of it. ``messages`` are
-all that a server says to a node, ``wire_format`` turns them into bytes, with ``tensor_bytes``, ``digests``
-are their fingerprints; ``local_config`` is how long, with which optimizer and at which rate nodes train.
+- ``method``: base class of every method, and the registry ``METHODS``.
+- ``queries``: declaration of the queries that a method sends to nodes.
+- ``payload_kinds``: meaning of each exchanged tensor, by which policies, mechanisms and reports decide.
+- ``run_plan``: the server's declaration of a run, and its description for the owner's approval.
+- ``messages`` and ``wire_format``: messages of the server, and their encoding.
+- ``secure_aggregation``: sums over nodes.
+- ``digests``: hashes of queries and histories.
+- ``local_config``: optimizer, learning rate and length of the nodes' local training.
 
-May import data, models, tasks, core. A newcomer adds a kind that several methods release.
+May import data, models, tasks and core.
 """

@@ -1,4 +1,4 @@
-"""LocalConfig: epochs, batch, optimizer and learning rate of local training; Span, a part of it."""
+"""Configuration of the nodes' local training: LocalConfig, its parts (Span) and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -14,69 +14,80 @@ from fedstill.core.options import Checked, NonNegativeFloat, NonNegativeInt, Pos
 
 
 class Span(NamedTuple):
-    """A part of a node's local training: from ``first / of`` of its steps to ``last / of``.
+    """Part of a node's local training: its steps from ``start / parts`` to ``stop / parts``.
 
-    Rounds are spans, so that a run of R rounds takes exactly the steps of a run in one go.
+    Rounds are spans, so that a run of R rounds takes exactly the steps of one uninterrupted training.
 
     >>> [Span(r, r + 1, 3).steps(10) for r in range(3)]
     [range(0, 3), range(3, 6), range(6, 10)]
     """
 
-    first: int
-    last: int
-    of: int
+    start: int
+    stop: int
+    parts: int
 
     @classmethod
-    def one(cls, t: int, of: int, behind: int = 0) -> Span:
-        """Part ``t`` of ``of`` equal ones, behind as many others of that length.
+    def part(cls, t: int, parts: int, offset: int = 0) -> Span:
+        """Return part ``t`` of ``parts`` equal ones, preceded by ``offset`` others of that length.
 
         Raises:
-            ArgumentError: there is no such part.
+            ArgumentError: ``t`` is not in 0..parts - 1.
 
-        >>> Span.one(0, 5, behind=2)
-        Span(first=2, last=3, of=7)
+        >>> Span.part(0, 5, offset=2)
+        Span(start=2, stop=3, parts=7)
         """
-        if not 0 <= t < of:
-            raise ArgumentError("round", t, f"a whole number from 0 to {of - 1}")
-        return cls(behind + t, behind + t + 1, behind + of)
+        if not 0 <= t < parts:
+            raise ArgumentError("round", t, f"a whole number from 0 to {parts - 1}")
+        return cls(offset + t, offset + t + 1, offset + parts)
 
     def steps(self, total: int) -> range:
-        """The steps, of ``total``, that lie in this part; of fewer steps than parts, each part has one."""
-        total = max(total, self.of)
-        return range(total * self.first // self.of, total * self.last // self.of)
+        """Return the steps of this part, of ``total`` steps in all. With fewer steps than parts, each part
+        has one."""
+        total = max(total, self.parts)
+        return range(total * self.start // self.parts, total * self.stop // self.parts)
 
 
-WHOLE = Span(0, 1, 1)
+FULL_TRAINING = Span(0, 1, 1)
 
 
 @dataclass(frozen=True)
 class LocalConfig(Checked):
-    """How each node trains its own model."""
+    """Optimizer, learning rate and length of a node's local training.
+
+    Raises:
+        ArgumentError: no training at all (``epochs`` and ``least_steps`` are 0), or a value out of range.
+
+    >>> LocalConfig(epochs=2, batch=32).steps(100)
+    7
+    """
 
     under: ClassVar[str] = "local"
 
     epochs: NonNegativeFloat = 30.0
     """Passes over the node's own data."""
     least_steps: NonNegativeInt = 0
-    """Steps that even the smallest node takes."""
+    """Minimal number of steps, for small nodes."""
     batch: PositiveInt = 32
-    """Examples a step."""
+    """Examples in a batch."""
     optimizer: Literal["adam", "sgd"] = "adam"
     """Adam, or SGD with momentum."""
     lr: NonNegativeFloat = 1e-3
     """Learning rate of the first step."""
     lr_end: NonNegativeFloat = 1e-5
-    """Learning rate of the last step; between them a cosine."""
+    """Learning rate of the last step, after a cosine schedule."""
     momentum: NonNegativeFloat = 0.9
-    """Of SGD."""
+    """Momentum of SGD."""
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty."""
     smoothing: Annotated[float, Interval(ge=0, lt=1)] = 0.1
-    """Share of each label spread over all classes. A node that was taught certainty is certain of what
-    it never saw, too; that costs the ensemble more than it gains the node."""
+    """Label smoothing: share of each label that is spread over all classes. A node trained without it is
+    certain of inputs that it never saw, which costs the ensemble more than it gains the node.
+    """
     augment: Literal["none", "shift", "shift-flip", "turn"] = "none"
-    """Random shifts by up to an eighth of the image; mirror images; turn: both, and quarter turns, where no
-    direction is up (tissue). A class of each pixel moves with its pixel. Not for texts."""
+    """Data augmentation. shift: random shifts by up to an eighth of the image. shift-flip: also mirror
+    images. turn: also quarter turns, for images without an upright direction (tissue). Label maps move with
+    their images. Not for texts.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +95,7 @@ class LocalConfig(Checked):
             raise ArgumentError("local.epochs", self.epochs, "above 0, or local.least_steps above 0")
 
     def steps(self, examples: int) -> int:
-        """Steps of a node with so many examples.
+        """Return the number of steps of a node with ``examples`` examples.
 
         >>> LocalConfig(epochs=2, batch=32).steps(100)
         7
@@ -92,20 +103,20 @@ class LocalConfig(Checked):
         return max(self.least_steps, math.ceil(self.epochs * examples / self.batch), 1)
 
 
-def cosine(step: int, steps: int, start: float, end: float) -> float:
-    """The learning rate of step 0..steps-1 on half a cosine from ``start`` to ``end``.
+def cosine_lr(step: int, steps: int, start: float, end: float) -> float:
+    """Return the learning rate of step 0..steps-1 on a cosine schedule from ``start`` to ``end``.
 
-    >>> [round(cosine(step, 3, 1.0, 0.0), 3) for step in range(3)]
+    >>> [round(cosine_lr(step, 3, 1.0, 0.0), 3) for step in range(3)]
     [1.0, 0.5, 0.0]
     """
-    share = step / max(steps - 1, 1)
-    return end + (start - end) * (1 + math.cos(math.pi * share)) / 2
+    progress = step / max(steps - 1, 1)
+    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all parameters."""
-    for part in optimizer.param_groups:
-        if isinstance(part["lr"], torch.Tensor):  # that of a recorded step (fedstill.core.cuda_graphs)
-            part["lr"].fill_(lr)
+    """Set the learning rate of all parameter groups, also for captured CUDA graphs."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):  # read by captured CUDA graphs (fedstill.core.cuda_graphs)
+            group["lr"].fill_(lr)
         else:
-            part["lr"] = lr
+            group["lr"] = lr

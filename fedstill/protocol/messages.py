@@ -1,7 +1,7 @@
-"""What a server says to a node: a form for each message, which the server writes and the node reads.
+"""Messages of the server to a node: one dataclass for each operation.
 
-A message is a header of JSON values with named tensors beside it (:mod:`fedstill.protocol.wire_format`).
-``operation`` says which form it has; an :class:`Envelope` says which run it is of.
+A message is a header of JSON values with named tensors (:mod:`fedstill.protocol.wire_format`). The header's
+key ``operation`` selects the dataclass; an :class:`Envelope` identifies run and sender.
 """
 
 from __future__ import annotations
@@ -18,53 +18,54 @@ from fedstill.core.options import Checked
 from fedstill.core.text_format import clip
 from fedstill.protocol.secure_aggregation import SumNumber, SumRequest
 
-MOST = 2**31  # numbers of queries are below it
-LONGEST = 100  # characters of a value that an error quotes
-Number = Annotated[int, Interval(ge=0, lt=MOST), f"a whole number from 0 to {MOST - 1}"]
+MAX_NUMBER = 2**31  # upper bound of query numbers
+MAX_QUOTED = 100  # characters of a value in an error
+QueryNumber = Annotated[int, Interval(ge=0, lt=MAX_NUMBER), f"a whole number from 0 to {MAX_NUMBER - 1}"]
 
 T = TypeVar("T", "Message", "Envelope")
 
 
 @dataclass(frozen=True)
 class Envelope(Checked):
-    """What every message carries beside its own.
+    """Run and sender of a message.
 
     Args:
-        run: the run's name.
-        server: names the server process that sends it.
-        message: its number among that process's messages, the same when it is sent again; None: not counted.
+        run: name of the run.
+        server: identifier of the sending server process.
+        message: number of the message in that process, equal when it is sent again; None: not numbered.
     """
 
     run: str = ""
     server: Annotated[str, MaxLen(100), "up to 100 letters"] = ""
-    message: Number | None = None
+    message: QueryNumber | None = None
 
 
 @dataclass(frozen=True)
 class Message(Checked):
-    """One thing that a server says to a node; a subclass for each."""
+    """Base class of all messages."""
 
     operation: ClassVar[str]
 
     def header(self, envelope: Envelope) -> dict[str, Any]:
-        """As JSON values; :func:`read_message` gives the same back."""
-        told = {"operation": self.operation, **asdict(self), **asdict(envelope)}
-        return {name: value for name, value in told.items() if value is not None}
+        """Return the header as JSON values; :func:`read_message` is the inverse."""
+        header = {"operation": self.operation, **asdict(self), **asdict(envelope)}
+        return {name: value for name, value in header.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class IdentifyNode(Message):
-    """Say who you are."""
+    """Request for the node's name, versions and protocol."""
 
     operation: ClassVar[str] = "identify"
 
 
 @dataclass(frozen=True)
 class JoinRun(Message):
-    """Make ready for a run, or for its going on. The tensors are the public data, once a node wants them.
+    """Request to start or resume a run. The tensors are the public data, if the node needs them.
 
     Args:
-        plan: a table of a :class:`fedstill.protocol.run_plan.RunPlan`; it is read once its server is admitted.
+        plan: table of a :class:`fedstill.protocol.run_plan.RunPlan`. Nodes read it after they have admitted
+            its server.
     """
 
     operation: ClassVar[str] = "join"
@@ -73,7 +74,7 @@ class JoinRun(Message):
 
 @dataclass(frozen=True)
 class TrainLocally(Message):
-    """Go on with the local training that the method wants first, for so many seconds."""
+    """Request to continue the initial local training for ``seconds`` seconds."""
 
     operation: ClassVar[str] = "train_locally"
     seconds: float
@@ -81,54 +82,60 @@ class TrainLocally(Message):
 
 @dataclass(frozen=True)
 class AnswerQuery(Message):
-    """Answer a query about the tensors.
+    """Query with its tensors.
 
     Args:
-        number: of the query in the run, rising.
-        differentiable: gradients may be pulled back through the answer.
-        sum: of which nodes a sum is made; None: the answer leaves by itself.
+        query: name of the query.
+        number: number of the query in the run, increasing.
+        differentiable: the server may request gradients of the response.
+        sum: the secure sum that the response is added to; None: the response is sent by itself.
     """
 
     operation: ClassVar[str] = "answer_query"
     query: str
-    number: Number
+    number: QueryNumber
     differentiable: bool
     sum: SumRequest | None = None
 
 
 @dataclass(frozen=True)
 class ComputeGradients(Message):
-    """Pull gradients that reached an answer back to the query's tensors.
+    """Request for gradients of a query's inputs. The tensors are the gradients of its response.
 
     Args:
-        number: of that query.
-        query: as what this is written down.
-        sum: as of an answer.
+        number: number of that query.
+        query: name in the audit log.
+        sum: as in :class:`AnswerQuery`.
     """
 
     operation: ClassVar[str] = "compute_gradients"
-    number: Number
+    number: QueryNumber
     query: str = "gradient"
     sum: SumRequest | None = None
 
 
 @dataclass(frozen=True)
 class SendKeys(Message):
-    """Show your card: whose keys hide your part of a sum."""
+    """Request for the node's public keys for secure aggregation."""
 
     operation: ClassVar[str] = "send_keys"
 
 
 @dataclass(frozen=True)
 class ReceiveKeys(Message):
-    """The tensors are the cards of all that add to sums."""
+    """Public keys of all nodes that take part in secure aggregation, as tensors."""
 
     operation: ClassVar[str] = "receive_keys"
 
 
 @dataclass(frozen=True)
 class ConfirmSurvivors(Message):
-    """Say who added to a sum, sealed for each other survivor."""
+    """Request to confirm, with an authentication code for each other survivor, which nodes added to a sum.
+
+    Args:
+        sum: number of the sum.
+        survivors: names of the nodes that added to it.
+    """
 
     operation: ClassVar[str] = "confirm_survivors"
     sum: SumNumber
@@ -137,7 +144,12 @@ class ConfirmSurvivors(Message):
 
 @dataclass(frozen=True)
 class RevealMasks(Message):
-    """Reveal those masks of a sum that do not cancel: all survivors agree, in these words, who they are."""
+    """Request for the masks of a sum that do not cancel.
+
+    Args:
+        sum: number of the sum.
+        words: the confirmations of all survivors, by name.
+    """
 
     operation: ClassVar[str] = "reveal_masks"
     sum: SumNumber
@@ -146,35 +158,37 @@ class RevealMasks(Message):
 
 @dataclass(frozen=True)
 class SaveCheckpoint(Message):
-    """Save the node's state as it is before query number ``checkpoint``."""
+    """Request to save the node's state as it is before query number ``checkpoint``."""
 
     operation: ClassVar[str] = "save_checkpoint"
-    checkpoint: Number
+    checkpoint: QueryNumber
 
 
 @dataclass(frozen=True)
 class LoadCheckpoint(Message):
-    """Restore the state before query number ``checkpoint``; 0 is the state before the first query."""
+    """Request to restore the state before query number ``checkpoint``; 0 is before the first query."""
 
     operation: ClassVar[str] = "load_checkpoint"
-    checkpoint: Number
+    checkpoint: QueryNumber
 
 
 @dataclass(frozen=True)
 class LeaveRun(Message):
-    """The run is over."""
+    """Notice that the run has ended."""
 
     operation: ClassVar[str] = "leave"
 
 
-MESSAGES: Mapping[str, type[Message]] = {form.operation: form for form in Message.__subclasses__()}
+MESSAGES: Mapping[str, type[Message]] = {
+    message_type.operation: message_type for message_type in Message.__subclasses__()
+}
 
 
 def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
-    """What somebody sent, and on which envelope, by its form alone: nothing is known of the run yet.
+    """Return message and envelope of a received header. Only types and ranges are checked, not the run.
 
     Raises:
-        ArgumentError: it is of no form.
+        ArgumentError: an unknown operation, or invalid values.
 
     >>> read_message({"operation": "load_checkpoint", "checkpoint": 3, "run": "one"})
     (LoadCheckpoint(checkpoint=3), Envelope(run='one', server='', message=None))
@@ -184,17 +198,17 @@ def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
     fedstill.core.errors.ArgumentError: invalid checkpoint = '../x' (expected a whole number)
     """
     operation = header.get("operation")
-    form = MESSAGES.get(operation) if isinstance(operation, str) else None
-    if form is None:
+    message_type = MESSAGES.get(operation) if isinstance(operation, str) else None
+    if message_type is None:
         raise ArgumentError("operation", operation, f"one of {', '.join(MESSAGES)}")
     try:
-        return _read(form, header), _read(Envelope, header)
-    except ArgumentError as error:  # of a long value what is allowed would be cut off
-        if len(repr(error.value)) <= LONGEST:
+        return _read(message_type, header), _read(Envelope, header)
+    except ArgumentError as error:  # a long value would push the expected one out of the message
+        if len(repr(error.value)) <= MAX_QUOTED:
             raise
-        raise ArgumentError(error.name, clip(error.value, LONGEST), error.allowed) from error
+        raise ArgumentError(error.name, clip(error.value, MAX_QUOTED), error.allowed) from error
 
 
-def _read(form: type[T], header: Mapping[str, Any]) -> T:
-    names = [part.name for part in fields(form)]
-    return read_table(form, {name: header[name] for name in names if name in header})
+def _read(message_type: type[T], header: Mapping[str, Any]) -> T:
+    names = [part.name for part in fields(message_type)]
+    return read_table(message_type, {name: header[name] for name in names if name in header})

@@ -1,4 +1,4 @@
-"""A method, as server and nodes know it: its options, its part at the nodes and its program at the server."""
+"""Methods: the base class, their requirements and the registry of named methods."""
 
 from __future__ import annotations
 
@@ -14,74 +14,79 @@ from fedstill.core.registry import OURS, Registered, Registry
 from fedstill.core.text_format import brief_repr
 from fedstill.data.public import PublicData
 from fedstill.protocol.digests import chain_digest
-from fedstill.protocol.local_config import WHOLE, Span
-from fedstill.protocol.queries import NodeSetting, NodeSide, Query, declared
+from fedstill.protocol.local_config import FULL_TRAINING, Span
+from fedstill.protocol.queries import NodeSetting, NodeSide, Query, declared_queries
 from fedstill.tasks import Task
 
-SUMMED = "secure aggregation: the server saw only sums of the nodes' responses (link.secure_aggregation)"
+SECURE_AGGREGATION_NOTE = (
+    "secure aggregation: the server saw only sums of the nodes' responses (link.secure_aggregation)"
+)
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs, as data; a federation that lacks it is refused before any training.
+    """Requirements of a method. A federation that does not meet them is refused before any training.
 
     Args:
-        same_architecture: the nodes' networks and the student are equal in architecture.
+        same_architecture: the nodes' networks and the student have one architecture.
         public: public data, without labels.
-        public_labels: labels of it, from the task's own classes.
-        split: networks that part into extractor and head.
-        trains_on_public: these public data become a part of what each node learns from, so that no mechanism can
-            say what its own records cost.
-        student_architecture: a student of one of the nodes' architectures.
-        trainable: nodes' networks that are not frozen as a whole, since rounds train them.
-        images: inputs that are images.
-        makes: inputs that a server can make: images or rows of a table, and not texts.
-        rows: inputs that are rows of a table.
-        single_label: tasks in which each input has one class.
-        maps: tasks whose inputs can be made from label maps.
-        no_label_maps: tasks whose inputs are not made from label maps.
-        vectors: tasks whose outputs are one vector an input, and not maps or images.
+        public_labels: labels of the public data, from the task's own classes.
+        trains_on_public: the public data join each node's training data, so that no mechanism can account for
+            the node's own records.
+        split_models: networks that consist of extractor and head.
+        student_architecture: a student with the architecture of one of the nodes.
+        trainable: nodes' networks with trainable parameters, for training in rounds.
+        images: images as inputs.
+        generates_inputs: inputs that a server can generate: images or rows of a table, not texts.
+        table_rows: rows of a table as inputs.
+        single_label: one class for each input.
+        label_maps: inputs that can be generated from label maps.
+        no_label_maps: inputs that are not generated from label maps.
+        vector_outputs: one output vector for each input, not maps or images.
+
+    >>> Needs(public=True, public_labels=True).public
+    True
     """
 
     same_architecture: bool = False
     public: bool = False
     public_labels: bool = False
     trains_on_public: bool = False
-    split: bool = False
+    split_models: bool = False
     student_architecture: bool = False
     trainable: bool = False
     images: bool = False
-    makes: bool = False
-    rows: bool = False
+    generates_inputs: bool = False
+    table_rows: bool = False
     single_label: bool = False
-    maps: bool = False
+    label_maps: bool = False
     no_label_maps: bool = False
-    vectors: bool = False
+    vector_outputs: bool = False
 
 
-def refusal(needs: Needs, task: Task) -> str | None:
-    """Why a method with such needs cannot learn a task, or None."""
-    called = {"texts": "texts", "rows": "rows of a table"}.get(task.form, "")
-    if needs.images and called:
-        return f"it works on images, and the inputs of this task are {called}"
-    if needs.makes and task.form == "texts":
-        return "it makes the inputs that it asks about, and the inputs of this task are texts"
-    if needs.rows and task.form != "rows":
-        return f"it works on rows of a table, and the inputs of this task are {task.form}"
+def unmet_need(needs: Needs, task: Task) -> str | None:
+    """Return why a method with these needs cannot learn a task, or None."""
+    input_name = {"texts": "texts", "rows": "rows of a table"}.get(task.form, "")
+    if needs.images and input_name:
+        return f"it needs images, and the inputs of this task are {input_name}"
+    if needs.generates_inputs and task.form == "texts":
+        return "it generates inputs, and the inputs of this task are texts"
+    if needs.table_rows and task.form != "rows":
+        return f"it needs rows of a table, and the inputs of this task are {task.form}"
     if needs.single_label and task.kind != "class":
         return "it needs one class for each input, and this task has none"
-    if needs.maps and not task.condition_channels:
-        return "it makes images from label maps, and this task has none"
+    if needs.label_maps and not task.condition_channels:
+        return "it generates images from label maps, and this task has none"
     if needs.no_label_maps and task.condition_channels:
-        return "it makes inputs from noise, and here (as by fediod-maps) they are made from label maps"
-    if needs.vectors and task.kind in ("map", "image"):
-        return "it needs one vector of outputs for each input, and this task has one for each pixel"
+        return "it generates inputs from noise, and this task generates them from label maps (fediod-maps)"
+    if needs.vector_outputs and task.kind in ("map", "image"):
+        return "it needs one output vector for each input, and this task has one for each pixel"
     return None
 
 
 @dataclass(frozen=True)
 class QueryCall:
-    """One query as a server asks it: its name and the tensors that go down with it."""
+    """One query with its tensors, as the server sends it."""
 
     query: str
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -90,165 +95,195 @@ class QueryCall:
 
 
 class Method(Registered):
-    """A method, all of it: its options, its part at the nodes and its program at the server.
+    """Base class of all methods: options, queries at the nodes, and the algorithm at the server.
 
-    A method is a frozen dataclass; its fields are its options, whose types say what they may be
-    (:mod:`fedstill.core.config_tables`). Its queries are functions that are marked with
-    :func:`fedstill.protocol.queries.query` and run at the nodes. Its program is :meth:`begin` and
-    then :meth:`turn`, again and again; between two turns a run may be stopped, and goes on from there with
-    all that stands in what :meth:`begin` gave.
+    A method is a frozen dataclass. Its fields are its options, and their types define the valid values
+    (:mod:`fedstill.core.config_tables`). Functions decorated with :func:`fedstill.protocol.queries.query` run
+    at the nodes. The server calls :meth:`init_state` once and then :meth:`step` repeatedly. A run can stop
+    after any step; the state is saved, and the run resumes from it.
 
     Attributes:
-        title: in tables.
-        paper: where it comes from.
-        unit: what a turn is, in reports.
-        central: the model it is judged by. ``student`` is trained at the server; ``virtual`` is the average
-            of the nodes' models, weighed by their data, made only to evaluate and kept by nobody (FedMD-CG,
-            section 3.1); ``ensemble`` asks all nodes each time; ``nodes`` has none: the nodes' mean.
-        learns: whether the nodes' own models are trained at all, then or later.
-        one_round: whether all that it asks can be known before the first answer (:meth:`planned_queries`), so that
-            queries may be carried by hand.
-        exact: whether ``engine.precision = "auto"`` is float32 for it, as it loses accuracy in bfloat16.
-        longer: options by which a run asks more often, whichever of them it has.
-        later: options that change nothing at the nodes, so that they may be chosen when all answers are in.
-        batch_options: options that say of how many examples the student, or a node's model outside its local
-            training, learns in a step: batch norm needs two.
+        title: name in tables.
+        paper: source of the method.
+        unit: name of a step in reports.
+        evaluated_model: the model that is evaluated. ``student``: the model trained at the server.
+            ``virtual``: the average of the nodes' models weighted by their data sizes, computed for
+            evaluation only (FedMD-CG, section 3.1). ``ensemble``: all nodes answer each time. ``nodes``: the
+            mean over the nodes' models.
+        trains_models: the nodes' own models are trained at all.
+        one_round: all queries are known before the first response (:meth:`planned_queries`), so that they can
+            be exchanged as files.
+        needs_float32: ``engine.precision = "auto"`` is float32 for this method, which loses accuracy in
+            bfloat16.
+        length_options: options that set the number of queries, as far as the method has them.
+        server_only_options: options without influence on the nodes, which may be chosen after all responses.
+        batch_options: options with the batch size of the student, or of node models outside of local
+            training; batch norm needs batches of 2 or more.
+
+    Example:
+        A method whose server averages one number of each node::
+
+            @dataclass(frozen=True, kw_only=True) class MeanSize(Method):
+                title: ClassVar[str] = "Mean size"
+                rounds: PositiveInt = 1
+
+                @query(releases={"sizes": DATA_SIZES}, times=1, depends_on_records=("sizes",)) def
+                count_samples(self, nodes: NodeGroup) -> dict[str, Tensor]:
+                    return {"sizes": torch.tensor([float(len(node.data)) for node in nodes.nodes])}
+
+                def step(self, server: Server, state: Any, t: int) -> dict[str, float]:
+                    return {"size": server.query("count_samples")["sizes"].mean().item()}
     """
 
     under: ClassVar[str] = "method"
     title: ClassVar[str]
     paper: ClassVar[str] = ""
     unit: ClassVar[Literal["step", "epoch", "round"]] = "round"
-    central: ClassVar[Literal["student", "virtual", "ensemble", "nodes"]] = "student"
-    learns: ClassVar[bool] = True
+    evaluated_model: ClassVar[Literal["student", "virtual", "ensemble", "nodes"]] = "student"
+    trains_models: ClassVar[bool] = True
     one_round: ClassVar[bool] = False
-    exact: ClassVar[bool] = False
-    longer: ClassVar[tuple[str, ...]] = ("rounds",)
-    later: ClassVar[tuple[str, ...]] = ()
+    needs_float32: ClassVar[bool] = False
+    length_options: ClassVar[tuple[str, ...]] = ("rounds",)
+    server_only_options: ClassVar[tuple[str, ...]] = ()
     batch_options: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
     def lacks(kind: Any) -> str | None:
-        """As of all that have a name; and what asks all at once must say what that is."""
+        """Return the fault of a class as a named method, or None. With ``one_round`` it must plan its
+        queries."""
         if missing := Registered.lacks(kind):
             return missing
-        silent = kind.one_round and kind.planned_queries is Method.planned_queries
-        return "one with a method asks, as one_round says that all it asks is known" if silent else None
+        undeclared = kind.one_round and kind.planned_queries is Method.planned_queries
+        return "a class with planned_queries, as one_round is true" if undeclared else None
 
     def needs(self) -> Needs:
-        """What a federation must have; it is refused before any training where it has not."""
+        """Return the requirements of the method. A federation that does not meet them is refused."""
         return Needs()
 
     # --- at the nodes -----------------------------------------------------------------------------------
 
     @property
-    def before(self) -> Span | None:
-        """The part of the local training before the first query: all of it; None is nothing."""
-        return WHOLE
+    def initial_training(self) -> Span | None:
+        """Part of the local training before the first query; all of it by default. None: none."""
+        return FULL_TRAINING
 
     def queries(self, at: NodeSetting) -> Iterable[Query]:
-        """What nodes are asked. Those that are declared, unless a method says otherwise."""
-        return declared(self, at)
+        """Return the queries that nodes answer; by default those declared with ``@query``."""
+        return declared_queries(self, at)
 
     def prepare(self, nodes: Any, at: NodeSetting) -> None:
-        """What nodes do before anything else, as to make further networks; ``nodes`` are all, one by one."""
+        """Prepare all nodes before anything else, for example by adding networks."""
 
-    def look(
+    def preview_responses(
         self, nodes: Any, x: torch.Tensor, z: torch.Tensor, at: NodeSetting
     ) -> Mapping[str, torch.Tensor]:
-        """What nodes would be answering about inputs ``(B, ...)``: ``(K, B, ...)`` a tensor.
+        """Return the tensors of a response to inputs ``(B, ...)``, ``(K, B, ...)`` each.
 
-        For evaluation in a simulation only: nothing is trained, released or counted. A method with an
-        ensemble has one.
+        Used for evaluation in a simulation only: nothing is trained, released or counted. A method with an
+        ensemble implements it.
 
         Args:
-            z: what the nodes' models give on ``x``: ``(K, B, C, ...)``.
+            nodes: the nodes.
+            x: inputs.
+            z: outputs of the nodes' models for ``x``: ``(K, B, C, ...)``.
+            at: environment of the method.
         """
         return {}
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:
-        """What a run should be told: what is switched off here, and why."""
+        """Return messages for the user about parts that are switched off, and why."""
         return ()
 
     def node_side(self, at: NodeSetting) -> NodeSide:
-        """Its part at the nodes as one: what they are asked, and what they do before."""
-        looks = type(self).look is not Method.look
+        """Return the part of the method that runs at the nodes."""
+        has_preview = type(self).preview_responses is not Method.preview_responses
         return NodeSide(
             {query.name: query for query in self.queries(at)},
             prepare=lambda nodes: self.prepare(nodes, at),
-            look=(lambda nodes, x, z: self.look(nodes, x, z, at)) if looks else None,
-            first=self.before,
-            learns=self.learns,
-            notes=(*self.notes(at), *((SUMMED,) if at.secure_aggregation else ())),
+            preview_responses=(lambda nodes, x, z: self.preview_responses(nodes, x, z, at))
+            if has_preview
+            else None,
+            initial_training=self.initial_training,
+            trains_models=self.trains_models,
+            notes=(*self.notes(at), *((SECURE_AGGREGATION_NOTE,) if at.secure_aggregation else ())),
         )
 
     # --- at the server ----------------------------------------------------------------------------------
 
     @property
-    def turns(self) -> int:
-        """Turns of a whole run: rounds, unless a method says otherwise.
+    def total_steps(self) -> int:
+        """Number of steps of a whole run; ``rounds`` by default.
 
         Raises:
-            ArgumentError: not one round, as an option without a range lets one ask for.
+            ArgumentError: less than one round.
         """
         rounds: int = getattr(self, "rounds", 0)
         if hasattr(self, "rounds") and rounds < 1:
             raise ArgumentError("method.rounds", rounds, "1 or more")
         return rounds
 
-    def begin(self, server: Any) -> Any:
-        """What the server has before its first turn. It asks nobody, and would be refused: it runs before
-        nodes have learned anything, and anew at each resume.
+    def init_state(self, server: Any) -> Any:
+        """Return the initial state of the server.
+
+        It must not send queries: it runs before the nodes have trained, and again at each resume.
 
         Args:
             server: a :class:`fedstill.methods._server.Server`.
 
         Returns:
-            An object whose attributes are all that changes from turn to turn, beside the student: networks,
-            optimizers, tensors, numbers, None, and what has ``state()`` and ``load(state)``.
+            An object whose attributes are all that changes from step to step, besides the student: networks,
+            optimizers, tensors, numbers, None, and objects with ``state_dict()`` and ``load_state_dict(state,
+            device)``.
         """
         return SimpleNamespace()
 
-    def turn(self, server: Any, state: Any, t: int) -> Mapping[str, float]:
-        """Turn number ``t``, from 0; gives its losses."""
+    def step(self, server: Any, state: Any, t: int) -> Mapping[str, float]:
+        """Run step ``t``, counted from 0, and return its losses by name."""
         return {}
 
-    def ensembled(self, server: Any, state: Any, responses: Any) -> torch.Tensor | None:
-        """The nodes' answers about some inputs as one, ``(B, classes)``; None where there is no ensemble."""
+    def ensemble_responses(self, server: Any, state: Any, responses: Any) -> torch.Tensor | None:
+        """Return the nodes' responses to some inputs as one, ``(B, classes)``; None without an ensemble."""
         return None
 
     def preview_samples(self, server: Any, state: Any, count: int) -> torch.Tensor | None:
-        """Inputs ``(count, C, H, W)`` that the server has made, the same each time; None if it makes none."""
+        """Return ``count`` generated inputs ``(count, C, H, W)``, the same at each call; None without a
+        generator."""
         return None
 
     def preview_maps(self, server: Any, state: Any, count: int) -> torch.Tensor | None:
-        """The maps ``(count, H, W)`` uint8 that :meth:`preview_samples` makes its inputs from; None: from none."""
+        """Return the maps ``(count, H, W)`` uint8 that :meth:`preview_samples` generates its inputs from;
+        None without maps.
+        """
         return None
 
-    def files(self, server: Any, state: Any) -> Mapping[str, str]:
-        """What a run leaves beside its figures and its student: texts, by the name of their file."""
+    def output_files(self, server: Any, state: Any) -> Mapping[str, str]:
+        """Return texts that the run writes as files, by file name."""
         return {}
 
     def planned_queries(self, public: PublicData | None, seed: int) -> Sequence[QueryCall]:
-        """All that a ``one_round`` method asks, in order; every such method says it.
+        """Return all queries of a ``one_round`` method, in order.
 
         Raises:
-            ArgumentError: an option makes a query depend on an answer.
+            ArgumentError: an option makes a query depend on a response.
         """
         return ()
 
 
 def build_node_side(method: Method, at: NodeSetting) -> NodeSide:
-    """A method's part at the nodes. What a method that is not the package's own releases bears its package's
-    name, whatever the method calls it: so an owner lets out by name what nobody here has vouched for. Answers
-    that are the package's own and ``closed``, as label counts, keep their names."""
+    """Return a method's part at the nodes, with a plug-in's payload kinds named after its package.
+
+    An owner thus allows by name each kind that this package does not vouch for. Sealed queries of this
+    package, such as label counts, keep their kinds.
+    """
     side, package = method.node_side(at), METHODS.origin(method_name(method))
     if package == OURS:
         return side
-    named = {name: each if each.closed else each.from_package(package) for name, each in side.queries.items()}
-    # Any of its options may choose the statistic, and the server chooses the options.
-    adds = f"{method.called} (options {chain_digest('options', repr(method))})" if side.sums else ""
-    return replace(side, queries=named, adds=adds)
+    queries = {
+        name: query if query.sealed else query.from_package(package) for name, query in side.queries.items()
+    }
+    # Any of its options may choose the summed statistic, and the server chooses the options.
+    sum_source = f"{method.called} (options {chain_digest('options', repr(method))})" if side.sums else ""
+    return replace(side, queries=queries, sum_source=sum_source)
 
 
 METHODS: Registry[type[Method]] = Registry(
@@ -292,12 +327,12 @@ Method.registry = METHODS
 
 
 def method_name(method: object) -> str:
-    """The name by which a method can be asked for: ``module:Name``, where it has no shorter one.
+    """Return the registered name of a method, or ``module:Name``.
 
     Raises:
-        ArgumentError: it is no method.
+        ArgumentError: the object is not a method.
     """
     if not isinstance(method, Method):
-        names = ", ".join(place.partition(":")[2] for place in METHODS.own.values())
+        names = ", ".join(path.partition(":")[2] for path in METHODS.own.values())
         raise ArgumentError("method", method, f"one of {names}, or another Method")
     return method.called

@@ -1,154 +1,164 @@
-"""What tensors that travel are of: kinds, and all that policies, mechanisms, checks and reports know of one.
+"""Payload kinds: the declared meaning of each tensor that server and nodes exchange.
 
-A method declares a kind of its own where it declares the query that releases it; nobody else has a list.
+Policies, privacy mechanisms, checks and reports decide by the kind of a tensor. A method declares a custom
+kind next to the query that releases it; there is no central list.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-Of = Literal[
-    "query", "scores", "rows", "answers", "critic", "gradients", "counts", "moments", "records", "model"
+Category = Literal[
+    "query", "scores", "rows", "responses", "critic", "gradients", "counts", "moments", "records", "model"
 ]
 
-OUTPUTS = ("scores", "rows", "answers", "critic", "gradients", "counts")
+OUTPUT_CATEGORIES = ("scores", "rows", "responses", "critic", "gradients", "counts")
 
 
 class PayloadKind(str):
-    """A kind of tensor, by its name.
+    """Declared meaning of a tensor, such as logits, gradients or parameters; a string that equals its name.
 
-    A node's owner lets it out by ``of``; a kind that a plug-in's method releases bears its package's name
-    (``my_lab: class logits``), and is let out only by that name.
+    The node's policy decides by ``category``. A kind of a plug-in's method carries the package's name
+    (``my_lab: class logits``) and is released only if the owner lists that name in the policy.
 
     Args:
-        name: by which audit logs, policies and reports know it.
-        says: what it says, for whoever is in charge of the data.
-        of: what it is computed from. ``query``: it only goes down, or is chosen by the server.
-            ``scores``: a row of class scores for each input. ``rows``: other vectors that may be bounded and
-            noised one by one, whatever they are computed from. ``responses``: other outputs of networks.
-            ``critic``: outputs of a network that learns privately under every mechanism. ``gradients``: what
-            is pulled back to the inputs. ``counts``: numbers of records. ``moments``: sums over the
-            records of numbers that are at most 1 in magnitude. ``records``: the records themselves,
-            or what is computed from each of them. ``model``: what a network has learned.
-        by_class: of counts: they are counted by class.
-        of_maps: of records: what policy ``label_maps`` lets out.
-        common: the size (root mean square) that is none too many whatever other nodes have; None: sizes
-            are not compared between nodes.
-        without: how a run does without it.
-        package: whose method releases it; empty: one of ours.
+        name: name in audit logs, policies and reports.
+        description: one line for data owners.
+        category: the source of the values.
 
-    >>> PayloadKind("class logits", "a mean score vector for each class", of="rows").at("my_lab")
+            - ``query``: sent to nodes only, or chosen by the server.
+            - ``scores``: one row of class scores for each input.
+            - ``rows``: other vectors that can be bounded and noised one by one.
+            - ``responses``: other outputs of networks.
+            - ``critic``: outputs of a network that every mechanism trains privately.
+            - ``gradients``: gradients with respect to the inputs.
+            - ``counts``: numbers of records.
+            - ``moments``: sums over the records of numbers of magnitude 1 at most.
+            - ``records``: the records, or values computed from each record.
+            - ``model``: parameters of a network.
+        by_class: for counts: there is one count for each class.
+        from_label_maps: for records: policy option ``label_maps`` allows the release.
+        normal_size: root mean square below which a tensor is never reported as an outlier among the nodes.
+            None: sizes are not compared between nodes.
+        opt_out: how to run the method without this kind.
+        package: package of the method that releases it; empty for the kinds of fedstill.
+
+    >>> PayloadKind("class logits", "mean scores by class", category="rows").for_package("my_lab")
     'my_lab: class logits'
     """
 
-    says: str
-    of: Of
+    description: str
+    category: Category
     by_class: bool
-    of_maps: bool
-    common: float | None
-    without: str
+    from_label_maps: bool
+    normal_size: float | None
+    opt_out: str
     package: str
 
     def __new__(
         cls,
         name: str,
-        says: str = "",
+        description: str = "",
         *,
-        of: Of = "records",
+        category: Category = "records",
         by_class: bool = False,
-        of_maps: bool = False,
-        common: float | None = None,
-        without: str = "",
+        from_label_maps: bool = False,
+        normal_size: float | None = None,
+        opt_out: str = "",
         package: str = "",
     ) -> PayloadKind:
         kind = super().__new__(cls, name)
-        kind.says, kind.of, kind.by_class, kind.of_maps = says, of, by_class, of_maps
-        kind.common, kind.without, kind.package = common, without, package
+        kind.description, kind.category, kind.by_class = description, category, by_class
+        kind.from_label_maps, kind.normal_size = from_label_maps, normal_size
+        kind.opt_out, kind.package = opt_out, package
         return kind
 
-    def with_opt_out(self, without: str) -> PayloadKind:
-        """The same kind, with how a run of some method does without it."""
-        about: dict[str, Any] = {**vars(self), "without": without}
-        return PayloadKind(str(self), **about)
+    def with_opt_out(self, opt_out: str) -> PayloadKind:
+        """Return the same kind with a method's way to run without it."""
+        attributes: dict[str, Any] = {**vars(self), "opt_out": opt_out}
+        return PayloadKind(str(self), **attributes)
 
-    def at(self, package: str) -> PayloadKind:
-        """The same kind as a package's method releases it."""
-        about: dict[str, Any] = {**vars(self), "package": package}
-        return PayloadKind(f"{package}: {self}", **about)
-
-    @property
-    def by_name(self) -> bool:
-        """Whether "outputs only" lets it out where its owner names it, and not before."""
-        return bool(self.package) or self.of == "moments"
+    def for_package(self, package: str) -> PayloadKind:
+        """Return the same kind as released by a package's method."""
+        attributes: dict[str, Any] = {**vars(self), "package": package}
+        return PayloadKind(f"{package}: {self}", **attributes)
 
     @property
-    def output(self) -> bool:
-        """Whether it is an output, and neither a record nor a network: what "outputs only" lets out."""
-        return self.of in OUTPUTS
+    def must_be_named(self) -> bool:
+        """True if a policy of outputs only releases it only where the owner names it."""
+        return bool(self.package) or self.category == "moments"
+
+    @property
+    def is_output(self) -> bool:
+        """True for outputs, which a policy of outputs only releases; false for records and networks."""
+        return self.category in OUTPUT_CATEGORIES
 
 
-INPUTS = PayloadKind("inputs", "the inputs that the server asked about", of="query")
-INDICES = PayloadKind("indices", "which rows of the public data a query is about", of="query")
-SCHEDULE = PayloadKind("schedule", "the number of the round", of="query")
+INPUTS = PayloadKind("inputs", "the inputs of the server's query", category="query")
+INDICES = PayloadKind("indices", "row numbers of the public data that a query is about", category="query")
+SCHEDULE = PayloadKind("schedule", "the number of the round", category="query")
 SOURCES = PayloadKind(
-    "sources", "which of the nodes' label maps the server's images are made from", of="query"
+    "sources", "numbers of the nodes' label maps that the server's images are made from", category="query"
 )
 LOGITS = PayloadKind(
     "logits",
-    "the score that a node's model gives each class, for each input it was asked about",
-    of="scores",
-    common=0.0,
+    "the score that a node's model gives each class, for each input of a query",
+    category="scores",
+    normal_size=0.0,
 )
 CRITIC = PayloadKind(
     "critic",
-    "how unlike its own data a node's critic finds each input, part by part",
-    of="critic",
-    common=1.0,  # an untrained critic says next to nothing
+    "how unlike the node's own data its critic finds each input, patch by patch",
+    category="critic",
+    normal_size=1.0,  # an untrained critic gives values near 0
 )
 GRADIENTS = PayloadKind(
-    "gradients", "slopes of the server's loss, which tell it how to change its inputs", of="gradients"
+    "gradients", "gradients of the server's loss with respect to its inputs", category="gradients"
 )
 LABEL_COUNTS = PayloadKind(
-    "label counts", "how many examples of each class a node holds", of="counts", by_class=True
+    "label counts", "how many examples of each class a node holds", category="counts", by_class=True
 )
 COLUMN_SUMS = PayloadKind(
     "column sums",
     "the sum of each column of numbers of a node's table, and of its squares, within the schema's ranges",
-    of="moments",
+    category="moments",
 )
-DATA_SIZES = PayloadKind("data sizes", "how many examples a node holds", of="counts")
+DATA_SIZES = PayloadKind("data sizes", "how many examples a node holds", category="counts")
 LABEL_MAPS = PayloadKind(
     "label maps",
-    "what is where in each of a node's training images, or of what the server asks about",
-    of_maps=True,
+    "the class of each pixel in a node's training images, or in the images of a query",
+    from_label_maps=True,
 )
 DIFFERENCE = PayloadKind(
     "difference",
-    "how far an image that the server made is from the node's own of the same label map",
-    of_maps=True,
+    "the distance of a generated image from the node's own image of the same label map",
+    from_label_maps=True,
 )
-PRIVATE_DATA = PayloadKind("private data", "training examples themselves, as they are")
-# Weights come with counts of batches.
-PARAMETERS = PayloadKind("parameters", "the weights of a model", of="model", common=1.0)
+PRIVATE_DATA = PayloadKind("private data", "the training examples, unchanged")
+# Parameters include batch norm's counts of batches.
+PARAMETERS = PayloadKind("parameters", "the weights of a model", category="model", normal_size=1.0)
 EXTRACTOR_PARAMETERS = PayloadKind(
-    "extractor parameters", "the weights of a model but for its last part, the head", of="model", common=1.0
+    "extractor parameters",
+    "the weights of a model without its last part, the head",
+    category="model",
+    normal_size=1.0,
 )
 HEAD_PARAMETERS = PayloadKind(
     "head parameters",
-    "the weights of a model's last part, which tells the classes apart",
-    of="model",
-    common=1.0,
+    "the weights of a model's last part, the classifier",
+    category="model",
+    normal_size=1.0,
 )
 GENERATOR_PARAMETERS = PayloadKind(
     "generator parameters",
-    "the weights of a network that makes inputs or features like the node's",
-    of="model",
-    common=1.0,
+    "the weights of a network that generates inputs or features like the node's",
+    category="model",
+    normal_size=1.0,
 )
 
-KNOWN = {str(kind): kind for kind in list(vars().values()) if isinstance(kind, PayloadKind)}
+KNOWN_KINDS = {str(kind): kind for kind in list(vars().values()) if isinstance(kind, PayloadKind)}
 
 
 def payload_kind(name: str) -> PayloadKind:
-    """A kind by its name; of one that is not declared here the worst is supposed."""
-    return name if isinstance(name, PayloadKind) else KNOWN.get(name) or PayloadKind(name)
+    """Return the kind of a name. An undeclared name gets the strictest category, records."""
+    return name if isinstance(name, PayloadKind) else KNOWN_KINDS.get(name) or PayloadKind(name)

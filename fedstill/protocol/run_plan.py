@@ -1,11 +1,10 @@
-"""A run's description: what a server may ask in it, in one canonical text, and its SHA-256.
+"""Run plans: the server's declaration of a run to its nodes, and the description that an owner approves.
 
-Server and node each compute it from the plan, by the method that is installed where they are: so both have
-the same fingerprint, and what a server says of its own run is not taken on trust. An owner who has approved a
-description has a node that answers nothing beyond it. What is the node's own (data, model, protection) is not
-in it.
-
-What a server declares to its nodes before it asks anything: the run, the method, the input spec.
+A :class:`RunPlan` holds the run's name, method and input spec, and reaches the nodes before any query. A
+:class:`RunDescription` lists all that the server may query under a plan, as one canonical text with its
+SHA-256. Server and node each compute it with their installed version of the method, so that no statement of
+the server is taken on trust. A node whose owner has approved a description answers no other query. The node's
+own data, model and protection are not part of it.
 """
 
 from __future__ import annotations
@@ -39,51 +38,53 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class RunDescription:
-    """What a run is, as JSON values: ``method`` with all options, ``spec``, ``wire``, ``public``, ``student``
-    and ``min_nodes`` (which the server alone knows), ``secure_aggregation``,
-    and by name of each query ``times``, ``rows``, ``leaves`` and ``bytes`` of one answer with its
-    gradients, at most; 0 is no limit that follows from the plan."""
+    """Description of a run as JSON values.
+
+    Its keys are ``method`` with all options, ``spec``, ``wire``, ``public``, ``student`` and ``min_nodes``
+    (both known to the server alone), ``secure_aggregation``, and ``queries``: by name ``times``, ``rows``,
+    ``releases`` and ``bytes``, the largest size of one response with its gradients. 0 is no limit.
+    """
 
     table: Mapping[str, Any]
 
     @cached_property
     def text(self) -> str:
-        """The canonical text: the same for the same run, on every machine."""
+        """Canonical JSON text, equal for equal runs on every machine."""
         return json.dumps(self.table, sort_keys=True, separators=(",", ":"))
 
     @cached_property
     def sha256(self) -> str:
-        """Its fingerprint, 64 hexadecimal digits."""
+        """SHA-256 of the text, 64 hexadecimal digits."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def queries(self) -> Mapping[str, Any]:
-        """What may be asked, by name."""
+        """Description of each query, by name."""
         queries: Mapping[str, Any] = self.table["queries"]
         return queries
 
     @property
     def max_queries(self) -> int:
-        """Queries that may be asked in all; 0: the plan sets no limit to one of them."""
-        return _total([asked["times"] for asked in self.queries.values()])
+        """Largest number of queries in all; 0: the plan does not limit one of them."""
+        return _sum_if_limited([entry["times"] for entry in self.queries.values()])
 
     @property
     def max_bytes(self) -> int:
-        """Bytes that may leave in all; 0: the plan sets no limit to one of the queries."""
-        leaving = [asked for asked in self.queries.values() if asked["leaves"]]
-        return _total([asked["times"] * asked["bytes"] for asked in leaving])
+        """Largest number of released bytes in all; 0: the plan does not limit one of the queries."""
+        releasing = [entry for entry in self.queries.values() if entry["releases"]]
+        return _sum_if_limited([entry["times"] * entry["bytes"] for entry in releasing])
 
 
 def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
-    """The description of a plan, whose public data these are."""
-    config = plan.config()
+    """Return the description of a plan with its public data."""
+    method = plan.make_method()
     setting = NodeSetting(
         plan.spec.make_task(), LocalConfig(), Compute(), public, secure_aggregation=plan.secure_aggregation
     )
-    queries = build_node_side(config, setting).queries
+    queries = build_node_side(method, setting).queries
     table = {
         "format": FORMAT,
-        "method": as_table(config),
+        "method": as_table(method),
         "spec": plan.spec.to_dict(),
         "wire": as_table(plan.wire),
         "public": {
@@ -94,65 +95,64 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
         "student": plan.student,
         "min_nodes": plan.min_nodes,
         "secure_aggregation": plan.secure_aggregation,
-        "queries": {name: _asked(query, plan) for name, query in queries.items()},
+        "queries": {name: _query_entry(query, plan) for name, query in queries.items()},
     }
     return RunDescription(json.loads(json.dumps(table)))
 
 
-def _asked(query: Query, plan: RunPlan) -> dict[str, Any]:
-    most = [_bytes(query, name, kind, plan.spec) for name, kind in query.released_kinds().items()]
+def _query_entry(query: Query, plan: RunPlan) -> dict[str, Any]:
+    sizes = [_max_tensor_bytes(query, name, kind, plan.spec) for name, kind in query.released_kinds().items()]
     return {
         "times": query.times,
         "rows": query.rows,
-        "leaves": {name: str(kind) for name, kind in query.released_kinds().items()},
-        "bytes": _total(most),
+        "releases": {name: str(kind) for name, kind in query.released_kinds().items()},
+        "bytes": _sum_if_limited(sizes),
     }
 
 
-def _bytes(query: Query, name: str, kind: PayloadKind, spec: InputSpec) -> int:
-    """Bytes of one tensor of an answer, at most; 0: they follow from more than the plan."""
-    if kind.package or name in query.unstacked:  # nobody here knows its shape
+def _max_tensor_bytes(query: Query, name: str, kind: PayloadKind, spec: InputSpec) -> int:
+    """Return the largest size in bytes of one tensor of a response; 0: the plan does not limit it."""
+    if kind.package or name in query.unstacked:  # its shape is unknown here
         return 0
-    each = 8 if query.sums else 4  # bytes of a number
+    number = 8 if query.sums else 4  # bytes of a number
     if kind.category == "counts":
-        return 16 * (len(spec.classes) + 1)  # of either form
-    if (
-        kind.category == "moments"
-    ):  # of each column of numbers how many there are, their sum and that of squares
+        return 16 * (len(spec.classes) + 1)  # counts by class, or sizes
+    if kind.category == "moments":  # count, sum and sum of squares of each numeric column
         return 4 * (1 + 3 * len(spec.schema.features))
     if kind.category == "scores":
-        return each * query.rows * math.prod(spec.output_shape)
+        return number * query.rows * math.prod(spec.output_shape)
     of_inputs = kind.category == "gradients" and query.sends.get(name.removeprefix("d/d")) == INPUTS
-    if of_inputs or kind.category == "critic":  # of which a value stands for several pixels
-        return each * query.rows * math.prod(spec.shape)
+    if of_inputs or kind.category == "critic":  # a critic value stands for several pixels
+        return number * query.rows * math.prod(spec.shape)
     return 0
 
 
-def _total(each: list[int]) -> int:
-    return sum(each) if all(each) else 0
+def _sum_if_limited(limits: list[int]) -> int:
+    """Return the sum of limits; 0, no limit, if one of them is 0."""
+    return sum(limits) if all(limits) else 0
 
 
-PROTOCOL = 7  # of the messages between a server and a node
-PLAN_FILE = "plan.json"  # in a run's folder at a node: what it was begun with
+PROTOCOL = 8  # version of the messages between a server and a node
+PLAN_FILE = "plan.json"  # plan of a run, in its folder at a node
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A run as its nodes get to know it. It names no data, no model and no policy: those are the nodes'.
+    """Declaration of a run to its nodes. It names no data, model or policy, which are the nodes' own.
 
     Args:
-        run: names the run; the same again is the same run, which goes on.
-        method: its ``name`` and options.
-        wire: in which form tensors travel.
-        public: fingerprint of the public data, ``""`` without any.
-        public_note: the public data's name and what else is known of them.
-        student: what the server's model is called, ``""`` where that is chosen later; nothing at a node
-            follows from it.
-        min_nodes: without how many nodes the run stops, as the server says; 0: it does not say.
-        secure_aggregation: the server is to see sums of the nodes' answers only.
+        run: name of the run. A plan of the same name resumes the run.
+        method: ``name`` and options of the method.
+        spec: shape and task of the inputs.
+        wire: encoding of sent tensors.
+        public: hash of the public data; ``""`` without any.
+        public_note: name and note of the public data.
+        student: name of the server's model; ``""`` if it is chosen later. Nodes do not use it.
+        min_nodes: number of nodes below which the run stops, according to the server; 0: not stated.
+        secure_aggregation: the server sees sums of the nodes' responses only.
 
     Raises:
-        ArgumentError: the run's name is no name, the method is not known or has other options.
+        ArgumentError: an invalid run name, or an unknown method or option.
     """
 
     run: str
@@ -168,26 +168,26 @@ class RunPlan:
     def __post_init__(self) -> None:
         check_run_name(self.run)
         if self.public and not re.fullmatch(r"[0-9a-f]{32}", self.public):
-            raise ArgumentError("public", self.public, "a fingerprint of 32 hexadecimal digits")
+            raise ArgumentError("public", self.public, "a hash of 32 hexadecimal digits")
         if self.secure_aggregation and self.wire.gradients != "float32":
             raise ArgumentError("wire.gradients", self.wire.gradients, "float32 with secure_aggregation")
         if not re.fullmatch(r"[ -~]{0,200}", self.student):
-            raise ArgumentError("student", self.student, "up to 200 plain letters")
-        self.config()
+            raise ArgumentError("student", self.student, "up to 200 ASCII characters")
+        self.make_method()
 
-    def config(self) -> Any:
-        """The method's config, read and checked."""
+    def make_method(self) -> Any:
+        """Return the method with its options, checked."""
         name = self.method.get("name")
         if not isinstance(name, str):
             raise ArgumentError("method.name", name, "a text")
         options = {key: value for key, value in self.method.items() if key != "name"}
         for key, value in options.items():
-            if isinstance(value, int) and abs(value) > 2**53:  # which no size, and no count, is
+            if isinstance(value, int) and abs(value) > 2**53:  # no size or count is larger
                 raise ArgumentError(f"method.{key}", value, "a number up to 2**53")
         return read_table(METHODS[name], options, "method.")
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; :meth:`from_dict` gives the same plan back."""
+        """Return the plan as JSON values; :meth:`from_dict` is the inverse."""
         return {
             "protocol": PROTOCOL,
             "run": self.run,
@@ -203,15 +203,14 @@ class RunPlan:
 
     @classmethod
     def from_dict(cls, table: Any, methods: Collection[str] = (), tasks: Collection[str] = ()) -> RunPlan:
-        """The plan that JSON values describe.
+        """Return the plan that JSON values describe.
 
         Args:
-            table: the values, as somebody sent them.
-            methods, tasks: names that may be looked up beside the package's own. Nothing is imported for any
-                other.
+            table: the received values.
+            methods, tasks: names of plug-ins that may be imported. No other plug-in is.
 
         Raises:
-            ArgumentError: they do not describe one, or are of another version of the protocol.
+            ArgumentError: invalid values, or another version of the protocol.
         """
         if not isinstance(table, Mapping):
             raise ArgumentError("plan", type(table).__name__, "a table")
@@ -237,55 +236,67 @@ class RunPlan:
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")
         spec = InputSpec.from_dict(table["spec"], tasks)
-        told = table["student"], table["min_nodes"], table["secure_aggregation"]
-        return cls(table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *told)
+        server_fields = table["student"], table["min_nodes"], table["secure_aggregation"]
+        return cls(
+            table["run"], table["method"], spec, wire, table["public"], (note[0], note[1]), *server_fields
+        )
 
 
-def fingerprint(public: PublicData | None) -> str:
-    """What public data are told apart by; ``""`` is none."""
+def public_fingerprint(public: PublicData | None) -> str:
+    """Return the hash that identifies public data; ``""`` for None."""
     if public is None:
         return ""
     return digest("public", public_tensors(public))
 
 
-def read_public(plan: RunPlan, tensors: Mapping[str, Any], most: int) -> PublicData | None:
-    """The public data of a plan from tensors that came; ``most`` inputs are taken, 0 is no limit.
+def read_public(plan: RunPlan, tensors: Mapping[str, Any], max_rows: int) -> PublicData | None:
+    """Return the public data of a plan from received tensors.
+
+    Args:
+        plan: the plan.
+        tensors: the received tensors.
+        max_rows: largest number of inputs; 0 is no limit.
 
     Raises:
-        DataError: they are not those of the plan, or such as no sound server sends.
+        DataError: invalid data, or other data than the plan's.
     """
     public = None
     if "inputs" in tensors:
         name, note = plan.public_note
         public = PublicData(name, tensors["inputs"], tensors.get("labels"), note)
-        check_public(public, plan.spec, most)
-    if fingerprint(public) != plan.public:
+        check_public(public, plan.spec, max_rows)
+    if public_fingerprint(public) != plan.public:
         raise DataError("the public data that came are not those of the plan")
     return public
 
 
-def check_public(public: PublicData, spec: InputSpec, most: int) -> None:
-    """Refuse public data that no sound server sends; ``most`` inputs are taken, 0 is no limit.
+def check_public(public: PublicData, spec: InputSpec, max_rows: int) -> None:
+    """Check received public data.
+
+    Args:
+        public: the public data.
+        spec: shape and task of the inputs.
+        max_rows: largest number of inputs; 0 is no limit.
 
     Raises:
-        DataError: other inputs than the spec's, too many, NaN, or labels that the task has none of.
+        DataError: inputs of another shape, too many, or NaN; or labels that do not suit the task.
     """
-    found = public.inputs
-    if tuple(found.shape[1:]) != spec.shape or not len(found):
+    inputs = public.inputs
+    if tuple(inputs.shape[1:]) != spec.shape or not len(inputs):
         shape = f"(N, {', '.join(map(str, spec.shape))})"
-        raise DataError(f"public inputs are of shape {tuple(found.shape)} (expected {shape})")
-    if most and len(found) > most:
-        raise DataError(f"public data have {len(found)} inputs (expected {most}, by policy max_rows)")
+        raise DataError(f"public inputs are of shape {tuple(inputs.shape)} (expected {shape})")
+    if max_rows and len(inputs) > max_rows:
+        raise DataError(f"public data have {len(inputs)} inputs (expected {max_rows}, by policy max_rows)")
     task = spec.make_task()
-    labels = task.empty_targets(len(found), spec.shape) if public.labels is None else public.labels
-    task.check(TensorData(found, labels), "public data")
+    labels = task.empty_targets(len(inputs), spec.shape) if public.labels is None else public.labels
+    task.check(TensorData(inputs, labels), "public data")
     if spec.schema:
-        check_features(found, spec.schema, "public data")
-    if spec.vocabulary and int(found.max()) >= spec.vocabulary:
-        raise DataError(f"public data hold token {int(found.max())} (expected below {spec.vocabulary})")
+        check_features(inputs, spec.schema, "public data")
+    if spec.vocabulary and int(inputs.max()) >= spec.vocabulary:
+        raise DataError(f"public data hold token {int(inputs.max())} (expected below {spec.vocabulary})")
 
 
 def public_tensors(public: PublicData) -> dict[str, Any]:
-    """Public data as named tensors: ``inputs``, and ``labels`` where there are some."""
+    """Return public data as named tensors: ``inputs``, and ``labels`` if there are any."""
     labels = {} if public.labels is None else {"labels": public.labels}
     return {"inputs": public.inputs, **labels}

@@ -1,14 +1,13 @@
-"""Named tensors as bytes and back, in the form of safetensors, without its library.
+"""Messages between server and nodes as bytes, and compact encodings of their tensors.
 
-That one is in Rust, whose allocations end the whole process where memory runs out, or raise what is no
-``Exception``; messages come from others, and are as large as these make them. Here it is an error like any
-other. Files that are not sent, as states and students, are written and read by the library.
+A message is one safetensors blob with a JSON header in its metadata; no pickle, nothing executable. Compact
+encodings are chosen by :class:`WireConfig` and are applied by every engine, in-process too, so that a run's
+metrics do not depend on where its nodes run.
 
-Messages between a server and a node as bytes, and tensors in a form that takes fewer of them.
-
-A message is one blob of safetensors with a JSON header in its metadata: no pickle, nothing that could run.
-Compact forms are chosen by config and are the same on every engine, in-process too, so that a run's figures
-do not depend on where its nodes are.
+Messages come from other parties and have any size. The safetensors library is in Rust: if it runs out of
+memory, it ends the process or raises no ``Exception``. This module decodes the format in Python, where that
+is an ordinary error. Files that are not sent, such as states and students, are read and written with the
+library.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.options import Checked
 from fedstill.protocol.payload_kinds import INPUTS, payload_kind
 
-MOST = 2**62  # numbers of a shape, and of what torch makes of it
-LENGTH = 8  # bytes in which the header says how long it is
+MAX_ELEMENTS = 2**62  # of a shape, within the limits of torch
+LENGTH_BYTES = 8  # bytes of the header's length
 METADATA = "__metadata__"
 DTYPES = {
     "BOOL": torch.bool,
@@ -47,13 +46,14 @@ DTYPES = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """Tensors on the CPU as one blob, each from a multiple of its numbers' size; equal ones are equal bytes.
+def encode_tensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Return CPU tensors as one safetensors blob, each aligned to its element size; equal tensors give equal
+    bytes.
 
-    >>> blob = to_bytes({"x": torch.tensor([1.5, 2.0])}, {"note": "two"})
+    >>> blob = encode_tensors({"x": torch.tensor([1.5, 2.0])}, {"note": "two"})
     >>> decode_header(blob)["x"]
     {'dtype': 'F32', 'shape': [2], 'data_offsets': [0, 8]}
     >>> decode_tensors(blob, decode_header(blob))["x"].tolist()
@@ -64,96 +64,110 @@ def to_bytes(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -
     start = 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
         tensor = tensors[name].detach()
-        flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # of one number the stride may be any
+        flat = tensor.contiguous().as_strided(
+            (tensor.numel(),), (1,)
+        )  # a tensor with one element may have any stride
         raw = flat.view(torch.uint8).numpy()
         end = start + raw.nbytes
         header[name] = {
-            "dtype": NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
         parts.append(raw.data)
         start = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH)
-    return b"".join([len(text).to_bytes(LENGTH, "little"), text, *parts])
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    return b"".join([len(text).to_bytes(LENGTH_BYTES, "little"), text, *parts])
 
 
 def header_size(blob: bytes) -> int:
-    """Bytes that stand before the tensors, as they say themselves; 0 where there are not as many."""
-    length = int.from_bytes(blob[:LENGTH], "little")
-    return length if length <= len(blob) - LENGTH else 0
+    """Return the declared length of the header in bytes; 0 if the blob is shorter."""
+    length = int.from_bytes(blob[:LENGTH_BYTES], "little")
+    return length if length <= len(blob) - LENGTH_BYTES else 0
 
 
 def decode_header(blob: bytes) -> dict[str, Any]:
-    """What stands before the tensors.
+    """Return the header of a blob.
 
     Raises:
-        ValueError: no header, or none that is a table.
+        ValueError: no header, or one that is not a table.
     """
     length = header_size(blob)
     if not length:
         raise ValueError("cut short")
-    header = json.loads(blob[LENGTH : LENGTH + length])
+    header = json.loads(blob[LENGTH_BYTES : LENGTH_BYTES + length])
     if not isinstance(header, dict):
-        raise ValueError("its header is no table")
+        raise ValueError("its header is not a table")
     return header
 
 
 def decode_tensors(blob: bytes, header: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Copies of the tensors that a header names, each where torch lets tensors begin.
+    """Return copies of the tensors of a header, in memory aligned by torch.
 
     Raises:
-        ValueError, KeyError, TypeError: the header is not of this form, or its tensors are not all that is
-            there, one behind the other.
-        RuntimeError: torch has no such shape, or there is no more memory.
+        ValueError, KeyError, TypeError: a malformed header, or one whose tensors do not cover the blob's
+            bytes in order.
+        RuntimeError: torch does not support such a shape, or there is not enough memory.
     """
-    start = LENGTH + header_size(blob)
-    told = sorted(((*each["data_offsets"], name) for name, each in header.items() if name != METADATA))
-    tensors, at = {}, 0
-    for begin, end, name in told:
+    start = LENGTH_BYTES + header_size(blob)
+    entries = sorted(((*entry["data_offsets"], name) for name, entry in header.items() if name != METADATA))
+    tensors, position = {}, 0
+    for begin, end, name in entries:
         dtype, shape = DTYPES[header[name]["dtype"]], header[name]["shape"]
-        whole = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
-        possible = whole and math.prod(max(side, 1) for side in shape) < MOST
-        if not possible or begin != at or end - begin != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"tensor {name} has other bytes than it says")
-        at = end
+        integers = all(type(number) is int and number >= 0 for number in (begin, end, *shape))
+        possible = integers and math.prod(max(side, 1) for side in shape) < MAX_ELEMENTS
+        if not possible or begin != position or end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"tensor {name} does not have the declared bytes")
+        position = end
         raw = torch.empty(end - begin, dtype=torch.uint8)
         raw.numpy()[:] = np.frombuffer(blob, np.uint8, end - begin, start + begin)
         if dtype == torch.bool:
-            raw = (raw != 0).view(torch.uint8)  # other bytes than 0 and 1 are no booleans
+            raw = (raw != 0).view(torch.uint8)  # bytes other than 0 and 1 are not booleans
         tensors[name] = raw.view(dtype).reshape(shape)
-    if start + at != len(blob):
-        raise ValueError("bytes that are no tensor's")
+    if start + position != len(blob):
+        raise ValueError("bytes that belong to no tensor")
     return tensors
 
 
 Tensors = Mapping[str, torch.Tensor]
-Form = Literal["float32", "float16", "int8"]
-SCALE = ":scale"  # "x:scale" goes with an "x" of int8 or float16: what each row is multiplied by
+WireDtype = Literal["float32", "float16", "int8"]
+SCALE = ":scale"  # "x:scale" has the factors of each row of an int8 or float16 tensor "x"
 HEADER, STRIDES = "fedstill", "strides"  # in the metadata of a message
-MAX_HEADER = 1_000_000  # bytes of a message before its tensors: parsed, they take fifty times as much memory
+MAX_HEADER = 1_000_000  # bytes of a message before its tensors; parsing takes fifty times as much memory
 
 
 @dataclass(frozen=True)
 class WireConfig(Checked):
-    """In which form tensors travel. Shorter forms round what they carry, on every engine alike."""
+    """Encoding of sent tensors. Shorter types round their values, in every engine alike.
+
+    Args:
+        inputs: type of the server's inputs.
+        gradients: type of gradients.
+
+    >>> WireConfig(inputs="int8").wire_dtype("inputs")
+    'int8'
+    """
 
     under: ClassVar[str] = "wire"
 
-    inputs: Form = "float32"
-    """The inputs that the server asks about; the shorter forms have a scale for each input."""
-    gradients: Form = "float32"
-    """Gradients, down to the nodes and back up."""
+    inputs: WireDtype = "float32"
+    """Type of the inputs of queries; shorter types have a scale for each input."""
+    gradients: WireDtype = "float32"
+    """Type of gradients, in both directions."""
 
-    def form(self, kind: str) -> Form:
-        """The form in which a kind of tensor travels."""
-        if payload_kind(kind).of == "gradients":
+    def wire_dtype(self, kind: str) -> WireDtype:
+        """Return the type in which a payload kind is sent."""
+        if payload_kind(kind).category == "gradients":
             return self.gradients
         return self.inputs if kind == INPUTS else "float32"
 
     def compress(self, tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, torch.Tensor]:
-        """Tensors as they travel, by name, each of a kind; :func:`decompress` takes them back to float32.
+        """Return tensors as they are sent; :func:`decompress` is the inverse, to float32.
+
+        Args:
+            tensors: tensors by name.
+            kinds: payload kind of each.
 
         >>> wire = WireConfig(inputs="int8")
         >>> sent = wire.compress({"x": torch.tensor([[0.5, -1.27], [2.54, 0.0]])}, {"x": "inputs"})
@@ -162,30 +176,30 @@ class WireConfig(Checked):
         """
         sent: dict[str, torch.Tensor] = {}
         for name, tensor in tensors.items():
-            form = self.form(kinds.get(name, ""))
-            if form == "float32" or not tensor.is_floating_point() or not tensor.numel():
+            dtype_name = self.wire_dtype(kinds.get(name, ""))
+            if dtype_name == "float32" or not tensor.is_floating_point() or not tensor.numel():
                 sent[name] = tensor
             else:
                 rows = tensor.reshape(len(tensor), -1) if tensor.ndim else tensor.reshape(1, 1)
-                dtype, top = (torch.int8, 127) if form == "int8" else (torch.float16, 1)
-                # Each row is scaled: gradients are too small for float16, and inputs not worth its range.
+                dtype, top = (torch.int8, 127) if dtype_name == "int8" else (torch.float16, 1)
+                # Each row is scaled: gradients are too small for float16, and int8 has a small range.
                 scale = rows.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny) / top  # (B,)
                 scaled = rows / scale.unsqueeze(1)
-                sent[name] = (scaled.round() if form == "int8" else scaled).to(dtype).view(tensor.shape)
+                sent[name] = (scaled.round() if dtype_name == "int8" else scaled).to(dtype).view(tensor.shape)
                 sent[name + SCALE] = scale
         return sent
 
 
 def decompress(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Tensors that have traveled, in float32 again; others as they are.
+    """Return received tensors in float32; tensors without scale are unchanged.
 
     Raises:
-        DataError: a scale without its tensor, or not one for each row.
+        DataError: a scale without its tensor, or another number of scales than rows.
 
     >>> decompress({"x": torch.tensor([[50, -127]], dtype=torch.int8), "x:scale": torch.tensor([0.01])})["x"]
     tensor([[ 0.5000, -1.2700]])
     """
-    whole: dict[str, torch.Tensor] = {}
+    decoded: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(SCALE):
             if name.removesuffix(SCALE) not in tensors:
@@ -197,124 +211,125 @@ def decompress(tensors: Tensors) -> dict[str, torch.Tensor]:
                 raise DataError(
                     f"tensor {name} of shape {tuple(tensor.shape)} came with {tuple(scale.shape)} scales"
                 )
-            whole[name] = (tensor.reshape(len(scale), -1) * scale.unsqueeze(1)).view(tensor.shape)
+            decoded[name] = (tensor.reshape(len(scale), -1) * scale.unsqueeze(1)).view(tensor.shape)
         else:
-            whole[name] = tensor
-    return whole
+            decoded[name] = tensor
+    return decoded
 
 
-def kind_of(name: str, kinds: Mapping[str, str]) -> str:
-    """The kind of a tensor as it travels: a scale is of the kind of what it scales."""
-    return kinds[name.removesuffix(SCALE)]  # KeyError: undeclared
+def wire_kind(name: str, kinds: Mapping[str, str]) -> str:
+    """Return the payload kind of a sent tensor; a scale has the kind of its tensor."""
+    return kinds[name.removesuffix(SCALE)]  # KeyError: an undeclared tensor
 
 
-def as_text(value: Any) -> torch.Tensor:
-    """A JSON value as it travels: the bytes of its text, ``(n,)`` uint8, the same for equal values.
+def json_to_tensor(value: Any) -> torch.Tensor:
+    """Return a JSON value as the bytes of its text, ``(n,)`` uint8; equal values give equal bytes.
 
     Raises:
-        ArgumentError: what JSON does not hold.
+        ArgumentError: a value that JSON cannot represent.
 
-    >>> as_text({"b": 1, "a": None}).shape
+    >>> json_to_tensor({"b": 1, "a": None}).shape
     torch.Size([16])
     """
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
-        # Whoever reads the error may not read the value: at a node it is what an answer would have held.
-        allowed = "what JSON holds: tables by text, lists, texts, finite numbers, true, false and none"
-        raise ArgumentError("a JSON value", type(value).__name__, allowed) from error
+        # The error does not contain the value, which at a node is private.
+        expected = "a JSON value: tables with text keys, lists, texts, finite numbers, true, false and null"
+        raise ArgumentError("a JSON value", type(value).__name__, expected) from error
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
-def from_text(tensor: torch.Tensor) -> Any:
-    """The JSON value that :func:`as_text` made bytes of.
+def json_from_tensor(tensor: torch.Tensor) -> Any:
+    """Return the JSON value that :func:`json_to_tensor` encoded.
 
     Raises:
-        DataError: it is none.
+        DataError: invalid JSON text.
 
-    >>> from_text(as_text({"b": [1, 2.5, "x"]}))
+    >>> json_from_tensor(json_to_tensor({"b": [1, 2.5, "x"]}))
     {'b': [1, 2.5, 'x']}
     """
     if tensor.dtype != torch.uint8 or tensor.ndim != 1:
-        raise DataError(f"it is {tensor.dtype} of shape {tuple(tensor.shape)}, and no JSON text")
+        raise DataError(f"a tensor {tensor.dtype} of shape {tuple(tensor.shape)} is not JSON text")
     try:
         text = tensor.cpu().numpy().tobytes().decode()
-        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+        return json.loads(text, parse_constant=_parse_finite, parse_float=_parse_finite)
     except (ValueError, RecursionError) as error:
-        raise DataError("it is no JSON text") from error
+        raise DataError("invalid JSON text") from error
 
 
-def _finite(word: str) -> float:
-    """A number; NaN and infinities, which Python writes and reads, are none that JSON has."""
+def _parse_finite(word: str) -> float:
+    """Return a number. NaN and infinity, which Python's json module accepts, are errors."""
     value = float(word)
     if not math.isfinite(value):
-        raise ValueError(f"{word} is no finite number")
+        raise ValueError(f"{word} is not finite")
     return value
 
 
-def size(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's numbers."""
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the size of a tensor's elements in bytes."""
     return tensor.numel() * tensor.element_size()
 
 
-def sizes(tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:
-    """Bytes of tensors as they travel, by kind.
+def bytes_by_kind(tensors: Tensors, kinds: Mapping[str, str]) -> dict[str, int]:
+    """Return the bytes of sent tensors by payload kind.
 
-    >>> sizes({"x": torch.zeros(2, dtype=torch.int8), "x:scale": torch.zeros(2)}, {"x": "inputs"})
+    >>> bytes_by_kind({"x": torch.zeros(2, dtype=torch.int8), "x:scale": torch.zeros(2)}, {"x": "inputs"})
     {'inputs': 10}
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, tensor in tensors.items():
-        kind = kind_of(name, kinds)
-        found[kind] = found.get(kind, 0) + size(tensor)
-    return found
+        kind = wire_kind(name, kinds)
+        sizes[kind] = sizes.get(kind, 0) + tensor_bytes(tensor)
+    return sizes
 
 
 def pack(header: Mapping[str, Any], tensors: Tensors | None = None) -> bytes:
-    """One message: JSON values and named tensors.
+    """Return one message of JSON values and named tensors as bytes.
 
-    >>> unpack(pack({"op": "hello"}, {"x": torch.tensor([1, 2])}))
-    ({'op': 'hello'}, {'x': tensor([1, 2])})
+    >>> unpack(pack({"operation": "identify"}, {"x": torch.tensor([1, 2])}))
+    ({'operation': 'identify'}, {'x': tensor([1, 2])})
     """
     plain = {name: tensor.detach().cpu() for name, tensor in (tensors or {}).items()}
-    # How a tensor lies in memory decides which kernel computes it, and so its last digits.
+    # The memory layout decides which kernel computes with a tensor, and so the last digits of the results.
     strides = {name: tensor.stride() for name, tensor in sorted(plain.items()) if tensor.ndim == 4}
-    return to_bytes(plain, {HEADER: json.dumps({HEADER: header, STRIDES: strides})})
+    return encode_tensors(plain, {HEADER: json.dumps({HEADER: header, STRIDES: strides})})
 
 
-# What reading bytes can raise that somebody made up; a RuntimeError is torch's, of a shape beyond all memory.
+# Errors of decoding malformed bytes. torch raises a RuntimeError for a shape that exceeds all memory.
 DECODE_ERRORS = (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError)
 
 
 def unpack(message: bytes, max_header: int = MAX_HEADER) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What :func:`pack` made a message of, tensors on the CPU.
+    """Return header and tensors, on the CPU, of a message made with :func:`pack`.
 
     Args:
-        max_header: bytes before the tensors; 0 is no limit.
+        message: the bytes.
+        max_header: largest number of bytes before the tensors; 0 is no limit.
 
     Raises:
-        DataError: the bytes are no message, or its header is larger.
+        DataError: the bytes are not a message, or its header is too large.
     """
-    if not isinstance(message, bytes):  # what carries messages may carry other things as well
+    if not isinstance(message, bytes):  # transports may carry other objects
         raise DataError(f"a message is a {type(message).__name__} (expected bytes)")
     length = header_size(message)
     if 0 < max_header < length:
         raise DataError(f"its header has {length} bytes (expected {max_header} (max_header))")
     try:
-        names = decode_header(message)
-        told = json.loads(names[METADATA][HEADER])
-        header, strides = told[HEADER], told[STRIDES]
-        loaded = decode_tensors(message, names)
-        tensors = {name: _laid_out(tensor, strides.get(name)) for name, tensor in loaded.items()}
+        file_header = decode_header(message)
+        content = json.loads(file_header[METADATA][HEADER])
+        header, strides = content[HEADER], content[STRIDES]
+        loaded = decode_tensors(message, file_header)
+        tensors = {name: _restore_strides(tensor, strides.get(name)) for name, tensor in loaded.items()}
     except DECODE_ERRORS as error:
-        raise DataError(f"{len(message)} bytes are no message of fedstill: {error}") from error
+        raise DataError(f"{len(message)} bytes are not a message of fedstill: {error}") from error
     if not isinstance(header, dict):
-        raise DataError("a message's header is no table")
+        raise DataError("a message's header is not a table")
     return header, tensors
 
 
-def _laid_out(tensor: torch.Tensor, strides: Any) -> torch.Tensor:
-    """A tensor as it lay in memory before it traveled, if that was channels last."""
+def _restore_strides(tensor: torch.Tensor, strides: Any) -> torch.Tensor:
+    """Return a tensor in channels-last layout if it had that layout when it was packed."""
     if strides is None or tensor.ndim != 4 or tuple(strides) == tensor.stride():
         return tensor
     last = torch.empty(tensor.shape, dtype=tensor.dtype, memory_format=torch.channels_last)

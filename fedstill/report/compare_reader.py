@@ -79,7 +79,7 @@ def _entry(
         label=label,
         method=method_name(method),
         title=method.title if "title" in vars(type(method)) else label,  # not one that it has inherited
-        central=method.central,
+        central=method.evaluated_model,
         leaves=what_leaves(config),
         needs=describe_needs(vars(method.needs())),
         runs=tuple(runs),

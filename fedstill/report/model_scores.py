@@ -33,8 +33,8 @@ NEED_TITLES: Mapping[str, str] = {
     "same_architecture": "same architecture",
     "public": "public data",
     "public_labels": "labels of it",
-    "split": "extractor and head",
-    "student_kind": "student like a node's model",
+    "split_models": "extractor and head",
+    "student_architecture": "student like a node's model",
 }
 
 

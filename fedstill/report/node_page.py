@@ -31,7 +31,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     """
     waiting = [each for each in node.requests if each.state == WAITS]
     decided = [each for each in node.requests if each.state != WAITS]
-    left = sum(sums.kinds.total() for sums in node.releases.values())
+    left = sum(sums.bytes_by_kind.total() for sums in node.releases.values())
     sound = node.audit_fault is None and node.security_fault is None
     asked = (
         "runs ask for your approval"
@@ -50,7 +50,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         Section(
             "What left",
             "By day (UTC) and run, the latest first. The audit log had each release before it left.",
-            node.audit_fault and f"The audit log is not sound: {node.audit}.",
+            node.audit_fault and f"The audit log is not sound: {node.audit_fault}.",
             _released(node),
             empty="Nothing has left.",
         ),
@@ -64,7 +64,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
         Section(
             "Security log",
             "Who joined, was refused, approved or rejected, and which rules changed; the latest first.",
-            node.security_fault and f"The security log is not as it was written: {node.security}",
+            node.security_fault and f"The security log is not as it was written: {node.security_fault}",
             _log(node),
             empty="Nothing has happened.",
         ),
@@ -77,7 +77,7 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     return live_page.html(node.file.name, "fedstill \u00b7 node", f"It {runs}.", tiles, sections, served)
 
 
-def _asking(waiting: Sequence[Request], folder: Path) -> Section:
+def _asking(waiting: Sequence[ApprovalRequest], folder: Path) -> Section:
     about = (
         "Each under the SHA-256 of its description: compare the digits, and the server's fingerprint, with "
         "the server's people by phone. The command below a request lets in this server alone; with reject "
@@ -87,20 +87,20 @@ def _asking(waiting: Sequence[Request], folder: Path) -> Section:
     return Section("Requests that wait", about if waiting else "", facts=facts, empty="None.")
 
 
-def _command(request: Request, folder: Path) -> str:
+def _command(request: ApprovalRequest, folder: Path) -> str:
     """Return the command that approves this request, and no other server's of the same description."""
-    words = ["fedstill", "node", "approve", str(folder), request.sha256[:APPROVES]]
+    words = ["fedstill", "node", "approve", str(folder), request.sha256[:MIN_DIGITS_TO_APPROVE]]
     return shlex.join([*words, "--server", digits(request.server) or UNPROVEN])
 
 
 def _requests(
-    known: Sequence[Request], commands: Sequence[str] | None = None
+    known: Sequence[ApprovalRequest], commands: Sequence[str] | None = None
 ) -> list[tuple[str, Sequence[Fact], str]]:
     shown: list[tuple[str, Sequence[Fact], str]] = []
     for request, command in zip(known, commands or [""] * len(known), strict=True):
         lines = [
             Fact(head, text if isinstance(text, str) else "\n".join(text))
-            for head, text in facts(request).items()
+            for head, text in describe_request(request).items()
         ]
         shown.append((grouped(request.sha256), lines, command))
     return shown
@@ -109,8 +109,8 @@ def _requests(
 def _released(node: Overview) -> Table:
     rows = []
     for (day, run), sums in list(node.releases.items())[:MOST_DAYS]:
-        kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(sums.kinds.items()))
-        bare = f"{sums.bare:,}" if sums.bare else "none"
+        kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(sums.bytes_by_kind.items()))
+        bare = f"{sums.no_guarantee:,}" if sums.no_guarantee else "none"
         counts = (f"{len(sums.queries):,}", kinds or "nothing", bare, f"{sums.refused:,}")
         rows.append(Row(clip(run), list(map(Cell, counts)), day))
     heads = [Column("Answered"), Column("Left", ""), Column("Without guarantee"), Column("Refused")]
@@ -136,7 +136,11 @@ def _left(cost: AuditCost) -> str:
 def _log(node: Overview) -> Table:
     rows = []
     for line in node.security_lines:
-        cells = [Cell(clip(line["event"])), Cell(clip(line["who"]) or "not proven"), Cell(line_about(line))]
+        cells = [
+            Cell(clip(line["event"])),
+            Cell(clip(line["who"]) or "not proven"),
+            Cell(describe_log_line(line)),
+        ]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))
     heads = [Column("What", "model"), Column("Who", ""), Column("Why", "")]
     return Table("The security log", "When (UTC)", heads, rows, style="price")

@@ -24,7 +24,7 @@ from fedstill.models import custom_model
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, read
 from fedstill.models.predictors import SCHEMES, Endpoint
-from fedstill.protocol.method import refusal
+from fedstill.protocol.method import unmet_need
 from fedstill.runs.config import RunConfig, fingerprint_options
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
@@ -41,7 +41,7 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         told = f"{', '.join(data.classes)}: allowed are {config.task.task_class.min_classes} or more"
         raise DataError(f"{data.name}: the only class is {told}")
     task, method = config.task.make(data.classes), config.method
-    reason = refusal(method.needs(), task)
+    reason = unmet_need(method.needs(), task)
     if reason is not None:  # before all that could be mended in vain
         raise MethodRefused(method.title, "every node", reason)
     task.check(data.train, "training data")
@@ -54,7 +54,7 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         )
     how, values = config.split, simulation.setting.values
     stands = {"values": list(values)} if values else {}
-    divided = {"name": how.called, "about": how.about, **how.own, "nodes": len(parts), **stands}
+    divided = {"name": how.called, "about": how.about, **how.specific_options, "nodes": len(parts), **stands}
     return simulation, about(config, data, sum(map(len, parts)), divided)
 
 
@@ -122,7 +122,7 @@ def assemble(
         privacies=[config.nodes.privacy] * len(parts),
         perceptual=config.nodes.perceptual,
         model_names=specs,
-        values=config.split.values(_columns(config, data)) or (),
+        values=config.split.node_values(_columns(config, data)) or (),
     )
 
 

@@ -21,8 +21,8 @@ from fedstill.core.registry import look_in
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import clip
 from fedstill.federation import server_rules
-from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, environment
-from fedstill.federation.flare_lost_nodes import listen
+from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, read_environment
+from fedstill.federation.flare_lost_nodes import watch_lost_nodes
 from fedstill.federation.run_status import JOB, METRICS, PROGRESS_TOPIC, STOPPED
 from fedstill.runs.config import RunConfig, read_toml
 from fedstill.runs.remote_run import RemoteRun
@@ -56,7 +56,7 @@ class ServerProgram:
     @collab.main  # type: ignore[untyped-decorator,unused-ignore]
     def main(self) -> None:
         """Run, and leave the results in the job's workspace, from where they are fetched."""
-        folder = Path(environment(SERVER_FOLDER)) / RUNS / self.run_name
+        folder = Path(read_environment(SERVER_FOLDER)) / RUNS / self.run_name
         engine = collab.fl_ctx.get_engine()
 
         def told(topic: str, asked: Mapping[str, int], fl_ctx: object) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class ServerProgram:
             return {"note": "" if noted is None else noted.text(), METRICS: lines}
 
         engine.register_app_command(PROGRESS_TOPIC, told)
-        listen(engine, self._lose)
+        watch_lost_nodes(engine, self._lose)
         kept = Path(collab.workspace.get_run_dir(collab.fl_ctx.get_job_id())) / "fedstill"
         self._work(folder, kept)
 
@@ -73,7 +73,7 @@ class ServerProgram:
         """Wait no longer for a node that FLARE does not let back into this job."""
         if self._link is not None:
             logger.warning("%s is there, and its process for this run is not", clip(node))
-            self._link.lose(node)
+            self._link.drop_node(node)
 
     def _work(self, folder: Path, kept: Path) -> None:
         """Run in a folder that is this job's alone meanwhile.

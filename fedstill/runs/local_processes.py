@@ -41,9 +41,9 @@ from fedstill.federation.run_status import STOPPED, over
 from fedstill.models.class_map import Mapped
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
-from fedstill.node.node_file import ComputeConfig, NodeFile, OwnModelConfig
+from fedstill.node.node_file import ComputeConfig, NodeFile, NodeModelConfig
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.run_folder import LEARNING, SALT, marks_in, of_mark
+from fedstill.node.run_folder import SALT, TRAINING_STATE, checkpoint_name, checkpoints_in
 from fedstill.protocol.method import METHODS, method_name
 from fedstill.runs.build import node_models
 from fedstill.runs.config import RunConfig
@@ -146,7 +146,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             name=node.name,
             seed=config.seed,
             data=NodeDataConfig("tensors", "data.safetensors", group="groups" if "groups" in tensors else ""),
-            model=OwnModelConfig(
+            model=NodeModelConfig(
                 **(vars(node_models(names[index % len(names)])) | drawn),
                 perceptual=str(Path(features).expanduser().resolve()) if features else "",
             ),
@@ -156,7 +156,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             compute=ComputeConfig(engine.device, simulation.compute.precision, engine.channels_last, threads),
         )
         private_files.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
-        secret = f"{owner_folder.REHEARSAL}{simulation.secret(node.name)}\n"
+        secret = f"{owner_folder.REHEARSAL_PREFIX}{simulation.secret(node.name)}\n"
         private_files.replace(own / owner_folder.SECRET, secret.encode())
         private_files.touch(own / SALT)  # the simulation has none
 
@@ -202,9 +202,9 @@ def _looked_into(
 
 def _latest(folder: Path, mark: int) -> Path | None:
     """Where a node was at a mark; if it had been left out by then, where it was last."""
-    if reached := [number for number in marks_in(folder) if number <= mark]:
-        return folder / of_mark(max(reached))
-    learning = folder / LEARNING
+    if reached := [number for number in checkpoints_in(folder) if number <= mark]:
+        return folder / checkpoint_name(max(reached))
+    learning = folder / TRAINING_STATE
     return learning if learning.exists() else None
 
 

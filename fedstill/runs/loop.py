@@ -31,7 +31,7 @@ from fedstill.models.module_check import needs_two
 from fedstill.models.module_utils import parameter_count
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.network_setup import fitted
+from fedstill.node.network_setup import prepare_network
 from fedstill.privacy.statement import Statement, summarize_privacy
 from fedstill.protocol.method import Method, method_name
 from fedstill.protocol.queries import NodeSide
@@ -76,7 +76,9 @@ class Run(ABC):
         check_method(setting.method, setting.task, setting.public)
         check_server(setting)
         self.shape = shape_of(setting)
-        self.compute = Compute(setting.engine).suited(self.shape, setting.student, exact=self.method.exact)
+        self.compute = Compute(setting.engine).suited(
+            self.shape, setting.student, exact=self.method.needs_float32
+        )
         self.mean, self.std = normalization(setting)  # (C, 1, 1) each
         self.student = self._fitted(setting.student, "student")
         self.test = setting.test.to(self.compute.device)
@@ -112,7 +114,7 @@ class Run(ABC):
     @property
     def has_student(self) -> bool:
         """Whether the server ends with a whole model; an average made to evaluate is none."""
-        return self.method.central == "student"
+        return self.method.evaluated_model == "student"
 
     def run(self, out: Path | None = None, *, bars: Bars | None = None) -> dict[str, Any]:
         """The whole run, from the start or from where an earlier one in ``out`` stopped.
@@ -231,8 +233,8 @@ class Run(ABC):
 
     def _fitted(self, model: torch.nn.Module, what: str) -> torch.nn.Module:
         """A network on the device, in two parts if the method needs them."""
-        parted, words, seed = self.needs.split, self.setting.vocabulary, self.setting.seed
-        return fitted(model, self.compute, self.shape, seed, what, parted=parted, vocabulary=words)
+        parted, words, seed = self.needs.split_models, self.setting.vocabulary, self.setting.seed
+        return prepare_network(model, self.compute, self.shape, seed, what, parted=parted, vocabulary=words)
 
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """What the central model answers about inputs ``(N, C, ...)``; None where nothing stands for one."""
@@ -258,7 +260,7 @@ class Run(ABC):
 
     def finish(self, result: Mapping[str, Any], *, keep_state: bool = False) -> None:
         """Write what the run came to: its result, and its student as a file that says how it is used."""
-        for name, text in self.method.files(self.server, self.server.state).items():
+        for name, text in self.method.output_files(self.server, self.server.state).items():
             self.records.text(name, text)
         student = self.setting.student if self.has_student else None
         self.records.finish(result, student, header(self.setting), keep_state=keep_state)
@@ -295,7 +297,7 @@ class Run(ABC):
             "metric": metric,
             "metrics": [asdict(each) for each in self.task.metrics],
             "seed": self.setting.seed,
-            "central": self.method.central,
+            "central": self.method.evaluated_model,
             "needs": asdict(self.needs),
             "leaves": list(self.side.released_kinds()),
             "kinds": {
@@ -311,7 +313,7 @@ class Run(ABC):
                 {each.sends[name] for each in self.side.queries.values() for name in each.owner_only}
             ),
             "turn": self.server.unit,
-            "turns": self.server.total,
+            "turns": self.server.total_steps,
             "public": None if public is None else public.to_record(),
             "bytes": {key: sums[key] for key in ("up", "down", "by_kind")},
             "queries": sums["queries"],
@@ -344,7 +346,7 @@ class Run(ABC):
         look = self.evaluation
         judged = {name: (outputs, look.asked_of(name)) for name, outputs in told.own.items()}
         if told.central is not None:
-            judged = {self.method.central: (told.central, self.test)}
+            judged = {self.method.evaluated_model: (told.central, self.test)}
         about = TestNames(self.setting.test_names, self.setting.classes, self.setting.schema)
         text = predictions(self.task, judged, about)
         if text is not None:
@@ -357,13 +359,13 @@ class Run(ABC):
 
     def _take_turns(self, server: Server) -> None:
         """The server's turns, from where it is to the last."""
-        total = server.total
+        total = server.total_steps
         every = max(total // 10, 1) if self.setting.every is None else self.setting.every
-        if server.done < total:
-            self.bars.show(UNITS[server.unit], server.done, total)
-        while server.done < total:
+        if server.completed_steps < total:
+            self.bars.show(UNITS[server.unit], server.completed_steps, total)
+        while server.completed_steps < total:
             losses = server.step()
-            done = server.done
+            done = server.completed_steps
             self.bars.go_without(list(server.federation.excluded))
             line = {"phase": "distillation", "step": done, "losses": losses}
             line["seconds"] = round(self.clock.now("distillation"), 3)
@@ -384,7 +386,7 @@ class Run(ABC):
         images = server.preview_samples(count) if count else None
         if images is None:
             return
-        turn = f"{server.done:06d}"
+        turn = f"{server.completed_steps:06d}"
         self.records.samples[turn] = self.pixels(images.cpu())
         maps = server.preview_maps(count)
         if maps is not None:
@@ -401,5 +403,5 @@ class Run(ABC):
     def _save(self) -> None:
         since = time.monotonic()
         nodes = self._nodes()  # first, as a node that is lost meanwhile is out of the server's state, too
-        server = None if self._made is None else self._made.kept()
+        server = None if self._made is None else self._made.state_dict()
         self.records.save({**nodes, "clock": self.clock.kept(), "server": server}, since=since)

@@ -145,7 +145,7 @@ def check_later(asked: RunConfig, config: RunConfig) -> None:
         ArgumentError: naming the first such option, and what it was.
     """
     method = config.method
-    free = (*LATER, *(f"method.{name}" for name in method.later))
+    free = (*LATER, *(f"method.{name}" for name in method.server_only_options))
     tables = to_dict(asked), to_dict(config)
     for name in options(config):
         path = name.split(".")
@@ -159,7 +159,7 @@ def _same_queries(config: RunConfig, given: Queries, path: Path) -> None:
     mine, method = make(config), config.method
     for name, value in given.plan.method.items():
         own = mine.plan.method.get(name)
-        if own != value and name not in method.later:
+        if own != value and name not in method.server_only_options:
             raise ArgumentError(f"method.{name}", own, f"{value!r}, which the nodes were asked with")
     if mine.contents() != given.contents() or replace(mine.plan, method=given.plan.method) != given.plan:
         raise BundleError(

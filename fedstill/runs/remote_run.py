@@ -20,7 +20,7 @@ from fedstill.federation.remote import Remote
 from fedstill.federation.transport import Link
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.methods._server import Server
-from fedstill.node.network_setup import architecture
+from fedstill.node.network_setup import architecture_hash
 from fedstill.node.replies import NOT_JOINED
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import LocalConfig
@@ -96,7 +96,7 @@ class RemoteRun(Run):
         if saved:
             self.federation.link_costs = LinkCosts(**saved["meter"])
         self.federation.join()
-        kind, joined = architecture(self.student), self.federation.node_status
+        kind, joined = architecture_hash(self.student), self.federation.node_status
         alike = {name: told.architecture == kind for name, told in joined.items()}
         # Of several architectures a server knows no other network than its student.
         same = self.needs.same_architecture or self.needs.student_architecture
@@ -114,7 +114,7 @@ class RemoteRun(Run):
         # Also without a saved state: nodes may have answered before the server was stopped.
         self.federation.restore_checkpoint(saved["mark"] if saved else 0)
         if saved:
-            server.take_up(saved["server"])
+            server.load_state_dict(saved["server"])
         return server
 
     def _take_turns(self, server: Server) -> None:

@@ -21,7 +21,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import NoPrivacy, PrivacyConfig
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import Method, Needs, refusal
+from fedstill.protocol.method import Method, Needs, unmet_need
 from fedstill.tasks import Task, TaskConfig
 
 Shape = tuple[int, ...]
@@ -95,9 +95,9 @@ def check_method(method: Method, task: Task, public: PublicData | None) -> None:
         MethodRefused: it does.
         ArgumentError: it has no rounds.
     """
-    method.turns  # noqa: B018 - which refuses to be none
+    method.total_steps  # noqa: B018 - which refuses to be none
     needs = method.needs()
-    reason = refusal(needs, task)
+    reason = unmet_need(needs, task)
     if reason is None and (needs.public or needs.public_labels) and public is None:
         reason = f"there is no public data: set {option_name('public.name')}"
     if reason is None and needs.public_labels and public is not None and public.labels is None:

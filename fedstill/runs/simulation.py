@@ -16,13 +16,13 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError, ModelError, RunFolderError
 from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
-from fedstill.federation.inprocess import partition, stacks
+from fedstill.federation.inprocess import group_nodes, should_stack
 from fedstill.methods._server import Server
 from fedstill.models.predictors import file_of
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.network_setup import architecture
+from fedstill.node.network_setup import architecture_hash
 from fedstill.node.node import Node
 from fedstill.node.node_group import stacking_key
 from fedstill.node.policy import PolicyConfig
@@ -79,7 +79,7 @@ class Simulation(MeasuredSimulation):
                 learner.optimizers.pop("model", None)
             node.load_state_dict(nodes[node.name])
         self._made = self.make_server([[node] for node in self.nodes])
-        self._made.take_up(server["server"])
+        self._made.load_state_dict(server["server"])
         self.audit.open(out / FILE)
         self.audit.close()
         with self.bars:
@@ -128,7 +128,7 @@ class Simulation(MeasuredSimulation):
         gate = Gate("centralized", PolicyConfig(), AuditLog())
         model = self.compute.place(self.setting.mark)
         self.mark = Node("centralized", together, model, gate, self.setting.seed)
-        local_training.prepare([self.mark], self.setting.local)
+        local_training.make_optimizers([self.mark], self.setting.local)
         if saved.get("mark"):
             self.mark.load_state_dict(saved["mark"])
         with self.clock.phase("centralized"):
@@ -138,7 +138,7 @@ class Simulation(MeasuredSimulation):
     def _serve(self, saved: Mapping[str, Any]) -> Server:
         server = self.make_server(self._parted("distillation", self.nodes))
         if saved.get("server"):
-            server.take_up(saved["server"])
+            server.load_state_dict(saved["server"])
         return server
 
     def _nodes(self) -> Mapping[str, Any]:
@@ -161,8 +161,8 @@ class Simulation(MeasuredSimulation):
 
     def _models(self) -> dict[str, str]:
         """What the networks are beside their weights, and the files of those that only predict."""
-        told = {node.name: architecture(node.model) + file_of(node.model) for node in self.nodes}
-        return told | {"student": architecture(self.student)}
+        told = {node.name: architecture_hash(node.model) + file_of(node.model) for node in self.nodes}
+        return told | {"student": architecture_hash(self.student)}
 
     def _close(self) -> None:
         """Nodes of this process end with it."""
@@ -263,7 +263,9 @@ class Simulation(MeasuredSimulation):
     def _parted(self, phase: str, nodes: Sequence[Node]) -> list[list[Node]]:
         """Nodes in the groups of a phase; after a stop in the same, whatever machine this is."""
         if phase not in self.groups:
-            groups = partition(nodes, stacks(self.compute, nodes, alone=phase == "local_training"))
+            groups = group_nodes(
+                nodes, should_stack(self.compute, nodes, local_training=phase == "local_training")
+            )
             self.groups[phase] = [[node.name for node in group] for group in groups]
         named = {node.name: node for node in nodes}
         groups = [[named[name] for name in group if name in named] for group in self.groups[phase]]

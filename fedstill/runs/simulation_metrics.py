@@ -18,7 +18,7 @@ from fedstill.core.text_format import finite
 from fedstill.federation.federation import Responses
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.module_utils import copied, load_vector, parameter_count, to_vector, weighted_mean
-from fedstill.node.local_training import at_once
+from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import FULL_TRAINING
@@ -48,11 +48,13 @@ class MeasuredSimulation(PreparedSimulation, ABC):
 
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """See :class:`~fedstill.runs.loop.Run`; also of a model or an ensemble made only to be measured."""
-        if self.method.central == "virtual":
+        if self.method.evaluated_model == "virtual":
             virtual = copied(self.student)
             load_vector(virtual, self._average())
             return float32_outputs(virtual, inputs, self.compute)
-        return self._ensemble(inputs) if self.method.central == "ensemble" else super().responses(inputs)
+        return (
+            self._ensemble(inputs) if self.method.evaluated_model == "ensemble" else super().responses(inputs)
+        )
 
     # --- the parts of the figures ---------------------------------------------------------------------
 
@@ -64,7 +66,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         )
         marked = None if self.mark is None else self._own([self.mark])[self.mark.name]
         ensembled = self._ensemble(self.test.inputs, own)
-        central = ensembled if self.method.central == "ensemble" else self.responses(self.test.inputs)
+        central = ensembled if self.method.evaluated_model == "ensemble" else self.responses(self.test.inputs)
         return Outputs(central, own, marked, ensembled)
 
     def _own(self, nodes: Sequence[Node], shared: bool = True) -> dict[str, torch.Tensor]:
@@ -164,7 +166,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
         for node in teachers:
             if node.name not in answered:
                 answered[node.name] = float32_outputs(node.model, inputs, self.compute)
-        parts, size = [], at_once(inputs)
+        parts, size = [], inference_batch_size(inputs)
         with torch.no_grad(), self.compute.in_float32():
             for start in range(0, len(inputs), size):
                 rows = slice(start, start + size)
@@ -173,7 +175,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 if not isinstance(told, Mapping):
                     allowed = "answers by name, as {'logits': (K, B, C)}"
                     raise ArgumentError(f"look of {self.method.title}", type(told).__name__, allowed)
-                part = self.server.ensemble(self._heard(teachers, told))
+                part = self.server.ensemble_responses(self._heard(teachers, told))
                 if part is None:
                     return None
                 parts.append(part)

@@ -22,7 +22,13 @@ from fedstill.node.gate import Gate
 from fedstill.node.network_setup import check_local_batch
 from fedstill.node.node import Node
 from fedstill.node.node_group import architecture_key as kind_of
-from fedstill.node.protection import check_priced, prepare, protect, unit_notes, wanted
+from fedstill.node.protection import (
+    needs_mechanism,
+    prepare_uncharged,
+    protect,
+    require_unchanged_data,
+    unit_notes,
+)
 from fedstill.privacy.config import NoPrivacy
 from fedstill.protocol.method import build_node_side
 from fedstill.protocol.queries import NodeSetting
@@ -66,7 +72,7 @@ class PreparedSimulation(Run, ABC):
             )
         ]
         for node in self.nodes:
-            node.gate.outputs = self.task.output_shape(self.shape)
+            node.gate.output_shape = self.task.output_shape(self.shape)
         student = kind_of(self.student)
         check_networks(
             self.method.title,
@@ -76,7 +82,7 @@ class PreparedSimulation(Run, ABC):
         )
         networks = {f"model of {node.name}": node.model for node in self.nodes}
         self.check_batches({"student": self.student, **networks})
-        learning = networks if self.method.learns else {}
+        learning = networks if self.method.trains_models else {}
         central = {} if setting.mark is None else {"centralized model": setting.mark}
         for whose, model in {**learning, **central}.items():
             check_local_batch(model, setting.local, self.shape, self.task.form, f"the {whose}")
@@ -98,21 +104,21 @@ class PreparedSimulation(Run, ABC):
             raise ArgumentError("local.optimizer", setting.local.optimizer, expected)
         self.notes += [*self.side.notes, *unit_notes([node.data for node in self.nodes], privacies)]
         for node, privacy in zip(self.nodes, privacies, strict=True):
-            if wanted(privacy):
+            if needs_mechanism(privacy):
                 key = self.secret(node.name)
                 protect(node, privacy, self.side, self.method, self.at_nodes, secret=key)
         self.learners = [learner for node in self.nodes for learner in node.learners]
-        prepare(self.side, self.nodes)
+        prepare_uncharged(self.side, self.nodes)
         learned = {
             node.name: node.data for node in self.nodes
         }  # public data among it, where these have labels
         self.evaluation = Evaluation(self.task, self.test, self.compute, setting.seed, learned)
         for node in self.nodes:
-            check_priced(node)
+            require_unchanged_data(node)
             for module in node.modules.values():
                 self.compute.place(module)
         if self.side.initial_training is not None:
-            local_training.prepare(self.learners, setting.local)
+            local_training.make_optimizers(self.learners, setting.local)
         # Would every node answer what the method asks, and do the options go with task, student and public
         # data? The server itself knows, so one is made and let go.
         with seeded(setting.seed, "trial server"):

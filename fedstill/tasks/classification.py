@@ -1,11 +1,10 @@
-"""Figures of one class an input, from probabilities and true classes; and those that may lead, over many
-weightings of the inputs at once, for intervals.
+"""Classification with one class per input: metrics, and the tasks for images, texts and rows of a table.
 
-Classes that no input is of have no recall and no AUC, and are left out of means over classes. All is in
-percent; what cannot be said (no class with inputs of both kinds, a probability that is no number) is NaN.
-
-One label an image, a text or a row of a table, and what all tasks share whose outputs are logits of
-classes that exclude each other, one or one a pixel.
+:class:`SoftmaxTask` is the base of all tasks whose outputs are logits of mutually exclusive classes, one
+class per input or one per pixel. The metric functions take probabilities and true classes and return
+percentages. :func:`weighted_metric` evaluates a metric under many weightings of the inputs at once, for
+confidence intervals. Classes without inputs have no recall and no AUC and are left out of means over classes.
+An undefined metric is NaN, for example if a probability is NaN or if only one class is present.
 """
 
 from __future__ import annotations
@@ -28,19 +27,21 @@ from fedstill.tasks.task import Metric, Task
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 PrimaryMetric = Literal["accuracy", "balanced_accuracy", "macro_f1", "auc", "auprc"]
-RANKING_METRICS = ("auc", "auprc")  # figures of how inputs are ranked: any scores will do
-CALIBRATION_BINS = (
-    15  # of confidence, as in Guo et al., "On Calibration of Modern Neural Networks", ICML 2017
-)
-IMBALANCE_FACTOR = 1.5  # times its even share that a class has, or has less than an even share over
-MAX_CONFUSION_CLASSES = 30  # a larger confusion matrix is no table for people
+RANKING_METRICS = ("auc", "auprc")  # depend on the order of scores only
+CALIBRATION_BINS = 15  # as in Guo et al., "On Calibration of Modern Neural Networks", ICML 2017
+IMBALANCE_FACTOR = 1.5  # classes are uneven if a share is this many times larger or smaller than 1 / C
+MAX_CONFUSION_CLASSES = 30  # a larger confusion matrix is not readable
 
 
-# --- metrics ---
+# --- metrics ---------------------------------------------------------------------------------------------
 
 
 def accuracy(p: Floats, true: Ints) -> float:
-    """The share of inputs whose most probable class is the true one: ``p`` (N, C), ``true`` (N,).
+    """Return the percentage of inputs whose most probable class is the true class.
+
+    Args:
+        p: probabilities, ``(N, C)``.
+        true: true classes, ``(N,)``.
 
     >>> accuracy(np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 0]))
     50.0
@@ -51,7 +52,7 @@ def accuracy(p: Floats, true: Ints) -> float:
 
 
 def balanced_accuracy(p: Floats, true: Ints) -> float:
-    """The mean over classes of the share of a class's inputs that are taken for it."""
+    """Return the mean over classes of the recall of each class."""
     if np.isnan(p).any():
         return math.nan
     hit = p.argmax(1) == true
@@ -59,33 +60,36 @@ def balanced_accuracy(p: Floats, true: Ints) -> float:
 
 
 def macro_f1(p: Floats, true: Ints) -> float:
-    """The mean of F1 over the classes that are there or predicted."""
+    """Return the mean F1 score over the classes that are present or predicted."""
     return float(weighted_metric("macro_f1", p, true, np.ones((1, len(true))))[0])
 
 
 def auc(p: Floats, true: Ints) -> float:
-    """The area under the ROC curve of each class against the rest, the mean over classes."""
-    return _area_under_curve("auc", p, true)
+    """Return the area under the ROC curve of each class against the rest, averaged over classes."""
+    return _unweighted_metric("auc", p, true)
 
 
 def auprc(p: Floats, true: Ints) -> float:
-    """Average precision of each class against the rest, the mean over classes; of two the second's."""
-    return _area_under_curve("auprc", p, true)
+    """Return the average precision of each class against the rest, averaged over classes.
+
+    With two classes it is the average precision of the second class.
+    """
+    return _unweighted_metric("auprc", p, true)
 
 
 def ece(p: Floats, true: Ints) -> float:
-    """Expected calibration error: how far confidence is from accuracy, the mean over bins of confidence, each
-    weighed by its inputs (Guo et al. 2017, Eq. 3).
+    """Return the expected calibration error (Guo et al. 2017, Eq. 3).
+
+    It is the mean absolute difference between confidence and accuracy over bins of confidence, weighted by
+    the number of inputs in each bin.
 
     >>> round(ece(np.array([[0.8, 0.2], [0.8, 0.2]]), np.array([0, 1])), 4)
     30.0
     """
     if np.isnan(p).any():
         return math.nan
-    apart = (
-        each["examples"] * abs(each["accuracy"] - each["confidence"]) for each in calibration_curve(p, true)
-    )
-    return sum(apart) / len(true)
+    bins = calibration_curve(p, true)
+    return sum(bin["examples"] * abs(bin["accuracy"] - bin["confidence"]) for bin in bins) / len(true)
 
 
 METRIC_FUNCTIONS: Mapping[str, Callable[[Floats, Ints], float]] = {
@@ -98,13 +102,14 @@ METRIC_FUNCTIONS: Mapping[str, Callable[[Floats, Ints], float]] = {
 }
 
 
-def _area_under_curve(metric: str, p: Floats, true: Ints) -> float:
-    """An area under a curve where each input counts once."""
+def _unweighted_metric(metric: str, p: Floats, true: Ints) -> float:
     return float(weighted_metric(metric, p, true, np.ones((1, len(true))))[0])
 
 
 def confusion_counts(p: Floats, true: Ints) -> list[list[int]]:
-    """How many inputs of each class (rows) are taken for each class (columns): C lists of C."""
+    """Return the confusion matrix as C lists of C counts: true classes in rows, predicted classes in
+    columns.
+    """
     from sklearn.metrics import confusion_matrix
 
     counts: list[list[int]] = confusion_matrix(true, p.argmax(1), labels=range(p.shape[1])).tolist()
@@ -112,33 +117,35 @@ def confusion_counts(p: Floats, true: Ints) -> list[list[int]]:
 
 
 def calibration_curve(p: Floats, true: Ints) -> list[dict[str, float]]:
-    """The reliability curve: of each bin of confidence that holds inputs the mean confidence and the accuracy
-    in percent, and how many it holds."""
+    """Return the reliability curve: one entry per non-empty bin of confidence.
+
+    Each entry has the mean confidence and the accuracy in percent, and the number of examples.
+    """
     if np.isnan(p).any():
         return []
-    sure, hit = p.max(1), p.argmax(1) == true
-    bins = np.clip(np.ceil(sure * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
+    confidence, correct = p.max(1), p.argmax(1) == true
+    bins = np.clip(np.ceil(confidence * CALIBRATION_BINS).astype(int) - 1, 0, CALIBRATION_BINS - 1)
     return [
         {
-            "confidence": 100.0 * float(sure[bins == place].mean()),
-            "accuracy": 100.0 * float(hit[bins == place].mean()),
-            "examples": int((bins == place).sum()),
+            "confidence": 100.0 * float(confidence[bins == index].mean()),
+            "accuracy": 100.0 * float(correct[bins == index].mean()),
+            "examples": int((bins == index).sum()),
         }
-        for place in np.unique(bins)
+        for index in np.unique(bins)
     ]
 
 
-# --- metrics under many weightings ---
+# --- metrics under many weightings -------------------------------------------------------------------------
 
 
 def weighted_metric(metric: str, p: Floats, true: Ints, weights: Floats) -> Floats:
-    """A figure where inputs count several times or not at all, for each of R weightings: ``(R,)``.
+    """Return a metric under each of R weightings of the inputs, ``(R,)``.
 
     Args:
-        metric: a key of :data:`METRIC_FUNCTIONS`, but not ece.
-        p, true: ``(N, C)`` and ``(N,)``; for :data:`RANKING_METRICS` any scores in the order of
-            probabilities.
-        weights: how often each input counts, ``(R, N)``.
+        metric: a key of :data:`METRIC_FUNCTIONS` other than ``"ece"``.
+        p: probabilities ``(N, C)``. For :data:`RANKING_METRICS` any scores in the same order.
+        true: true classes, ``(N,)``.
+        weights: number of times that each input counts, ``(R, N)``.
     """
     classes = p.shape[1]
     if np.isnan(p).any():
@@ -154,8 +161,8 @@ def weighted_metric(metric: str, p: Floats, true: Ints, weights: Floats) -> Floa
     guess = p.argmax(1)
     hit = (guess == true).astype(float)
     if metric == "accuracy":
-        told: Floats = 100.0 * (weights @ hit) / weights.sum(1)
-        return told
+        values: Floats = 100.0 * (weights @ hit) / weights.sum(1)
+        return values
     is_true = np.eye(classes)[true]  # (N, C)
     right, there = weights @ (is_true * hit[:, None]), weights @ is_true  # (R, C)
     if metric == "balanced_accuracy":
@@ -166,96 +173,112 @@ def weighted_metric(metric: str, p: Floats, true: Ints, weights: Floats) -> Floa
 def areas_under_curve(
     metric: str, scores: Floats, positive: npt.NDArray[np.bool_], weights: Floats
 ) -> Floats:
-    """The area under the ROC curve, or average precision, of each of M rows: classes, or weightings of one.
+    """Return the area under the ROC curve, or the average precision, of each of M rows.
+
+    A row is one class, or one weighting of a class.
 
     Args:
-        metric: ``auc`` or ``auprc``.
-        scores, positive: ``(M, N)``, or ``(1, N)`` for all rows; inputs of equal score are taken together.
-        weights: the same.
+        metric: ``"auc"`` or ``"auprc"``.
+        scores: scores, ``(M, N)``, or ``(1, N)`` for all rows. Inputs with equal scores are tied.
+        positive: whether each input belongs to the class, ``(M, N)`` or ``(1, N)``.
+        weights: number of times that each input counts, ``(M, N)`` or ``(1, N)``.
 
-    >>> areas_under_curve("auc", np.array([[0.9, 0.5, 0.5]]), np.array([[True, True, False]]), np.ones((1, 3)))
+    >>> positive = np.array([[True, True, False]])
+    >>> areas_under_curve("auc", np.array([[0.9, 0.5, 0.5]]), positive, np.ones((1, 3)))
     array([0.75])
     """
     order = np.argsort(-scores, axis=1)  # highest first
     ranked = np.take_along_axis(scores, order, 1)
-    place = np.broadcast_to(np.arange(scores.shape[1]), scores.shape).copy()
-    place[:, :-1][ranked[:, :-1] == ranked[:, 1:]] = scores.shape[1]  # but the last of equal scores
-    end = np.minimum.accumulate(place[:, ::-1], axis=1)[:, ::-1]  # the last one of an input's score
-    whole = np.take_along_axis(weights, order, 1)  # (M, N), as all below
-    yes = whole * np.take_along_axis(positive, order, 1)
-    no = whole - yes
-    above, wrong = (np.take_along_axis(rows.cumsum(1), end, 1) for rows in (yes, no))  # this score or higher
+    last = np.broadcast_to(np.arange(scores.shape[1]), scores.shape).copy()
+    last[:, :-1][ranked[:, :-1] == ranked[:, 1:]] = scores.shape[1]  # keep the last of equal scores only
+    end = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]  # last position with the same score
+    total = np.take_along_axis(weights, order, 1)  # (M, N), as all below
+    yes = total * np.take_along_axis(positive, order, 1)
+    no = total - yes
+    # Weights of positive and negative inputs with this score or a higher one.
+    true_above, false_above = (np.take_along_axis(rows.cumsum(1), end, 1) for rows in (yes, no))
     if metric == "auc":
         pairs = yes.sum(1) * no.sum(1)
-        # The first sum has all pairs in order, the second all of the others, and both have those that tie.
-        return _ratio(((no * above).sum(1) - (yes * wrong).sum(1) + pairs) / 2, pairs)
-    precision = np.nan_to_num(_ratio(above, above + wrong))
+        # The first sum counts ordered pairs, the second the others; tied pairs are in both.
+        return _ratio(((no * true_above).sum(1) - (yes * false_above).sum(1) + pairs) / 2, pairs)
+    precision = np.nan_to_num(_ratio(true_above, true_above + false_above))
     both = no.sum(1) > 0
     return np.where(both, _ratio((yes * precision).sum(1), yes.sum(1)), math.nan)
 
 
 def mean_over_classes(by_class: Floats) -> Floats:
-    """The mean over classes that can be said: ``(R, C)`` to ``(R,)``."""
+    """Return the mean over classes with a known value: ``(R, C)`` to ``(R,)``."""
     known = ~np.isnan(by_class)
     return _ratio(np.where(known, by_class, 0.0).sum(1), known.sum(1).astype(float))
 
 
-def _ratio(part: Floats, whole: Floats) -> Floats:
-    return np.divide(part, whole, out=np.full_like(part, math.nan), where=whole > 0)
+def _ratio(part: Floats, total: Floats) -> Floats:
+    return np.divide(part, total, out=np.full_like(part, math.nan), where=total > 0)
 
 
-# --- tasks ---
+# --- tasks -----------------------------------------------------------------------------------------------
 
 
 class SoftmaxTask(Task):
-    """Logits ``(B, C, ...)``, of which a softmax over C is a distribution; further axes are like examples."""
+    """Base of tasks whose outputs are logits ``(B, C, ...)`` of mutually exclusive classes.
+
+    Axes after C, such as the pixels of a map, are averaged like further examples.
+    """
 
     def confidence_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """L_conf, FedIOD Eq. 3."""
+        """Return L_conf, FedIOD Eq. 3."""
         return formulas.mean_entropy(responses, pi)
 
     def uniqueness_loss(self, responses: torch.Tensor, pi: torch.Tensor) -> torch.Tensor:
-        """L_unique, FedIOD Eq. 5."""
+        """Return L_unique, FedIOD Eq. 5."""
         return -formulas.js_divergence(responses, pi)
 
     def balance_loss(self, ensembled: torch.Tensor) -> torch.Tensor:
-        """Negative entropy of the batch's mean class distribution: lowest when no class is rare.
+        """Return the negative entropy of the batch's mean class distribution, lowest if no class is rare.
 
-        0 where inputs are made from label maps, which settle how often each class is met.
+        It is 0 if inputs are generated from label maps, because the maps determine the class frequencies.
         """
         if self.condition_channels:
             return ensembled.new_zeros(())
         return -formulas.entropy_from_probs(ensembled.softmax(1).mean(0), 0)
 
     def normalize_outputs(self, responses: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities."""
+        """Return log-probabilities."""
         return responses.log_softmax(2)
 
     def mix_outputs(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of the weighted mean of probabilities."""
+        """Return the logarithm of the weighted mean of probabilities."""
         return formulas.log_mixture(responses.log_softmax(2), weights)
 
     def consensus(self, responses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities, :func:`fedstill.tasks.formulas.consensus`, pixel by pixel for maps."""
+        """Return the log-probabilities of :func:`fedstill.tasks.formulas.consensus`, pixel by pixel for
+        maps.
+        """
         return formulas.consensus(responses.log_softmax(2), weights)
 
     def expertise(self, ensembled: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The importance weights, averaged over the classes as the ensemble predicts them."""
+        """Return the importance weights averaged over the classes that the ensemble predicts, ``(K, B)``."""
         q = ensembled.softmax(1).flatten(2).mean(2) if ensembled.ndim > 2 else ensembled.softmax(1)  # (B, C)
         share = (weights * q).sum(2)  # (K, B)
         return share / share.sum(0, keepdim=True).clamp_min(1e-30)
 
     def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
-        """How far the student is from the ensemble, FedIOD Eq. 6 and 10; of maps the mean over pixels."""
+        """Return the distance between student and ensemble, FedIOD Eq. 6 and 10, averaged over the pixels of
+        maps.
+        """
         return formulas.distillation_loss(student, target, tau)
 
 
 class Classification(SoftmaxTask):
-    """Single-label classification of images: outputs are logits ``(B, classes)``.
+    """Classification of images with one class each. Outputs are logits ``(B, C)``.
 
     Args:
         classes: C.
-        metric: the key of the figure that models are judged by; it comes first, the others as they stand.
+        metric: key of the primary metric, which becomes the first of :attr:`metrics`.
+
+    Example:
+        >>> Classification(2, metric="auc").metrics[0].title
+        'AUC'
     """
 
     name = "classification"
@@ -271,12 +294,15 @@ class Classification(SoftmaxTask):
 
     def __init__(self, classes: int, metric: PrimaryMetric = "accuracy") -> None:
         super().__init__(classes)
-        self.metrics = tuple(sorted(self.metrics, key=lambda each: each.key != metric))
+        self.metrics = tuple(sorted(self.metrics, key=lambda candidate: candidate.key != metric))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Cross-entropy of G models on G batches: ``(G, B, C)`` and ``(G, B)`` to ``(G,)``.
+        """Return the mean cross-entropy of G models: ``(G, B, C)`` and ``(G, B)`` to ``(G,)``.
 
-        ``smoothing`` is the share of the target that is spread evenly over all classes.
+        Args:
+            outputs: logits, ``(G, B, C)``.
+            targets: true classes, ``(G, B)``.
+            smoothing: share of the target that is spread evenly over all classes, from 0 to 1.
         """
         each = F.cross_entropy(
             outputs.flatten(0, 1), targets.flatten(0, 1), reduction="none", label_smoothing=smoothing
@@ -284,7 +310,7 @@ class Classification(SoftmaxTask):
         return each.view(len(outputs), -1).mean(1)
 
     def counts(self, data: TensorData) -> torch.Tensor:
-        """How many examples of each class: ``(C,)`` float32."""
+        """Return the number of examples of each class, ``(C,)`` float32."""
         return torch.bincount(data.targets.flatten(), minlength=self.classes).float()
 
     # --- evaluation ---
@@ -292,46 +318,48 @@ class Classification(SoftmaxTask):
     def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
-        """In percent, as :mod:`fedstill.tasks.classification`; each example counts by itself."""
+        """Return all metrics in percent. Cases are ignored: each example counts once."""
         (p, true), odds = _probabilities_and_classes(outputs, targets), _log_odds(outputs)
-        of, ranked = METRIC_FUNCTIONS, RANKING_METRICS
-        return {each.key: of[each.key](odds if each.key in ranked else p, true) for each in self.metrics}
+        return {
+            metric.key: METRIC_FUNCTIONS[metric.key](odds if metric.key in RANKING_METRICS else p, true)
+            for metric in self.metrics
+        }
 
     def compute_primary_metric(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> float:
         """See :meth:`Task.compute_primary_metric`."""
-        return METRIC_FUNCTIONS[self.metric](*self._leading(outputs, targets))
+        return METRIC_FUNCTIONS[self.metric](*self._primary_scores(outputs, targets))
 
     def bootstrap_metric(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None, weights: Floats
     ) -> Floats:
         """See :meth:`Task.bootstrap_metric`."""
-        return weighted_metric(self.metric, *self._leading(outputs, targets), weights)
+        return weighted_metric(self.metric, *self._primary_scores(outputs, targets), weights)
 
-    def _leading(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
-        """What the leading figure is of."""
+    def _primary_scores(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
+        """Return the scores from which the primary metric is computed, and the true classes."""
         p, true = _probabilities_and_classes(outputs, targets)
         return (_log_odds(outputs) if self.metric in RANKING_METRICS else p), true
 
     def prior_outputs(self, targets: torch.Tensor) -> torch.Tensor:
-        """Log-shares of the classes in ``targets``, for every input: the majority guess, ``(N, C)``."""
+        """Return the log-frequencies of the classes in ``targets`` for every input, ``(N, C)``."""
         counts = torch.bincount(targets.flatten(), minlength=self.classes).double()
         return (counts / counts.sum()).log().expand(len(targets), -1)
 
     def extra_results(self, outputs: torch.Tensor, targets: torch.Tensor) -> Mapping[str, Any]:
-        """The confusion matrix, of no more than :data:`MAX_CONFUSION_CLASSES` classes, and the reliability
+        """Return the confusion matrix, for up to :data:`MAX_CONFUSION_CLASSES` classes, and the reliability
         curve.
         """
         p, true = _probabilities_and_classes(outputs, targets)
-        few = self.classes <= MAX_CONFUSION_CLASSES
+        readable = self.classes <= MAX_CONFUSION_CLASSES
         return {
-            "confusion": confusion_counts(p, true) if few else None,
+            "confusion": confusion_counts(p, true) if readable else None,
             "calibration": calibration_curve(p, true),
         }
 
     def metric_advice(self, targets: torch.Tensor, names: tuple[str, ...]) -> str | None:
-        """Another figure to be judged by, where classes are uneven and accuracy leads."""
+        """Return a warning if the primary metric is accuracy and the classes are uneven, or None."""
         counts = torch.bincount(targets.flatten().cpu(), minlength=self.classes)
         shares = counts.double() / len(targets)
         most, least, even = int(shares.argmax()), int(shares.argmin()), 1 / self.classes
@@ -341,44 +369,47 @@ class Classification(SoftmaxTask):
             return None
         return (
             f"test classes are uneven: {names[most]} is {shares[most]:.1%} of the examples and "
-            f"{names[least]} {shares[least]:.1%}, where an even share is {even:.1%}; accuracy tells little "
-            "of rare classes, so consider task.metric = auc or balanced_accuracy"
+            f"{names[least]} {shares[least]:.1%}, where an even share is {even:.1%}; accuracy says little "
+            "about rare classes, so consider task.metric = auc or balanced_accuracy"
         )
 
 
 def _probabilities_and_classes(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Floats, Ints]:
-    """Probabilities of logits, and true classes."""
-    logits = outputs.detach().cpu().double().clamp(-1e300, 1e300)  # of infinity there is no softmax
+    logits = outputs.detach().cpu().double().clamp(-1e300, 1e300)  # the softmax of infinity is NaN
     return logits.softmax(1).numpy(), targets.cpu().numpy()
 
 
 def _log_odds(outputs: torch.Tensor) -> Floats:
-    """Log-odds of each class against all others, ``(N, C)``: in the order of probabilities, and of those that
-    are 1 to the last digit, too."""
+    """Return the log-odds of each class against all others, ``(N, C)``.
+
+    Their order is that of the probabilities, and they also differ where probabilities round to 1.
+    """
     logits = outputs.detach().cpu().double().clamp(-1e300, 1e300)
     best, top = logits.max(1, keepdim=True)
     logits = logits - best
     log_p = logits.log_softmax(1)
     rest = logits.scatter(1, top, -math.inf).logsumexp(1, keepdim=True)
     odds: Floats = (log_p - torch.log1p(-log_p.exp())).scatter(1, top, -rest).numpy()
-    return odds.clip(-1e12, 1e12).round(10)  # the same odds may be computed in two orders, and are to tie
+    return odds.clip(-1e12, 1e12).round(10)  # rounding makes odds tie that were computed in two orders
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(TaskConfig):
-    """One label an image."""
+    """Options of classification of images."""
 
     task_class = Classification
 
     metric: PrimaryMetric = "accuracy"
-    """The figure that models are judged by, which leads in tables, drawings and comparisons; the others stand
-    beside it. Where classes are uneven, auc or balanced_accuracy says more than accuracy."""
+    """Primary metric: ranks models and comes first in tables and figures. For uneven classes, auc and
+    balanced_accuracy say more than accuracy."""
 
 
 class TextClassification(Classification):
-    """Single-label classification of texts ``(B, L)`` int64, 0 for padding; outputs are logits ``(B, C)``.
+    """Classification of texts ``(B, L)`` int64, padded with 0. Outputs are logits ``(B, C)``.
 
-    What is learned of a text is what is learned of an image; only what an input is differs.
+    Example:
+        >>> TextClassification(2).form
+        'texts'
     """
 
     name = "text"
@@ -387,13 +418,13 @@ class TextClassification(Classification):
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(ClassificationConfig):
-    """One label a text."""
+    """Options of classification of texts."""
 
     task_class = TextClassification
 
 
 class TabularClassification(Classification):
-    """Single-label classification of rows of a table ``(B, F)``; outputs are logits ``(B, C)``."""
+    """Classification of rows of a table ``(B, F)``. Outputs are logits ``(B, C)``."""
 
     name = "tabular"
     form = "rows"
@@ -401,6 +432,6 @@ class TabularClassification(Classification):
 
 @dataclass(frozen=True, kw_only=True)
 class TabularConfig(TaskConfig):
-    """One label a row of a table."""
+    """Options of classification of rows of a table."""
 
     task_class = TabularClassification

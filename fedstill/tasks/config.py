@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, get_args
 from fedstill.core.registry import Registered, Registry
 from fedstill.tasks.task import Metric, TargetKind, Task
 
-# Form of a data set's examples: the targets of images, or "texts", or rows of a table with a class ("rows"), a
-# number ("values") or a time until an event ("times"), or images with separate objects ("instances").
+# Form of a data set's examples: the targets of images, or "texts", or rows of a table with a class ("rows"),
+# a number ("values") or a time until an event ("times"), or images with separate objects ("instances").
 Targets = Literal["class", "labels", "map", "image", "instances", "texts", "rows", "values", "times"]
 
 
@@ -42,7 +42,8 @@ class TaskConfig(Registered):
         if not (isinstance(task_class, type) and issubclass(task_class, Task)):
             return "one with task_class: ClassVar[type[Task]], the class of its task"
         if isabstract(task_class):
-            return f"one whose {task_class.__name__} also has {', '.join(sorted(task_class.__abstractmethods__))}"
+            missing = ", ".join(sorted(task_class.__abstractmethods__))
+            return f"one whose {task_class.__name__} also has {missing}"
         metrics = getattr(task_class, "metrics", ())
         if not metrics or not all(isinstance(metric, Metric) for metric in metrics):
             return f"one whose {task_class.__name__} has metrics, a tuple of Metric"

@@ -1,18 +1,13 @@
-"""Objects as classes of pixels, and back: background, the inside of an object, its contour.
+"""Instance segmentation: objects that may touch, such as nuclei under the microscope.
 
-A network that says a class for each pixel tells objects that touch apart by the contour between them (Chen
-et al. 2016): what is inside falls into pieces, one an object, and each grows back into its contour.
+A network classifies each pixel as background, inside or contour, so touching objects are separated by their
+contour (Chen et al. 2016). Connected inside pixels form an object, which then grows back into its contour.
+Metrics are computed on whole images, into which overlapping patches are stitched.
 
-How well objects are told apart: object-level Dice, AJI, panoptic quality.
-
-Objects come as maps ``(H, W)`` of whole numbers: 0 is background, pixels of one number are one object (in
-one piece or not), and which numbers they are does not matter, if none is huge. Everything
-follows from how many pixels each true and each predicted object have in common, so that is counted once
-(:func:`count_overlaps`). All three figures are from 0 to 1, with 1 where there is no object and none is
-found, and 0 where only one side has any.
-
-Objects that touch, each by itself: nuclei under the microscope, judged by whole pictures that patches are
-put back into.
+Objects are integer maps ``(H, W)``: 0 is background, pixels with one number are one object, in one piece or
+not. The numbers are arbitrary but should not be huge. Object-level Dice, AJI and panoptic quality follow from
+the number of pixels that each true and each predicted object have in common, which :func:`count_overlaps`
+counts once. They lie in 0..1, with 1 if neither side has an object and 0 if only one side has any.
 """
 
 from __future__ import annotations
@@ -40,55 +35,52 @@ Objects = npt.NDArray[np.int32]  # (H, W), 0 where there is none
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 BACKGROUND, INSIDE, CONTOUR = 0, 1, 2
-# Pixels of contour on each side of where two objects touch. With 1, what a network that is not sharp thinks
-# inside runs together: MoNuSeg's true classes blurred by 2 pixels give an AJI of 0.75 with 1, 0.96 with 2.
+# Contour pixels on each side of the border between touching objects. With 1, blurred predictions merge
+# objects: MoNuSeg's true classes blurred by 2 pixels give an AJI of 0.75 with 1, 0.96 with 2.
 CONTOUR_WIDTH = 2
-THRESHOLD = 0.5  # a probability above which a pixel is inside, or of an object at all
-MATCH_JACCARD = 0.5  # a Jaccard index above which a predicted object is the true one; no two can be above it
-CLASS_WEIGHTS = (1.0, 1.0, 2.0)  # of background, inside and contour, which is thin and tells objects apart
+THRESHOLD = 0.5  # probability above which a pixel is inside, or part of an object
+MATCH_JACCARD = 0.5  # above this Jaccard index objects match; at most one pair can
+CLASS_WEIGHTS = (1.0, 1.0, 2.0)  # of background, inside and contour, which is thin but separates objects
 MIN_OBJECT_PIXELS = 20  # pixels
 
 
-# --- objects and pixel classes ---
+# --- objects and pixel classes ---------------------------------------------------------------------------
 
 
 def classes_from_objects(instances: Labels) -> npt.NDArray[np.uint8]:
-    """Class of each pixel of a map of objects: ``(H, W)`` to ``(H, W)``.
+    """Return the class of each pixel of an object map: ``(H, W)`` to ``(H, W)`` uint8.
 
-    The contour is the two outermost pixels of an object, but not where the picture ends. An object that this
-    would leave nothing inside has a thinner contour, or none.
+    The contour is the outermost two pixels of an object, except at the image border. Objects that would have
+    no inside left get a thinner contour, or none.
 
     >>> classes_from_objects(np.array([[0, 3, 3, 3, 3, 3, 5, 5]]))[0].tolist()
     [0, 2, 2, 1, 2, 2, 2, 1]
     """
     core = instances
     for _ in range(CONTOUR_WIDTH):
-        peeled = np.where(_touches_other_label(core), 0, core)
-        lost = np.bincount(peeled.ravel(), minlength=int(core.max(initial=0)) + 1) == 0
-        core = np.where(lost[core], core, peeled)
+        eroded = np.where(_touches_other_label(core), 0, core)
+        vanished = np.bincount(eroded.ravel(), minlength=int(core.max(initial=0)) + 1) == 0
+        core = np.where(vanished[core], core, eroded)
     classes = np.where(core > 0, INSIDE, CONTOUR)
     return np.where(instances > 0, classes, BACKGROUND).astype(np.uint8)
 
 
 def _touches_other_label(labels: Labels) -> npt.NDArray[np.bool_]:
-    """Pixels with one of their four neighbors of another number."""
+    """Return the pixels with a different label among their four neighbors."""
     from scipy import ndimage
 
-    around = {"footprint": ndimage.generate_binary_structure(2, 1), "mode": "nearest"}
-    beside: npt.NDArray[np.bool_] = ndimage.maximum_filter(labels, **around) != ndimage.minimum_filter(
-        labels, **around
-    )
-    return beside
+    options = {"footprint": ndimage.generate_binary_structure(2, 1), "mode": "nearest"}
+    largest, smallest = ndimage.maximum_filter(labels, **options), ndimage.minimum_filter(labels, **options)
+    differs: npt.NDArray[np.bool_] = largest != smallest
+    return differs
 
 
 def objects_from_probs(probabilities: npt.NDArray[np.floating], smallest: int) -> npt.NDArray[np.int32]:
-    """The objects that a network sees in probabilities ``(3, H, W)``: ``(H, W)``, numbered from 1 as first
-    read.
+    """Return the objects in class probabilities ``(3, H, W)``: ``(H, W)``, numbered from 1 in reading order.
 
-    Pixels inside with more than one half are joined with their eight neighbors, each piece is an object and
-    grows, a pixel at a time, into what is not background with more than one half; where two meet, the later
-    number takes the pixel. It grows twice as far as a true contour is thick. Objects of fewer pixels than
-    ``smallest``, once grown, are taken for noise.
+    Inside pixels with a probability above 1/2 are connected with their eight neighbors into objects. Objects
+    grow pixel by pixel into foreground pixels, up to twice the contour width. Where two meet, the higher
+    number takes the pixel. Grown objects with fewer pixels than ``smallest`` are noise and dropped.
     """
     from scipy import ndimage
 
@@ -98,144 +90,152 @@ def objects_from_probs(probabilities: npt.NDArray[np.floating], smallest: int) -
     keep = np.bincount(grown.ravel(), minlength=count + 1) >= smallest
     keep[0] = False
     numbers = np.where(keep, np.cumsum(keep), 0).astype(np.int32)
-    kept: npt.NDArray[np.int32] = numbers[grown]
-    return kept
+    objects: npt.NDArray[np.int32] = numbers[grown]
+    return objects
 
 
 def grow_objects(
-    objects: npt.NDArray[np.int32], where: npt.NDArray[np.bool_], steps: int
+    objects: npt.NDArray[np.int32], mask: npt.NDArray[np.bool_], steps: int
 ) -> npt.NDArray[np.int32]:
-    """Objects ``(H, W)`` grown by ``steps`` pixels in four directions, over free pixels of ``where`` only."""
+    """Return objects ``(H, W)`` grown by ``steps`` pixels in four directions, into free pixels of ``mask``
+    only.
+    """
     from scipy import ndimage
 
-    around = ndimage.generate_binary_structure(2, 1)
+    footprint = ndimage.generate_binary_structure(2, 1)
     for _ in range(steps):
-        largest = ndimage.maximum_filter(objects, footprint=around, mode="nearest")
-        objects = np.where(where & (objects == 0), largest, objects)
+        largest = ndimage.maximum_filter(objects, footprint=footprint, mode="nearest")
+        objects = np.where(mask & (objects == 0), largest, objects)
     return objects
 
 
 def objects_from_classes(classes: Labels) -> npt.NDArray[np.int32]:
-    """The objects of a map of classes ``(H, W)``, where nothing tells which they truly are.
-
-    As :func:`objects_from_probs` with each class certain, and none too small.
+    """Return the objects of a class map ``(H, W)``: :func:`objects_from_probs` with certain classes, and no
+    minimum size.
     """
     certain = np.stack([classes == kind for kind in (BACKGROUND, INSIDE, CONTOUR)]).astype(np.float32)
     return objects_from_probs(certain, 0)
 
 
-# --- object metrics ---
+# --- object metrics --------------------------------------------------------------------------------------
 
 
 class ObjectOverlaps(NamedTuple):
-    """What n true and m predicted objects have in common. Pairs without a common pixel are left out."""
+    """Sizes of n true and m predicted objects, and the P pairs of them with common pixels."""
 
-    true: Counts  # (n,) pixels of each true object
-    predicted: Counts  # (m,)
-    i: Counts  # (P,) which true object
-    j: Counts  # (P,) and which predicted one
-    both: Counts  # (P,) have so many pixels in common, 1 or more
+    true_sizes: Counts  # (n,) pixels of each true object
+    predicted_sizes: Counts  # (m,) pixels of each predicted object
+    i: Counts  # (P,) index of the true object of each pair
+    j: Counts  # (P,) index of the predicted object of each pair
+    common: Counts  # (P,) pixels in common, 1 or more
 
     @property
     def union(self) -> Counts:
         """Pixels of either object of each pair, ``(P,)``."""
-        return self.true[self.i] + self.predicted[self.j] - self.both
+        return self.true_sizes[self.i] + self.predicted_sizes[self.j] - self.common
 
     @property
     def jaccard(self) -> Floats:
-        """Of each pair, ``(P,)``, above 0."""
-        return self.both / self.union
+        """Jaccard index of each pair, ``(P,)``, above 0."""
+        return self.common / self.union
 
 
 def count_overlaps(prediction: Labels, truth: Labels) -> ObjectOverlaps:
-    """Count the pixels that objects of two maps ``(H, W)`` have in common.
+    """Return the sizes of the objects in two maps ``(H, W)`` and the pixels that they have in common.
 
-    >>> count_overlaps(np.array([[1, 1, 0]]), np.array([[7, 0, 7]])).both.tolist()
+    >>> count_overlaps(np.array([[1, 1, 0]]), np.array([[7, 0, 7]])).common.tolist()
     [1]
     """
     true, i = _renumber_objects(truth)  # (n + 1,), (H * W,)
     predicted, j = _renumber_objects(prediction)
-    common = (i > 0) & (j > 0)
-    # A number for each pair, as there may be many objects but only few pairs of them touch.
-    pairs, both = np.unique((i[common] - 1) * len(predicted) + j[common] - 1, return_counts=True)
+    foreground = (i > 0) & (j > 0)
+    # One number per pair, because few of the possible pairs overlap.
+    pairs, common = np.unique((i[foreground] - 1) * len(predicted) + j[foreground] - 1, return_counts=True)
     i, j = np.divmod(pairs, len(predicted))
-    return ObjectOverlaps(true[1:], predicted[1:], i, j, both)
+    return ObjectOverlaps(true[1:], predicted[1:], i, j, common)
 
 
 def _renumber_objects(labels: Labels) -> tuple[Counts, Counts]:
-    """Pixels of the background and of each object, and each pixel's object from 1 up, 0 for background."""
+    """Return the pixel counts of the background and of each object, and the map with objects numbered from
+    1.
+    """
     flat = labels.ravel().astype(np.int64)
-    pixels = np.bincount(flat)  # numbers are near consecutive, so this is faster than sorting
+    pixels = np.bincount(flat)  # numbers are nearly consecutive, so this is faster than sorting
     present = pixels > 0
     present[:1] = True
     return pixels[present], (np.cumsum(present) - 1)[flat]
 
 
-def object_dice(objects: ObjectOverlaps) -> float:
-    """Dice of each object with the one of the other side that covers most of it, weighted by its size.
+def object_dice(overlaps: ObjectOverlaps) -> float:
+    """Return the object-level Dice: of each object with its best match on the other side, weighted by size.
 
-    Mean of both directions, from true objects and from predicted ones (Sirinukunwattana et al. 2017, the
-    GlaS challenge, as used by Chen et al. 2016). An object that none covers has Dice 0; where two cover it
-    equally, the one with the higher Dice counts.
+    It is the mean of both directions, from true and from predicted objects (Sirinukunwattana et al. 2017, the
+    GlaS challenge, as used by Chen et al. 2016). The best match has the most common pixels, and with ties the
+    higher Dice. An object without a match has Dice 0.
     """
-    if not (len(objects.true) and len(objects.predicted)):
-        return float(len(objects.true) == len(objects.predicted))
-    dice = 2 * objects.both / (objects.true[objects.i] + objects.predicted[objects.j])  # (P,)
+    if not (len(overlaps.true_sizes) and len(overlaps.predicted_sizes)):
+        return float(len(overlaps.true_sizes) == len(overlaps.predicted_sizes))
+    sizes = overlaps.true_sizes[overlaps.i] + overlaps.predicted_sizes[overlaps.j]
+    dice = 2 * overlaps.common / sizes  # (P,)
 
-    def one_way(of: Counts, pixels: Counts) -> float:
-        order = np.lexsort((dice, objects.both, of))
-        # The last pair of each object's run is its best.
-        best = order[np.append(of[order][1:] != of[order][:-1], True)] if len(order) else order
-        return float((pixels[of[best]] * dice[best]).sum() / pixels.sum())
+    def one_way(index: Counts, sizes: Counts) -> float:
+        order = np.lexsort((dice, overlaps.common, index))
+        # The last pair of each object is its best match.
+        best = order[np.append(index[order][1:] != index[order][:-1], True)] if len(order) else order
+        return float((sizes[index[best]] * dice[best]).sum() / sizes.sum())
 
-    return (one_way(objects.i, objects.true) + one_way(objects.j, objects.predicted)) / 2
+    true, predicted = overlaps.true_sizes, overlaps.predicted_sizes
+    return (one_way(overlaps.i, true) + one_way(overlaps.j, predicted)) / 2
 
 
-def aji(objects: ObjectOverlaps) -> float:
-    """Aggregated Jaccard index, FedIOD Eq. 12: Kumar et al. 2017 with each prediction assigned at most once.
+def aji(overlaps: ObjectOverlaps) -> float:
+    """Return the aggregated Jaccard index, FedIOD Eq. 12: Kumar et al. 2017 with at most one match per
+    prediction.
 
-    The paper's "sorted and nonrepeated" is read so: pairs are taken from the highest Jaccard index down,
-    and each takes both of its objects out (ties: the earlier true, then the earlier predicted object). What
-    is left over on either side is of the union only. In Kumar et al. one prediction may serve several.
+    The paper's "sorted and nonrepeated" is implemented as follows. Pairs are taken in descending order of
+    their Jaccard index, ties in order of the true, then of the predicted object. Each pair removes both of
+    its objects. Objects without a partner add to the union only. In Kumar et al. a prediction may match
+    several objects.
     """
-    both, union = 0, 0
-    true, predicted = objects.true.copy(), objects.predicted.copy()  # pixels of what is not yet taken
-    for pair in np.lexsort((objects.j, objects.i, -objects.jaccard)):
-        i, j = objects.i[pair], objects.j[pair]
+    intersection, union = 0, 0
+    true, predicted = overlaps.true_sizes.copy(), overlaps.predicted_sizes.copy()  # 0 once matched
+    for pair in np.lexsort((overlaps.j, overlaps.i, -overlaps.jaccard)):
+        i, j = overlaps.i[pair], overlaps.j[pair]
         if true[i] and predicted[j]:
-            both += int(objects.both[pair])
-            union += int(true[i] + predicted[j] - objects.both[pair])
+            intersection += int(overlaps.common[pair])
+            union += int(true[i] + predicted[j] - overlaps.common[pair])
             true[i] = predicted[j] = 0
     union += int(true.sum() + predicted.sum())
-    return both / union if union else 1.0
+    return intersection / union if union else 1.0
 
 
-def panoptic_quality(objects: ObjectOverlaps) -> float:
-    """``sum of Jaccard of the hits / (hits + half the misses + half the false alarms)``.
+def panoptic_quality(overlaps: ObjectOverlaps) -> float:
+    """Return the panoptic quality of one class (Kirillov et al. 2019).
 
-    Kirillov et al. 2019, of one class. A hit is a pair with a Jaccard index above 0.5.
+    It is ``sum of the hits' Jaccard indices / (hits + misses / 2 + false alarms / 2)``. A hit is a pair with
+    a Jaccard index above 0.5.
     """
-    hits = objects.jaccard[objects.jaccard > MATCH_JACCARD]
-    total = (len(objects.true) + len(objects.predicted)) / 2  # = hits + half of what is not a hit
+    hits = overlaps.jaccard[overlaps.jaccard > MATCH_JACCARD]
+    total = (len(overlaps.true_sizes) + len(overlaps.predicted_sizes)) / 2  # = hits + half of the others
     return float(hits.sum() / total) if total else 1.0
 
 
-# --- whole images from patches ---
+# --- whole images from patches ---------------------------------------------------------------------------
 
 
 def stitch_patches(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Whole pictures from patches with places ``(N, C, h, w)``, one case after another; where they overlap
-    they are averaged.
+    """Yield the whole image of each case, stitched from patches ``(N, C, h, w)`` with corners; overlaps are
+    averaged.
 
-    Average probabilities, not logits: a patch that is sure does not outweigh one that is not. What sticks out
-    of a picture at its right or lower end is cut off.
+    Average probabilities rather than logits, or a certain patch outweighs an uncertain one. Parts of patches
+    beyond the right or lower image border are cut off.
 
     Yields:
-        ``(C, height, width)``, 0 where no patch is, and where patches are, ``(height, width)`` bool.
+        ``(C, height, width)``, 0 without a patch, and the covered pixels, ``(height, width)`` bool.
 
     >>> cases = CaseIndex(torch.tensor([0, 0]), ("a",), ("",), torch.tensor([[0, 0], [0, 1]]), ((1, 3),))
     >>> patches = torch.tensor([[1.0, 1.0], [3.0, 3.0]]).view(2, 1, 1, 2)
-    >>> [picture.tolist() for picture, _ in stitch_patches(patches, cases)]
+    >>> [image.tolist() for image, _ in stitch_patches(patches, cases)]
     [[[[1.0, 2.0, 3.0]]]]
     """
     places = [] if cases.corners is None else cases.corners.tolist()
@@ -252,14 +252,20 @@ def stitch_patches(outputs: torch.Tensor, cases: CaseIndex) -> Iterator[tuple[to
         yield total / count.clamp_min(1), count > 0
 
 
-# --- the task ---
+# --- task ------------------------------------------------------------------------------------------------
 
 
 class Instances(MapTask):
-    """Background, inside or contour a pixel, put together to objects: FedIOD's Tables 3 and 4.
+    """Segmentation of separate objects by pixel classes background, inside and contour: FedIOD's Tables 3 and
+    4.
+
+    Outputs are logits ``(B, 3, H, W)``, targets classes ``(B, H, W)`` int64.
 
     Args:
-        classes: 3.
+        classes: number of pixel classes, 3.
+
+    Raises:
+        ArgumentError: ``classes`` is not 3.
     """
 
     name = "instances"
@@ -284,91 +290,93 @@ class Instances(MapTask):
     def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
-        """Means over whole pictures: Dice, object-level Dice, AJI and PQ in percent, HD95 in pixels.
+        """Return means over whole images: Dice, object-level Dice, AJI and PQ in percent, HD95 in pixels.
 
-        Dice and HD95 are of all objects together, the others see :mod:`fedstill.tasks.instances`.
-        Patches are first put together to the pictures of their cases, and only what patches cover is judged.
-        Without places each example is a picture. A picture without true and predicted objects counts as
-        perfect, and has no HD95; one with only one of the two has its diagonal for it.
+        Dice and HD95 are computed on the union of all objects. Patches are first stitched to the images of
+        their cases, and only covered pixels are evaluated. Without patch positions each example is an image.
+        An image without true and predicted objects has perfect scores and no HD95. If only one side has
+        objects, HD95 is the image diagonal.
         """
-        pictures = [_image_metrics(*pair) for pair in self._pictures(outputs, targets, cases)]
-        each = torch.tensor(pictures, dtype=torch.float64)  # (pictures, figures)
-        means = each.nanmean(0).tolist()
+        metrics = [_image_metrics(*pair) for pair in self._object_pairs(outputs, targets, cases)]
+        means = torch.tensor(metrics, dtype=torch.float64).nanmean(0).tolist()  # (images, metrics)
         return {metric.key: value for metric, value in zip(self.metrics, means, strict=True)}
 
     def case_scores(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor:
-        """Dice in percent of each picture, by number of its case: ``(pictures,)`` float64."""
-        dice = [_foreground_dice(*pair) for pair in self._pictures(outputs, targets, cases)]
+        """Return the Dice of each image in percent, in the order of its case: ``(images,)`` float64."""
+        dice = [_foreground_dice(*pair) for pair in self._object_pairs(outputs, targets, cases)]
         return torch.tensor(dice, dtype=torch.float64)
 
     def display_map(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """The objects in a picture of probabilities ``(3, H, W)``: ``(H, W)`` int32, 0 where none is."""
+        """Return the objects in probabilities ``(3, H, W)``: ``(H, W)`` int32, 0 for background."""
         return torch.from_numpy(objects_from_probs(probabilities.cpu().numpy(), MIN_OBJECT_PIXELS))
 
-    def _pictures(
+    def _object_pairs(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None
     ) -> Iterator[tuple[Objects, Objects]]:
-        """The predicted and the true objects of each picture."""
+        """Yield the predicted and the true objects of each image."""
         probabilities = outputs.float().softmax(1)
         if cases is None or cases.corners is None:
             for p, truth in zip(probabilities.cpu().numpy(), targets.cpu().numpy(), strict=True):
                 yield objects_from_probs(p, MIN_OBJECT_PIXELS), objects_from_classes(truth)
             return
-        known = self._known(targets, cases)
-        for picture, there in stitch_patches(probabilities, cases):
-            covered, found = there.cpu().numpy(), objects_from_probs(picture.cpu().numpy(), MIN_OBJECT_PIXELS)
-            yield np.where(covered, found, 0), np.where(covered, next(known), 0)
+        true = self._true_objects(targets, cases)
+        for image, mask in stitch_patches(probabilities, cases):
+            covered, objects = mask.cpu().numpy(), objects_from_probs(image.cpu().numpy(), MIN_OBJECT_PIXELS)
+            yield np.where(covered, objects, 0), np.where(covered, next(true), 0)
 
-    def _known(self, targets: torch.Tensor, cases: CaseIndex) -> Iterator[Objects]:
-        """The true objects of each picture; where cases do not tell them, what the targets show."""
+    def _true_objects(self, targets: torch.Tensor, cases: CaseIndex) -> Iterator[Objects]:
+        """Yield the true objects of each image, from the targets if the cases have none."""
         if cases.instances:
             yield from (cases.instances[case] for case in cases.present_ids())
             return
         classes = F.one_hot(targets, self.classes).movedim(-1, 1).float()  # (N, C, h, w)
-        for picture, covered in stitch_patches(classes, cases):
-            yield objects_from_classes(np.where(covered.cpu(), picture.argmax(0).cpu(), 0))
+        for image, covered in stitch_patches(classes, cases):
+            yield objects_from_classes(np.where(covered.cpu(), image.argmax(0).cpu(), 0))
 
-    # --- inputs made to order ---
+    # --- inputs generated from label maps ---
 
     def label_maps(self, data: TensorData) -> torch.Tensor:
-        """The classes ``(N, H, W)`` uint8; private."""
+        """Return the classes ``(N, H, W)`` uint8. They are private."""
         return data.targets.to(torch.uint8)
 
     def targets_from_maps(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The classes ``(B, H, W)`` int64."""
+        """Return the classes ``(B, H, W)`` int64."""
         return maps.long()
 
     def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
-        """Classes ``(count, H, W)`` uint8 of ellipses that do not touch; of no data."""
-        drawn = [classes_from_objects(sample_nuclei(height, width, generator)) for _ in range(count)]
-        return (
-            torch.from_numpy(np.stack(drawn)) if drawn else torch.zeros(0, height, width, dtype=torch.uint8)
-        )
+        """Return random classes ``(count, H, W)`` uint8 of ellipses that do not touch."""
+        maps = [classes_from_objects(sample_nuclei(height, width, generator)) for _ in range(count)]
+        return torch.from_numpy(np.stack(maps)) if maps else torch.zeros(0, height, width, dtype=torch.uint8)
 
 
-def _foreground_dice(found: Objects, there: Objects) -> float:
-    """Dice in percent of all objects together."""
-    masks = (torch.from_numpy(objects_ > 0).unsqueeze(0) for objects_ in (found, there))
+def _foreground_dice(predicted: Objects, true: Objects) -> float:
+    """Return the Dice in percent of the union of all objects."""
+    masks = (torch.from_numpy(objects > 0).unsqueeze(0) for objects in (predicted, true))
     return 100.0 * segmentation.dice(segmentation.count_overlap(*masks)).item()
 
 
-def _image_metrics(found: Objects, there: Objects) -> tuple[float, ...]:
-    """A picture's figures, in the task's order."""
-    match = count_overlaps(found, there)
-    far = segmentation.hd95(found > 0, there > 0)
+def _image_metrics(predicted: Objects, true: Objects) -> tuple[float, ...]:
+    """Return the metrics of one image, in the task's order."""
+    overlaps = count_overlaps(predicted, true)
+    distance = segmentation.hd95(predicted > 0, true > 0)
     return (
-        _foreground_dice(found, there),
-        100.0 * object_dice(match),
-        100.0 * aji(match),
-        100.0 * panoptic_quality(match),
-        math.hypot(*there.shape) if math.isinf(far) else far,
+        _foreground_dice(predicted, true),
+        100.0 * object_dice(overlaps),
+        100.0 * aji(overlaps),
+        100.0 * panoptic_quality(overlaps),
+        math.hypot(*true.shape) if math.isinf(distance) else distance,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstancesConfig(TaskConfig):
-    """Objects that touch, as nuclei, each by itself."""
+    """Options of instance segmentation.
+
+    Example:
+        >>> InstancesConfig().make(3).metrics[1].title
+        'Obj-Dice'
+    """
 
     task_class = Instances

@@ -1,4 +1,4 @@
-"""One number a row of a table."""
+"""Regression: one number per row of a table."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from fedstill.tasks.task import Metric
 
 
 class Regression(NumericTask):
-    """Outputs are numbers ``(B, 1)``, and so are targets: -1 and 1 are the ends of the declared range.
+    """Regression of one number per row. Outputs and targets are ``(B, 1)`` in the declared range, scaled to
+    -1..1.
 
     Args:
-        classes: numbers of an output, 1.
+        classes: number of output values, 1.
 
     Raises:
-        ArgumentError: other classes than 1.
+        ArgumentError: ``classes`` is not 1.
     """
 
     name = "regression"
@@ -37,14 +38,14 @@ class Regression(NumericTask):
 
     def __init__(self, classes: int = 1) -> None:
         if classes != 1:
-            raise ArgumentError("classes", classes, "1 for task regression: a model gives one number")
+            raise ArgumentError("classes", classes, "1 for task regression: a model returns one number")
         super().__init__(classes)
 
     def check(self, data: TensorData, what: str) -> None:
-        """Refuse anything but rows ``(N, F)`` with a finite number each, ``(N, 1)`` float32.
+        """Refuse anything but rows ``(N, F)`` with one finite number each, ``(N, 1)`` float32.
 
         Raises:
-            DataError: naming the first fault; begins with ``what``.
+            DataError: the data are invalid; the message begins with ``what`` and names the first fault.
         """
         check_inputs(data, what, self.form)
         targets = data.targets
@@ -55,15 +56,16 @@ class Regression(NumericTask):
     # --- local training ---
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, smoothing: float = 0.0) -> torch.Tensor:
-        """Mean squared difference of G models: ``(G, B, 1)`` twice to ``(G,)``. No labels are smoothed."""
-        each: torch.Tensor = (outputs - targets).square().flatten(1).mean(1)
-        return each
+        """Return the mean squared error of G models: ``(G, B, 1)`` twice to ``(G,)``. ``smoothing`` is
+        ignored.
+        """
+        losses: torch.Tensor = (outputs - targets).square().flatten(1).mean(1)
+        return losses
 
-    # --- FedIOD: answers of K nodes ---
+    # --- FedIOD: responses of K nodes ---
 
     def distillation_loss(self, student: torch.Tensor, target: torch.Tensor, tau: float) -> torch.Tensor:
-        """Squared difference ``(B,)``, the loss of local training; half of it for infinite ``tau``, as the
-        limit of a distance of logits has it."""
+        """Return the squared error ``(B,)``; half of it for infinite ``tau``, the limit for logits."""
         square = (student - target).square().flatten(1).mean(1)
         return 0.5 * square if math.isinf(tau) else square
 
@@ -72,7 +74,9 @@ class Regression(NumericTask):
     def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
-        """R\u00b2 in percent, NaN of equal targets; RMSE and MAE in percent of the target's range."""
+        """Return R² in percent (NaN for constant targets), and RMSE and MAE in percent of the target's
+        range.
+        """
         error, spread = (outputs - targets).double(), (targets - targets.double().mean()).double()
         total = spread.square().sum().item()
         return {
@@ -84,6 +88,6 @@ class Regression(NumericTask):
 
 @dataclass(frozen=True, kw_only=True)
 class RegressionConfig(TaskConfig):
-    """One number a row of a table."""
+    """Options of regression."""
 
     task_class = Regression

@@ -1,18 +1,17 @@
-"""How far a predicted region covers the true one, and how far apart their outlines are.
+"""Segmentation: one class per pixel, such as tumors on MRI, with region overlap and outline distance as
+metrics.
 
-Formulas of FedIOD's appendix (Dice, sensitivity, specificity; the distance is Eq. 13). What each says where
-the prediction or the truth is empty:
+The formulas are in FedIOD's appendix (Dice, sensitivity, specificity; the distance is Eq. 13). Their values
+for empty predictions or targets:
 
-=============  ============  =============  ================  =============================
-figure         both empty    only truth is  only prediction   truth is the whole picture
-=============  ============  =============  ================  =============================
-dice           1             0              0                 as defined
-sensitivity    NaN           NaN            0                 as defined
-specificity    1             as defined     1                 NaN
-hd95           NaN           infinity       infinity          as defined
-=============  ============  =============  ================  =============================
-
-Which pixels show what is looked for: tumors on MRI, say.
+===========  ==========  ==========  ===============  ====================
+metric       both empty  only truth  only prediction  truth is whole image
+===========  ==========  ==========  ===============  ====================
+dice         1           0           0                as defined
+sensitivity  NaN         0           NaN              as defined
+specificity  1           1           as defined       NaN
+hd95         NaN         infinity    infinity         as defined
+===========  ==========  ==========  ===============  ====================
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ from fedstill.tasks.synthetic_maps import sample_body_regions
 from fedstill.tasks.task import Metric, case_indices, mean_by_group
 
 Mask = npt.NDArray[np.bool_]  # (H, W)
-HAUSDORFF_QUANTILE = 0.95  # quantile of the distances that counts as the largest
+HAUSDORFF_QUANTILE = 0.95  # quantile of the distances, in place of their maximum
 
 
-# --- metrics ---
+# --- metrics ---------------------------------------------------------------------------------------------
 
 
 class Overlap(NamedTuple):
-    """Numbers of pixels: of N pictures, or of N cases with their pictures taken together."""
+    """Pixel counts of N images, or of N cases with the pixels of their images added."""
 
-    both: torch.Tensor  # (N,) float64: in the prediction and in the truth
-    predicted: torch.Tensor  # (N,)
-    true: torch.Tensor  # (N,)
-    all: torch.Tensor  # (N,)
+    both: torch.Tensor  # (N,) float64: pixels in the prediction and in the truth
+    predicted: torch.Tensor  # (N,) pixels in the prediction
+    true: torch.Tensor  # (N,) pixels in the truth
+    total: torch.Tensor  # (N,) all pixels
 
-    def pooled(self, of: torch.Tensor, cases: int) -> Overlap:
-        """Of whole cases: ``of`` (N,) int64 names the case of each picture, from 0 to below ``cases``."""
-        return Overlap(*(torch.zeros(cases, dtype=part.dtype).index_add(0, of, part) for part in self))
+    def sum_by_case(self, case: torch.Tensor, count: int) -> Overlap:
+        """Return the counts of ``count`` cases; ``case`` (N,) int64 is the case of each image, from 0."""
+        return Overlap(*(torch.zeros(count, dtype=part.dtype).index_add(0, case, part) for part in self))
 
 
 def count_overlap(prediction: torch.Tensor, truth: torch.Tensor) -> Overlap:
-    """Count pixels of masks ``(N, ...)`` bool, each picture by itself.
+    """Return the pixel counts of masks ``(N, ...)`` bool, image by image.
 
     >>> dice(count_overlap(torch.tensor([[True, True, False]]), torch.tensor([[True, False, False]]))).item()
     0.666...
@@ -67,25 +66,31 @@ def count_overlap(prediction: torch.Tensor, truth: torch.Tensor) -> Overlap:
 
 
 def dice(pixels: Overlap) -> torch.Tensor:
-    """``2 |both| / (|predicted| + |true|)``, ``(N,)`` in 0..1; 1 if nothing is there and nothing found."""
+    """Return ``2 |both| / (|predicted| + |true|)``, ``(N,)`` in 0..1; 1 if both masks are empty."""
     total = pixels.predicted + pixels.true
     return torch.where(total > 0, 2 * pixels.both / total, torch.ones_like(total))
 
 
 def sensitivity(pixels: Overlap) -> torch.Tensor:
-    """``|both| / |true|``, ``(N,)`` in 0..1: the share of the true region that is found; NaN if none."""
+    """Return ``|both| / |true|``, ``(N,)`` in 0..1; NaN if the true mask is empty."""
     return pixels.both / pixels.true  # 0 / 0 is NaN
 
 
 def specificity(pixels: Overlap) -> torch.Tensor:
-    """The share of what is not true that is left out, ``(N,)`` in 0..1; NaN if all is true."""
-    return (pixels.all - pixels.predicted - pixels.true + pixels.both) / (pixels.all - pixels.true)
+    """Return the share of pixels outside the true mask that are also outside the prediction, ``(N,)`` in
+    0..1.
+
+    It is NaN if the true mask is the whole image.
+    """
+    negative = pixels.total - pixels.predicted - pixels.true + pixels.both
+    return negative / (pixels.total - pixels.true)
 
 
 def hd95(prediction: Mask, truth: Mask) -> float:
-    """95% quantile of the distances between two outlines, in pixels: FedIOD Eq. 13 with the quantile for sup.
+    """Return the 95% quantile of the distances between two outlines in pixels, FedIOD Eq. 13 with the
+    quantile for sup.
 
-    An outline is the pixels of a mask ``(H, W)`` beside one that is not of it, or at the picture's edge; the
+    The outline of a mask ``(H, W)`` is its pixels next to a pixel outside it or at the image border. The
     larger of both directions counts, as in MONAI. NaN if both masks are empty, infinity if one is.
 
     >>> a, b = np.zeros((4, 8), dtype=bool), np.zeros((4, 8), dtype=bool)
@@ -93,15 +98,16 @@ def hd95(prediction: Mask, truth: Mask) -> float:
     >>> hd95(a, b)
     5.0
     """
-    found, there = bool(prediction.any()), bool(truth.any())
-    if not (found and there):
-        return float("inf") if found or there else float("nan")
+    if not (prediction.any() and truth.any()):
+        return float("inf") if prediction.any() or truth.any() else float("nan")
     first, second = np.argwhere(_boundary(prediction)), np.argwhere(_boundary(truth))  # (pixels, 2)
     return max(_directed_distance(first, second), _directed_distance(second, first))
 
 
 def _boundary(mask: Mask) -> Mask:
-    """Pixels of a mask with one of their four neighbors, or the picture's end, outside of it."""
+    """Return the pixels of a mask that touch a pixel outside it, or the image border, with one of four
+    sides.
+    """
     from scipy.ndimage import binary_erosion
 
     edge: Mask = mask & ~binary_erosion(mask)
@@ -109,38 +115,50 @@ def _boundary(mask: Mask) -> Mask:
 
 
 def _directed_distance(edge: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> float:
-    """The 95% quantile of how far the pixels of one outline are from the nearest of the other."""
+    """Return the 95% quantile of the distances from the pixels of one outline to the nearest pixel of the
+    other.
+    """
     from scipy.spatial import KDTree
 
-    # Outlines are few pixels of a picture: a tree of them is quicker than a distance for every pixel.
+    # Outlines have few pixels: a tree is faster than a distance transform of the image.
     hd95_of_slices, _ = KDTree(other, leafsize=32).query(edge)
     return float(np.quantile(hd95_of_slices, HAUSDORFF_QUANTILE))
 
 
 def hd95_of_slices(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
-    """HD95 of each pair of masks ``(N, H, W)``, ``(N,)`` pixels; nothing predicted: the diagonal, nothing
-    true: NaN."""
+    """Return the HD95 of each pair of masks ``(N, H, W)`` in pixels, ``(N,)``.
+
+    It is the diagonal for an empty prediction, and NaN for an empty true mask.
+    """
     pairs = zip(predicted.numpy(), true.numpy(), strict=True)
-    far = torch.tensor([hd95(told, truth) if truth.any() else math.nan for told, truth in pairs])
-    return far.double().clamp_max(math.hypot(*true.shape[1:]))  # NaN stays
+    values = torch.tensor([hd95(mask, truth) if truth.any() else math.nan for mask, truth in pairs])
+    return values.double().clamp_max(math.hypot(*true.shape[1:]))  # NaN stays
 
 
 def _mean_over_cases(classes: Sequence[torch.Tensor]) -> float:
-    """Of values ``(cases,)`` of each class: over classes first, then cases; what is NaN is left out."""
+    """Return the mean over classes, then cases, of values ``(cases,)`` per class, without NaN."""
     return torch.stack(list(classes)).nanmean(0).nanmean().item()
 
 
-# --- the task ---
+# --- task ------------------------------------------------------------------------------------------------
 
 
 class Segmentation(MapTask):
-    """A class a pixel of images, judged by region and outline: FedIOD's Table 2.
+    """Segmentation with one class per pixel, evaluated by region and outline: FedIOD's Table 2.
+
+    Outputs are logits ``(B, C, H, W)``, targets classes ``(B, H, W)`` int64 with 0 for the background.
 
     Args:
-        classes: C, with the background first.
-        class_weights: of each class in the cross-entropy; None: all 1.
-        dice: weight of the soft Dice loss beside the cross-entropy.
-        body_mask: whether maps for generators tell the body apart from what is around it, see :meth:`maps`.
+        classes: C, the background included, 2 or more.
+        class_weights: weight of each class in the cross-entropy. None: all 1.
+        dice: weight of the soft Dice loss, added to the cross-entropy.
+        outline: True if label maps for generators separate the body from its surroundings
+            (:meth:`label_maps`).
+
+    Example:
+        >>> task = Segmentation(2)
+        >>> task.output_shape((1, 64, 64)), task.condition_channels
+        ((2, 64, 64), 3)
     """
 
     name = "segmentation"
@@ -167,49 +185,53 @@ class Segmentation(MapTask):
     def compute_metrics(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> Mapping[str, float]:
-        """Dice, sensitivity and specificity in percent, HD95 in pixels: means over cases (patients), then
-        classes.
+        """Return Dice, sensitivity and specificity in percent and HD95 in pixels, averaged over classes, then
+        cases.
 
-        A case's pixels are taken together over all its slices for the first three; for what is said where one
-        of the two is empty see :mod:`fedstill.tasks.segmentation`. HD95 is of each slice that truly
-        shows something, a mean over a case; where nothing is predicted there it is the slice's diagonal. A
-        figure that a case does not have leaves the case out; one that none has is NaN. Without cases each
-        example is one.
+        For Dice, sensitivity and specificity the pixels of all slices of a case are added first;
+        :mod:`fedstill.tasks.segmentation` lists their values for empty masks. HD95 is computed for each slice
+        with a true region and averaged over the slices of a case. It is the slice's diagonal if the
+        prediction is empty. A case without a value is left out, and a metric without any case is NaN. Without
+        cases each example is its own case.
         """
-        of, count = case_indices(len(targets), cases)
+        case, count = case_indices(len(targets), cases)
         regions = self._regions(outputs, targets)
-        pixels = [count_overlap(*region).pooled(of, count) for region in regions]
-        far = [mean_by_group(hd95_of_slices(*region), of, count) for region in regions]
+        pixels = [count_overlap(*region).sum_by_case(case, count) for region in regions]
+        distances = [mean_by_group(hd95_of_slices(*region), case, count) for region in regions]
         return {
             "dice": 100.0 * _mean_over_cases([dice(each) for each in pixels]),
             "sensitivity": 100.0 * _mean_over_cases([sensitivity(each) for each in pixels]),
             "specificity": 100.0 * _mean_over_cases([specificity(each) for each in pixels]),
-            "hd95": _mean_over_cases(far),
+            "hd95": _mean_over_cases(distances),
         }
 
     def case_scores(
         self, outputs: torch.Tensor, targets: torch.Tensor, cases: CaseIndex | None = None
     ) -> torch.Tensor:
-        """Dice in percent of each case that there is an example of, by number: ``(cases,)`` float64."""
-        of, count = case_indices(len(targets), cases)
-        pixels = [count_overlap(*region).pooled(of, count) for region in self._regions(outputs, targets)]
+        """Return the Dice of each present case in percent, in the order of the cases: ``(cases,)``
+        float64.
+        """
+        case, count = case_indices(len(targets), cases)
+        regions = self._regions(outputs, targets)
+        pixels = [count_overlap(*region).sum_by_case(case, count) for region in regions]
         return 100.0 * torch.stack([dice(each) for each in pixels]).mean(0)
 
     def _regions(
         self, outputs: torch.Tensor, targets: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Predicted and true masks ``(N, H, W)`` of each class but the background."""
-        # torch's argmax over classes takes ten times as long.
+        """Return the predicted and true masks ``(N, H, W)`` of each class except the background."""
+        # torch's argmax over classes is ten times slower.
         predicted, targets = outputs.max(1).indices.cpu(), targets.cpu()
         return [(predicted == c, targets == c) for c in range(1, self.classes)]
 
-    # --- inputs made to order ---
+    # --- inputs generated from label maps ---
 
     def label_maps(self, data: TensorData) -> torch.Tensor:
-        """Codes ``(N, H, W)`` uint8: 0 outside the body, 1 the body, 2.. the classes 1..; private.
+        """Return codes ``(N, H, W)`` uint8: 0 outside the body, 1 body, 2 and up the classes 1 and up. They
+        are private.
 
-        Without :attr:`body_mask` they are the classes. What is looked for is of the body, wherever the
-        outline runs.
+        Without :attr:`outline` the codes are the classes. A pixel of a class counts as body, even outside the
+        outline.
         """
         if not self.outline:
             return data.targets.to(torch.uint8)
@@ -217,26 +239,31 @@ class Segmentation(MapTask):
         return codes.to(torch.uint8)
 
     def targets_from_maps(self, maps: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Classes ``(B, H, W)`` int64 of codes: without the outline of the body."""
+        """Return the classes ``(B, H, W)`` int64 of codes, without the outline of the body."""
         return maps.long().sub(1).clamp_min(0) if self.outline else maps.long()
 
     def sample_maps(self, count: int, height: int, width: int, generator: torch.Generator) -> torch.Tensor:
-        """Codes ``(count, H, W)`` uint8 of smooth regions in a head-like ellipse; of no data."""
-        drawn = sample_body_regions(count, height, width, self.classes - 1, generator)
-        return drawn if self.outline else drawn.clamp_min(1).sub(1)
+        """Return random codes ``(count, H, W)`` uint8 of smooth regions in an ellipse like a head."""
+        codes = sample_body_regions(count, height, width, self.classes - 1, generator)
+        return codes if self.outline else codes.clamp_min(1).sub(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationConfig(TaskConfig):
-    """One class a pixel."""
+    """Options of segmentation.
+
+    Example:
+        >>> SegmentationConfig(class_weights=(1.0, 4.0)).make(["background", "tumor"]).classes
+        2
+    """
 
     task_class = Segmentation
 
     class_weights: ClassWeights | None = None
-    """Weight of each class in the cross-entropy; none: all 1."""
+    """Weight of each class in the cross-entropy. None: all 1."""
 
     dice: Annotated[float, Interval(ge=0, lt=1e6), "0 or more"] = 1.0
-    """Weight of the Dice loss beside the cross-entropy."""
+    """Weight of the soft Dice loss, added to the cross-entropy."""
 
     outline: bool = True
-    """What inputs are generated from also tells the outline of the imaged body, as one more class."""
+    """Label maps for generators have the outline of the imaged body as an additional class."""

@@ -26,8 +26,8 @@ from tests.attacks.runs import FEDAVG, FEDIOD, made
 
 QUICK = {
     "inversion": {"victims": 2, "attacks": ["idlg"]},
-    "membership": {"shadows": 4, "records": 60, "answers": 64},
-    "copying": {"images": 40, "drawings": 49, "pairs": 3},
+    "membership": {"shadows": 4, "records": 60, "responses": 64},
+    "memorization": {"images": 40, "permutations": 49, "pairs": 3},
 }
 CONFIG = LeakageConfig.from_table(QUICK)
 
@@ -53,7 +53,7 @@ def told(folder: Path) -> dict[str, Any]:
 
 def parts(found: dict[str, Any]) -> dict[str, Any]:
     """What each attack got, by its name."""
-    return {each["name"]: each["found"] for each in found["attacks"]}
+    return {each["name"]: each["result"] for each in found["attacks"]}
 
 
 def test_answers_meet_the_attacks_on_answers(fediod: Path) -> None:
@@ -62,18 +62,18 @@ def test_answers_meet_the_attacks_on_answers(fediod: Path) -> None:
     assert found["epsilon"] is None
     assert found["command"] == "fedstill attack here"
     got = parts(found)
-    assert list(got) == ["membership", "copying", "counts"]
-    assert [target["of"] for target in got["membership"]["targets"]] == ["student", "answers of node-0"]
-    assert got["copying"]["images"] == 40
-    assert len(got["copying"]["spaces"][0]["pairs"]) == 3
-    assert set(got["copying"]["distances"][0]["nodes"]) == {"node-0", "node-1", "node-2"}
-    assert 1 <= got["copying"]["scores"]["adapted"] <= 10
+    assert list(got) == ["membership", "memorization", "counts"]
+    assert [target["of"] for target in got["membership"]["targets"]] == ["student", "responses of node-0"]
+    assert got["memorization"]["images"] == 40
+    assert len(got["memorization"]["spaces"][0]["pairs"]) == 3
+    assert set(got["memorization"]["distances"][0]["nodes"]) == {"node-0", "node-1", "node-2"}
+    assert 1 <= got["memorization"]["scores"]["adapted"] <= 10
     assert [node["exact"] for node in got["counts"]["nodes"]] == [True] * 3
     assert {"attack": "inversion", "reason": "gradient inversion needs parameters, and none leave"} in found[
         "skipped"
     ]
     pictures = load_file(str(fediod / "leakage.safetensors"))
-    assert pictures["copying.generated"].shape == (3, 1, 8, 8)
+    assert pictures["memorization.generated"].shape == (3, 1, 8, 8)
     assert {picture.dtype for picture in pictures.values()} == {torch.uint8}
 
 
@@ -82,7 +82,7 @@ def test_parameters_meet_the_attacks_on_parameters(fedavg: Path) -> None:
     assert list(parts(found)) == ["inversion", "membership"]
     assert parts(found)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
     skipped = {each["attack"] for each in found["skipped"]}
-    assert skipped == {"copying", "counts", "membership through answers"}
+    assert skipped == {"memorization", "counts", "membership through responses"}
     assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
 
 
@@ -130,9 +130,9 @@ def test_settings_are_a_table_and_back() -> None:
     with pytest.raises(UnknownName, match="unknown attack 'guessing'"):
         LeakageConfig.from_table({"attacks": ["guessing"]})
     with pytest.raises(
-        ArgumentError, match=r"leakage\.copying is .*none, as it is not among leakage.attacks"
+        ArgumentError, match=r"leakage\.memorization is .*none, as it is not among leakage.attacks"
     ):
-        LeakageConfig.from_table({"attacks": ["counts"], "copying": {"pairs": 3}})
+        LeakageConfig.from_table({"attacks": ["counts"], "memorization": {"pairs": 3}})
     for twice in ((), (LabelCounts(), LabelCounts())):
         with pytest.raises(ArgumentError, match=r"attacks is .* each once"):
             LeakageConfig(twice)
@@ -173,7 +173,7 @@ def test_an_attack_hears_the_releases_that_it_keeps(fediod: Path, tmp_path: Path
     name = "tests.attacks.test_attack_runner:Keeper"
     found = run_attacks(tmp_path, LeakageConfig.from_table({"attacks": [name]}))
     (only,) = found["attacks"]
-    assert only["found"] == {"heard": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
+    assert only["result"] == {"heard": {"node-0": 6, "node-1": 6, "node-2": 6}, "same": True}
     assert only["sentence"] == (
         "How often nodes were heard: releases of node-0 6 (without it none); releases of node-1 6 "
         "(without it none); releases of node-2 6 (without it none)."

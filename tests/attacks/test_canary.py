@@ -172,11 +172,11 @@ def noise_times(by: float) -> Break:
 
 def noise_again(patch: pytest.MonkeyPatch) -> None:
     """The same noise for all that a node answers."""
-    draws: Callable[..., NoiseSampler] = Mechanism.draws
+    draws: Callable[..., NoiseSampler] = PrivacyMechanism.noise_sampler
     runs = iter(range(10**9))
     used: dict[tuple[int, int], str] = {}
 
-    def again(self: Mechanism, *names: str | int) -> NoiseSampler:
+    def again(self: PrivacyMechanism, *names: str | int) -> NoiseSampler:
         kind, number = names[0], names[1]
         if kind == "gate":  # two queries a run, and their gradients
             names = ("gate", used.setdefault((id(self), (int(number) - 1) // 2), str(next(runs))))
@@ -184,7 +184,7 @@ def noise_again(patch: pytest.MonkeyPatch) -> None:
             names = ("steps",)
         return draws(self, *names)
 
-    patch.setattr(Mechanism, "draws", again)
+    patch.setattr(PrivacyMechanism, "draws", again)
 
 
 def no_bound(patch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def no_bound(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_clip_at_teachers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(pate, "shorten", lambda rows, clip: rows)
+    patch.setattr(pate, "clip_rows", lambda rows, clip: rows)
 
 
 def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
     def all_of(data: TensorData, m: int) -> Sequence[torch.Tensor]:
         return [torch.arange(len(data))] * m
 
-    patch.setattr(pate, "shards", all_of)
+    patch.setattr(pate, "partition_records", all_of)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +250,8 @@ def fixed_order(patch: pytest.MonkeyPatch) -> None:
         turn = 0
         return batches(*args)
 
-    patch.setattr(dp_training, "sample", sample)
-    patch.setattr(mechanism_audits, "_moves", sensitivity)
+    patch.setattr(dp_training, "poisson_sample", sample)
+    patch.setattr(mechanism_audits, "_step_projections", sensitivity)
 
 
 def no_clip(patch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = nearest_neighbors(x, y)
     sizes: list[int] = []
     split = torch.split
-    monkeypatch.setattr(module, "NUMBERS", 300)
+    monkeypatch.setattr(module, "MAX_NUMBERS", 300)
     monkeypatch.setattr(torch, "split", lambda a, n: sizes.append(n) or split(a, n))
     in_pieces = nearest_neighbors(x, y)
     # 3 rows of 91 products of vectors; of the nearest 4, of 8 numbers each, 9 rows.
@@ -108,7 +108,7 @@ def test_by_hand() -> None:
     # One private image is kept of two: nearer with 1/2, not farther for sure.
     assert found["share"] == pytest.approx(0.75)
     assert (found["low"], found["high"]) == wilson_interval(0.75, 1)
-    assert found["fresh"] is None
+    assert found["held_out_ratio"] is None
     (pair,) = found["pairs"]
     assert (pair["generated"], pair["private"], pair["held_out"]) == (0, 1, 0)
     assert (pair["distance"], pair["other"], pair["ratio"]) == (1.0, 3.0, pytest.approx(1 / 3))
@@ -124,7 +124,7 @@ def test_fewer_private_than_held_out_by_hand() -> None:
     )
     assert found["share"] == pytest.approx(2 / 3)
     # Of the held-out ones: 1 to 2 by 1 to 4; 4 to 2 by 4 to 5; 5 to 2 by 5 to 4.
-    assert found["fresh"] == pytest.approx(min(1 / 3, 2 / 1, 3 / 1))
+    assert found["held_out_ratio"] == pytest.approx(min(1 / 3, 2 / 1, 3 / 1))
 
 
 def test_p_value_counts_drawings_as_a_slow_loop_does() -> None:
@@ -195,8 +195,8 @@ def test_a_generator_that_memorizes_is_caught(noise: float) -> None:
     assert found["p_value"] < 0.01
     if noise < 0.4:  # more noise, and the other test sees images that are poorer than held-out ones
         assert found["z_p_value"] < 0.01
-        assert found["fresh"] is not None
-        assert found["pairs"][9]["ratio"] < found["fresh"] / 2
+        assert found["held_out_ratio"] is not None
+        assert found["pairs"][9]["ratio"] < found["held_out_ratio"] / 2
     # 200 of 800 private images are kept: a copy's own is among them with 1/4, and half of the others win.
     assert found["share"] == pytest.approx(0.625, abs=0.07)
     assert found["low"] > 0.5

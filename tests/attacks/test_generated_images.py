@@ -34,7 +34,7 @@ from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
 
 SHAPE, SIZES = (1, 8, 8), (200, 300, 100)
-FEW = Memorization(images=150, drawings=199, pairs=5)
+FEW = Memorization(images=150, permutations=199, pairs=5)
 PIXELS = pixel_extractor((0.5,), (0.5,))
 
 
@@ -90,7 +90,7 @@ def test_a_server_that_memorizes_is_caught_and_whose_images_it_has(run: Simulati
     found = examine_images(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
     for space in spaces(found):
         assert space["p_value"] < 0.01
-        assert space["pairs"][-1]["ratio"] < min(0.1, space["fresh"] / 2)
+        assert space["pairs"][-1]["ratio"] < min(0.1, space["held_out_ratio"] / 2)
         # Image i is a copy of node-1's image i.
         assert [(pair["node"], pair["private"]) for pair in space["pairs"]] == [
             ("node-1", pair["generated"]) for pair in space["pairs"]
@@ -119,9 +119,9 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
             last, everyone, TEST.inputs, extractor, seed=3, permutations=199, pair_count=5
         )
         assert copies["extractor"] == apart["extractor"] == extractor.name
-        for name in ("generated", "private", "held_out", "statistic", "expected", "p_value", "drawings"):
+        for name in ("generated", "private", "held_out", "statistic", "expected", "p_value", "permutations"):
             assert copies[name] == same[name]
-        for name in ("share", "low", "high", "z", "z_p_value", "fresh"):
+        for name in ("share", "low", "high", "z", "z_p_value", "held_out_ratio"):
             assert copies[name] == same[name]
         for told, pair in zip(copies["pairs"], same["pairs"], strict=True):
             assert (told["generated"], told["held_out"]) == (pair["generated"], pair["held_out"])
@@ -166,16 +166,17 @@ def test_held_out_and_generated_images_are_as_many_in_fid(run: Simulation) -> No
 
 
 def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 90)
-    monkeypatch.setattr(module, "MOST_OF_A_NODE", 40)
+    monkeypatch.setattr(module, "MAX_IMAGES", 90)
+    monkeypatch.setattr(module, "MAX_NODE_IMAGES", 40)
     found = examine_images(noisy(FRESH), run, FEW, 0)
     drawn = "90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     for space in spaces(found):
         assert (space["private"], space["held_out"]) == (90, 90)
-        assert space["mind"] == [drawn]
+        assert space["caveats"] == [drawn]
     (p, *_) = (row for row in FEW.rows(found.part) if row.metric == "p")
     assert (
-        p.note == "199 drawings; 90 of 600 private and 90 of 300 held-out images were drawn to compare with"
+        p.note
+        == "199 permutations; 90 of 600 private and 90 of 300 held-out images were drawn to compare with"
     )
     shown = found.pictures
     for row, pair in enumerate(spaces(found)[0]["pairs"]):
@@ -189,7 +190,7 @@ def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.Monk
 
 
 def test_spaces_too_large_for_fid_are_told(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_DIMENSIONS", 63)
+    monkeypatch.setattr(module, "MAX_FID_DIMENSIONS", 63)
     found = examine_images(FRESH, run, FEW, 0)
     assert [space["dimensions"] for space in found.part["distances"]] == [16]
     assert len(spaces(found)) == 2
@@ -224,7 +225,7 @@ def test_patients_are_drawn_whole() -> None:
     experiment = Simulation(setting(Standalone(), parts=parts))
     (space,) = spaces(examine_images(FRESH, experiment, FEW, 0))
     assert space["expected"] == alone["expected"]
-    assert "p is too small" in space["mind"][0]
+    assert "p is too small" in space["caveats"][0]
 
 
 # --- what does not apply ----------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_a_student_that_diverged_leaves_pixels() -> None:
     found = examine_images(FRESH, experiment, FEW, 0)
     assert [space["extractor"] for space in spaces(found)] == ["pixels"]
     assert found.part["scores"] is None
-    assert [name for name, _ in found.skipped] == ["copying", "distances", "scores"]
+    assert [name for name, _ in found.skipped] == ["memorization", "distances", "scores"]
     assert all("NaN" in reason for _, reason in found.skipped)
 
 
@@ -256,7 +257,7 @@ def test_inputs_that_are_no_numbers_give_nothing(run: Simulation) -> None:
     assert (found.part["spaces"], found.part["distances"], found.part["scores"]) == ([], [], None)
     assert found.pictures == {}
     assert Memorization().sentence(found.part) == ""
-    assert {name for name, _ in found.skipped} == {"copying", "distances", "scores"}
+    assert {name for name, _ in found.skipped} == {"memorization", "distances", "scores"}
 
 
 def test_a_node_of_one_image_has_no_distance() -> None:
@@ -270,15 +271,15 @@ def test_a_node_of_one_image_has_no_distance() -> None:
 def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
     found = examine_images(TEST.inputs[:150], run, FEW, 0)
-    told = attack_record(FEW, found.part)["found"]
+    told = attack_record(FEW, found.part)["result"]
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert [pair["ratio"] for pair in told["spaces"][0]["pairs"]] == [None] * 5
     assert all(picture.dtype == torch.uint8 for picture in found.pictures.values())
 
 
-@pytest.mark.parametrize("wrong", [{"images": 1}, {"drawings": 0}, {"pairs": 0}])
+@pytest.mark.parametrize("wrong", [{"images": 1}, {"permutations": 0}, {"pairs": 0}])
 def test_bad_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=f"copying.{next(iter(wrong))}"):
+    with pytest.raises(ArgumentError, match=f"memorization.{next(iter(wrong))}"):
         Memorization(**wrong)
 
 

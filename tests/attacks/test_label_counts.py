@@ -38,12 +38,12 @@ def test_counts_by_hand() -> None:
         "largest_class": "cyst",
         "size_error": 0.0,
         "absent": ["naevus"],
-        "told_absent": ["naevus"],
+        "reported_absent": ["naevus"],
     }
     assert (noised["node"], noised["exact"], noised["size_error"]) == ("node-1", False, 2.0)
     assert noised["total_variation"] == pytest.approx((0.15 + 0.1 + 0.05) / 2)
     assert noised["largest_error"] == pytest.approx(0.15)
-    assert (noised["largest_class"], noised["absent"], noised["told_absent"]) == ("cyst", [], [])
+    assert (noised["largest_class"], noised["absent"], noised["reported_absent"]) == ("cyst", [], [])
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
@@ -67,7 +67,7 @@ def test_noised_counts_by_hand() -> None:
     assert found["total_variation"] == pytest.approx(0.2)
     assert found["largest_error"] == pytest.approx(0.2)
     assert (found["largest_class"], found["size_error"]) == ("b", -20)
-    assert (found["absent"], found["told_absent"]) == (["d"], ["c", "d"])
+    assert (found["absent"], found["reported_absent"]) == (["d"], ["c", "d"])
     words = {
         row.metric: (row.text, row.note) for row in LabelCounts().rows({"nodes": [{"node": "x", **found}]})
     }
@@ -79,7 +79,7 @@ def test_noised_counts_by_hand() -> None:
 
 def test_counts_below_zero_and_none_at_all() -> None:
     found = compare_histograms(torch.tensor([-4.0, 30.0, 10.0, 0.4]), TRUE)
-    assert (found["told_absent"], found["largest_class"]) == (["0", "3"], "0")
+    assert (found["reported_absent"], found["largest_class"]) == (["0", "3"], "0")
     assert found["total_variation"] == pytest.approx(0.5), "shares 0, 30, 10 and 0.4 of 40.4"
     nothing = compare_histograms(torch.zeros(4), TRUE)
     assert nothing["total_variation"] == pytest.approx((0.25 + 0.05 + 0.05 + 0.25) / 2)

@@ -120,7 +120,7 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
     again = replay(plain, outputs_only=True, public=public, **shape)
     experiment, heard = done(again, 500)
     # Of what follows only answers matter, and shadows are the same each time.
-    monkeypatch.setattr(membership_inference, "_central", lambda target, how: {})
+    monkeypatch.setattr(membership_inference, "_attack_student", lambda target, how: {})
     shadows = membership_inference.together
     has_generated_inputs: list[list[nn.Module]] = []
 
@@ -128,7 +128,7 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
         made.extend([] if made else [shadows(*given, **named)])
         return made[0]
 
-    monkeypatch.setattr(membership_inference, "together", once)
+    monkeypatch.setattr(membership_inference, "train_shadows", once)
     _, responses = section(again, experiment, heard, FEW)
     largest = max(experiment.nodes, key=lambda node: len(node.data))
     assert responses["of"] == f"answers of {largest.name}"
@@ -246,7 +246,7 @@ def test_a_server_that_sees_sums_only_has_their_sum_and_no_node_s_answers() -> N
     assert [heard.responses(node.name) for node in experiment.nodes] == [None] * 3
     central, told = section(again, experiment, heard, replace(FEW, shadows=4))
     assert central["members"] == sum(len(node.data) for node in experiment.nodes)
-    assert told["of"].startswith("sum of the nodes' answers, for records of node-")
+    assert told["of"].startswith("sum of the nodes' responses, for records of node-")
     for attack in (LabelCounts(), GradientInversion()):
         assert "sum" in (attack.refusal(experiment.side) or "")
 

@@ -33,7 +33,7 @@ from fedstill.protocol.payload_kinds import PRIVATE_DATA, PayloadKind
 from fedstill.report import write_report
 from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.runs import config, run
-from fedstill.runs.config import PaperFigure, RunConfig
+from fedstill.runs.config import PaperMetric, RunConfig
 from tests.forked import Command
 
 QUICK: Mapping[str, Any] = {
@@ -49,7 +49,7 @@ PRESETS = Path(__file__).parents[2] / "experiments" / "presets"
 
 def no_outputs(kinds: Sequence[PayloadKind]) -> set[PayloadKind]:
     """What is no output: the data themselves, or what a network has learned."""
-    return {kind for kind in kinds if kind.of == "model" or kind == PRIVATE_DATA}
+    return {kind for kind in kinds if kind.category == "model" or kind == PRIVATE_DATA}
 
 
 def a_file(folder: Path, text: str, name: str = "mine.toml") -> Path:
@@ -372,8 +372,8 @@ def test_options_of_one_method_are_no_options_of_a_comparison() -> None:
 
 def test_published_figures_survive_toml_and_are_no_options() -> None:
     metrics = (
-        PaperFigure(method="fedavg", value=61.25, std=0.5, source='"A", Table 2', setting="alpha 1"),
-        PaperFigure(method="fedkd", metric="local accuracy", value=70.0, source="B"),
+        PaperMetric(method="fedavg", value=61.25, std=0.5, source='"A", Table 2', setting="alpha 1"),
+        PaperMetric(method="fedkd", metric="local accuracy", value=70.0, source="B"),
     )
     ours = RunConfig(method=METHODS["fedavg"](), paper=metrics)
     again = config.read_toml(config.to_toml(ours))
@@ -691,7 +691,7 @@ class Attacks:
 @pytest.fixture
 def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
     attacks = Attacks()
-    monkeypatch.setattr("fedstill.attacks.attack_runner.attack", attacks)
+    monkeypatch.setattr("fedstill.attacks.attack_runner.run_attacks", attacks)
     return attacks
 
 

@@ -63,7 +63,10 @@ def test_a_table_gives_the_same_back_with_the_name() -> None:
     [
         ({"how": "squar"}, "unknown shape 'squar': did you mean 'square'?"),
         ({"how": 3}, "invalid shape.how = 3 (expected a text"),
-        ({"how": "square", "radius": 1.0}, "invalid shape.radius = 1.0 (expected none, as shape 'square' has no"),
+        (
+            {"how": "square", "radius": 1.0},
+            "invalid shape.radius = 1.0 (expected none, as shape 'square' has no",
+        ),
         ({"sides": 1}, "unknown key 'shape.sides'"),
         ({"how": "square", "side": "x"}, "invalid shape.side = 'x' (expected a whole number"),
     ],

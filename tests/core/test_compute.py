@@ -29,8 +29,16 @@ LAST = torch.channels_last
         (FedIOD, "student_inputs", "method.student_inputs is 'misspelt'"),
         (LocalConfig, "optimizer", r"invalid local.optimizer = 'misspelt' \(expected one of adam, sgd"),
         (LocalConfig, "augment", r"invalid local.augment = 'misspelt' \(expected one of none, shift"),
-        (EngineConfig, "name", r"invalid engine.name = 'misspelt' \(expected one of auto, stacked, one-by-one"),
-        (EngineConfig, "precision", r"invalid engine.precision = 'misspelt' \(expected one of float32, bfloat16"),
+        (
+            EngineConfig,
+            "name",
+            r"invalid engine.name = 'misspelt' \(expected one of auto, stacked, one-by-one",
+        ),
+        (
+            EngineConfig,
+            "precision",
+            r"invalid engine.precision = 'misspelt' \(expected one of float32, bfloat16",
+        ),
     ],
 )
 def test_a_misspelt_choice_is_refused_from_python_too(config: Any, name: str, said: str) -> None:

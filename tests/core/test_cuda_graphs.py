@@ -17,15 +17,15 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.cuda_graphs import WARM, Memory, Recorded, draws, recordable
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
 from fedstill.models.module_utils import to_vector
-from fedstill.node import local_training, recorded_handlers
+from fedstill.node import local_training, query_handlers
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import REPAYS, prepare, train
+from fedstill.node.local_training import MIN_STEPS_TO_CAPTURE, make_optimizers, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, set_lr
@@ -243,7 +243,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     def recorded(work: Any, lies: Any, capture: Any = None) -> Recorded:
         return Recorded(work, lies, Rerun(lies))
 
-    for module in (local_training, recorded_handlers):
+    for module in (local_training, query_handlers):
         monkeypatch.setattr(module, "Recorded", recorded)
     compute = Compute(EngineConfig("one-by-one"))
     monkeypatch.setattr(compute, "records", lambda *modules: True, raising=False)
@@ -260,11 +260,11 @@ def test_recorded_training_follows_its_rates_and_batches(as_on_a_gpu: Compute) -
 
 def test_a_copy_of_a_node_with_another_network_records_its_own_steps(as_on_a_gpu: Compute) -> None:
     """As PATE's teachers are: one's step on another's records would void what a vote is charged for."""
-    local = LocalConfig(epochs=0, least_steps=REPAYS, batch=8, optimizer="sgd", lr=0.01)
+    local = LocalConfig(epochs=0, least_steps=MIN_STEPS_TO_CAPTURE, batch=8, optimizer="sgd", lr=0.01)
     (node,) = nodes_of(as_on_a_gpu, "mlp:8", 1)
     other = copy.copy(node)
     other.modules, other.optimizers = {"model": build("mlp:8", SHAPE, 3, 0, "other")}, {}
-    prepare([node, other], local)
+    make_optimizers([node, other], local)
     train([node], TASK, local, as_on_a_gpu, steps=10)
     before = [to_vector(each.model) for each in (node, other)]
     train([other], TASK, local, as_on_a_gpu, steps=10)
@@ -302,7 +302,7 @@ def test_a_subclass_is_not_recorded_and_its_helpers_see_each_query(as_on_a_gpu: 
 def test_a_query_with_values_cannot_be_recorded() -> None:
     asked = {"sends": {"x": "inputs", "v": "schedule"}, "releases": {"z": "logits"}}
     with pytest.raises(ArgumentError, match="records"):
-        Query("ask", lambda group, number: {}, records=True, **asked)  # type: ignore[arg-type]
+        Query("ask", lambda group, number: {}, capturable=True, **asked)  # type: ignore[arg-type]
 
 
 # --- on a GPU --------------------------------------------------------------------------------------
@@ -339,10 +339,12 @@ class Looks(nn.Module):
 
 def trained(compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20) -> tuple[list[Node], Any]:
     """Nodes after some more steps than repay recording, a few at a time, one node's after another's."""
-    local = LocalConfig(epochs=0, least_steps=REPAYS + 10, batch=8, optimizer=optimizer, lr=0.01)
+    local = LocalConfig(
+        epochs=0, least_steps=MIN_STEPS_TO_CAPTURE + 10, batch=8, optimizer=optimizer, lr=0.01
+    )
     nodes, losses = nodes_of(compute, spec), []
-    prepare(nodes, local)
-    for start in range(0, REPAYS + 10, chunk):
+    make_optimizers(nodes, local)
+    for start in range(0, MIN_STEPS_TO_CAPTURE + 10, chunk):
         for node in nodes:
             train(
                 [node],
@@ -367,11 +369,11 @@ def test_local_training_that_is_recorded_is_local_training(spec: str, optimizer:
         torch.testing.assert_close(
             list(node.model.parameters()), list(other.model.parameters()), rtol=1e-3, atol=1e-4
         )
-        assert not node.recorded, "it is over"
+        assert not node.captured_step, "it is over"
 
 
 @on_gpu
-@pytest.mark.parametrize("chunk", [20, REPAYS + 10])
+@pytest.mark.parametrize("chunk", [20, MIN_STEPS_TO_CAPTURE + 10])
 def test_a_network_that_looks_at_values_learns_as_it_stands(chunk: int, caplog: Any) -> None:
     recorded_module._warn.cache_clear()
     _, told = trained(gpu(False), None, "sgd", chunk)
@@ -385,7 +387,7 @@ def test_recordings_end_and_others_begin() -> None:
     """One node's after another's, then all anew: memory that recordings share is not lost with the last."""
     compute = gpu(True)
     for _ in range(2):
-        trained(compute, "resnet8:4", "sgd", REPAYS + 10)
+        trained(compute, "resnet8:4", "sgd", MIN_STEPS_TO_CAPTURE + 10)
 
 
 def distilled(
@@ -400,7 +402,7 @@ def distilled(
         node.model.eval().requires_grad_(False)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), compute))
     side.prepare(nodes)
-    federation = InProcess(nodes, partition(nodes, False), side, compute)
+    federation = InProcess(nodes, group_nodes(nodes, False), side, compute)
     student = compute.place(build("mlp:8", SHAPE, 3, 0, "student"))
     there = compute if compute.device.type == "cuda" else Compute()  # the stand-in is the nodes' alone
     server = Server(config, federation, student, TASK, SHAPE, (0.5,), (0.5,), there, 0, LocalConfig())

@@ -143,7 +143,7 @@ def test_what_is_made_once_for_all_nodes_is_made_once_though_two_ask_at_the_same
 
     workers = Workers(2)
     workers.each(lambda item: item, [0], ["ask"])
-    first, second = workers.each(lambda item: at.once("it", make), [0, 1], ["ask"] * 2)
+    first, second = workers.each(lambda item: at.cached("it", make), [0, 1], ["ask"] * 2)
     assert first is second is made[0]
     assert len(made) == 1
 

@@ -32,7 +32,7 @@ fedavg = { rounds = 2 }
 
 [leakage]
 attacks = ["membership"]
-membership = { shadows = 4, answers = 0 }
+membership = { shadows = 4, responses = 0 }
 """
 
 
@@ -45,7 +45,7 @@ def test_they_are_those_of_the_attack_that_repeats_each_run(tmp_path: Path) -> N
     assert set(found) == {"fedkd-seed0", "fedavg-seed0"}  # who is alone has no student
     for folder, areas in found.items():
         leakage = json.loads((runs / folder / "leakage.json").read_text())
-        attacks = leakage["attacks"][0]["found"]["targets"][0]["attacks"]
+        attacks = leakage["attacks"][0]["result"]["targets"][0]["attacks"]
         assert set(areas) == {each["name"] for each in attacks}
         for each in attacks:
             assert areas[each["name"]] == pytest.approx(each["auc"])

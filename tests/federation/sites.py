@@ -28,10 +28,10 @@ from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import FedstillError
 from fedstill.federation import joining, remote, transport
 from fedstill.federation.transport import LinkError
-from fedstill.node import first_training, host, session
+from fedstill.node import initial_training, node_service, session
 from fedstill.runs import build, local_processes
 from fedstill.runs.config import RunConfig, read_toml, to_toml
-from fedstill.runs.remote_run import Served
+from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.simulation import Simulation
 from tests.audited import releases
 from tests.forked import FORKING, PATIENCE
@@ -78,10 +78,10 @@ def small(method: str = FEDIOD, nodes: int = 3, **link: Any) -> RunConfig:
 
 def be_node(folder: Path, delay: float) -> None:
     """Serve a node's folder; ``delay`` seconds each message."""
-    session.SECONDS_BETWEEN = 0.05
-    first_training.CHUNK = 5
+    session.SECONDS_BETWEEN_SAVES = 0.05
+    initial_training.STEPS_PER_CHUNK = 5
     _log(folder / LOG)
-    node = host.Host(folder)
+    node = node_service.NodeService(folder)
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listening:
         part = folder / f"{PORT}.part"
         part.write_text(str(listening.getsockname()[1]))
@@ -91,7 +91,7 @@ def be_node(folder: Path, delay: float) -> None:
             threading.Thread(target=_reply, args=(connection, node, delay), daemon=True).start()
 
 
-def _reply(connection: socket.socket, node: host.Host, delay: float) -> None:
+def _reply(connection: socket.socket, node: node_service.Host, delay: float) -> None:
     with connection, contextlib.suppress(OSError, LinkError):
         message = _receive(connection)
         time.sleep(delay)
@@ -115,7 +115,7 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
 
         run_writer.Records.save = die  # type: ignore[method-assign]
     try:
-        served = Served(read_toml(config), Sockets(nodes), run_name)
+        served = RemoteRun(read_toml(config), Sockets(nodes), run_name)
         metrics = served.run(folder)
         served.finish({**served.about(), **metrics}, keep_state=True)
     except FedstillError as error:
@@ -288,7 +288,7 @@ def told(line: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a line says, but for the time of day."""
     return tuple(
         sorted(line[part].items()) if isinstance(line[part], dict) else line[part]
-        for part in ("number", "part", "query", "content", "down", "up")
+        for part in ("number", "part", "query", "content_hash", "down", "up")
     )
 
 

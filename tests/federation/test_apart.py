@@ -12,26 +12,26 @@ import pytest
 import torch
 
 from fedstill.core.errors import ArgumentError, DataError, NodeFault, QueryRefused
-from fedstill.federation.response_checks import faults
+from fedstill.federation.response_checks import find_faults
 from fedstill.methods._server import Server
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.request_handler import RequestHandler
-from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.privacy.release_rules import Exact
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import Method
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import NodeSide, Query, query
-from fedstill.protocol.wire_format import as_text, from_text, pack, unpack
+from fedstill.protocol.wire_format import json_from_tensor, json_to_tensor, pack, unpack
 from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig
 from fedstill.tasks.classification import Classification
 from tests.federation.test_remote import NAMES, Away, tiny
 
-WISH = PayloadKind("wish", "what is wanted", of="query")
-SOME = PayloadKind("some records", "as many as it has of one class", of="records")
-WORDS = PayloadKind("words", "what it says of them", of="answers")
+WISH = PayloadKind("wish", "what is wanted", category="query")
+SOME = PayloadKind("some records", "as many as it has of one class", category="records")
+WORDS = PayloadKind("words", "what it says of them", category="responses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,20 +39,20 @@ class Tells(Method):
     """Each node tells its records of one class, and words about them."""
 
     title: ClassVar[str] = "Tells"
-    before: ClassVar[None] = None
-    learns: ClassVar[bool] = False
-    central: ClassVar[Literal["nodes"]] = "nodes"
+    initial_training: ClassVar[None] = None
+    trains_models: ClassVar[bool] = False
+    evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
     rounds: int = 2
 
     @query(sends={"wish": WISH}, releases={"some": SOME, "words": WORDS}, ragged=("some",),
-              values=("wish", "words"), times=2)  # fmt: skip
-    def tell(self, nodes: Group, wish: Mapping[str, Any]) -> Mapping[str, Any]:
+              json_values=("wish", "words"), times=2)  # fmt: skip
+    def tell(self, nodes: NodeGroup, wish: Mapping[str, Any]) -> Mapping[str, Any]:
         """Records ``(n, C, H, W)`` of the class that is wished for, another n at each node."""
         mine = [node.data.inputs[node.data.targets == wish["class"]] for node in nodes.nodes]
         words = [{"n": len(x), "of": wish["class"]} for x in mine]
         return {"some": mine, "words": words}
 
-    def turn(self, server: Server, state: SimpleNamespace, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: SimpleNamespace, t: int) -> Mapping[str, float]:
         """QueryCall for class t; what nodes say agrees with what they give."""
         responses = server.query("tell", wish={"class": t, "why": None})
         told = responses.by_node("words")
@@ -84,7 +84,7 @@ def test_nodes_answer_as_much_as_they_have_on_every_engine(tmp_path: Path) -> No
     sizes = [audit.summary()["by_kind"] for audit in (here.audit, there.audit)]
     assert sizes[0] == sizes[1]
     told = [{"n": int(counts[node, t]), "of": t} for t in (0, 1) for node in range(3)]
-    assert sizes[0]["tests: words"]["up"] == sum(len(as_text(each)) for each in told)
+    assert sizes[0]["tests: words"]["up"] == sum(len(json_to_tensor(each)) for each in told)
 
 
 @pytest.mark.parametrize("declared", ["some", "words"])
@@ -94,11 +94,11 @@ def test_a_list_is_refused_of_what_is_not_declared_to_be_apart(declared: str) ->
     part = {"some": "ragged", "words": "values"}[declared]
     kept = tuple(name for name in getattr(tell, part) if name != declared)
     side = replace(run.side, queries={"tell": replace(tell, **{part: kept})})
-    handler = RequestHandler(Group(run.nodes[:1]), side, run.compute)
+    handler = RequestHandler(NodeGroup(run.nodes[:1]), side, run.compute)
     with pytest.raises(
         ArgumentError, match=rf"^{declared} of query invalid tell = 'a list of 1' \(expected a"
     ):
-        handler.answer("tell", 0, {"wish": as_text({"class": 0})}, False)
+        handler.respond("tell", 0, {"wish": json_to_tensor({"class": 0})}, False)
     assert run.audit.summary()["queries"] == 0
 
 
@@ -121,64 +121,64 @@ def test_a_node_whose_value_is_none_is_left_out(tmp_path: Path) -> None:
 def test_other_axes_or_numbers_are_no_raggedness() -> None:
     asked = Query("tell", None, releases={"some": SOME}, ragged=("some",))  # type: ignore[arg-type]
     ones = {f"{n}": {"some": torch.ones(n, 3)} for n in (2, 3, 4)}
-    assert faults(ones, asked, 100.0) == {}
+    assert find_faults(ones, asked, 100.0) == {}
     flat = {**ones, "4": {"some": torch.ones(4)}}
-    assert "float32 of shape (-1,)" in faults(flat, asked, 100.0)["4"]
+    assert "float32 of shape (-1,)" in find_faults(flat, asked, 100.0)["4"]
     with pytest.raises(NodeFault, match="it is not known which"):
-        faults({"2": ones["2"], "4": flat["4"]}, asked, 100.0)
+        find_faults({"2": ones["2"], "4": flat["4"]}, asked, 100.0)
 
 
 @pytest.mark.parametrize("value", [None, {"b": [1, 2.5], "a": "é"}, [], "text", 0])
 def test_equal_values_are_equal_bytes(value: Any) -> None:
-    assert from_text(as_text(value)) == value
+    assert json_from_tensor(json_to_tensor(value)) == value
     if isinstance(value, dict):
-        assert torch.equal(as_text(value), as_text(dict(reversed(list(value.items())))))
+        assert torch.equal(json_to_tensor(value), json_to_tensor(dict(reversed(list(value.items())))))
 
 
 @pytest.mark.parametrize("value", [{1, 2}, float("nan"), b"bytes", {"secret": [4, 2], "loss": float("inf")}])
 def test_what_json_does_not_hold_is_refused_and_not_repeated(value: object) -> None:
     with pytest.raises(ArgumentError, match="what JSON holds") as caught:
-        as_text(value)
+        json_to_tensor(value)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["{", "NaN", "1e999", "[-Infinity]", ""])
 def test_what_no_json_is_is_not_read(text: str) -> None:
     with pytest.raises(DataError, match="no JSON text"):
-        from_text(torch.tensor(list(text.encode()), dtype=torch.uint8))
+        json_from_tensor(torch.tensor(list(text.encode()), dtype=torch.uint8))
 
 
 def test_a_value_that_is_none_costs_nothing_and_the_node_goes_on() -> None:
     """Before anything is charged, admitted or learned."""
     run = prepare(config())[0]
     (node, *_), side = run.nodes, run.side
-    handler = RequestHandler(Group([node]), side, run.compute)
+    handler = RequestHandler(NodeGroup([node]), side, run.compute)
     bad = {"wish": torch.tensor([ord("{")], dtype=torch.uint8)}
     with pytest.raises(DataError, match="no JSON text"):
-        handler.answer("tell", 0, bad, False)
+        handler.respond("tell", 0, bad, False)
     node.gate.policy = replace(node.gate.policy, max_header=20)
     with pytest.raises(QueryRefused, match="max_header: 20, and wish has 30"):
-        handler.answer("tell", 0, {"wish": as_text({"class": 1, "why": "x" * 10})}, False)
-    assert run.audit.summary()["queries"] == run.audit.spent(node.name, "run").queries == 0
-    (told,) = handler.answer("tell", 0, {"wish": as_text({"class": 1})}, False)
-    assert from_text(told["words"])["of"] == 1
+        handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1, "why": "x" * 10})}, False)
+    assert run.audit.summary()["queries"] == run.audit.spending(node.name, "run").total_queries == 0
+    (told,) = handler.respond("tell", 0, {"wish": json_to_tensor({"class": 1})}, False)
+    assert json_from_tensor(told["words"])["of"] == 1
 
 
 @pytest.mark.parametrize("of", ["rows", "scores", "counts"])
 def test_no_noise_hides_how_much_a_node_says(of: Any) -> None:
     """Under a budget the query is refused; without one, nothing is claimed of it."""
-    kind = PayloadKind("some", of=of)
+    kind = PayloadKind("some", category=of)
     for apart in ({"ragged": ("some",)}, {"values": ("some",)}):
-        asked = Query("tell", None, releases={"some": kind}, reads=("some",), times=1, **apart)  # type: ignore[arg-type]
+        asked = Query("tell", None, releases={"some": kind}, depends_on_records=("some",), times=1, **apart)  # type: ignore[arg-type]
         privacy = NoisyOutputs(outputs=OutputsConfig(bound=1.0, noise=1.0))
         side = NodeSide({"tell": asked})
-        made = Mechanism("n", privacy, side, LocalConfig(), 50, Classification(3), secret=1)
+        made = PrivacyMechanism("n", privacy, side, LocalConfig(), 50, Classification(3), secret=1)
         assert isinstance(made.rule(asked, "some"), Exact)
-        assert unpriced(made, asked) is None  # no budget is set
-        tight = Mechanism(
+        assert no_guarantee_reason(made, asked) is None  # no budget is set
+        tight = PrivacyMechanism(
             "n", replace(privacy, epsilon=3.0), side, LocalConfig(), 50, Classification(3), secret=1
         )
-        assert "no guarantee" in str(unpriced(tight, asked))
+        assert "no guarantee" in str(no_guarantee_reason(tight, asked))
 
 
 def test_parts_that_are_none_of_the_query_are_refused() -> None:

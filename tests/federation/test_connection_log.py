@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstill.federation import connection_log
-from fedstill.federation.connection_log import Contact
+from fedstill.federation.connection_log import ServerConnection
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 def test_each_change_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    contact = Contact("here:1", clock)
+    contact = ServerConnection("here:1", clock)
     tried = "it is tried every 10 s, until it answers or this process is ended"
 
     def said() -> list[str]:
@@ -30,20 +30,20 @@ def test_each_change_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         return lines
 
-    contact.answered()
-    contact.answered()
+    contact.set_connected()
+    contact.set_connected()
     assert said() == ["connected to the server at here:1"]
-    contact.silent()
-    contact.silent()
+    contact.set_unreachable()
+    contact.set_unreachable()
     assert said() == [f"the server at here:1 is gone, or the way to it; {tried}"]
     clock.now = 34.0
-    contact.answered()
+    contact.set_connected()
     assert said() == ["connected to the server at here:1 again, after 34.0 s"]
-    contact.refused("Client 'a' is disabled")
-    contact.refused("Client 'a' is disabled")
+    contact.set_refused("Client 'a' is disabled")
+    contact.set_refused("Client 'a' is disabled")
     assert said() == ["the server at here:1 does not let this node in: it has revoked this node"]
     clock.now = 94.0
-    contact.answered()
+    contact.set_connected()
     assert said() == ["connected to the server at here:1 again, after 1 min 0 s"]
 
 
@@ -51,11 +51,11 @@ def test_a_server_that_never_answers_is_said_at_once_and_seldom_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    contact = Contact("here:1", clock)
+    contact = ServerConnection("here:1", clock)
     times = []
     for second in range(0, 4 * 3600, 2):  # as FLARE tries
         clock.now = float(second)
-        contact.silent()
+        contact.set_unreachable()
         times += [second] * len(caplog.records)
         caplog.clear()
     assert times[:8] == [0, 60, 120, 240, 480, 960, 1920, 3840]
@@ -83,7 +83,9 @@ def test_only_replies_to_a_sign_of_life_say_how_it_stands(
 
     monkeypatch.setattr(connection_log.threading, "Thread", Idle)
     left: list[str] = []
-    connection_log.watch(Contact("here:1", Clock()), Cell(), 10.0, lambda: left.append("left"))
+    connection_log.watch_connection(
+        ServerConnection("here:1", Clock()), Cell(), 10.0, lambda: left.append("left")
+    )
 
     def reply(topic: str, code: str) -> list[str]:
         keys = defs.MessageHeaderKey

@@ -12,7 +12,7 @@ import torch
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.workers import Workers
-from fedstill.federation.inprocess import InProcess, partition, stacks
+from fedstill.federation.inprocess import InProcess, group_nodes, should_stack
 from fedstill.methods._server import Server
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import PatchCritic, build
@@ -65,7 +65,7 @@ def distilled(specs: tuple[str, ...], config: FedIOD, engine: str, steps: int = 
     nodes = nodes_of(specs, audit)
     side = config.node_side(NodeSetting(TASK, LocalConfig(), Compute()))
     side.prepare(nodes)
-    groups = partition(nodes, stacks(compute, nodes))
+    groups = group_nodes(nodes, should_stack(compute, nodes))
     federation = InProcess(nodes, groups, side, compute)
     student = build("mlp:8", SHAPE, 3, 0, "student")
     place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), compute, 0, LocalConfig())
@@ -143,7 +143,7 @@ def test_equal_architectures_are_stacked_on_a_gpu_where_they_are_products_or_whe
     compute: Any = SimpleNamespace(
         config=EngineConfig(name=engine), device=torch.device(device), workers=Workers(2)
     )
-    assert stacks(compute, nodes_of((network,) * count)) == stacked
+    assert should_stack(compute, nodes_of((network,) * count)) == stacked
 
 
 @pytest.mark.parametrize(
@@ -160,17 +160,17 @@ def test_on_a_gpu_wide_networks_and_recorded_training_are_computed_one_by_one(
 ) -> None:
     compute = Compute(EngineConfig(graphs=graphs))
     compute.device = torch.device("cuda")
-    assert stacks(compute, nodes_of((network,) * 2), alone=alone) == stacked
+    assert should_stack(compute, nodes_of((network,) * 2), local_training=alone) == stacked
 
 
 def test_networks_of_products_with_convolutional_critics_are_computed_at_once() -> None:
     compute, nodes = Compute(EngineConfig(name="auto")), nodes_of(("mlp:8",) * 7)
     compute.workers = Workers(2)
-    assert stacks(compute, nodes)
-    nodes[1].add("critic", PatchCritic(1, 4), lambda critic: torch.optim.Adam(critic.parameters()))
-    assert not stacks(compute, nodes)
+    assert should_stack(compute, nodes)
+    nodes[1].add_module("critic", PatchCritic(1, 4), lambda critic: torch.optim.Adam(critic.parameters()))
+    assert not should_stack(compute, nodes)
 
 
 def test_equal_architectures_are_groups() -> None:
-    groups = [[node.name for node in group] for group in partition(nodes_of(MIXED), True)]
+    groups = [[node.name for node in group] for group in group_nodes(nodes_of(MIXED), True)]
     assert groups == [["n0", "n2"], ["n1", "n4"], ["n3"]]

@@ -14,12 +14,12 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError, QueryMismatch, QueryRefused
-from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.models import PatchCritic, build
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.queries import NodeSide, Query
 
@@ -48,7 +48,7 @@ class World:
             gate = Gate(name, (policies or {}).get(name, PolicyConfig()), self.audit)
             node = Node(name, data, build(spec, SHAPE, 3, 0, index).eval(), gate, 0)
             torch.manual_seed(index)
-            node.add("critic", PatchCritic(1, 4), lambda m: torch.optim.Adam(m.parameters(), 0.01))
+            node.add_module("critic", PatchCritic(1, 4), lambda m: torch.optim.Adam(m.parameters(), 0.01))
             self.nodes.append(node)
         queries = (
             Query(
@@ -59,15 +59,15 @@ class World:
         side = NodeSide(
             {query.name: query for query in queries},
             prepare=lambda nodes: None,
-            look=lambda nodes, x: {},
+            preview_responses=lambda nodes, x: {},
         )
-        self.groups = partition(self.nodes, stacked)
+        self.groups = group_nodes(self.nodes, stacked)
         self.federation = InProcess(self.nodes, self.groups, side, Compute())
 
-    def _examine(self, group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def _examine(self, group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
         self.calls += 1
         self.keeps_graph = torch.is_grad_enabled()
-        critic, model = group.bench("critic"), group.bench("model")
+        critic, model = group.module("critic"), group.module("model")
         with torch.enable_grad():
             critic.train(True)
             group.step("critic", critic(x.detach()).sigmoid().flatten(1).mean(1))
@@ -75,7 +75,7 @@ class World:
             model.train(False)
         return {"logits": model(x), "critic": critic(x)}
 
-    def _tell(self, group: Group, number: int) -> Mapping[str, torch.Tensor]:
+    def _tell(self, group: NodeGroup, number: int) -> Mapping[str, torch.Tensor]:
         return {"size": torch.tensor([[float(node.name[1:])] for node in group.nodes])}
 
     def plain(self, x: torch.Tensor, names: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
@@ -156,7 +156,7 @@ def test_a_loss_that_is_no_number_is_no_nodes_fault(stacked: bool) -> None:
     logits = world.federation.query("examine", x=image())["logits"]
     with pytest.raises(DataError, match=r"the method's gradients of logits hold NaN .* loss is not finite"):
         (logits.sum() * torch.nan).backward()
-    assert world.federation.out == {}
+    assert world.federation.excluded == {}
 
 
 # --- who is asked --------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_answers_come_in_the_order_of_the_nodes_though_groups_interleave(stacked
 @ENGINES
 def test_a_few_nodes_can_be_asked_in_any_order_and_answer_in_theirs(stacked: bool) -> None:
     world = World(stacked=stacked)
-    responses = world.federation.query("tell", of=["n4", "n0"])
+    responses = world.federation.query("tell", nodes=["n4", "n0"])
     assert responses.nodes == ("n0", "n4")
     assert responses["size"].flatten().tolist() == [0, 4]
     assert set(world.audit.summary()["by_node"]) == {"n0", "n4"}
@@ -210,7 +210,7 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
 def test_an_old_query_can_be_asked_again_after_its_group_was_parted() -> None:
     world = World(ALIKE)
     first = world.federation.query("examine", x=image())
-    world.federation.query("examine", of=["n1"], x=image(1))
+    world.federation.query("examine", nodes=["n1"], x=image(1))
     calls, critics = world.calls, world.critics()
     again = world.federation.query("examine", number=first.number, x=image())
     assert torch.equal(again["critic"], first["critic"])
@@ -224,7 +224,7 @@ def test_an_old_query_can_be_asked_again_after_its_group_was_parted() -> None:
 )
 def test_unknown_nodes_are_named(of: Any, named: str) -> None:
     with pytest.raises(ArgumentError, match=rf"invalid of = {named} \(expected some of n0, n1, n2"):
-        World(ALIKE).federation.query("tell", of=of)
+        World(ALIKE).federation.query("tell", nodes=of)
 
 
 def test_unknown_queries_tensors_and_parts_are_named() -> None:
@@ -285,13 +285,13 @@ def test_a_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, st
 
 def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
     world = World(ALIKE, policies={"n1": PolicyConfig(queries=("tell",))})
-    world.federation.require(["tell"])
+    world.federation.check_policies(["tell"])
     with pytest.raises(QueryRefused, match="'n1' refuses query 'examine' by rule queries: tell"):
-        world.federation.require(["tell", "examine"])
+        world.federation.check_policies(["tell", "examine"])
     assert world.federation.objections(world.federation.queries["examine"]) == {"n1": "queries: tell"}
     policies = {"n0": PolicyConfig(queries=("examine",)), "n1": PolicyConfig(queries=("none",))}
     with pytest.raises(QueryRefused) as caught:
-        World(ALIKE, policies=policies).federation.require(["tell", "examine"])
+        World(ALIKE, policies=policies).federation.check_policies(["tell", "examine"])
     assert str(caught.value) == (
         "node 'n0' refuses query 'tell' by rule queries: examine; "
         "node 'n1' refuses query 'tell' by rule queries: none; "
@@ -310,26 +310,26 @@ def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None
     }
     side = NodeSide(queries, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
     federation = InProcess(world.nodes, world.groups, side, Compute())
-    assert federation.limits() == {"n0": limit, "n1": limit}
+    assert federation.query_limits() == {"n0": limit, "n1": limit}
     if limit == 3:
-        federation.require(["examine", "tell"])
+        federation.check_policies(["examine", "tell"])
         return
     rule = f"max_queries: {limit}, and the run asks 3"
     said = f"nodes 'n0', 'n1' refuse query 'examine, tell' by rule {rule}"
     with pytest.raises(QueryRefused, match=said):
-        federation.require(["examine", "tell"])
+        federation.check_policies(["examine", "tell"])
     assert world.audit.summary() == AuditLog().summary()
 
 
 def test_a_part_of_the_answer_that_does_not_depend_on_x_has_no_way_back() -> None:
     world = World(ALIKE)
 
-    def rate(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {"logits": group.bench("model")(x), "rate": torch.arange(float(len(group)))}
+    def rate(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"logits": group.module("model")(x), "rate": torch.arange(float(len(group)))}
 
     query = Query("rate", rate, {"x": "inputs"}, {"logits": "logits", "rate": "critic"}, ("x",))
     side = NodeSide({"rate": query}, lambda nodes: None, lambda nodes, x: {}, lambda group: None)
-    federation = InProcess(world.nodes, partition(world.nodes, True), side, Compute())
+    federation = InProcess(world.nodes, group_nodes(world.nodes, True), side, Compute())
     x = image()
     responses = federation.query("rate", x=x)
     (grad,) = torch.autograd.grad((responses["logits"] * responses["rate"].view(3, 1, 1)).sum(), x)
@@ -345,7 +345,7 @@ def test_a_user_module_of_any_kind_can_be_a_node() -> None:
 
     world = World(ALIKE)
     world.nodes[1].modules["model"] = Odd()
-    groups = partition(world.nodes, True)
+    groups = group_nodes(world.nodes, True)
     assert [len(group) for group in groups] == [2, 1]
     federation = InProcess(
         world.nodes, groups, NodeSide(world.federation.queries, *[lambda *_: None] * 3), Compute()

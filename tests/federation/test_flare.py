@@ -31,8 +31,8 @@ from fedstill.core.run_writer import write_text
 from fedstill.federation import flare, flare_component, flare_kit, flare_site
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODE, NodeProgram
-from fedstill.node.owner_folder import init
-from fedstill.node.permission_check import open_to_others
+from fedstill.node.owner_folder import init_folder
+from fedstill.node.permission_check import find_open_files
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs.config import to_toml
@@ -200,7 +200,7 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         told_time("FLARE, server killed in distillation, to the end", since)
         folder = run.out / "federation/nodes/node-1"
         assert {"node.log", "node.pid", "audit.sqlite"} <= {path.name for path in folder.iterdir()}
-        assert open_to_others(folder, folder / "audit.sqlite") is None  # FLARE's processes write there, too
+        assert find_open_files(folder, folder / "audit.sqlite") is None  # FLARE's processes write there, too
 
 
 def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path, unbroken: Unbroken) -> None:
@@ -236,7 +236,7 @@ def test_a_node_in_no_state_to_serve_says_so_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before, FLARE ended the whole job with an error of its own."""
-    init(tmp_path / "clinic")
+    init_folder(tmp_path / "clinic")
     SecurityLog(tmp_path / "clinic").write("approved", "somebody", "why")
     (tmp_path / "clinic" / "security.jsonl").write_text("")
     monkeypatch.setenv(NODE, str(tmp_path / "clinic"))

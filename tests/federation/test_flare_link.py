@@ -19,8 +19,8 @@ from nvflare.private.defs import CellChannelTopic, CellMessageHeaderKeys
 
 from fedstill.core.errors import DeployError, FedstillError
 from fedstill.federation.flare import FlareLink
-from fedstill.federation.flare_lost_nodes import Losses, listen
-from fedstill.federation.transport import LinkError, Silent, Unreachable
+from fedstill.federation.flare_lost_nodes import LostNodeMonitor, watch_lost_nodes
+from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 
 
 class Client:
@@ -50,7 +50,7 @@ def test_a_message_goes_to_its_node_with_the_patience_that_is_left() -> None:
 @pytest.mark.parametrize(
     ("fails", "kind", "line"),
     [
-        (CollabCallError("node-0", "serve", TimeoutError("late")), Silent, "no answer in time"),
+        (CollabCallError("node-0", "serve", TimeoutError("late")), ReplyTimeout, "no answer in time"),
         (CollabCallError("node-0", "serve", ValueError("no\n  such thing")), LinkError, "no such thing"),
         (RunAborted("stopped"), DeployError, "its job was ended"),
     ],
@@ -79,7 +79,7 @@ def test_nobody_waits_for_a_node_that_flare_does_not_let_back() -> None:
     client = Client("node-0", b"")
     client.__class__ = type("Silent", (Client,), {"__call__": lambda self, timeout: silent(timeout)})
     link = FlareLink([client, Client("node-1", b"!")])
-    threading.Timer(0.2, lambda: (link.lose("nobody"), link.lose("node-0"))).start()
+    threading.Timer(0.2, lambda: (link.drop_node("nobody"), link.drop_node("node-0"))).start()
     start = time.monotonic()
     with pytest.raises(Unreachable, match="its process for this run has ended"):
         link.call("node-0", b"", 60.0)
@@ -129,7 +129,7 @@ def test_the_server_tells_a_job_which_node_is_back_without_it(
 ) -> None:
     taking_part = {"old": Client("north", b""), "old 2": Client("east", b"")}
     engine, cell = engine_of({"job": {RunProcessKey.PARTICIPANTS: taking_part}})
-    Losses(engine)
+    LostNodeMonitor(engine)
     ((channel, hear),) = cell.filters
     assert channel == CellChannel.SERVER_MAIN
     for node, token, at_work in signs:
@@ -143,7 +143,7 @@ def test_the_server_tells_a_job_which_node_is_back_without_it(
 def test_a_job_hears_of_its_losses_from_the_server_alone() -> None:
     engine, cell = engine_of({})
     lost: list[str] = []
-    listen(engine, lost.append)
+    watch_lost_nodes(engine, lost.append)
     ((_, hear),) = cell.filters
     for origin in ("north", "server", "server.other"):
         hear(new_cell_message({MessageHeaderKey.ORIGIN: origin}, {"node": f"of {origin}"}))

@@ -17,7 +17,7 @@ from fedstill.core.errors import BundleError, NodeFault, QueryMismatch
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_files, signed_files
-from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.offline_files import (
     FORMAT,
@@ -45,7 +45,7 @@ from fedstill.privacy.statement import Statement
 from fedstill.protocol.digests import digest
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
-from fedstill.protocol.run_plan import PROTOCOL, RunPlan, fingerprint
+from fedstill.protocol.run_plan import PROTOCOL, RunPlan, public_fingerprint
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.tasks.classification import Classification, ClassificationConfig
 
@@ -74,12 +74,14 @@ def live() -> InProcess:
         model = build("small-cnn:4", SHAPE, CLASSES, 0, index).eval()
         nodes.append(Node(name, TensorData(inputs, targets), model, gate, SEED))
     side = CONFIG.node_side(NodeSetting(TASK, LOCAL, COMPUTE, public_data()))
-    return InProcess(nodes, partition(nodes, False), side, COMPUTE)
+    return InProcess(nodes, group_nodes(nodes, False), side, COMPUTE)
 
 
 def asked() -> Queries:
     table = {"name": "fedkd", **vars(CONFIG)}
-    plan = RunPlan("queries", table, SPEC, public=fingerprint(public_data()), public_note=("made", "by hand"))
+    plan = RunPlan(
+        "queries", table, SPEC, public=public_fingerprint(public_data()), public_note=("made", "by hand")
+    )
     return Queries(plan, public_data(), tuple(CONFIG.calls(public_data(), SEED)))
 
 
@@ -136,7 +138,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     world.queries = read_queries(world.path("queries"))
     federation, given = live(), world.queries
     responses = {
-        number: federation._answer(NAMES, SentQuery(call.query, number, call.tensors, False))
+        number: federation._collect_responses(NAMES, SentQuery(call.query, number, call.tensors, False))
         for number, call in enumerate(given.calls)
     }
     for name in NAMES:
@@ -163,16 +165,16 @@ def header(given: Queries, name: str) -> ResponsesHeader:
 def replies(name: str, responses: Mapping[int, Any]) -> Replies:
     hello = {"name": name, "protocol": PROTOCOL, "versions": {"fedstill": "0"}}
     join = {
-        "objections": {},
+        "refused_queries": {},
         "max_queries": None,
-        "learned": False,
-        "last": -1,
-        "marks": [],
+        "is_trained": False,
+        "last_query": -1,
+        "checkpoints": [],
         "model": "SmallCNN",
         "parameters": 99,
         "privacy": asdict(Statement()),
     }
-    return Replies(hello, join, [{"mechanism": "none", "price": None}] * len(responses), responses)
+    return Replies(hello, join, [{"mechanism": "none", "cost": None}] * len(responses), responses)
 
 
 # --- what a method asks all at once --------------------------------------------------------------
@@ -201,7 +203,7 @@ def step(federation: Any) -> Server:
     student = build("mlp:8", SHAPE, CLASSES, 0, "student")
     place = (federation, student, TASK, SHAPE, (0.5,), (0.5,), COMPUTE, SEED, LOCAL, public_data())
     server = Server(CONFIG, *place)
-    for _ in range(server.total):
+    for _ in range(server.total_steps):
         server.step()
     return server
 
@@ -352,10 +354,10 @@ def test_two_files_of_one_node_are_refused(world: World) -> None:
     ("change", "said"),
     [
         (lambda h, t: t.pop("1.logits"), "does not hold one answer to each of the 3 queries"),
-        (lambda h, t: h["told"]["privacy"].pop(), "does not hold one answer to each of the 3 queries"),
-        (lambda h, t: h.pop("told"), "what its node tells is of another form"),
-        (lambda h, t: h["told"]["join"].update(marks=3), "marks is 3"),
-        (lambda h, t: h["told"]["privacy"][1].clear(), "does not say how an answer is protected"),
+        (lambda h, t: h["replies"]["privacy"].pop(), "does not hold one answer to each of the 3 queries"),
+        (lambda h, t: h.pop("replies"), "what its node tells is of another form"),
+        (lambda h, t: h["replies"]["join"].update(checkpoints=3), "checkpoints is 3"),
+        (lambda h, t: h["replies"]["privacy"][1].clear(), "does not say how an answer is protected"),
         (lambda h, t: h["policy"].update(queries=3), "policy.queries is 3"),
         (lambda h, t: h.pop("node"), "node is empty"),
     ],

@@ -25,10 +25,10 @@ from fedstill.federation.offline_files import Queries, write_queries
 from fedstill.methods.fedkd import FedKD
 from fedstill.node import owner_folder
 from fedstill.node.replies import TrainingProgress
-from fedstill.node.requests import Requests
+from fedstill.node.requests import ApprovalRequests
 from fedstill.node.security_log import SecurityLog
 from fedstill.node.session import Session
-from fedstill.protocol.run_plan import RunPlan, fingerprint
+from fedstill.protocol.run_plan import RunPlan, public_fingerprint
 from fedstill.tasks.classification import ClassificationConfig
 from tests.audited import entries
 
@@ -78,7 +78,7 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
         "made", torch.randn(23, *SHAPE, generator=torch.Generator().manual_seed(9)), note="by hand"
     )
     table = {"name": method, **vars(CONFIG)}
-    plan = RunPlan(path.stem, table, SPEC, public=fingerprint(public), public_note=("made", "by hand"))
+    plan = RunPlan(path.stem, table, SPEC, public=public_fingerprint(public), public_note=("made", "by hand"))
     *calls, last = CONFIG.calls(public, 4)
     calls.append(replace(last, tensors={**last.tensors, **other}))
     key = signed_files.own_key(path.with_name("server.key"))
@@ -123,7 +123,7 @@ def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_pa
     (kept,) = node.glob(f"runs/*/{offline_node.RELEASED_FILE}")
     blob = kept.read_bytes()
     tried = {hashlib.new(name, blob).hexdigest() for name in ("sha256", "blake2s", "sha3_256")}
-    assert entry["content"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
+    assert entry["content_hash"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
     (node / "secret").write_text("rehearsal 8\n")
     with pytest.raises(RunFolderError, match="is not what was let out"):
         offline_node.answer(node, queries, tmp_path / "again")
@@ -166,8 +166,8 @@ def test_the_same_queries_under_another_key_neither_use_nor_undo_an_approval(tmp
     assert first.read_bytes() == second.read_bytes()
     with pytest.raises(QueryRefused):
         offline_node.answer(node, first, out)
-    requests = Requests(node, owner_folder.read(node))
-    (asked,) = requests.all()
+    requests = ApprovalRequests(node, owner_folder.read_node_file(node))
+    (asked,) = requests.list_all()
     requests.decide(asked.sha256, True)
     for _ in range(2):
         with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
@@ -175,7 +175,7 @@ def test_the_same_queries_under_another_key_neither_use_nor_undo_an_approval(tmp
     offline_node.answer(node, first, out)
     with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
         offline_node.answer(node, second, out)  # not even what has left already
-    assert {request.server == asked.server: request.state for request in requests.all()} == {
+    assert {request.server == asked.server: request.state for request in requests.list_all()} == {
         True: "used",
         False: "waits",
     }
@@ -189,8 +189,8 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     queries = make_queries(tmp_path / "queries.safetensors")
     with pytest.raises(QueryRefused):
         offline_node.answer(node, queries, out)
-    requests = Requests(node, owner_folder.read(node))
-    (sha256,) = [request.sha256 for request in requests.all()]
+    requests = ApprovalRequests(node, owner_folder.read_node_file(node))
+    (sha256,) = [request.sha256 for request in requests.list_all()]
     requests.decide(sha256, True)
     asked: list[str] = []
 
@@ -199,11 +199,11 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
 
     learned: list[float] = []
 
-    def learn(self: Session, seconds: float) -> Progress:
+    def learn(self: Session, seconds: float) -> TrainingProgress:
         learned.append(seconds)
-        return Progress(30 * len(learned), len(learned) == 3)
+        return TrainingProgress(30 * len(learned), len(learned) == 3)
 
-    plain = Session.answer
+    plain = Session.respond
 
     def answer(self: Session, name: str, *words: Any) -> Any:
         asked.append(name)
@@ -288,8 +288,8 @@ def test_a_folder_whose_name_is_no_text_is_one_line(
     except OSError:
         pytest.skip("this file system holds no such name")
     with pytest.raises(ArgumentError, match="one in UTF-8: rename it"):
-        owner_folder.read(node)
-    (fault,) = owner_folder.examine(node).faults
+        owner_folder.read_node_file(node)
+    (fault,) = owner_folder.check_folder(node).find_faults
     assert "clinic\\xff" in fault
     monkeypatch.chdir(node)
     for words in (

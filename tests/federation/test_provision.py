@@ -36,7 +36,7 @@ from fedstill.federation import flare_job as jobs
 from fedstill.federation import flare_kit, flare_permissions, flare_site, provision
 from fedstill.federation.admin import Admin
 from fedstill.node import owner_folder
-from fedstill.node.requests import Requests
+from fedstill.node.requests import ApprovalRequests
 from fedstill.node.security_log import SecurityLog
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import from_dict
@@ -525,15 +525,15 @@ def test_a_node_has_no_ear_for_what_no_job_needs(federation: Federation) -> None
     from nvflare.private.admin_defs import Message
     from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 
-    from fedstill.federation.flare_component import TOPICS
-    from fedstill.federation.flare_component import refused as told
+    from fedstill.federation.flare_component import ALLOWED_TOPICS
+    from fedstill.federation.flare_component import refusal_reason as told
 
     def refused(topic: str, job: object = None, channel: str = CellChannel.CLIENT_MAIN) -> bool:
         request = Message(topic, b"")
         request.set_header(RequestHeader.JOB_ID, job)
         return told(CellMessage({MessageHeaderKey.CHANNEL: channel}, request)) is not None
 
-    assert not any(map(refused, TOPICS))
+    assert not any(map(refused, ALLOWED_TOPICS))
     for topic in (SysCommandTopic.SHELL, TrainingTopic.SHUTDOWN, TrainingTopic.RESTART):
         assert refused(topic)
     assert refused("process_info", channel="_net_manager")  # FLARE's way to look into a process
@@ -717,7 +717,7 @@ def test_owners_decide_which_runs_begin(
     images = {"images": np.zeros((4, 8, 8), np.uint8), "labels": np.arange(4) % 2}
     rules = {"north": 'approve = "each run"', "east": "min_records = 5"}
     for name, rule in rules.items():
-        owner_folder.init(federation.node(name))
+        owner_folder.init_folder(federation.node(name))
         np.savez(federation.node(name) / "data.npz", **images)
         (federation.node(name) / "node.toml").write_text(f'name = "{name}"\n[policy]\n{rule}\n')
     config = from_dict(
@@ -729,13 +729,13 @@ def test_owners_decide_which_runs_begin(
         }
     )
     north, east = federation.node("north"), federation.node("east")
-    requests = Requests(north, owner_folder.read(north))
+    requests = ApprovalRequests(north, owner_folder.read_node_file(north))
     server = StartupKit(north / "kit").authority_fingerprint
     data = load(config.data, config.task, train_needed=False)
     public = load_public(config.public, data, config.task)[1]
     described = describe(plan_of(config, data, public, "run", 2), public)
     with pytest.raises(QueryRefused):
-        requests.require("run", described, server)
+        requests.require_approved("run", described, server)
     requests.decide(described.sha256, True)
 
     out = tmp_path / "run"
@@ -745,7 +745,7 @@ def test_owners_decide_which_runs_begin(
     told = str(refused.value)
     assert "east' refuses query 'join' by rule min_records: 5, and here are fewer" in told
     assert "north' refuses query 'join' by rule approve: run" in told
-    states = {each.sha256: (each.state, each.server) for each in requests.all()}
+    states = {each.sha256: (each.state, each.server) for each in requests.list_all()}
     assert states.pop(described.sha256) == ("approved", server)
     ((other, state),) = states.items()
     assert state == ("waits", server)

@@ -27,15 +27,15 @@ from fedstill.core.run_writer import Records
 from fedstill.data.input_spec import InputSpec
 from fedstill.federation import remote, transport
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.link_costs import Meter
+from fedstill.federation.link_costs import LinkCosts
 from fedstill.federation.remote import Remote
-from fedstill.federation.replies import LONGEST, read_about, read_paid
+from fedstill.federation.replies import MAX_TEXT, parse_node_status, parse_release_cost
 from fedstill.federation.transport import Link, LinkError
 from fedstill.methods._histogram import LabelHistogram
 from fedstill.models.module_utils import to_vector, weighted_mean
-from fedstill.node.audit_entries import ALL, DATA
+from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import AuditLog
-from fedstill.node.host import Host
+from fedstill.node.node_service import NodeService
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import Query
@@ -43,7 +43,7 @@ from fedstill.protocol.run_plan import PROTOCOL, RunPlan
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import build, local_processes
 from fedstill.runs.config import RunConfig, from_dict
-from fedstill.runs.remote_run import Served
+from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification, ClassificationConfig
 from tests.audited import paid
@@ -70,8 +70,8 @@ def tiny(
     needs = chosen.needs()
     return from_dict(
         {
-            "task": {"name": "tabular" if needs.rows else "classification"},
-            "data": {"name": "wine" if needs.rows else "digits"},
+            "task": {"name": "tabular" if needs.table_rows else "classification"},
+            "data": {"name": "wine" if needs.table_rows else "digits"},
             "split": {"nodes": 3},
             "nodes": {
                 "models": ["mlp:8"],
@@ -89,7 +89,7 @@ def tiny(
     )
 
 
-class Live(Served):
+class Live(RemoteRun):
     """A run at the server, in a folder of its own."""
 
     def __init__(self, config: RunConfig, link: Link, name: str, folder: Path) -> None:
@@ -114,7 +114,7 @@ class Away:
     ) -> None:
         self.config, self.folder = config, folder
         local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
-        self.hosts = {name: Host(folder / "nodes" / name) for name in NAMES}
+        self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
         serve = {name: host.serve for name, host in self.hosts.items()}
         self.serve = {name: (bend or {}).get(name, lambda each: each)(each) for name, each in serve.items()}
         (folder / "server").mkdir()
@@ -160,7 +160,7 @@ def test_messages_change_nothing(method: str, options: dict[str, Any], tmp_path:
     assert told["leaves"] == metrics["leaves"]
     assert [node["bytes"] for node in told["nodes"]] == [node["bytes"] for node in metrics["nodes"]]
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
-    if METHODS[method].central == "student":
+    if METHODS[method].evaluated_model == "student":
         assert told["accuracy"] == metrics["accuracy"]
     away.same_nodes(experiment)
 
@@ -197,7 +197,7 @@ def test_messages_change_nothing_under_a_mechanism(method: str, mechanism: str, 
     for node in experiment.nodes:
         # The node's own audit of its data, which lasts, says the same as the run's.
         audit = AuditLog(tmp_path / "nodes" / node.name / "audit.sqlite", read_only=True)
-        assert audit.spent(DATA, "one").run == dict(paid(experiment.audit, node.name)[0])
+        assert audit.spending(NODE_DATA, "one").run_events == dict(paid(experiment.audit, node.name)[0])
         audit.close()
     away.same_nodes(experiment)
 
@@ -264,8 +264,8 @@ class Scripted:
         if do == "identify":
             told = {"name": node, "protocol": PROTOCOL, "versions": {}}
         elif do == "join":
-            about = {"objections": {}, "max_queries": self.most, "learned": True}
-            told = {**about, "marks": self.marks[node], "last": self.last[node]}
+            about = {"refused_queries": {}, "max_queries": self.most, "is_trained": True}
+            told = {**about, "checkpoints": self.marks[node], "last_query": self.last[node]}
         elif do == "answer_query":
             self.last[node] = header["number"]
             told, released = {"privacy": {}}, {"logits": factor * tensors["x"].flatten(1)[:, :2]}
@@ -275,7 +275,7 @@ class Scripted:
             told, released = {"privacy": {}}, {"d/dx": gradient}
         elif do == "load_checkpoint":
             self.last[node] = header["mark"] - 1
-        return pack({"told": told, "seconds": 0.25}, released)
+        return pack({"body": told, "seconds": 0.25}, released)
 
     def query(self) -> Any:
         return self.federation.query("weigh", x=X)
@@ -294,7 +294,7 @@ class Scripted:
 
 
 def answering(logits: torch.Tensor, seconds: float = 0.0) -> Callable[[], bytes]:
-    return lambda: pack({"told": {"privacy": {}}, "seconds": seconds}, {"logits": logits})
+    return lambda: pack({"body": {"privacy": {}}, "seconds": seconds}, {"logits": logits})
 
 
 @pytest.fixture(autouse=True)
@@ -321,9 +321,9 @@ SICK: dict[str, tuple[Callable[[], bytes], str]] = {
     "nan": (answering(torch.full((2, 2), float("nan"))), "logits hold NaN or infinity (4 of 4 numbers)"),
     "another shape": (answering(torch.zeros(2, 3)), "logits are (2, 3)"),
     "1000 times": (answering(1000 * X.flatten(1)[:, :2]), "times as large as others': link.outlier 100"),
-    "nothing": (lambda: pack({"told": {"privacy": {}}, "seconds": 0.0}), "answered nothing"),
+    "nothing": (lambda: pack({"body": {"privacy": {}}, "seconds": 0.0}), "answered nothing"),
     "scale without": (
-        lambda: pack({"told": {}, "seconds": 0.0}, {"logits:scale": torch.ones(2)}),
+        lambda: pack({"body": {}, "seconds": 0.0}, {"logits:scale": torch.ones(2)}),
         "came without logits",
     ),
     "garbage": (lambda: b"\0garbage", "no message of fedstill"),
@@ -368,16 +368,16 @@ def test_who_refuses_at_the_start_is_left_out_where_the_quorum_allows_it(
 ) -> None:
     nodes = Scripted(quorum=quorum)
     for node in nodes.nodes[:unwilling]:
-        about = nodes.federation.about[node]
-        nodes.federation.about[node] = dataclasses.replace(
-            about, objections={"weigh": "outputs_only: no logits"}
+        about = nodes.federation.node_status[node]
+        nodes.federation.node_status[node] = dataclasses.replace(
+            about, refused_queries={"weigh": "outputs_only: no logits"}
         )
     if not goes_on:
         with pytest.raises(QueryRefused, match="outputs_only: no logits"):
-            nodes.federation.require(["weigh"])
+            nodes.federation.check_policies(["weigh"])
         assert nodes.events() == []
         return
-    nodes.federation.require(["weigh"])
+    nodes.federation.check_policies(["weigh"])
     assert nodes.events() == [("one", 0, "left out")]
     assert nodes.federation.events[0]["reason"] == "refused: outputs_only: no logits"
     assert nodes.query().nodes == ("two", "three")
@@ -388,8 +388,8 @@ def test_what_a_node_says_of_its_protection_is_known() -> None:
         "pate", "noisy votes", "one record", 1e-6, 8.0, "rdp", "any", {"pate": 5.0}, ("a", "b"), ("c",)
     )
     table = {**ABOUT, "privacy": json.loads(json.dumps(dataclasses.asdict(said)))}
-    assert read_about(table, {}).privacy == said
-    assert read_about(ABOUT, {}).privacy == Statement()
+    assert parse_node_status(table, {}).privacy == said
+    assert parse_node_status(ABOUT, {}).privacy == Statement()
 
 
 def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
@@ -406,7 +406,7 @@ def test_a_lost_message_is_sent_again_and_who_is_waited_for_is_told(
 
     nodes.breaks("two", "answer_query", at_first)
     waited: list[Sequence[str]] = []
-    nodes.federation.waits = waited.append
+    nodes.federation.on_waiting = waited.append
     assert nodes.query().nodes == ("one", "two", "three")
     assert nodes.heard.count(("two", "answer_query")) == 4
     assert nodes.events() == []
@@ -434,7 +434,7 @@ def test_a_node_that_stays_away_comes_back_and_takes_part_again() -> None:
     back = 3 + len(present) - 1
     assert nodes.events() == [("two", 1, "left out"), ("two", back, "back")]
     assert ("two", "load_checkpoint") not in nodes.heard  # it knows where it was
-    assert nodes.federation.out == {}
+    assert nodes.federation.excluded == {}
 
 
 @pytest.mark.parametrize(
@@ -461,7 +461,7 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
         nodes.query()
         if nodes.events()[1:]:
             break
-    assert nodes.federation.out == {}
+    assert nodes.federation.excluded == {}
     assert nodes.heard.count(("two", "load_checkpoint")) == (recalled is not None)
     if recalled is not None:
         assert nodes.last["two"] >= recalled - 1
@@ -478,13 +478,13 @@ def test_who_comes_back_is_behind_no_mark_and_not_ahead(
 )
 def test_a_gradient_that_is_none_adds_nothing(gradient: torch.Tensor, reason: str) -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "compute_gradients", lambda: pack({"told": {}, "seconds": 0.0}, {"d/dx": gradient}))
+    nodes.breaks("two", "compute_gradients", lambda: pack({"body": {}, "seconds": 0.0}, {"d/dx": gradient}))
     x = X.clone().requires_grad_()
     nodes.federation.query("weigh", x=x)["logits"].sum().backward()
     assert x.grad is not None
     assert x.grad.flatten(1).tolist() == [[4.0, 4.0, 0.0, 0.0]] * 2  # 1 + 3
     assert nodes.events() == [("two", 1, "left out")]  # in query 0 it had a part
-    assert reason in nodes.federation.out["two"].reason
+    assert reason in nodes.federation.excluded["two"].reason
 
 
 def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
@@ -493,7 +493,7 @@ def test_a_gradient_that_the_method_spoils_is_no_nodes_fault() -> None:
     said = r"query 'weigh': the method's gradients of logits hold NaN .* its loss is not finite"
     with pytest.raises(DataError, match=said):
         (logits.sum() * torch.nan).backward()
-    assert nodes.federation.out == {}
+    assert nodes.federation.excluded == {}
 
 
 def test_who_refuses_does_not_come_back() -> None:
@@ -501,14 +501,14 @@ def test_who_refuses_does_not_come_back() -> None:
     error = {"kind": "QueryRefused", "rule": "max_queries: 1", "text": "x", "query": "weigh"}
     nodes.breaks("two", "answer_query", lambda: pack({"error": error}))
     assert nodes.query().nodes == ("one", "three")
-    assert nodes.federation.out["two"].back is False
-    assert "max_queries: 1" in nodes.federation.out["two"].reason
+    assert nodes.federation.excluded["two"].may_rejoin is False
+    assert "max_queries: 1" in nodes.federation.excluded["two"].reason
 
 
 def test_nodes_that_have_none_left_are_no_nodes_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Scripted().federation.limits() == {}
+    assert Scripted().federation.query_limits() == {}
     monkeypatch.setattr(Scripted, "most", 0)
-    assert Scripted().federation.limits() == {"one": 0, "two": 0, "three": 0}
+    assert Scripted().federation.query_limits() == {"one": 0, "two": 0, "three": 0}
 
 
 def test_all_who_refuse_are_named_with_their_rules() -> None:
@@ -530,7 +530,7 @@ def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> Non
     nodes = Scripted(wait=0.1)
 
     def silent() -> bytes:
-        raise transport.Silent("function serve timed out after 1.9565732450000723 seconds")
+        raise transport.ReplyTimeout("function serve timed out after 1.9565732450000723 seconds")
 
     nodes.breaks("one", "answer_query", silent)
     nodes.breaks("three", "answer_query", nodes.lost)
@@ -544,9 +544,9 @@ def test_all_who_stay_away_are_named_and_the_option_that_gave_them_time() -> Non
 
 def test_a_node_of_another_version_is_named() -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", "identify", lambda: pack({"told": {"protocol": 1, "versions": {}}, "seconds": 0.0}))
+    nodes.breaks("two", "identify", lambda: pack({"body": {"protocol": 1, "versions": {}}, "seconds": 0.0}))
     nodes.federation.join()
-    assert f"it speaks protocol 1, the server {PROTOCOL}" in nodes.federation.out["two"].reason
+    assert f"it speaks protocol 1, the server {PROTOCOL}" in nodes.federation.excluded["two"].reason
 
 
 def test_a_query_asked_again_after_others_is_counted_anew() -> None:
@@ -554,9 +554,9 @@ def test_a_query_asked_again_after_others_is_counted_anew() -> None:
     nodes = Scripted()
 
     def after(before: object, value: float = 1.0) -> Callable[[], bytes]:
-        privacy = {"mechanism": "pate", "price": {"gaussian(2.0)": 1}, "after": before}
+        privacy = {"mechanism": "pate", "cost": {"gaussian(2.0)": 1}, "history_hash": before}
         logits = torch.full((2, 2), value)
-        return lambda: pack({"told": {"privacy": privacy}, "seconds": 0.0}, {"logits": logits})
+        return lambda: pack({"body": {"privacy": privacy}, "seconds": 0.0}, {"logits": logits})
 
     changed = 1.0 + 2**-23  # in its last bit
     turns = (("a1", 1.0, 1), ("a1", 1.0, 1), ("b2", 1.0, 2), ("a1", 1.0, 2), ("a1", changed, 3))
@@ -565,7 +565,9 @@ def test_a_query_asked_again_after_others_is_counted_anew() -> None:
         nodes.federation.number = 0
         nodes.query()
         assert paid(nodes.audit, "one") == ({"gaussian(2.0)": count}, 0)
-    assert nodes.audit.spent("two", ALL).queries == 1, "who says nothing of it is asked the same again"
+    assert nodes.audit.spending("two", ALL_RUNS).total_queries == 1, (
+        "who says nothing of it is asked the same again"
+    )
     nodes.breaks("one", "answer_query", after(7))
     with pytest.raises(FedstillError, match="after is 7"):
         nodes.query()
@@ -576,10 +578,10 @@ def test_who_is_out_is_remembered_with_the_run() -> None:
     nodes.breaks("two", "answer_query", nodes.lost)
     nodes.breaks("three", "answer_query", SICK["nan"][0])
     nodes.query()
-    state = nodes.federation.state()
+    state = nodes.federation.state_dict()
     assert {node: left[2] for node, left in state["out"].items()} == {"two": True, "three": False}
     again = Scripted(quorum=0.3)  # goes on later, and all have joined
-    again.federation.load(state)
+    again.federation.load_state_dict(state)
     assert again.federation.number == 1
     assert again.events() == [("two", 0, "left out"), ("three", 0, "left out"), ("two", 1, "back")]
     assert again.query().nodes == ("one", "two")
@@ -589,7 +591,7 @@ def test_at_its_end_a_run_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     nodes = Scripted(wait=30.0)
     nodes.breaks("two", "leave", nodes.lost)
     start = time.monotonic()
-    nodes.federation.leave()
+    nodes.federation.end_run()
     assert time.monotonic() - start < 5
     assert sorted(node for node, do in nodes.heard if do == "leave") == sorted(nodes.nodes)  # at once
 
@@ -615,12 +617,12 @@ def test_a_label_histogram_of_some_nodes_by_hand() -> None:
     nodes = Scripted(quorum=0.3)
     late = LabelHistogram(("one", "three"), part.counts, part.sizes)  # two came after that
     assert late.present(nodes.federation) == ["one", "three"]
-    nodes.federation.leave_out("three", "weigh", "gone", back=True)
+    nodes.federation.exclude("three", "weigh", "gone", may_rejoin=True)
     assert late.present(nodes.federation) == ["one"]
 
 
 def test_a_meter_by_hand() -> None:
-    meter = Meter()
+    meter = LinkCosts()
     meter.add(1.0, [0.2, 0.4, 0.6], 300)
     meter.add(0.5, [0.1, 0.1, 0.1], 100)
     metrics = meter.costs(10.0, 2.0)
@@ -647,11 +649,11 @@ def test_a_nodes_own_seconds_are_no_more_than_went_by(said: float, believed: str
     nodes = Scripted()
     nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=said))
     nodes.query()
-    meter = nodes.federation.meter
+    meter = nodes.federation.link_costs
     assert 0 <= meter.waiting <= meter.nodes <= meter.seconds
     assert meter.costs(meter.seconds, 0.0)["link"] >= 0
     if believed == "none":
-        assert "two" not in nodes.federation.out
+        assert "two" not in nodes.federation.excluded
 
 
 @pytest.mark.parametrize("said", [float("nan"), 1e300, 10**400, "1", True, None])
@@ -659,7 +661,7 @@ def test_seconds_that_are_no_number_are_a_fault(said: Any) -> None:
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "answer_query", answering(2 * X.flatten(1)[:, :2], seconds=said))
     assert nodes.query().nodes == ("one", "three")
-    assert "seconds is" in nodes.federation.out["two"].reason
+    assert "seconds is" in nodes.federation.excluded["two"].reason
 
 
 @pytest.mark.parametrize(
@@ -672,7 +674,7 @@ def test_seconds_that_are_no_number_are_a_fault(said: Any) -> None:
 )
 def test_a_price_that_nobody_can_reckon_with_is_a_fault(price: Any, fault: str) -> None:
     with pytest.raises(DataError, match=fault):
-        read_paid({"privacy": {"mechanism": "pate", "price": price}})
+        parse_release_cost({"privacy": {"mechanism": "pate", "cost": price}})
 
 
 @pytest.mark.parametrize("asked", [("one", "two", "three"), ("two",)])
@@ -680,8 +682,8 @@ def test_who_stays_away_is_not_charged_to_the_link(asked: tuple[str, ...]) -> No
     nodes = Scripted(quorum=0.6, wait=0.4)
     nodes.breaks("two", "answer_query", nodes.lost)
     with nullcontext() if len(asked) > 1 else pytest.raises(NodeFault):
-        nodes.federation.query("weigh", of=asked, x=X)
-    meter = nodes.federation.meter
+        nodes.federation.query("weigh", nodes=asked, x=X)
+    meter = nodes.federation.link_costs
     metrics = meter.costs(meter.seconds, 0.0)
     assert metrics["absent"] > 0.3
     assert metrics["link"] < 0.1
@@ -738,7 +740,7 @@ def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
     told = live.run()
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert (told["accuracy"], told["bytes"]) == (metrics["accuracy"], metrics["bytes"])
-    assert live.federation.meter.queries >= 1 + 2 * 6
+    assert live.federation.link_costs.queries >= 1 + 2 * 6
 
 
 # --- what a node may not do to a run -----------------------------------------------------------------------
@@ -748,7 +750,7 @@ L = 2 * X.flatten(1)[:, :2]  # as node two answers
 
 def replying(told: Any = None, **tensors: torch.Tensor) -> Callable[[], bytes]:
     named = {name.replace("__", ":"): tensor for name, tensor in tensors.items()}
-    return lambda: pack({"told": {"privacy": {}} if told is None else told, "seconds": 0.0}, named)
+    return lambda: pack({"body": {"privacy": {}} if told is None else told, "seconds": 0.0}, named)
 
 
 OF_X = {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}
@@ -772,15 +774,15 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "no table of privacy": (replying({"privacy": "abc"}, logits=L), "privacy is 'abc'"),
     "a price of no event": (
-        replying({"privacy": {"price": {"luck(2.0)": 1}}}, logits=L),
+        replying({"privacy": {"cost": {"luck(2.0)": 1}}}, logits=L),
         "event is 'luck(2.0)'",
     ),
     "a price paid less than once": (
-        replying({"privacy": {"price": {"gaussian(2.0)": -1}}}, logits=L),
+        replying({"privacy": {"cost": {"gaussian(2.0)": -1}}}, logits=L),
         "times of gaussian(2.0) is -1",
     ),
     "an endless price": (
-        replying({"privacy": {"price": {f"gaussian({n}.5)": 1 for n in range(101)}}}, logits=L),
+        replying({"privacy": {"cost": {f"gaussian({n}.5)": 1 for n in range(101)}}}, logits=L),
         "price is {",
     ),
 }
@@ -792,8 +794,8 @@ def test_no_reply_ends_a_run_that_has_a_quorum(what: str) -> None:
     nodes = Scripted(quorum=0.6)
     nodes.breaks("two", "answer_query", how)
     assert nodes.query().nodes == ("one", "three")
-    assert reason in nodes.federation.out["two"].reason
-    assert not nodes.federation.out["two"].back
+    assert reason in nodes.federation.excluded["two"].reason
+    assert not nodes.federation.excluded["two"].may_rejoin
     assert nodes.query().nodes == ("one", "three")
 
 
@@ -815,18 +817,18 @@ def test_a_reply_that_does_not_end_holds_nobody_up(do: str, monkeypatch: pytest.
             responses["logits"].sum().backward()
         if do == "leave":
             start = time.monotonic()
-            nodes.federation.leave()
+            nodes.federation.end_run()
             assert time.monotonic() - start < 20
         else:
             assert nodes.query().nodes == ("one", "three")
-            assert "has not ended after 0.4 s" in nodes.federation.out["two"].reason
-            assert not nodes.federation.out["two"].back
+            assert "has not ended after 0.4 s" in nodes.federation.excluded["two"].reason
+            assert not nodes.federation.excluded["two"].may_rejoin
     finally:
         over.set()
 
 
 SAID = dataclasses.asdict(Statement("pate", "one record", noise={"pate": 5.0}, rules=("a",), assumes=("b",)))
-ABOUT = {"objections": {}, "max_queries": None, "learned": True, "marks": [], "last": -1}
+ABOUT = {"refused_queries": {}, "max_queries": None, "is_trained": True, "checkpoints": [], "last_query": -1}
 
 
 @pytest.mark.parametrize(
@@ -834,25 +836,25 @@ ABOUT = {"objections": {}, "max_queries": None, "learned": True, "marks": [], "l
     [
         ("identify", {}, "versions is missing"),
         ("identify", {"versions": {"torch": 2}, "protocol": PROTOCOL}, "versions.torch is 2"),
-        ("join", {}, "objections is missing"),
+        ("join", {}, "refused_queries is missing"),
         ("join", {**ABOUT, "privacy": "pate"}, "privacy is 'pate'"),
         ("join", {**ABOUT, "privacy": {**SAID, "delta": 0.0}}, "delta is 0.0"),
         ("join", {**ABOUT, "privacy": {**SAID, "accountant": "mine"}}, "accountant is 'mine'"),
         ("join", {**ABOUT, "privacy": {**SAID, "noise": {"pate": "5"}}}, "noise.pate is '5'"),
-        ("join", {**ABOUT, "objections": {"weigh": 1}}, "objections.weigh is 1"),
-        ("join", {**ABOUT, "learned": 1}, "learned is 1"),
-        ("join", {**ABOUT, "marks": [0] * 10_000}, "marks has 10000 entries"),
-        ("join", {**ABOUT, "marks": [1.5]}, "marks[0] is 1.5"),
+        ("join", {**ABOUT, "refused_queries": {"weigh": 1}}, "refused_queries.weigh is 1"),
+        ("join", {**ABOUT, "is_trained": 1}, "is_trained is 1"),
+        ("join", {**ABOUT, "checkpoints": [0] * 10_000}, "checkpoints has 10000 entries"),
+        ("join", {**ABOUT, "checkpoints": [1.5]}, "checkpoints[0] is 1.5"),
         ("join", {**ABOUT, "notes": ["x"] * 11}, "notes is ["),
-        ("join", {"wants_public": True}, "does not take the run's public data"),
+        ("join", {"needs_public_data": True}, "does not take the run's public data"),
     ],
 )
 def test_what_a_node_says_of_itself_is_read_at_once(do: str, told: Any, reason: str) -> None:
     nodes = Scripted(quorum=0.6)
-    nodes.breaks("two", do, lambda: pack({"told": told, "seconds": 0.0}))
+    nodes.breaks("two", do, lambda: pack({"body": told, "seconds": 0.0}))
     nodes.federation.join()
-    assert reason in nodes.federation.out["two"].reason
-    nodes.federation.require(["weigh"])
+    assert reason in nodes.federation.excluded["two"].reason
+    nodes.federation.check_policies(["weigh"])
     assert nodes.query().nodes == ("one", "three")
 
 
@@ -861,58 +863,60 @@ def test_a_nodes_texts_are_one_short_line() -> None:
     text = "\x1b[31mred\ud800\n" + "long " * 10**5
     nodes.breaks("two", "answer_query", lambda: pack({"error": {"kind": "X" * 10**5, "text": text}}))
     nodes.query()
-    reason = nodes.federation.out["two"].reason
+    reason = nodes.federation.excluded["two"].reason
     assert reason.startswith("[31mred long long")
     assert len(reason) == 300
     assert nodes.federation.events[0]["reason"] == reason
     versions = {str(number): "v" * 10**4 for number in range(3)}
-    nodes.breaks("one", "identify", lambda: pack({"told": {"protocol": PROTOCOL, "versions": versions}}))
-    nodes.federation.out.clear()
+    nodes.breaks("one", "identify", lambda: pack({"body": {"protocol": PROTOCOL, "versions": versions}}))
+    nodes.federation.excluded.clear()
     nodes.federation.join()
-    assert [len(version) for version in nodes.federation.about["one"].versions.values()] == [LONGEST] * 3
+    assert [len(version) for version in nodes.federation.node_status["one"].versions.values()] == [
+        MAX_TEXT
+    ] * 3
 
 
 @pytest.mark.parametrize("percent", [0, 100])
 def test_a_node_that_never_learns_is_not_waited_for(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Scripted(quorum=0.6, wait=0.2)
-    unlearned = {"told": {**ABOUT, "learned": False}, "seconds": 0.0}
+    unlearned = {"body": {**ABOUT, "is_trained": False}, "seconds": 0.0}
     nodes.breaks("two", "join", lambda: pack(unlearned))
-    nodes.breaks("two", "train_locally", lambda: pack({"told": {"percent": percent, "learned": False}}))
+    nodes.breaks("two", "train_locally", lambda: pack({"body": {"percent": percent, "is_trained": False}}))
     nodes.federation.join()
     nodes.heard.clear()
     shown: list[int] = []
-    nodes.federation.learn(shown.append)
-    assert f"its local training stays at {percent}%" in nodes.federation.out["two"].reason
+    nodes.federation.train_nodes(shown.append)
+    assert f"its local training stays at {percent}%" in nodes.federation.excluded["two"].reason
     assert 2 < len(nodes.heard) < 30  # 0.2 s of them, with a pause between two
     assert shown[0] == percent
 
 
 def test_a_node_that_learns_slowly_has_the_time_it_needs() -> None:
     nodes = Scripted(wait=0.2)
-    nodes.breaks("two", "join", lambda: pack({"told": {**ABOUT, "learned": False}}))
+    nodes.breaks("two", "join", lambda: pack({"body": {**ABOUT, "is_trained": False}}))
     steps = iter(range(0, 101, 10))
 
     def slowly() -> bytes:
         time.sleep(0.1)
         percent = next(steps)
-        return pack({"told": {"percent": percent, "learned": percent == 100}})
+        return pack({"body": {"percent": percent, "is_trained": percent == 100}})
 
     nodes.breaks("two", "train_locally", slowly)
     nodes.federation.join()
-    nodes.federation.learn(lambda percent: None)
-    assert nodes.federation.out == {}
+    nodes.federation.train_nodes(lambda percent: None)
+    assert nodes.federation.excluded == {}
 
 
 def test_a_probe_ends_with_the_run() -> None:
     nodes = Scripted(quorum=0.6, wait=0.1)
     nodes.breaks("two", "answer_query", nodes.lost)
     nodes.query()
-    nodes.breaks("two", "join", lambda: pack({"told": {**ABOUT, "learned": False}}))
-    nodes.breaks("two", "train_locally", lambda: pack({"told": {"percent": 0, "learned": False}}))
+    nodes.breaks("two", "join", lambda: pack({"body": {**ABOUT, "is_trained": False}}))
+    nodes.breaks("two", "train_locally", lambda: pack({"body": {"percent": 0, "is_trained": False}}))
     nodes.federation.link = LinkConfig(quorum=0.6, wait=3600.0)
     nodes.query()
     (probe,) = nodes.federation._probes.values()
-    nodes.federation.leave()
+    nodes.federation.end_run()
     assert isinstance(probe.exception(5.0), LinkError)
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from fedstill.core import compute as compute_module
 from fedstill.models.module_utils import to_vector
-from fedstill.node.host import Host
+from fedstill.node.node_service import NodeService
 from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig, from_dict
 from tests.federation.test_remote import Away, here
@@ -120,6 +120,6 @@ def test_a_note_of_some_nodes_says_whose_it_is(tmp_path: Path) -> None:
     file = tmp_path / "nodes/node-1/node.toml"
     path = str(tmp_path / "vgg.safetensors")
     file.write_text(file.read_text().replace('perceptual = ""', f'perceptual = "{path}"'))
-    away.serve["node-1"] = Host(file.parent).serve
+    away.serve["node-1"] = NodeService(file.parent).serve
     (note,) = away.live().run()["notes"]
     assert note.startswith("node-0, node-2: perceptual loss is off")

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import NodeFault
-from fedstill.federation.response_checks import faults, not_finite, oversized_gradients, strange, unlike_inputs
+from fedstill.federation.response_checks import (
+    find_faults,
+    find_non_finite,
+    invalid_dtype_fault,
+    mismatched_gradients,
+    oversized_gradients,
+)
 from fedstill.protocol.queries import Query
 
 ASKED = Query("predict", lambda group, number: {}, releases={"logits": "logits", "rate": "critic"})
@@ -28,7 +34,7 @@ def sound(seed: int, **changes: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def found(outlier: float = 100.0, **responses: Any) -> dict[str, str]:
-    return faults(responses, ASKED, outlier)
+    return find_faults(responses, ASKED, outlier)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
@@ -39,12 +45,12 @@ def test_what_is_not_finite_is_found(wrong: float, name: str) -> None:
     numbers = bad[name].numel()
     told = {"b": f"{name} hold NaN or infinity (1 of {numbers} numbers)"}
     assert found(a=sound(0), b=bad, c=sound(2)) == told
-    assert not_finite({"a": sound(0), "b": bad}) == told
+    assert find_non_finite({"a": sound(0), "b": bad}) == told
     assert found(b=bad) == told  # also where nobody is there to compare with
 
 
 def test_numbers_whose_squares_are_beyond_float32_are_finite() -> None:
-    assert not_finite({"a": {"logits": torch.tensor([1e30, -3e38])}}) == {}
+    assert find_non_finite({"a": {"logits": torch.tensor([1e30, -3e38])}}) == {}
 
 
 @pytest.mark.parametrize(
@@ -69,14 +75,14 @@ def test_far_too_large_logits_are_found_by_the_others_median() -> None:
         name: sound(0, logits=ones * factor) for name, factor in zip("abc", (1, 3, 1000), strict=True)
     }
     # The others' sizes are 1 and 3, their median 2: 1000 / 2.
-    assert faults(responses, ASKED, 100.0) == {
+    assert find_faults(responses, ASKED, 100.0) == {
         "c": "logits are 500 times as large as others': link.outlier 100"
     }
-    assert faults(responses, ASKED, 499.0) == {
+    assert find_faults(responses, ASKED, 499.0) == {
         "c": "logits are 500 times as large as others': link.outlier 499"
     }
-    assert faults(responses, ASKED, 501.0) == {}
-    assert faults(responses, ASKED, float("inf")) == {}
+    assert find_faults(responses, ASKED, 501.0) == {}
+    assert find_faults(responses, ASKED, float("inf")) == {}
 
 
 @pytest.mark.parametrize("kind", ["critic", "parameters"])
@@ -86,16 +92,16 @@ def test_scores_and_weights_are_compared_in_size(kind: str) -> None:
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (0.5, 4.0, 250.0), strict=True)
     }
     # The others' median is 2.25, so 225 is the most.
-    assert list(faults(responses, asked, 100.0)) == ["c"]
-    assert faults(responses, asked, 120.0) == {}
+    assert list(find_faults(responses, asked, 100.0)) == ["c"]
+    assert find_faults(responses, asked, 120.0) == {}
     # Others that say next to nothing make no outlier of one that says as much as is usual.
     responses = {
         name: {"w": torch.full((4,), size)} for name, size in zip("abc", (1e-6, 1e-3, 99.0), strict=True)
     }
-    assert faults(responses, asked, 100.0) == {}
+    assert find_faults(responses, asked, 100.0) == {}
     responses["c"]["w"] *= 2
-    assert list(faults(responses, asked, 100.0)) == ["c"]
-    assert faults({"c": responses["c"]}, asked, 100.0) == {}  # alone there is nobody to compare with
+    assert list(find_faults(responses, asked, 100.0)) == ["c"]
+    assert find_faults({"c": responses["c"]}, asked, 100.0) == {}  # alone there is nobody to compare with
 
 
 def test_of_two_nodes_that_differ_neither_is_blamed() -> None:
@@ -121,7 +127,7 @@ def test_nodes_that_say_nothing_make_no_outlier_of_one_that_does() -> None:
 def test_one_wrong_number_anywhere_names_its_node_alone(row: int, wrong: float, place: int) -> None:
     responses = {name: sound(seed) for seed, name in enumerate("abc")}
     responses["abc"[row]]["logits"].view(-1)[place] = wrong
-    assert list(faults(responses, ASKED, 100.0)) == ["abc"[row]]
+    assert list(find_faults(responses, ASKED, 100.0)) == ["abc"[row]]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +152,7 @@ def test_examples_are_counted_in_numbers_that_agree(
         "count", lambda group, number: {}, releases={"counts": "label counts", "sizes": "label counts"}
     )
     good = {"counts": torch.tensor([1.0, 2.0, 3.0]), "sizes": torch.tensor(6.0)}
-    told = faults(
+    told = find_faults(
         {"a": good, "b": {"counts": torch.tensor(counts), "sizes": torch.tensor(size)}}, asked, 100.0
     )
     assert list(told) == (["b"] if wrong else [])
@@ -160,7 +166,7 @@ def test_sizes_that_are_told_by_themselves_are_whole_numbers_and_no_sum_of_label
         "a": {"counts": torch.tensor([9.0, 4.0]), "sizes": torch.tensor(10.0)},  # some examples have both
         "b": {"counts": torch.tensor([1.0, 1.0]), "sizes": torch.tensor(9.5)},
     }
-    assert faults(responses, asked, 100.0) == {"b": "sizes are not whole numbers"}
+    assert find_faults(responses, asked, 100.0) == {"b": "sizes are not whole numbers"}
 
 
 def gradients(*sizes: float) -> dict[str, dict[str, torch.Tensor]]:
@@ -190,16 +196,16 @@ def test_far_too_large_gradients_are_found_and_tiny_ones_are_not() -> None:
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int8])
 def test_gradients_are_numbers_with_a_fraction(dtype: torch.dtype) -> None:
     x = {"x": torch.zeros(2, 3)}
-    assert unlike_inputs({"a": {"d/dx": torch.zeros(2, 3).half()}}, x) == {}
-    assert list(unlike_inputs({"a": {"d/dx": torch.zeros(2, 3).to(dtype)}}, x)) == ["a"]
+    assert mismatched_gradients({"a": {"d/dx": torch.zeros(2, 3).half()}}, x) == {}
+    assert list(mismatched_gradients({"a": {"d/dx": torch.zeros(2, 3).to(dtype)}}, x)) == ["a"]
 
 
 def test_what_nothing_can_be_computed_with_is_strange() -> None:
     ones = torch.ones(2)
-    assert strange({"x": ones, "y": ones.half(), "y:scale": ones, "n": ones.long()}) is None
+    assert invalid_dtype_fault({"x": ones, "y": ones.half(), "y:scale": ones, "n": ones.long()}) is None
     for dtype in (torch.complex64, torch.float8_e4m3fn, torch.uint16):
-        assert strange({"x": ones.to(dtype)}) == f"x are {dtype}"
-    assert strange({"x": ones, "x:scale": ones.long()}) == "x:scale are torch.int64"
-    assert strange({"x": ones, "x:scale": ones, "x:scale:scale": ones}) == (
+        assert invalid_dtype_fault({"x": ones.to(dtype)}) == f"x are {dtype}"
+    assert invalid_dtype_fault({"x": ones, "x:scale": ones.long()}) == "x:scale are torch.int64"
+    assert invalid_dtype_fault({"x": ones, "x:scale": ones, "x:scale:scale": ones}) == (
         "x:scale:scale scales what is a scale"
     )

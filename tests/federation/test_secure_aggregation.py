@@ -14,14 +14,14 @@ import torch
 
 from fedstill.core.checkpoint import load_state
 from fedstill.core.errors import ArgumentError, FedstillError, NodeFault, QueryRefused
-from fedstill.federation import secure_aggregation as summed_answers
+from fedstill.federation import secure_aggregation
 from fedstill.federation.transport import LinkError
 from fedstill.methods import _averaging
 from fedstill.models.module_utils import to_vector
-from fedstill.node.host import Host
+from fedstill.node.node_service import NodeService
 from fedstill.node.run_folder import RunFolder
-from fedstill.protocol.method import SUMMED
-from fedstill.protocol.secure_aggregation import from_ring, total
+from fedstill.protocol.method import SECURE_AGGREGATION_NOTE
+from fedstill.protocol.secure_aggregation import add_contributions, from_ring
 from fedstill.protocol.wire_format import pack, unpack
 from fedstill.runs import build, local_processes
 from fedstill.runs.config import RunConfig, to_toml
@@ -58,7 +58,7 @@ class Four:
         folder.mkdir()
         authority = Authority()
         local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
-        self.hosts = {name: Host(folder / "nodes" / name) for name in NAMES}
+        self.hosts = {name: NodeService(folder / "nodes" / name) for name in NAMES}
         for name, host in self.hosts.items():
             authority.write(host.folder, name)
             own = replace(host.file.policy, **{"sums_only": True, **policy})
@@ -91,7 +91,7 @@ def test_masks_change_no_bit_and_show_no_answer(method: str, tmp_path: Path) -> 
 
     assert torch.equal(to_vector(live.student), to_vector(experiment.student))
     assert (told["accuracy"], told["bytes"]) == (metrics["accuracy"], metrics["bytes"])
-    assert told["notes"][0] == metrics["notes"][0] == SUMMED
+    assert told["notes"][0] == metrics["notes"][0] == SECURE_AGGREGATION_NOTE
     for _, do, tensors in four.seen:
         for tensor in tensors.values() if do in ("answer_query", "compute_gradients") else ():
             # Numbers that are all below a thousand; a masked one is, once in two million times.
@@ -118,7 +118,7 @@ def test_a_sum_is_read_without_a_node_that_dies_and_is_late(tmp_path: Path) -> N
     live = four.live()
     live.run()
 
-    assert list(live.federation.out) == ["node-3"]
+    assert list(live.federation.excluded) == ["node-3"]
     left = NAMES[:3]
     mean = torch.stack([sizes[name] * models[name] for name in left]).sum(0) / sum(
         sizes[name] for name in left
@@ -196,7 +196,7 @@ def test_nodes_meet_once_and_what_they_can_do_without_costs_no_figure(tmp_path: 
 
     def begun(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         if header["operation"] in ("send_keys", "receive_keys"):
-            cards.append(f"{header['do']} {node}")
+            cards.append(f"{header['operation']} {node}")
         return serve(message)
 
     four = Four(config, tmp_path / "away", begun, sums_may_differ=True)
@@ -253,7 +253,7 @@ def test_a_server_that_told_nodes_different_things_reads_no_later_sum(
         four.live().run()
     part = {"begin": "parameters", "examine": "d/dx"}[when]
     later = [tensors for node, _, tensors in four.seen if part in tensors]
-    sums = from_ring(total(later[: len(NAMES)])[part])
+    sums = from_ring(add_contributions(later[: len(NAMES)])[part])
     assert sums.abs().median() > 1e3
 
 
@@ -294,13 +294,13 @@ def test_a_node_weighs_by_the_counts_that_left_first_whatever_it_goes_back_to(tm
     (header, public), file = unpack(joining[-1]), four.hosts["node-0"].file
     assert load_state(four.hosts["node-0"].folder / "runs/one/told.safetensors").keys() == {"counts", "size"}
     four.hosts["node-0"].leave()
-    host = Host(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
+    host = NodeService(four.hosts["node-0"].folder)  # another process, in which nothing was asked yet
     host.file = file
     back = {"operation": "load_checkpoint", "run": "one", "server": header["server"], "message": 9, "mark": 0}
     for message, tensors in ((header, public), (back, {})):
         assert "error" not in unpack(host.serve(pack(message, tensors)))[0]
         assert host.session is not None
-        assert torch.equal(host.session.node.told["counts"], told[0])
+        assert torch.equal(host.session.node.released_counts["counts"], told[0])
 
 
 def test_counts_that_are_not_on_disk_do_not_leave_when_they_are_asked_for_again(tmp_path: Path) -> None:
@@ -398,7 +398,9 @@ def test_a_query_that_fails_half_way_is_not_forgotten(
     with suppress(FedstillError):
         four.live().run()
     sent = [
-        tensors["parameters"] for _, do, tensors in four.seen if do == "answer_query" and "parameters" in tensors
+        tensors["parameters"]
+        for _, do, tensors in four.seen
+        if do == "answer_query" and "parameters" in tensors
     ]
     assert len(sent) == len(NAMES)
     assert from_ring(torch.stack(sent).sum(0)).abs().median() > 1e3

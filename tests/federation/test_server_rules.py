@@ -13,7 +13,7 @@ from fedstill.federation import server_rules
 from fedstill.federation.server_rules import FILE, ServerRules
 from fedstill.runs import presets
 from fedstill.runs.config import from_dict, load, read_toml
-from fedstill.runs.deployed import job_of, servers_part
+from fedstill.runs.deployed import server_config_toml, write_run_job
 from fedstill.runs.flare import ServerProgram
 
 OWN = "class Boom:\n    open({!r}, 'w').close()\n"
@@ -119,7 +119,7 @@ def test_nothing_is_downloaded_unless_the_owner_lets_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", presets.names())
 def test_no_preset_needs_a_rule(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ServerRules().check(toml.parse(servers_part(load(preset))), tmp_path / FILE)
+    ServerRules().check(toml.parse(server_config_toml(load(preset))), tmp_path / FILE)
 
 
 def test_a_run_comes_complete(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_what_is_no_rule_is_said(tmp_path: Path) -> None:
 
 
 def test_an_ordinary_run_needs_no_rules_and_a_rehearsal_lets_in_its_own(tmp_path: Path) -> None:
-    plain = servers_part(from_dict({"method": {"name": "fediod"}, "name": "digits-fediod"}))
-    job = job_of(read_toml(plain), "one", ["a"], ["a"], tmp_path / "job")
+    plain = server_config_toml(from_dict({"method": {"name": "fediod"}, "name": "digits-fediod"}))
+    job = write_run_job(read_toml(plain), "one", ["a"], ["a"], tmp_path / "job")
     told = json.loads((job / "app/config/config_fed_server.json").read_text())["components"][0]["args"]
     assert told["config"] == plain
     table = {"method": {"name": "fedkd"}, "data": {"root": str(tmp_path)}, "track": ["a:B"]}

@@ -105,7 +105,7 @@ def test_a_key_is_named_by_its_file_or_by_what_was_read_out(file: Path) -> None:
 
 def test_one_changed_bit_is_refused_wherever_it_is(file: Path) -> None:
     """Of the file, and of its signature, which has one form only: no capitals, no other spaces."""
-    signature = signed_files.signature_of(file)
+    signature = signed_files.signature_path(file)
     for path, size in ((file, 13), (signature, 245)):
         whole = path.read_bytes()
         assert len(whole) == size
@@ -128,13 +128,13 @@ def test_one_changed_bit_is_refused_wherever_it_is(file: Path) -> None:
      '{"algorithm": "Ed25519", "key": 3, "signature": "zz"}', "x" * 10_000],
 )  # fmt: skip
 def test_what_is_no_signature_is_said_in_one_line(file: Path, text: str) -> None:
-    signed_files.signature_of(file).write_text(text)
+    signed_files.signature_path(file).write_text(text)
     with pytest.raises(BundleError, match="is no signature that fedstill has written"):
         signed_files.read(file)
 
 
 def test_what_is_missing_is_said(file: Path) -> None:
-    signed_files.signature_of(file).unlink()
+    signed_files.signature_path(file).unlink()
     with pytest.raises(BundleError, match=r"file\.sig is missing"):
         signed_files.read(file)
     file.unlink()
@@ -144,7 +144,7 @@ def test_what_is_missing_is_said(file: Path) -> None:
 
 def test_openssl_finds_the_signature_good_too(file: Path, tmp_path: Path) -> None:
     """So that nobody needs to believe fedstill alone."""
-    table = json.loads(signed_files.signature_of(file).read_text())
+    table = json.loads(signed_files.signature_path(file).read_text())
     (tmp_path / "raw").write_bytes(bytes.fromhex(table["signature"]))
     try:
         done = subprocess.run(

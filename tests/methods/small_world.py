@@ -15,9 +15,9 @@ from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.data.public import PublicData
-from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.federation.link_config import LinkConfig
-from fedstill.federation.secure_aggregation import Sent
+from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.methods._server import Server
 from fedstill.models import build
 from fedstill.models.extractor_head import split
@@ -116,13 +116,13 @@ class World:
 
     def kept(self) -> dict[str, Any]:
         """What a run remembers, to go on."""
-        return {"server": self.server.kept(), "nodes": [node.state_dict() for node in self.nodes]}
+        return {"server": self.server.state_dict(), "nodes": [node.state_dict() for node in self.nodes]}
 
     def take_up(self, kept: Any) -> None:
         """Go on from what was remembered."""
         for node, own in zip(self.nodes, kept["nodes"], strict=True):
             node.load_state_dict(own)
-        self.server.take_up(kept["server"])
+        self.server.load_state_dict(kept["server"])
 
 
 def world(
@@ -153,7 +153,7 @@ def world(
         protect(side, at)
     side.prepare(nodes)
     federation = InProcess(
-        nodes, partition(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)
+        nodes, group_nodes(nodes, stacked), side, compute, LinkConfig(secure_aggregation=sums)
     )
     place = (federation, student, task, shape, (0.5,), (std,), Compute(), SEED, local)
     return World(nodes, Server(method, *place, **setting), side)
@@ -169,7 +169,7 @@ def kinds_of(nodes: Sequence[Node]) -> tuple[tuple[tuple[str, ...], nn.Module], 
 
 def run(here: World, turns: int | None = None) -> World:
     """Some turns, or all."""
-    for _ in range(here.server.total if turns is None else turns):
+    for _ in range(here.server.total_steps if turns is None else turns):
         here.server.step()
     return here
 
@@ -179,19 +179,19 @@ def answering(here: World, change: Callable[..., Any]) -> None:
 
     It gets the query, who is asked, what is sent and, by calling the last argument, what they answer.
     """
-    response = here.federation._answer
+    response = here.federation._collect_responses
 
-    def changed(asked: tuple[str, ...], sent: Sent) -> Any:
+    def changed(asked: tuple[str, ...], sent: SentQuery) -> Any:
         return change(sent.query, asked, sent.tensors, partial(response, asked, sent))
 
-    here.federation._answer = changed
+    here.federation._collect_responses = changed
 
 
 def gone_on(make: Callable[[], World], turns: int, folder: Path) -> World:
     """A world that begins from what another remembered after so many turns."""
     first, second = run(make(), turns), make()
-    save_state(folder / "state", first.kept())
-    second.take_up(load_state(folder / "state"))
+    save_state(folder / "state", first.state_dict())
+    second.load_state_dict(load_state(folder / "state"))
     return second
 
 
@@ -211,7 +211,7 @@ def same_slopes(one: nn.Module, other: nn.Module, atol: float = 1e-6) -> None:
 
 def in_training(node: Node, at: NodeSetting, *roles: str) -> NodeGroup:
     """A group of one whose networks of some roles learn."""
-    group = NodeGroup([node]).knowing(at)
+    group = NodeGroup([node]).for_query(at)
     for role in node.modules:
-        group.bench(role).train(role in roles)
+        group.module(role).train(role in roles)
     return group

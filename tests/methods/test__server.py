@@ -23,7 +23,7 @@ from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks.classification import Classification
 from tests.methods.small_world import make_nodes
 
-SHARE = PayloadKind("share", "how much of the outputs is told", of="query")
+SHARE = PayloadKind("share", "how much of the outputs is told", category="query")
 
 
 class Box:
@@ -32,10 +32,10 @@ class Box:
     def __init__(self) -> None:
         self.seen: list[float] = []
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen}
 
-    def load(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         self.seen = list(state["seen"])
 
 
@@ -62,13 +62,13 @@ class Keeps(Method):
         assert isinstance(share, float)
         return {"logits": nodes.bench("model")(x) * share + t}
 
-    def begin(self, server: Server) -> Everything:
+    def init_state(self, server: Server) -> Everything:
         torch.manual_seed(0)
         G, other = nn.Linear(3, 2), nn.Linear(2, 2)
         several = {"net": other, "adam": torch.optim.Adam(other.parameters()), "count": 0}
         return Everything(G, torch.optim.Adam(G.parameters()), Box(), several)
 
-    def turn(self, server: Server, state: Everything, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Everything, t: int) -> Mapping[str, float]:
         for net, adam in ((state.G, state.adam), (state.several["net"], state.several["adam"])):
             loss = net(torch.full((1, net.in_features), t + 1.0)).square().sum()
             adam.zero_grad()
@@ -101,9 +101,9 @@ def test_all_of_a_state_is_kept_and_taken_up(stop: int, tmp_path: Path) -> None:
     whole, first = made(), made()
     expected = [whole.step() for _ in range(4)]
     assert [first.step() for _ in range(stop)] == expected[:stop]
-    save_state(tmp_path / "state", first.kept())
+    save_state(tmp_path / "state", first.state_dict())
     second = made()
-    second.take_up(load_state(tmp_path / "state"))
+    second.load_state_dict(load_state(tmp_path / "state"))
     assert (second.done, second.total, second.unit) == (stop, 4, "round")
     assert [second.step() for _ in range(4 - stop)] == expected[stop:]
     for name in ("numbers", "pair", "none"):

@@ -33,7 +33,7 @@ from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.run_plan import RunPlan, describe, fingerprint
+from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import ClassificationConfig
@@ -166,7 +166,7 @@ def test_stacked_and_one_by_one_give_equal_figures(name: str, options: dict[str,
     for key in ("bytes", "queries", "queries_by_name", "leaves", "turns"):
         assert stacked.metrics[key] == alone.metrics[key], key
     assert stacked.metrics["accuracy"] == pytest.approx(alone.metrics["accuracy"], abs=2.0)
-    if not alone.experiment.side.learns:
+    if not alone.experiment.side.trains_models:
         assert stacked.metrics["local"] is alone.metrics["local"] is None
         return
     mine, theirs = (run.metrics["local"]["accuracy"]["per_node"] for run in (stacked, alone))
@@ -204,7 +204,7 @@ def test_something_is_learned_by_whoever_the_method_is_judged_by(name: str, opti
     """Or else equal figures would say nothing: each network that is judged has left its first weights."""
     one = plain(name, options)
     fresh = setting(name, options)
-    central = METHODS[name].central
+    central = METHODS[name].evaluated_model
     pairs = list(zip(one.setting.models, fresh.models, strict=True))
     judged = pairs if central in ("nodes", "ensemble") else [(one.setting.student, fresh.student)]
     for mine, first in judged:
@@ -366,9 +366,9 @@ def test_the_audit_log_shows_no_more_than_was_declared(name: str, options: dict[
     kinds = one.metrics["bytes"]["by_kind"]
     up = {kind for kind, size in kinds.items() if size["up"]}
     down = {kind for kind, size in kinds.items() if size["down"]}
-    assert up <= set(side.leaves())
+    assert up <= set(side.released_kinds())
     assert down <= {kind for query in side.queries.values() for kind in query.sends.values()} | {"gradients"}
-    assert one.metrics["leaves"] == sorted(side.leaves())
+    assert one.metrics["leaves"] == sorted(side.released_kinds())
     # What is declared in vain would have a policy refuse the method for nothing.
     asked = {name for name, times in one.metrics["queries_by_name"].items() if times}
     told = {kind for name in asked for kind in side.queries[name].releases.values()}
@@ -383,11 +383,11 @@ def test_each_query_is_asked_as_often_as_it_says(name: str, options: dict[str, A
     asked = one.metrics["queries_by_name"]
     assert set(asked) <= set(declared)
     for node in one.experiment.nodes:
-        assert one.experiment.audit.spending(node.name, ALL_RUNS).queries <= sum(declared.values())
+        assert one.experiment.audit.spending(node.name, ALL_RUNS).total_queries <= sum(declared.values())
     if "participation" not in options and name != "centralized":
         assert asked == declared
         for node in one.experiment.nodes if name != "fl-mrcm" else ():  # which asks its target otherwise
-            assert one.experiment.audit.spending(node.name, ALL_RUNS).queries == sum(declared.values())
+            assert one.experiment.audit.spending(node.name, ALL_RUNS).total_queries == sum(declared.values())
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -398,7 +398,7 @@ def test_no_answer_is_larger_than_an_owner_has_approved(name: str, options: dict
         "run",
         as_table(one.setting.method),
         InputSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
-        public=fingerprint(given),
+        public=public_fingerprint(given),
     )
     asked = describe(plan, given).queries
     sizes: Counter[tuple[str, int, str]] = Counter()
@@ -424,8 +424,8 @@ def refused(one: Setting, kind: type[FedstillError]) -> FedstillError:
 def test_a_gate_of_outputs_only_refuses_all_else_before_any_training(
     name: str, options: dict[str, Any]
 ) -> None:
-    leaves = plain(name, options).experiment.side.leaves()
-    told = {kind for kind in leaves if not kind.output}
+    leaves = plain(name, options).experiment.side.released_kinds()
+    told = {kind for kind in leaves if not kind.is_output}
     policies = [PolicyConfig(outputs_only=False), PolicyConfig(outputs_only=True), PolicyConfig()]
     if not told:
         assert ran(setting(name, options, policies=policies)).metrics == plain(name, options).metrics
@@ -449,7 +449,7 @@ def test_mixed_architectures_run_or_are_refused_with_node_and_reason(
     if not one.method.needs().same_architecture:
         found = ran(one)
         models = [node["model"] for node in found.metrics["nodes"]]
-        split = one.method.needs().split
+        split = one.method.needs().split_models
         assert models == (["Split"] * 3 if split else ["MLP", "SmallCNN", "MLP"])
         stacked = ran(setting(name, options, MIXED, engine=EngineConfig(name="stacked")))
         for mine, theirs in zip(stacked.networks(), found.networks(), strict=True):
@@ -512,7 +512,7 @@ def test_a_network_that_cannot_be_split_is_refused_where_it_must_be(name: str) -
 
     whole = [Whole(math.prod(SHAPE), CLASSES) for _ in range(4)]
     one = setting(name, {}, models=whole[:3], student=whole[3])
-    if one.method.needs().split:
+    if one.method.needs().split_models:
         assert "cannot be split" in str(refused(one, FedstillError))
     else:
         ran(one)

@@ -47,7 +47,7 @@ def test_the_generators_loss_is_the_weighted_sum_over_nodes() -> None:
 
 def test_first_the_generator_learns_and_then_the_student() -> None:
     one = world(ASYN)
-    assert one.server.total == 4
+    assert one.server.total_steps == 4
     student, G = weights(one.server.student), weights(one.server.state.generator)
     for _ in range(2):
         assert set(one.server.step()) == {"gan", "difference"}

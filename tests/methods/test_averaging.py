@@ -67,7 +67,7 @@ def world(
 ) -> World:
     def network(number: int) -> nn.Module:
         torch.manual_seed(number)
-        return split(make(), "model") if config.needs().split else make()
+        return split(make(), "model") if config.needs().split_models else make()
 
     nodes = make_nodes([network(index) for index in range(len(sizes))], sizes=sizes)
     return small_world.world(config, nodes, network(99), local=local, stacked=engine == "stacked")
@@ -152,7 +152,7 @@ def test_one_node_in_rounds_is_that_node_trained_in_one_go(rounds: int) -> None:
     node = one.nodes[0]
     twin = Node(node.name, node.data, copy.deepcopy(node.model), node.gate, SEED)
     twin.modules["model"].load_state_dict(one.server.student.state_dict())
-    local_training.prepare([twin], local)
+    local_training.make_optimizers([twin], local)
     local_training.train([twin], TASK, local, Compute())
     run(one)
     near(to_vector(one.server.student), to_vector(twin.model))

@@ -34,7 +34,7 @@ P = 5
 def world(
     config: Method, *, specs: Sequence[str] = ("mlp:8",) * 3, sizes: Sequence[int] = (6, 11, 16, 21)
 ) -> World:
-    parted = config.needs().split
+    parted = config.needs().split_models
     models = [made(spec, index, parted=parted).eval() for index, spec in enumerate(specs)]
     nodes = make_nodes(models, sizes=sizes, classes=few)
     student = made("mlp:8", "student", parted=parted)
@@ -101,7 +101,7 @@ def test_fd_is_protected_by_noise_on_its_means_and_refused_where_steps_have_nois
     budgets = Simulation(digits_world.setting("fd", {}, privacies=[noisy] * 3)).nodes[0].gate.budgets
     assert budgets is not None
     # Each of ten rows of ten numbers moves by 2 at most, in each of two rounds.
-    assert total_cost(budgets.mechanism.schedule()) == {Event("laplace", 0.5 / (2 * 10)): 20}
+    assert total_cost(budgets.mechanism.run_costs()) == {Event("laplace", 0.5 / (2 * 10)): 20}
     with pytest.raises(
         QueryRefused, match="protect class scores: its model also learns the distance to what"
     ):

@@ -20,7 +20,7 @@ from fedstill.methods.column_sums import ColumnSums, scaled, sums
 from fedstill.models import Linear
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.events import Event
 from fedstill.protocol.local_config import LocalConfig
@@ -73,7 +73,7 @@ def test_sums_by_hand() -> None:
 def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, group: int) -> None:
     query, _ = asked()
     config = DPSGD(sums_noise=3.0, group_size=group)
-    made = Mechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, TASK)
+    made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, TASK)
     rule = made.rule(query, "moments")
     x = torch.rand(count, 5, generator=torch.Generator().manual_seed(seed)) * 2 - 1
     x[:, 1:3] = x[:, 1:3].sign().clamp(0)
@@ -92,8 +92,8 @@ def test_no_record_moves_sums_further_than_is_paid_for(seed: int, count: int, gr
     ones = SimpleNamespace(normal=lambda shape: torch.ones(shape, dtype=torch.float64))
     assert (rule.noise(before, ones) - before).tolist() == pytest.approx([3 * math.sqrt(6)] * 6, abs=1e-4)
     assert rule.price(shape) == {Event("gaussian", 3.0 / group): 1}
-    assert made.schedule()["other"] == {Event("gaussian", 3.0 / group): 1}
-    bare = Mechanism("clinic", DPSGD(sums_noise=0.0), made.side, LocalConfig(), count, TASK)
+    assert made.run_costs()["other"] == {Event("gaussian", 3.0 / group): 1}
+    bare = PrivacyMechanism("clinic", DPSGD(sums_noise=0.0), made.side, LocalConfig(), count, TASK)
     assert bare.rule(query, "moments").price(shape) is None
 
 
@@ -138,7 +138,7 @@ def test_a_run_leaves_the_schema_with_scales_and_the_charge_in_the_log(tmp_path:
     log = AuditLog()
     log.open(tmp_path / FILE)
     entries = [entry for entry in log.entries() if entry["part"] == "answer"]
-    assert [entry["price"] for entry in entries] == [{"gaussian(1e-06)": 1}] * 2
+    assert [entry["cost"] for entry in entries] == [{"gaussian(1e-06)": 1}] * 2
     assert {entry["query"] for entry in entries} == {"sum_columns"}
     log.close()
     made = tables.read_schema(tmp_path / "schema.toml")

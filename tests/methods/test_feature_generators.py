@@ -59,7 +59,7 @@ def prepared(config: Method) -> Node:
     """A node with what it trains, outside a federation."""
     nodes = nodes_of()
     config.node_side(SETTING).prepare(nodes)
-    local_training.prepare(nodes, LOCAL)
+    local_training.make_optimizers(nodes, LOCAL)
     return nodes[0]
 
 
@@ -167,7 +167,7 @@ def test_before_a_generator_is_taught_stage_a_is_plain_training() -> None:
     G = received(MDCG, one, 0)
     for _ in range(3):
         stepped(one, ("model",), lambda group: MDCG.model_work(group, G))
-        stepped(other, ("model",), lambda group: local_training.plain(TASK, LOCAL))
+        stepped(other, ("model",), lambda group: local_training.task_loss_step(TASK, LOCAL))
     assert torch.equal(to_vector(one.model), to_vector(other.model))
 
 

@@ -22,7 +22,7 @@ from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noisy_outputs import NoisyOutputs
 from fedstill.privacy.release_rules import Derived, Exact
@@ -173,16 +173,16 @@ def test_the_student_learns_to_answer_and_to_look_as_the_nodes_do() -> None:
 def test_attention_maps_are_outputs_that_dp_sgd_covers_and_noise_on_logits_does_not() -> None:
     side = world().side
     query = side.queries["predict"]
-    assert Gate("n0", PolicyConfig(outputs_only=True), AuditLog()).objection(query) is None
-    learned = Mechanism("n0", DPSGD(epsilon=5.0), side, LOCAL, 10, IMAGES)
+    assert Gate("n0", PolicyConfig(outputs_only=True), AuditLog()).refusal_reason(query) is None
+    learned = PrivacyMechanism("n0", DPSGD(epsilon=5.0), side, LOCAL, 10, IMAGES)
     assert isinstance(learned.rule(query, "attention"), Derived)
-    assert unpriced(learned, query) is None
+    assert no_guarantee_reason(learned, query) is None
     side = world(specs=("small-cnn:4",) * 3, student="small-cnn:4", task=LABELS).side
     query = side.queries["predict"]
-    noisy = Mechanism("n0", NoisyOutputs(), side, LOCAL, 10, LABELS)
+    noisy = PrivacyMechanism("n0", NoisyOutputs(), side, LOCAL, 10, LABELS)
     assert isinstance(noisy.rule(query, "attention"), Exact)
-    priced = Mechanism("n0", NoisyOutputs(epsilon=5.0), side, LOCAL, 10, LABELS)
-    refused = unpriced(priced, query)
+    priced = PrivacyMechanism("n0", NoisyOutputs(epsilon=5.0), side, LOCAL, 10, LABELS)
+    refused = no_guarantee_reason(priced, query)
     assert refused is not None
     assert "no guarantee for attention maps" in refused
 

@@ -66,14 +66,14 @@ def students(here: World) -> list[nn.Module]:
 
 def firsts(here: World) -> dict[str, nn.Module]:
     """By node, the student of its architecture as it is now."""
-    kinds = zip(here.server.kinds, map(copy.deepcopy, students(here)), strict=True)
+    kinds = zip(here.server.architectures, map(copy.deepcopy, students(here)), strict=True)
     return {name: student for (names, _), student in kinds for name in names}
 
 
 def trained(node: Node, model: nn.Module, t: int, rounds: int) -> nn.Module:
     """What a node makes of a model in round t, without a federation."""
     alone = Node(node.name, node.data, copy.deepcopy(model), node.gate, node.seed)
-    local_training.prepare([alone], LOCAL)
+    local_training.make_optimizers([alone], LOCAL)
     local_training.train([alone], TASK, LOCAL, Compute(), span=Span(t, t + 1, rounds))
     return alone.model
 
@@ -131,7 +131,9 @@ def test_teachers_weighed_by_their_label_counts(specs: tuple[str, ...]) -> None:
     assert "tell_size" not in told["queries_by_name"]
     assert told["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in here.nodes}
-    received = {names[0]: {name: to_vector(models[name]) for name in names} for names, _ in here.server.kinds}
+    received = {
+        names[0]: {name: to_vector(models[name]) for name in names} for names, _ in here.server.architectures
+    }
     x = here.public.inputs
     with torch.no_grad():
         z = torch.stack([models[node.name](x) for node in here.nodes])
@@ -168,7 +170,7 @@ def test_each_architecture_has_its_own_average_and_none_is_mixed() -> None:
     here = world(replace(CONFIG, steps=0), specs=MIXED, student="mlp:8")
     start = firsts(here)
     run(here, 1)
-    kinds = [names for names, _ in here.server.kinds]
+    kinds = [names for names, _ in here.server.architectures]
     assert kinds == [("n0", "n2"), ("n1", "n4"), ("n3",)]
     assert here.server.state.students["n0"] is here.server.student
     for student, names in zip(students(here), kinds, strict=True):

@@ -309,7 +309,7 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
     x = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in one.nodes])
-        response = one.side.look(one.nodes, x, z)
+        response = one.side.preview_responses(one.nodes, x, z)
     for row, node in enumerate(one.nodes):
         torch.testing.assert_close(response["logits"][row], node.model(x))
         if importance != "counts":  # only then do the weights need the critic
@@ -320,7 +320,7 @@ def test_looking_is_answering_with_nothing_trained_released_or_counted(importanc
     assert one.audit.summary() == audit
     told = {"counts": set(), "realness": {"critic", "critic_real"}, "odds": {"critic"}}
     assert set(response) == {"logits"} | told[importance]
-    together = one.server.ensemble(Responses(-1, one.server.federation.nodes, response))
+    together = one.server.ensemble_responses(Responses(-1, one.server.federation.nodes, response))
     assert together.shape == (7, CLASSES)
 
 

@@ -19,7 +19,7 @@ from fedstill.methods._student import Augment, Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models.vgg import perceptual
-from fedstill.protocol.method import refusal
+from fedstill.protocol.method import unmet_need
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import (
     FIOD,
@@ -129,7 +129,7 @@ def test_without_features_it_is_said_that_the_perceptual_loss_is_off() -> None:
 
 def test_pretraining_moves_generator_and_critics_and_leaves_the_student() -> None:
     one = world(pretrain=2)
-    assert one.server.total == 2 + FIOD.steps
+    assert one.server.total_steps == 2 + FIOD.steps
     student, before = weights(one.server.student), everything(one)
     for _ in range(2):
         losses = one.server.step()
@@ -289,7 +289,9 @@ def test_stacked_and_one_by_one_give_equal_figures(options: dict[str, Any]) -> N
         one, other = stacked.server.step(), alone.server.step()
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
     # Where a number lies on the edge of a ReLU, its last digit decides whether it has a gradient.
-    torch.testing.assert_close(stacked.server.preview_samples(3), alone.server.preview_samples(3), rtol=0.02, atol=0.01)
+    torch.testing.assert_close(
+        stacked.server.preview_samples(3), alone.server.preview_samples(3), rtol=0.02, atol=0.01
+    )
     assert stacked.audit.summary() == alone.audit.summary()
 
 
@@ -313,8 +315,8 @@ def test_looking_at_real_images_needs_no_maps() -> None:
     before = copy.deepcopy(everything(one))
     with torch.no_grad():
         z = torch.stack([node.model(x) for node in one.nodes])
-        response = one.side.look(one.nodes, x, z)
-        together = one.server.ensemble(Responses(-1, one.federation.nodes, response))
+        response = one.side.preview_responses(one.nodes, x, z)
+        together = one.server.ensemble_responses(Responses(-1, one.federation.nodes, response))
     torch.testing.assert_close(response["logits"][1], one.nodes[1].model(x))
     assert together.shape == (len(x), 2, 16, 16)
     assert torch.equal(everything(one), before)
@@ -340,6 +342,6 @@ def test_nodes_and_student_get_what_is_measured_of_an_image() -> None:
 
 
 def test_it_is_for_tasks_with_maps_and_plain_fediod_for_the_others() -> None:
-    assert refusal(FedIODMaps().needs(), TASK) is refusal(FedIOD().needs(), Classification(2)) is None
-    assert "has none" in str(refusal(FedIODMaps().needs(), Classification(2)))
-    assert "they are made from label maps" in str(refusal(FedIOD().needs(), TASK))
+    assert unmet_need(FedIODMaps().needs(), TASK) is unmet_need(FedIOD().needs(), Classification(2)) is None
+    assert "has none" in str(unmet_need(FedIODMaps().needs(), Classification(2)))
+    assert "generated from label maps" in str(unmet_need(FedIOD().needs(), TASK))

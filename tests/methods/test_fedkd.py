@@ -260,8 +260,8 @@ def test_the_ensemble_for_evaluation_is_without_noise() -> None:
     with torch.no_grad():
         logits = torch.stack([node.model(x) for node in here.nodes])
     responses = Responses(-1, ("n0", "n1", "n2", "n3"), {"logits": logits})
-    assert here.server.ensemble(responses) is None
+    assert here.server.ensemble_responses(responses) is None
     run(here, 1)
     omega = TASK.importance_weights(torch.stack([TASK.counts(node.data) for node in here.nodes]))
     expected = TASK.ensemble(logits, omega, "logits")
-    assert torch.equal(here.server.ensemble(responses), expected)  # type: ignore[arg-type]
+    assert torch.equal(here.server.ensemble_responses(responses), expected)  # type: ignore[arg-type]

@@ -136,7 +136,7 @@ def test_digest_and_revisit_by_hand() -> None:
             loss.backward()
             optimizer.step()
     alone = Node(node.name, node.data, model, node.gate, node.seed)
-    local_training.prepare([alone], LOCAL)
+    local_training.make_optimizers([alone], LOCAL)
     local_training.train([alone], TASK, LOCAL, Compute(), span=Span(2, 3, 3))
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
@@ -151,7 +151,7 @@ def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(local_training, "train", noted)
     here = run(world(CONFIG, stacked=False))
-    assert here.side.first == Span(0, 2, 5)  # done before the first query
+    assert here.side.initial_training == Span(0, 2, 5)  # done before the first query
     assert [span[1:] for span in spans if span[0] == "n0"] == [(2, 3, 5), (3, 4, 5), (4, 5, 5)]
 
 
@@ -161,7 +161,7 @@ def test_the_whole_local_budget_is_used_and_no_more(monkeypatch: pytest.MonkeyPa
 def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     config = replace(CONFIG, public_epochs=20, first=0, digest_lr=1e-2)
     here = world(config)
-    assert here.side.first is None
+    assert here.side.initial_training is None
     assert config.needs().public_labels
     assert not CONFIG.needs().public_labels
     here.federation.query("transfer")
@@ -170,7 +170,7 @@ def test_transfer_learning_is_on_labeled_public_data_and_comes_first() -> None:
     assert (responses(here).argmax(2) == labels).float().mean() > 0.9
     whole = run(world(replace(CONFIG, public_epochs=1)))
     assert whole.audit.summary()["queries_by_name"]["transfer"] == 1
-    assert whole.side.first is None  # the first part of local training follows in the same query
+    assert whole.side.initial_training is None  # the first part of local training follows in the same query
 
 
 def test_transfer_goes_on_to_the_first_part_of_local_training() -> None:
@@ -179,7 +179,7 @@ def test_transfer_goes_on_to_the_first_part_of_local_training() -> None:
     for one in (here, only):
         one.federation.query("transfer")
     node = only.nodes[0]
-    local_training.prepare([node], LOCAL)
+    local_training.make_optimizers([node], LOCAL)
     local_training.train([node], TASK, LOCAL, Compute(), span=Span(0, 2, 5))
     same(here.nodes[0].model, node.model, rtol=1e-4, atol=1e-6)
 

@@ -20,7 +20,7 @@ from fedstill.models import build
 from fedstill.models.extractor_head import EXTRACTOR, split
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_group import NodeGroup
-from fedstill.node.run_mechanism import Mechanism, unpriced
+from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting
@@ -98,12 +98,12 @@ def test_a_target_that_is_no_node_is_refused() -> None:
 def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None:
     side = world().side
     without = replace(side, queries={"tell_features": side.queries["tell_features"]})
-    mechanism = Mechanism("n0", DPSGD(epsilon=5.0), without, LOCAL, 10, TASK)
-    told = unpriced(mechanism, side.queries["tell_features"])
+    mechanism = PrivacyMechanism("n0", DPSGD(epsilon=5.0), without, LOCAL, 10, TASK)
+    told = no_guarantee_reason(mechanism, side.queries["tell_features"])
     assert told is not None
     assert "no guarantee for latent features" in told
     with pytest.raises(QueryRefused, match=r"align.*does not say what it reads"):
-        Mechanism("n0", DPSGD(), side, LOCAL, 10, TASK)
+        PrivacyMechanism("n0", DPSGD(), side, LOCAL, 10, TASK)
 
 
 # --- how sources align -----------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def test_a_step_at_a_source_by_hand() -> None:
         for parameter, slope in zip(model.parameters(), slopes, strict=True):
             parameter.sub_(rate * slope)
 
-    group = NodeGroup([node]).knowing(NodeSetting(TASK, local, Compute()))
-    group.bench("model").train(True)
+    group = NodeGroup([node]).for_query(NodeSetting(TASK, local, Compute()))
+    group.module("model").train(True)
     node.optimizers["model"] = torch.optim.SGD(node.model.parameters(), rate)
     work = config.aligned(group, features, 5)
     told = work(group, 0, x.unsqueeze(0), y.unsqueeze(0))
@@ -191,7 +191,7 @@ def test_sources_go_on_without_a_target_that_fails(query: str, quorum: float) ->
         return
     before = to_vector(made.server.student).clone()
     run(made)
-    assert made.server.done == 2
+    assert made.server.completed_steps == 2
     assert made.federation.present == ("n1", "n2")
     assert not torch.equal(to_vector(made.server.student), before)
     asked = made.audit.summary()["queries_by_name"]

@@ -12,8 +12,8 @@ import fedstill
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.local_config import LocalConfig
-from fedstill.protocol.method import METHODS, refusal, build_node_side
-from fedstill.protocol.queries import NodeSetting, stand_in
+from fedstill.protocol.method import METHODS, build_node_side, unmet_need
+from fedstill.protocol.queries import NodeSetting, placeholder_public
 from fedstill.tasks import TASKS
 
 PACKAGE = Path(fedstill.__file__).parent
@@ -88,10 +88,10 @@ def test_no_tensor_of_a_method_is_known_by_name() -> None:
     """Kinds are what other rooms know; a tensor that is called as its kind is one of these."""
     tensors: set[str] = set()
     for task in (TASKS[name]().minimal_task() for name in TASKS.own):
-        setting = NodeSetting(task, LocalConfig(), Compute(), stand_in(task))
+        setting = NodeSetting(task, LocalConfig(), Compute(), placeholder_public(task))
         for name in METHODS.own:
             method = METHODS[name]()
-            if refusal(method.needs(), task) is None:
+            if unmet_need(method.needs(), task) is None:
                 try:
                     asked = build_node_side(method, setting).queries.values()
                 except ArgumentError:  # an option that is not for this task

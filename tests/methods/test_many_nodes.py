@@ -25,7 +25,7 @@ class Compared(str):
 class Chooses(Federation):
     """A federation that is never asked."""
 
-    _answer = _pull_back = _rule = _limit = None  # type: ignore[assignment]
+    _collect_responses = _collect_gradients = _refusal_rule = _query_limit = None  # type: ignore[assignment]
 
 
 def compared(nodes: int) -> int:
@@ -45,7 +45,7 @@ def compared(nodes: int) -> int:
     try:
         present = told.present(federation)
         told.of(present[::-1])
-        federation._chosen(present[1:])
+        federation._select_nodes(present[1:])
     finally:
         sys.setprofile(None)
     assert len(present) == nodes

@@ -43,7 +43,7 @@ LOCAL = LocalConfig(epochs=6, batch=10)  # 40 steps of all 66 examples
 def asked_about(experiment: Simulation, x: torch.Tensor) -> torch.Tensor | None:
     """A use of the ensemble."""
     server = experiment.server
-    told: torch.Tensor | None = server.ensemble(server.query("predict", x=x))
+    told: torch.Tensor | None = server.ensemble_responses(server.query("predict", x=x))
     return told
 
 
@@ -75,7 +75,7 @@ def setting(method: Any, specs: tuple[str, ...] = ("mlp:8",) * 3, **changes: Any
 def trained_alone(name: str, data: TensorData, model: nn.Module) -> nn.Module:
     """Local training of one node, plainly."""
     node = Node(name, data, copy.deepcopy(model), Gate(name, PolicyConfig(), AuditLog()), 0)
-    local_training.prepare([node], LOCAL)
+    local_training.make_optimizers([node], LOCAL)
     local_training.train([node], Classification(CLASSES), LOCAL, Compute())
     return node.model
 

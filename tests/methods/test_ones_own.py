@@ -29,8 +29,8 @@ class Idle(Method):
     """Asks nothing."""
 
     title: ClassVar[str] = "Idle"
-    before: ClassVar[None] = None
-    central: ClassVar[Literal["nodes"]] = "nodes"
+    initial_training: ClassVar[None] = None
+    evaluated_model: ClassVar[Literal["nodes"]] = "nodes"
     rounds: int = 1
 
 
@@ -38,7 +38,7 @@ class Idle(Method):
 class Keeps(Idle):
     """Keeps what a test gives it."""
 
-    def begin(self, server: Server) -> Any:
+    def init_state(self, server: Server) -> Any:
         return KEPT.pop()
 
 
@@ -86,7 +86,7 @@ def test_a_state_that_can_is_not() -> None:
 class Hasty(CountsLabels, Idle):
     """Asks before its first turn, when nodes have learned nothing and nothing is charged for that."""
 
-    def begin(self, server: Server) -> Any:
+    def init_state(self, server: Server) -> Any:
         return SimpleNamespace(told=server.query("count_labels")["counts"])
 
 

@@ -14,7 +14,7 @@ from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods._server import Server
 from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import FILE, AuditLog
-from fedstill.node.run_mechanism import Mechanism
+from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import DPTrainingConfig, GradientsConfig, NoPrivacy, PrivacyConfig
 from fedstill.privacy.events import Event, PrivacyCost, cost_from_dict, cost_to_dict, total_cost
@@ -78,7 +78,7 @@ def ran(given: Setting, out: Path | None = None) -> tuple[Simulation, dict[str, 
 def schedule(experiment: Simulation, index: int) -> PrivacyCost | None:
     budgets = experiment.nodes[index].gate.budgets
     assert budgets is not None
-    return total_cost(budgets.mechanism.schedule())
+    return total_cost(budgets.mechanism.run_costs())
 
 
 # --- what is charged ----------------------------------------------------------------------------------
@@ -97,9 +97,9 @@ def test_a_whole_run_costs_what_its_mechanism_declares(
         if method != "ensemble":  # which is not known beforehand to ask anything
             assert paid(experiment.audit, node.name) == (cost_to_dict(declared), 0)
         spent = audit.spending(node.name, "run")
-        assert spent.run == paid(experiment.audit, node.name)[0], "also on disk"
-        assert spent.bare_run == 0
-        cost = compute_epsilon(cost_from_dict(spent.run), 1e-5)
+        assert spent.run_events == paid(experiment.audit, node.name)[0], "also on disk"
+        assert spent.run_no_guarantee == 0
+        cost = compute_epsilon(cost_from_dict(spent.run_events), 1e-5)
         assert told["epsilon"] == pytest.approx(cost)
         assert cost > 0
         assert (told["mechanism"], told["guarantee"], told["left"]) == (mechanism, True, None)
@@ -164,12 +164,12 @@ def test_a_run_of_an_epsilon_stays_within_it_and_nearly_spends_it(method: str, m
 @pytest.mark.parametrize(("method", "mechanism"), ONCE)
 def test_engines_give_equal_figures(method: str, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines differ in last digits, after which noise is named: here it is named after all else."""
-    draws: Any = Mechanism.draws
+    draws: Any = PrivacyMechanism.noise_sampler
 
-    def unstamped(self: Mechanism, *names: str | int) -> Any:
+    def unstamped(self: PrivacyMechanism, *names: str | int) -> Any:
         return draws(self, *(name for name in names if len(str(name)) < 32))
 
-    monkeypatch.setattr(Mechanism, "draws", unstamped)
+    monkeypatch.setattr(PrivacyMechanism, "draws", unstamped)
     (one, alone), (other, stacked) = (
         ran(setting(method, {}, [privately(mechanism)] * 3, engine)) for engine in ("one-by-one", "stacked")
     )
@@ -207,7 +207,7 @@ def test_a_run_that_was_stopped_goes_on_and_pays_once(
     assert torch.equal(to_vector(back.student), to_vector(whole.student))
     audit = AuditLog(tmp_path / FILE, read_only=True)
     for node in whole.nodes:
-        assert audit.spending(node.name, "run").run == dict(paid(whole.audit, node.name)[0])
+        assert audit.spending(node.name, "run").run_events == dict(paid(whole.audit, node.name)[0])
     audit.close()
 
 

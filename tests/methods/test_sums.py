@@ -30,7 +30,7 @@ from fedstill.methods.fedprox import FedProx
 from fedstill.methods.fedzge import FedZGE
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS, Method
-from fedstill.protocol.queries import NodeSetting, stand_in
+from fedstill.protocol.queries import NodeSetting, placeholder_public
 from fedstill.protocol.secure_aggregation import SUM
 from fedstill.tasks.classification import Classification
 from tests.methods import small_world
@@ -72,7 +72,7 @@ SUMMED = {
 def world(method: Method, sums: bool) -> World:
     same = method.needs().same_architecture
     specs = ("mlp:8",) * 4 if same else ("small-cnn:4", "resnet8:4", "mlp:8", "mlp:8")
-    split = method.needs().split
+    split = method.needs().split_models
     models = [disagreeing(made(spec, index, parted=split)) for index, spec in enumerate(specs)]
     # Of the last class only one node has examples, of which few.
     nodes = make_nodes(models, classes=lambda index: 2 if index else CLASSES)
@@ -174,7 +174,11 @@ def asked(name: str) -> str:
     wanted = {"ensemble": "logits", "levels": 0, "adversary": 0.0, "gan": 0.0, "conf": 0.0, "unique": 0.0}
     chosen: dict[str, Any] = {key: value for key, value in wanted.items() if key in own}
     at = NodeSetting(
-        small_world.TASK, LocalConfig(), Compute(), stand_in(small_world.TASK), secure_aggregation=True
+        small_world.TASK,
+        LocalConfig(),
+        Compute(),
+        placeholder_public(small_world.TASK),
+        secure_aggregation=True,
     )
     try:
         queries = replace(method, **chosen).node_side(at).queries

@@ -27,7 +27,7 @@ from fedstill.models.class_map import ClassMap
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig, OwnModel, read
 from fedstill.models.predictors import Endpoint
-from fedstill.node.refusal_text import telling
+from fedstill.node.refusal_text import public_text
 from fedstill.tasks import TASKS
 from tests.predictors import serving, write_onnx
 
@@ -323,7 +323,7 @@ def test_an_endpoint_that_redirects_is_away_or_says_too_much_is_told(monkeypatch
     told = {"logits": [[1, 2]] * 2}
     with serving(lambda _: told) as url, pytest.raises(PredictorError, match="more than 10 bytes") as refused:
         Endpoint(url)(rows)
-    assert telling(refused.value) == "its data or model fail here: its own log says more"
+    assert public_text(refused.value) == "its data or model fail here: its own log says more"
 
 
 def test_an_endpoint_whose_head_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from fedstill.models.model_config import ModelConfig
 from fedstill.models.predictors import Predictor
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import predict, prepare
+from fedstill.node.local_training import make_optimizers, predict
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup, group_by_architecture
 from fedstill.node.policy import PolicyConfig
@@ -205,9 +205,9 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     assert compute.place(predictor) is predictor
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
     node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
-    prepare([node], LocalConfig())
+    make_optimizers([node], LocalConfig())
     assert node.optimizers == {}  # nothing to train
-    bench = NodeGroup([node]).bench("model")
+    bench = NodeGroup([node]).module("model")
     bench.train(False)
     assert bench(IMAGES[None, :5])[0].equal(predictor(IMAGES[:5]))
     assert predict(predictor, IMAGES[:5], compute).equal(predictor(IMAGES[:5]))

@@ -11,7 +11,7 @@ import torch
 from fedstill.core.errors import ModelError
 from fedstill.models import build
 from fedstill.models.scattering import WaveletModuli, averages, morlet
-from fedstill.node.memory_limits import of_input
+from fedstill.node.memory_limits import bytes_per_input
 
 H, W, L = 8, 12, 4
 
@@ -94,7 +94,7 @@ def test_pieces_of_many_images_are_those_of_each(monkeypatch: pytest.MonkeyPatch
 def test_what_a_node_is_asked_for_gradients_of_is_counted_whole() -> None:
     """Nothing before the last layer learns, but gradients go through all of it to an input."""
     least = 4 * (1 + 2 * L + L * L) * H * W  # float32 of each modulus
-    assert of_input(build(f"scattering:{L}", (1, H, W), 3, 0), (1, H, W)) > least
+    assert bytes_per_input(build(f"scattering:{L}", (1, H, W), 3, 0), (1, H, W)) > least
 
 
 def test_images_smaller_than_what_is_averaged_over_are_refused() -> None:

@@ -101,7 +101,7 @@ def test_rules_that_are_none_are_refused(option: str, value: Any) -> None:
 )
 def test_a_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str, rule: str) -> None:
     clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, min_nodes=3))
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     assert refused(clinic) == rule
     assert clinic.host.session is None
     assert entries(clinic.folder) == []
@@ -113,7 +113,7 @@ def test_a_node_refuses_before_anything_is_computed(tmp_path: Path, policy: str,
 def test_a_node_lets_in_what_just_fits(tmp_path: Path) -> None:
     policy = f'min_records = 40\nmin_nodes = 3\nallowed_servers = ["{KNOWN.upper()}"]\n'
     clinic = Clinic(tmp_path / "clinic", policy, replace(PLAN, min_nodes=3))
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
     assert events(clinic) == ["policy", "joined"]
 
@@ -197,8 +197,8 @@ def test_no_normalization_that_a_server_declares_tells_the_largest_value(tmp_pat
 def test_a_request_names_the_classes(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     refused(clinic)
-    (request,) = clinic.host.requests.all()
-    assert facts(request)["classes"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    (request,) = clinic.host.requests.list_all()
+    assert describe_request(request)["classes"] == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
 
 
 # --- tables -------------------------------------------------------------------------------------------
@@ -354,14 +354,14 @@ def test_another_server_or_another_protection_is_asked_anew(tmp_path: Path) -> N
     clinic = Clinic(tmp_path / "clinic", LISTED)
     refused(clinic)
     decide(clinic)
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     assert "waits" in refused(clinic)
     decide(clinic, server=KNOWN)
     assert joined(clinic)
     clinic.say("leave", message=99)
     (clinic.folder / "node.toml").write_text(NODE + LISTED + "[privacy]\ncounts_noise = 20.0\n")
     clinic.again()
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     assert "waits" in refused(clinic)
 
 
@@ -373,12 +373,12 @@ def test_whoever_asks_twice_is_not_taken_for_the_server_that_was_approved(tmp_pa
     assert joined(clinic)
     clinic.say("leave", message=99)
     clinic.again()
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     for _ in range(3):
         assert "waits" in refused(clinic)
-    clinic.host.asker = ""
+    clinic.host.server_fingerprint = ""
     assert joined(clinic)
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     assert "waits" in refused(clinic)
 
 
@@ -394,7 +394,7 @@ def test_another_servers_approval_is_none_of_a_run_that_began_under_another_prot
     (clinic.folder / "node.toml").write_text(NODE + EACH + "[privacy]\ncounts_noise = 20.0\n")
     clinic.again()
     assert "waits" in refused(clinic)
-    clinic.host.asker, clinic.plan = KNOWN, replace(PLAN, run="two")
+    clinic.host.server_fingerprint, clinic.plan = KNOWN, replace(PLAN, run="two")
     assert "waits" in refused(clinic)
     decide(clinic, server=KNOWN)
     assert joined(clinic)
@@ -413,39 +413,39 @@ def test_approval_for_one_server_survives_the_same_request_of_another(
 ) -> None:
     """The second server knows description and run name exactly, and asks before the first one begins."""
     clinic = Clinic(tmp_path / "clinic", policy)
-    clinic.host.asker = first
+    clinic.host.server_fingerprint = first
     refused(clinic)
     decide(clinic, server=first)
-    clinic.host.asker = second
+    clinic.host.server_fingerprint = second
     for run in ("one", "two", "one"):
         clinic.plan = replace(PLAN, run=run)
         assert "waits" in refused(clinic)
-    states = {request.server: request.state for request in clinic.host.requests.all()}
+    states = {request.server: request.state for request in clinic.host.requests.list_all()}
     assert states == {first: "approved", second: "waits"}
-    clinic.plan, clinic.host.asker = PLAN, first
+    clinic.plan, clinic.host.server_fingerprint = PLAN, first
     assert joined(clinic)
-    clinic.host.asker = second
+    clinic.host.server_fingerprint = second
     assert "waits" in refused(clinic)
 
 
 def test_decision_on_one_servers_request_leaves_the_others_as_it_is(tmp_path: Path) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
-    for clinic.host.asker in (KNOWN, OTHER):
+    for clinic.host.server_fingerprint in (KNOWN, OTHER):
         refused(clinic)
     decide(clinic, server=OTHER)
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     assert "waits" in refused(clinic)
     decide(clinic, server=KNOWN)
     decide(clinic, approved=False, server=OTHER)
     assert joined(clinic)
-    clinic.host.asker = OTHER
+    clinic.host.server_fingerprint = OTHER
     assert refused(clinic).endswith("is rejected by its owner")
 
 
 def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path, command: Main) -> None:
     clinic = Clinic(tmp_path / "clinic", EACH)
     sha256 = describe(PLAN, None).sha256
-    for clinic.host.asker in (KNOWN, OTHER, ""):
+    for clinic.host.server_fingerprint in (KNOWN, OTHER, ""):
         refused(clinic)
     for word, given in (("approve", []), ("reject", []), ("approve", ["--server", KNOWN[:-1]])):
         code, _, err = command("node", word, clinic.folder, sha256, *given)
@@ -453,7 +453,7 @@ def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path
         assert "--server" in err
         assert KNOWN in err
         assert OTHER in err
-    assert {request.state for request in clinic.host.requests.all()} == {"waits"}
+    assert {request.state for request in clinic.host.requests.list_all()} == {"waits"}
     shown = " ".join(command("node", "requests", clinic.folder)[1].split())
     assert all(server in shown for server in (KNOWN, OTHER, "a server that nothing proves"))
     told = json.loads(command("node", "requests", clinic.folder, "--json")[1])
@@ -464,7 +464,7 @@ def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path
     assert code == 0
     assert KNOWN in out
     assert command("node", "reject", clinic.folder, sha256, "--server", "none")[0] == 0
-    states = {request.server: request.state for request in clinic.host.requests.all()}
+    states = {request.server: request.state for request in clinic.host.requests.list_all()}
     assert states == {KNOWN: "approved", OTHER: "waits", "": "rejected"}
     *_, approval, rejection = SecurityLog(clinic.folder).lines()
     assert (approval["server"], rejection["server"]) == (KNOWN, "a server that nothing proves")
@@ -476,11 +476,11 @@ def test_many_requests_of_one_server_leave_room_for_another(
 ) -> None:
     monkeypatch.setattr(requests, "MOST_WAITING", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
-    clinic.host.asker = OTHER
+    clinic.host.server_fingerprint = OTHER
     for steps in range(1, 5):
         clinic.plan = replace(PLAN, method={**FEDIOD, "steps": steps})
         refused(clinic)
-    clinic.plan, clinic.host.asker = PLAN, KNOWN
+    clinic.plan, clinic.host.server_fingerprint = PLAN, KNOWN
     assert "waits" in refused(clinic)
     decide(clinic)
     assert joined(clinic)
@@ -491,36 +491,36 @@ def test_requests_under_ever_new_keys_are_limited_and_touch_no_approval(
 ) -> None:
     monkeypatch.setattr(requests, "MOST_OF_ALL", 3)
     clinic = Clinic(tmp_path / "clinic", EACH)
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     refused(clinic)
     decide(clinic)
     rules = []
     for key in range(5):
-        clinic.host.asker = f"{key:032x}"
+        clinic.host.server_fingerprint = f"{key:032x}"
         rules.append(refused(clinic))
     assert ["waits until" in rule for rule in rules] == [True, True, True, False, False]
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
 
 
 def test_a_run_that_one_server_began_is_not_continued_by_another(tmp_path: Path) -> None:
     """Also where both have an approval: its state and its query numbers are the first one's."""
     clinic = Clinic(tmp_path / "clinic", EACH)
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     refused(clinic)
     decide(clinic)
     clinic.ready()
     clinic.say("leave")
     clinic.again()
-    clinic.host.asker = OTHER
+    clinic.host.server_fingerprint = OTHER
     refused(clinic)
     decide(clinic, server=OTHER)
     told = clinic.say("join", plan=clinic.plan.to_dict())
     assert told["kind"] == "NodeFault"
     assert "run 'one' is known here" in told["text"]
-    clinic.host.asker = KNOWN
+    clinic.host.server_fingerprint = KNOWN
     assert joined(clinic)
-    clinic.host.asker = OTHER  # in the same process, while the run is at work
+    clinic.host.server_fingerprint = OTHER  # in the same process, while the run is at work
     assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "NodeFault"
 
 

@@ -41,7 +41,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 def serve(folder: Path, ceiling: bool) -> None:
     """A node that serves messages in a process of its own, and what it cost."""
-    host = Host(folder)
+    host = NodeService(folder)
     if ceiling:
         host.limit_process()
     before, replies = peak(), []

@@ -60,7 +60,7 @@ def test_no_record_moves_counts_further_than_is_paid_for(
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     data, query = records(task, count, seed), count_labels(task)
     config = DPSGD(counts_noise=SCALE, group_size=group)
-    made = Mechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, task)
+    made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), count, task)
     before, after = told(task, data), told(task, data.subset(torch.arange(group, count)))
     reading = query.depends_on_records or ()
     assert set(before) == set(reading), "all that is read is noised; the rest follows from it"
@@ -89,7 +89,7 @@ def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: str) -> None:
     least, seen = [], False
     for query in (count_labels(task), tell_size()):
         config = DPSGD(counts_noise=SCALE)
-        made = Mechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), 3, task)
+        made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), 3, task)
         for draw in range(40):
             blank = {"counts": torch.zeros(task.classes), "sizes": torch.tensor(0.0)}
             noised = {
@@ -110,7 +110,7 @@ def test_of_very_many_images_no_one_moves_the_shares_further_than_is_paid() -> N
     targets[::3, 0, 0] = 1
     query = count_labels(task)
     config, side = DPSGD(counts_noise=SCALE), NodeSide({query.name: query})
-    rule = Mechanism("clinic", config, side, LocalConfig(), 3, task).rule(query, "counts")
+    rule = PrivacyMechanism("clinic", config, side, LocalConfig(), 3, task).rule(query, "counts")
 
     def bounded(targets: torch.Tensor) -> torch.Tensor:
         return rule.bound(task.counts(TensorData(torch.zeros(len(targets), 1), targets)))

@@ -68,7 +68,7 @@ def test_what_was_learned_in_another_form_is_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
-    path = clinic.folder / "runs/one" / LEARNING
+    path = clinic.folder / "runs/one" / TRAINING_STATE
     save_state(path, {**load_state(path), **change})
     assert f"{path} is no state of this node: " in joined(clinic, caplog)
 
@@ -78,8 +78,8 @@ def test_what_is_no_table_is_no_state_of_a_node(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, state: Any
 ) -> None:
     clinic = Clinic(tmp_path / "clinic").ready()
-    save_state(clinic.folder / "runs/one" / LEARNING, state)
-    assert f"{LEARNING} is no state of this node: " in joined(clinic, caplog)
+    save_state(clinic.folder / "runs/one" / TRAINING_STATE, state)
+    assert f"{TRAINING_STATE} is no state of this node: " in joined(clinic, caplog)
 
 
 def test_a_state_that_is_nested_without_end_is_no_state(

@@ -67,7 +67,7 @@ def moved(
 ) -> torch.Tensor:
     """What one real step moves the network by: minus the gradient that it has stepped on."""
     before = vector(node.model)
-    step(node, "model", dp, q, number, private_loss=entropy, batch=batch, **how)
+    private_step(node, "model", dp, q, number, private_loss=entropy, batch=batch, **how)
     return vector(node.model) - before
 
 
@@ -129,7 +129,7 @@ def test_more_examples_than_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatc
     node = made(n=20)
     together = total(node, 0.5)
     for room in (6 * len(together), 1):
-        monkeypatch.setattr(dpsgd, "ROOM", room)
+        monkeypatch.setattr(dpsgd, "MAX_GRADIENT_NUMBERS", room)
         torch.testing.assert_close(total(node, 0.5), together)
 
 
@@ -464,12 +464,12 @@ def test_a_public_loss_of_some_parameters_only() -> None:
 
 def test_the_loss_that_is_told_is_the_samples_mean() -> None:
     node = made()
-    loss = step(node, "model", private(), 1.0, private_loss=entropy, batch=1.0)
+    loss = private_step(node, "model", private(), 1.0, private_loss=entropy, batch=1.0)
     mine = made()
     assert loss == pytest.approx(
         TASK.loss(mine.model(mine.data.inputs)[None], mine.data.targets[None]).item()
     )
-    assert step(node, "model", private(), 1e-9, private_loss=entropy, batch=1.0) == 0
+    assert private_step(node, "model", private(), 1e-9, private_loss=entropy, batch=1.0) == 0
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

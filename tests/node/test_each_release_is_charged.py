@@ -157,7 +157,7 @@ def test_learning_that_comes_out_otherwise_is_another_step(
         samples.append(tuple(drawn.inputs.flatten().tolist()))
         return drawn
 
-    monkeypatch.setattr(dp_training, "sample", watched)
+    monkeypatch.setattr(dp_training, "poisson_sample", watched)
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.again()
     clinic.say("join", plan=PLAN.to_dict())

@@ -138,7 +138,7 @@ class Watched(AuditLog):
 
 def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
     """Public rows may come as a range of two numbers, and an answer have no size that was approved."""
-    requires_approval = {"predict": {"times": 9, "rows": 3, "leaves": {}, "bytes": 0}}
+    requires_approval = {"predict": {"times": 9, "rows": 3, "releases": {}, "bytes": 0}}
     door, query = gate(), Query("predict", QUERY.handler, {"rows": "indices"}, {"logits": "logits"})
     door.approved = RunDescription({"queries": requires_approval})
     about = asked(query="predict")
@@ -238,7 +238,7 @@ def journaled(**bills: CostBreakdown) -> tuple[Gate, Journal, Watched]:
     vars(journal).update(bills)
     audit = Watched(journal.calls)
     door = gate(audit)
-    door.budgets = Budgets(journal, audit, "run", "clinic")  # type: ignore[arg-type]
+    door.budgets = RunBudgets(journal, audit, "run", "clinic")  # type: ignore[arg-type]
     return door, journal, audit
 
 
@@ -384,10 +384,10 @@ def noisy() -> Gate:
     side = NodeSide({"examine": replace(QUERY, depends_on_records=())})
     outputs, gradients = OutputsConfig(noise=1.0, bound=3.0), GradientsConfig(noise=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
-    mechanism = Mechanism("a", privacy, side, LocalConfig(), 10, Classification(3))
-    mechanism.binding = "b"
+    mechanism = PrivacyMechanism("a", privacy, side, LocalConfig(), 10, Classification(3))
+    mechanism.setup_hash = "b"
     door = Gate("a", PolicyConfig(), AuditLog())
-    door.budgets = Budgets(mechanism, door.audit, "run", "a")
+    door.budgets = RunBudgets(mechanism, door.audit, "run", "a")
     return door
 
 

@@ -16,7 +16,7 @@ from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.federation.inprocess import partition
+from fedstill.federation.inprocess import group_nodes
 from fedstill.models import build
 from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
@@ -54,7 +54,7 @@ def built(spec: str, sizes: Sequence[int] = SIZES) -> list[Node]:
 
 def trained(nodes: list[Node], config: LocalConfig, stacked: bool, **how: Any) -> list[Node]:
     local_training.make_optimizers(nodes, config)
-    for group in partition(nodes, stacked):
+    for group in group_nodes(nodes, stacked):
         local_training.train(group, TASK, config, COMPUTE, **how)
     return nodes
 
@@ -78,7 +78,7 @@ def test_nodes_of_unequal_size_learn_the_same_stacked_as_one_by_one(spec: str, o
     first = [p.clone() for p in built(spec)[0].model.parameters()]
     stacked = trained(built(spec), config, stacked=True)
     alone = trained(built(spec), config, stacked=False)
-    assert len(partition(stacked, stacked=True)) == 1
+    assert len(group_nodes(stacked, stacked=True)) == 1
     same(stacked, alone)
     assert any((p != q).any() for p, q in zip(first, alone[0].model.parameters(), strict=True))
 
@@ -197,7 +197,7 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(
 
     first = nodes()
     local_training.make_optimizers(first, config)
-    for group in partition(first, stacked):
+    for group in group_nodes(first, stacked):
         assert local_training.train(group, TASK, config, COMPUTE, steps=3) == 3
     save_state(tmp_path / "state", [node.state_dict() for node in first])
 
@@ -205,7 +205,7 @@ def test_going_on_from_a_state_gives_the_figures_of_one_go(
     local_training.make_optimizers(second, config)
     for node, state in zip(second, load_state(tmp_path / "state"), strict=True):
         node.load_state_dict(state)
-    for group in partition(second, stacked):
+    for group in group_nodes(second, stacked):
         longest = max(config.steps(len(node.data)) for node in group)
         assert local_training.train(group, TASK, config, COMPUTE, start=3) == longest
     same(second, whole, 0.0)
@@ -259,7 +259,7 @@ def test_rounds_take_together_the_steps_of_one_go(rounds: int, stacked: bool) ->
         if round == 0:
             trained(parts, config, stacked, span=span)
         else:  # the optimizers go on as they are
-            for group in partition(parts, stacked):
+            for group in group_nodes(parts, stacked):
                 local_training.train(group, TASK, config, COMPUTE, span=span)
     for one, other in zip(whole, parts, strict=True):
         for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):

@@ -65,10 +65,10 @@ def test_a_query_that_brings_a_network_is_refused_too() -> None:
 
     sends = {"generator": GENERATOR_PARAMETERS}
     queries = {"train": Query("train", handler, sends), "other": Query("other", handler)}
-    side = within_parameters(NodeSide(queries), 10_000, "clinic")
+    side = limit_parameters(NodeSide(queries), 10_000, "clinic")
     with pytest.raises(QueryRefused, match="'train' by rule max_parameters: 10000"):
         side.queries["train"].handler(None, 0)
     assert not made
     side.queries["other"].handler(None, 0)
-    within_parameters(NodeSide(queries), 10_100, "clinic").queries["train"].handler(None, 0)
+    limit_parameters(NodeSide(queries), 10_100, "clinic").queries["train"].handler(None, 0)
     assert len(made) == 2

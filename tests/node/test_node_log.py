@@ -159,12 +159,12 @@ def test_nodes_that_share_a_payer_pay_each_for_its_own_release() -> None:
     side, x = NodeSide({"predict": query}), {"x": torch.zeros(4, 1, 4, 4)}
     paid, left = [], []
     for name in ("first", "second", "second"):
-        mechanism = Mechanism(
+        mechanism = PrivacyMechanism(
             name, config, side, LocalConfig(epochs=1, batch=10), 50, Classification(4), secret=3
         )
-        mechanism.binding = "the same data, model and options"
+        mechanism.setup_hash = "the same data, model and options"
         gate = Gate(name, PolicyConfig(), audit, "run", NODE_DATA)
-        gate.budgets = Budgets(mechanism, audit, "run", NODE_DATA)
+        gate.budgets = RunBudgets(mechanism, audit, "run", NODE_DATA)
         asked = ReceivedQuery(0, "predict", "content", "", {})
         gate.admit(asked, query, x)
         left.append(gate.release(asked, "answer", {"logits": torch.zeros(4, 4)}, query, x)["logits"])

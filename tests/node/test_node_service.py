@@ -72,14 +72,14 @@ class Clinic:
         secret = folder / "secret"
         secret.touch(mode=0o600)
         secret.write_text("rehearsal 7\n")
-        self.host = Host(folder)
+        self.host = NodeService(folder)
 
     def again(self) -> None:
         """Another process serves the folder, the one before having been killed."""
         if self.host.session is not None:
             self.host.session.audit.close()  # as the system does
-            self.host.session._held.close()
-        self.host = Host(self.folder)
+            self.host.session._open_resources.close()
+        self.host = NodeService(self.folder)
 
     def salted(self, salt: str = "") -> Clinic:
         """As a rehearsal's node, whose runs all have one salt."""
@@ -891,7 +891,7 @@ def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None
 
 def test_a_folder_without_a_node_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedstillError, match=r"has no node\.toml"):
-        Host(tmp_path)
+        NodeService(tmp_path)
 
 
 def test_training_that_failed_half_way_is_not_gone_on_with(

@@ -161,7 +161,9 @@ def test_two_nodes_have_other_secrets_and_seeds(tmp_path: Path) -> None:
     first, second = (owner_folder.read_secret(tmp_path / name) for name in ("a", "b"))
     assert first != second
     assert max(first, second) > 2**64
-    assert owner_folder.read_node_file(tmp_path / "a").seed != owner_folder.read(tmp_path / "b").seed
+    assert (
+        owner_folder.read_node_file(tmp_path / "a").seed != owner_folder.read_node_file(tmp_path / "b").seed
+    )
     assert (tmp_path / "a" / "secret").stat().st_mode & 0o777 == 0o600
 
 

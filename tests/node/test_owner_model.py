@@ -25,7 +25,7 @@ TEXTS = InputSpec(TextConfig(), ("bad", "good"), (12,), (), (), vocabulary=50)
 
 
 def named(name: str) -> NodeFile:
-    return NodeFile(name="clinic", model=OwnModelConfig(name=name))
+    return NodeFile(name="clinic", model=NodeModelConfig(name=name))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_hub_model_with_a_plain_name_is_no_factory_of_the_owners(tmp_path: Pat
 def test_a_network_for_texts_is_tried_in_parts_on_tokens(method: str, name: str) -> None:
     model = owner_model.make_model(named(name), Path(), TEXTS)
     needs = METHODS[method]().needs()
-    assert needs.split
+    assert needs.split_models
     assert owner_model.unfit_reason(model, needs, TEXTS, Compute()) is None
 
 

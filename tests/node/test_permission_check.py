@@ -73,7 +73,7 @@ def work(home: Path, umask: int) -> None:
     write_queries(home / "queries", make(config), own_key(home / "server.key"))
     offline_node.answer(folder, home / "queries", folder / "answers", report=look)
     look()
-    host = Host(folder)
+    host = NodeService(folder)
 
     def serve(message: bytes) -> bytes:
         look()
@@ -101,7 +101,7 @@ def test_all_that_is_written_is_for_its_owner_alone(tmp_path: Path, umask: int) 
     }
     assert any(name.startswith("mark-") for name in names)
     assert any(Path(path).parent.name == "public" for path in seen)
-    assert open_to_others(tmp_path / "clinic", tmp_path / "clinic/audit.sqlite") is None
+    assert find_open_files(tmp_path / "clinic", tmp_path / "clinic/audit.sqlite") is None
 
 
 def test_what_lies_open_from_before_is_said_with_the_command_that_closes_it(
@@ -115,7 +115,7 @@ def test_what_lies_open_from_before_is_said_with_the_command_that_closes_it(
         (folder / name).chmod(0o640)
     (folder / "runs").chmod(0o700)
     audit = folder / "audit.sqlite"
-    assert f"{folder}/, " not in (open_to_others(folder, audit) or "")
+    assert f"{folder}/, " not in (find_open_files(folder, audit) or "")
     folder.chmod(0o755)
     (line,) = [line for line in checked(folder, capsys) if line.startswith("open to others")]
     assert f"machine: {folder}/, runs, audit.sqlite, audit.sqlite.head; chmod go= '{folder}' && " in line

@@ -15,7 +15,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.public import PublicData
-from fedstill.federation.inprocess import InProcess, partition
+from fedstill.federation.inprocess import InProcess, group_nodes
 from fedstill.methods import train_round
 from fedstill.methods._critics import CriticOptions
 from fedstill.methods.fediod import FedIOD
@@ -119,7 +119,7 @@ class World:
     audit: AuditLog
 
     @property
-    def mechanism(self) -> Mechanism:
+    def mechanism(self) -> PrivacyMechanism:
         assert self.node.gate.budgets is not None
         return self.node.gate.budgets.mechanism
 
@@ -163,9 +163,9 @@ def made(
     about = (side, method, setting)
     protect(node, config, *about, secret=secret)
     side.prepare([node])
-    check_priced(node)
+    require_unchanged_data(node)
     local_training.make_optimizers(node.learners, LOCAL)
-    for group in partition(node.learners, True) if train else ():
+    for group in group_nodes(node.learners, True) if train else ():
         local_training.train(group, TASK, LOCAL, COMPUTE)
     return World(node, InProcess([node], [[node]], side, COMPUTE), audit)
 
@@ -282,7 +282,7 @@ def bound(secret: int = 0, keep: int = 0, salt: str = "", **change: Any) -> str:
     protect(node, config, *about, secret=secret, salt=salt)
     assert node.gate.budgets is not None
     assert node.gate.budgets.mechanism.salt == salt
-    return node.gate.budgets.mechanism.binding
+    return node.gate.budgets.mechanism.setup_hash
 
 
 def test_the_binding_holds_all_that_answers_follow_from_and_is_keyed() -> None:
@@ -353,7 +353,7 @@ def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
 
 def released(one: World, rows: int = ROWS) -> PrivacyCost:
     """What answers about some inputs cost by themselves."""
-    bill = one.mechanism.release(one.federation.queries["examine"], {"logits": (rows, CLASSES)})
+    bill = one.mechanism.release_costs(one.federation.queries["examine"], {"logits": (rows, CLASSES)})
     return total_cost(bill) or PrivacyCost()
 
 
@@ -381,20 +381,20 @@ def test_layers_that_mix_examples_are_refused_under_dp_sgd() -> None:
 
 def test_data_that_a_method_has_changed_are_refused() -> None:
     one = made(under("pate"), train=False)
-    check_priced(one.node)
+    require_unchanged_data(one.node)
     one.node.data = records(30)
     with pytest.raises(ArgumentError, match="none where public data join its own"):
-        check_priced(one.node)
+        require_unchanged_data(one.node)
     plain = made(NoPrivacy(epsilon=1e3), train=False)
     plain.node.data = records(30)
-    check_priced(plain.node)  # there is no price to hold it to
+    require_unchanged_data(plain.node)  # there is no price to hold it to
 
 
 def test_who_wants_nothing_is_left_alone() -> None:
-    assert not wanted(NoPrivacy())
-    assert all(wanted(protected(mechanism)) for mechanism in MECHANISMS)
-    assert wanted(NoPrivacy(epsilon=3.0))
-    assert wanted(NoPrivacy(total_epsilon=3.0))
+    assert not needs_mechanism(NoPrivacy())
+    assert all(needs_mechanism(protected(mechanism)) for mechanism in MECHANISMS)
+    assert needs_mechanism(NoPrivacy(epsilon=3.0))
+    assert needs_mechanism(NoPrivacy(total_epsilon=3.0))
 
 
 def test_an_epsilon_of_one_of_several_records_is_said_to_be_that() -> None:
@@ -472,7 +472,7 @@ def test_no_more_private_steps_are_taken_than_are_charged(asked: str) -> None:
     protect(node, protected("dp-sgd", **CONFIG), side, method, at, secret=1)
 
     def attempt() -> None:
-        prepare(side, [node])
+        prepare_uncharged(side, [node])
         RequestHandler(NodeGroup([node]), side, COMPUTE).respond(asked, 0, {"x": X}, False)
 
     with pytest.raises(

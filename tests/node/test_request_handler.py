@@ -148,7 +148,7 @@ def privately(office: Office) -> None:
     node, journal = office.nodes[1], Journal()
     node.private_steps = {"critic": DPParameters(1.0, 1.0, lambda *names: seeded(0, *names))}
     journal.node = node.name
-    node.gate.budgets = Budgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
+    node.gate.budgets = RunBudgets(journal, office.audit, "run", node.name)  # type: ignore[arg-type]
 
 
 def learning_privately() -> Office:

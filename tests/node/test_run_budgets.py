@@ -69,10 +69,10 @@ class Node:
         self.query, self.run = queries[0], run
         self.audit = audit or AuditLog()
         self.side = NodeSide({query.name: query for query in queries[: 1 + two]})
-        self.mechanism = Mechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
-        self.mechanism.binding = "data"
+        self.mechanism = PrivacyMechanism("clinic", config, self.side, LOCAL, EXAMPLES, Classification(4))
+        self.mechanism.setup_hash = "data"
         self.gate = Gate("clinic", PolicyConfig(outputs_only=False), self.audit, run)
-        self.gate.budgets = Budgets(self.mechanism, self.audit, run, "clinic")
+        self.gate.budgets = RunBudgets(self.mechanism, self.audit, run, "clinic")
 
     def query(self, number: int, query: Query | None = None, tensors: Any = None) -> Any:
         """As the request handler does."""
@@ -149,7 +149,7 @@ def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_no
     node = Node(config, **wide)
     for number in range(3):
         node.query(number, tensors=told)
-    assert cost_from_dict(node.spent().run) == total_cost(node.mechanism.schedule())
+    assert cost_from_dict(node.spent().run) == total_cost(node.mechanism.run_costs())
     assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
     with pytest.raises(
@@ -467,7 +467,7 @@ def test_noise_is_found_that_both_budgets_can_pay(
 ) -> None:
     """And hardly more: one of them is nearly used up."""
     config = PATE(epsilon=run[0], delta=run[1], total_epsilon=all_runs[0], total_delta=all_runs[1])
-    price = total_cost(Node(config, times=5).mechanism.schedule())
+    price = total_cost(Node(config, times=5).mechanism.run_costs())
     assert price
     used = [compute_epsilon(price, delta) / most for most, delta in (run, all_runs)]
     assert 0.97 < max(used) <= 1
@@ -481,7 +481,7 @@ def test_where_no_noise_is_enough_the_smaller_budget_is_named() -> None:
     for name, change in (("epsilon", {"epsilon": 0.01}), ("total_epsilon", {"total_epsilon": 0.01})):
         config = PATE(**{"epsilon": 8.0, **change})
         with pytest.raises(ArgumentError, match=rf"privacy\.{name} is 0\.01"):
-            Mechanism(
+            PrivacyMechanism(
                 "clinic", config, sides, LocalConfig(), 100, Classification(4)
             )  # the counts alone cost 0.1
 

@@ -86,11 +86,11 @@ def protection(
     examples: int = EXAMPLES,
     task: Task = TASK,
     **more: Any,
-) -> Mechanism:
+) -> PrivacyMechanism:
     own = {name: more.pop(name) for name in ("first", "learns") if name in more}
     changed = protected(mechanism, **{**config, **more})
-    made = Mechanism("clinic", changed, side(*queries, **own), LOCAL, examples, task)
-    made.binding = "data"
+    made = PrivacyMechanism("clinic", changed, side(*queries, **own), LOCAL, examples, task)
+    made.setup_hash = "data"
     return made
 
 
@@ -114,16 +114,18 @@ def near(one: PrivacyCost | None, other: PrivacyCost | None) -> None:
     assert [row[4] for row in mine] == pytest.approx([row[4] for row in theirs])
 
 
-def priced(made: Mechanism, query: Query, part: str, shapes: Any, sent: Any = None) -> PrivacyCost | None:
+def priced(
+    made: PrivacyMechanism, query: Query, part: str, shapes: Any, sent: Any = None
+) -> PrivacyCost | None:
     """Of one release, with what is learned for it."""
-    return total_cost(made.bill(query, part, shapes, sent or {}))
+    return total_cost(made.query_costs(query, part, shapes, sent or {}))
 
 
-def response(made: Mechanism, query: Query = EXAMINE, noised: Any = None) -> PrivacyCost | None:
+def response(made: PrivacyMechanism, query: Query = EXAMINE, noised: Any = None) -> PrivacyCost | None:
     """Of an answer: as it is expected, or as it turned out."""
     shapes = {name: SHAPES[name] for name in query.releases}
     if noised is not None:
-        return total_cost(made.release(query, shapes, noised))
+        return total_cost(made.release_costs(query, shapes, noised))
     return priced(made, query, "answer", shapes)
 
 
@@ -135,21 +137,21 @@ def test_without_a_mechanism_nothing_has_a_guarantee() -> None:
     assert response(made) is None
     assert priced(made, EXAMINE, "gradient", PULLED, {}) is None
     assert priced(made, COUNT, "answer", {"counts": (CLASSES,)}, {}) is None
-    assert made.networks() == {}
+    assert made.private_steps() == {}
     assert not made.protects
 
 
 def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
     made = protection("dp-sgd")
-    assert made.first() == {"training": gaussian(1.5, 20, rate=0.1)}
+    assert made.initial_training_costs() == {"training": gaussian(1.5, 20, rate=0.1)}
     assert response(made) == gaussian(2.0, rate=0.08)  # the critic's step: 8 of 100 records
     assert response(made, replace(EXAMINE, rows=0)) == gaussian(2.0, rate=0.01)  # nobody says how many: 1
     assert response(made, PREDICT) == PrivacyCost()
     assert priced(made, EXAMINE, "gradient", PULLED, {}) == PrivacyCost()
-    assert total_cost(made.schedule()) == (
+    assert total_cost(made.run_costs()) == (
         gaussian(1.5, 20, rate=0.1) + gaussian(2.0, 5, rate=0.08) + laplace(10.0)
     )
-    networks = made.networks()
+    networks = made.private_steps()
     assert {role: (dp.noise, dp.clip) for role, dp in networks.items()} == {
         "model": (1.5, 1.0),
         "critic": (2.0, 0.5),
@@ -158,12 +160,12 @@ def test_under_dp_sgd_learning_is_paid_for_and_answers_follow() -> None:
 
 def test_under_pate_votes_and_gradients_are_paid_for_and_training_is_not() -> None:
     made = protection("pate")
-    assert made.first() == {"training": PrivacyCost()}
+    assert made.initial_training_costs() == {"training": PrivacyCost()}
     # sqrt(2) votes a row, 8 rows; the critic's step beside it
     near(response(made), gaussian(5 / math.sqrt(2 * 8)) + gaussian(2.0, rate=0.08))
     near(response(made, PREDICT), gaussian(5 / 4))
     near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 * 20 / (2 * math.sqrt(8))))
-    assert set(made.networks()) == {"critic"}
+    assert set(made.private_steps()) == {"critic"}
 
 
 def test_under_pate_a_threshold_costs_and_saves_what_is_not_answered() -> None:
@@ -186,7 +188,7 @@ def test_under_noisy_outputs_each_row_is_paid_for() -> None:
     near(priced(made, EXAMINE, "gradient", PULLED, {}), gaussian(3 / (2 * math.sqrt(8))))  # one network
     rows = protection("noisy-outputs", outputs=replace(GIVEN["outputs"], distribution="gaussian"))
     near(response(rows, PREDICT), gaussian(6 / (2 * 2 * math.sqrt(8))))
-    assert made.first() == {"training": PrivacyCost()}
+    assert made.initial_training_costs() == {"training": PrivacyCost()}
 
 
 @pytest.mark.parametrize("mechanism", ["dp-sgd", "pate", "noisy-outputs"])
@@ -265,11 +267,11 @@ def test_maps_and_images_of_records_have_no_guarantee_whatever_is_said_of_them(
     told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, depends_on_records=reads)
     made = protection(mechanism, told, task=MAPS, epsilon=3.0)
     assert priced(made, told, "answer", {"told": (5,)}) is None
-    refused = unpriced(made, told)
+    refused = no_guarantee_reason(made, told)
     assert refused is not None
     assert f"gives no guarantee for {kind}; " in refused
     assert cure in refused
-    assert unpriced(protection(mechanism, told, task=MAPS), told) is None, "no budget"
+    assert no_guarantee_reason(protection(mechanism, told, task=MAPS), told) is None, "no budget"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_what_has_no_guarantee_comes_with_its_cure(
     mechanism: Any, kind: str, reads: tuple[str, ...], cure: str
 ) -> None:
     told = Query("tell", EXAMINE.handler, {}, {"told": kind}, times=1, depends_on_records=reads)
-    refused = unpriced(protection(mechanism, told, epsilon=3.0), told)
+    refused = no_guarantee_reason(protection(mechanism, told, epsilon=3.0), told)
     assert str(refused).endswith(f"gives no guarantee for {kind}; with {cure} none are told")
 
 
@@ -301,18 +303,20 @@ def test_gradients_of_what_is_compared_with_records_carry_them() -> None:
 
 def test_what_is_asked_about_tells_how_many_rows_are_expected() -> None:
     made = protection("pate")
-    assert made.expected(EXAMINE)["answer"]["logits"] == (ROWS, CLASSES)
+    assert made.expected_shapes(EXAMINE)["answer"]["logits"] == (ROWS, CLASSES)
     sent = {"x": torch.zeros(20, 1, 4, 4), f"x{SCALE}": torch.zeros(999)}
-    shapes = made.expected(EXAMINE, sent)
+    shapes = made.expected_shapes(EXAMINE, sent)
     assert shapes["answer"]["logits"] == (20, CLASSES)
     assert shapes["gradient"]["d/dx"][0] == 20
-    assert made.expected(COUNT) == {"answer": {"counts": (CLASSES,), "sizes": (CLASSES,)}}
+    assert made.expected_shapes(COUNT) == {"answer": {"counts": (CLASSES,), "sizes": (CLASSES,)}}
 
 
 def test_a_group_of_records_costs_more() -> None:
     made = protection("dp-sgd", group_size=3)
-    assert made.first() == {"training": gaussian(1.5, 20, rate=0.1, group=3)}
-    assert protection("dp-sgd", group_size=3, examples=10).first() == {"training": gaussian(0.5, 2)}  # rate 1
+    assert made.initial_training_costs() == {"training": gaussian(1.5, 20, rate=0.1, group=3)}
+    assert protection("dp-sgd", group_size=3, examples=10).initial_training_costs() == {
+        "training": gaussian(0.5, 2)
+    }  # rate 1
     near(
         response(protection("pate", PREDICT, group_size=3), PREDICT), gaussian(5 / 4)
     )  # a group has one teacher
@@ -338,30 +342,30 @@ def test_a_tensor_of_a_network_that_no_rule_is_for_has_no_guarantee() -> None:
 def test_without_noise_there_is_no_guarantee() -> None:
     config: dict[str, Any] = {}  # no noise given, and no epsilon to find it from
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
-        assert total_cost(protection(mechanism, config=config).schedule()) is None
+        assert total_cost(protection(mechanism, config=config).run_costs()) is None
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         silent = {"critic": DPTrainingConfig(noise=2.0)}
-        assert total_cost(protection(mechanism, config=silent).schedule()) is None
+        assert total_cost(protection(mechanism, config=silent).run_costs()) is None
     bare = protection("noisy-outputs", PREDICT, outputs=OutputsConfig(noise=6.0, bound=0.0))
     assert response(bare, PREDICT) is None
 
 
 def test_training_in_rounds_costs_the_same_as_in_one_go() -> None:
     made = protection("dp-sgd", TRAIN, first=None)
-    assert made.first() == {"training": PrivacyCost()}
+    assert made.initial_training_costs() == {"training": PrivacyCost()}
     rounds = [
         priced(made, TRAIN, "answer", {"theta": (9,)}, {"span": torch.tensor(turn)}) for turn in range(4)
     ]
     assert rounds == [gaussian(1.5, 5, rate=0.1)] * 4
-    assert made.schedule() == {"training": gaussian(1.5, 20, rate=0.1), "other": PrivacyCost()}
+    assert made.run_costs() == {"training": gaussian(1.5, 20, rate=0.1), "other": PrivacyCost()}
     # Fewer steps than rounds: each takes one all the same.
     small = protection("dp-sgd", TRAIN, first=None, examples=5)
     assert priced(small, TRAIN, "answer", {}, {"span": torch.tensor(3)}) == gaussian(1.5)
-    assert small.schedule()["training"] == gaussian(1.5, 4)
+    assert small.run_costs()["training"] == gaussian(1.5, 4)
 
 
 def test_models_that_are_used_as_they_are_cost_no_training() -> None:
-    assert protection("dp-sgd", PREDICT, learns=False).first() == {"training": PrivacyCost()}
+    assert protection("dp-sgd", PREDICT, learns=False).initial_training_costs() == {"training": PrivacyCost()}
 
 
 def test_local_training_in_more_parts_than_it_has_steps_costs_a_step_each() -> None:
@@ -369,10 +373,10 @@ def test_local_training_in_more_parts_than_it_has_steps_costs_a_step_each() -> N
     alone = replace(TRAIN, name="alone", times=1, span=lambda sent: Span(0, 30, 34))
     rounds = replace(TRAIN, span=lambda sent: Span.part(int(sent["span"]), 4, offset=30))
     made = protection("dp-sgd", alone, rounds)  # 20 steps, if it is taken in one go
-    taken = [made.learning(alone, {})["training"]]
-    taken += [made.learning(rounds, {"span": torch.tensor(t)})["training"] for t in range(4)]
+    taken = [made.training_costs(alone, {})["training"]]
+    taken += [made.training_costs(rounds, {"span": torch.tensor(t)})["training"] for t in range(4)]
     assert sum((price for price in taken if price), PrivacyCost()) == gaussian(1.5, 34, rate=0.1)
-    assert made.schedule()["training"] == gaussian(1.5, 34, rate=0.1)
+    assert made.run_costs()["training"] == gaussian(1.5, 34, rate=0.1)
 
 
 # --- noise that is found ------------------------------------------------------------------------------
@@ -388,7 +392,7 @@ def test_the_noise_that_is_found_costs_the_epsilon_and_hardly_less(
     mechanism: str, most: float, accountant: Any
 ) -> None:
     made = protection(mechanism, config=FREE, epsilon=most, accountant=accountant)
-    price = total_cost(made.schedule())
+    price = total_cost(made.run_costs())
     assert price is not None
     assert 0.97 * most < compute_epsilon(price, DELTA, accountant) <= most
     parts = {
@@ -397,7 +401,7 @@ def test_the_noise_that_is_found_costs_the_epsilon_and_hardly_less(
         "noisy-outputs": ("outputs", "gradients"),
     }
     used = {"critic", *parts[mechanism]}
-    assert {name for name, level in made.levels.items() if level} == used
+    assert {name for name, level in made.noise_levels.items() if level} == used
 
 
 def test_what_is_paid_in_all_is_what_was_found() -> None:
@@ -405,23 +409,23 @@ def test_what_is_paid_in_all_is_what_was_found() -> None:
     made = protection("pate", config=FREE, epsilon=4.0)
     paid = PrivacyCost()
     for price in [
-        *made.first().values(),
+        *made.initial_training_costs().values(),
         priced(made, COUNT, "answer", {"counts": (CLASSES,), "sizes": ()}, {}),
     ]:
         paid += price or PrivacyCost()
     for _ in range(EXAMINE.times):
         for part, shapes in (("answer", SHAPES), ("gradient", PULLED)):
             paid += priced(made, EXAMINE, part, shapes, {}) or PrivacyCost()
-    near(paid, total_cost(made.schedule()))
+    near(paid, total_cost(made.run_costs()))
     assert 0.97 * 4 < compute_epsilon(paid, DELTA) <= 4
 
 
 def test_noise_that_is_given_stays_and_the_rest_makes_up_for_it() -> None:
     made = protection("dp-sgd", config=dict(FREE, critic=DPTrainingConfig(noise=3.0)), epsilon=4.0)
-    assert made.levels["critic"] == 3.0
-    assert made.levels["training"] > 0
+    assert made.noise_levels["critic"] == 3.0
+    assert made.noise_levels["training"] > 0
     less = protection("dp-sgd", config=dict(FREE, critic=DPTrainingConfig(noise=1.5)), epsilon=4.0)
-    assert less.levels["training"] > made.levels["training"], (
+    assert less.noise_levels["training"] > made.noise_levels["training"], (
         "what the critic takes is not there for the model"
     )
 
@@ -429,8 +433,8 @@ def test_noise_that_is_given_stays_and_the_rest_makes_up_for_it() -> None:
 def test_a_larger_share_of_epsilon_is_less_noise() -> None:
     even = protection("dp-sgd", config=FREE, epsilon=4.0)
     skewed = protection("dp-sgd", config=dict(FREE, training=DPTrainingConfig(share=4.0)), epsilon=4.0)
-    assert skewed.levels["training"] < even.levels["training"]
-    assert skewed.levels["critic"] > even.levels["critic"]
+    assert skewed.noise_levels["training"] < even.noise_levels["training"]
+    assert skewed.noise_levels["critic"] > even.noise_levels["critic"]
 
 
 # --- refusals -----------------------------------------------------------------------------------------
@@ -463,23 +467,25 @@ def test_a_critic_that_nobody_trains_privately_is_no_critic() -> None:
 def test_under_a_budget_what_has_no_guarantee_is_named() -> None:
     rated = replace(EXAMINE, releases={**EXAMINE.releases, "range": LOGIT_RANGE})
     made = protection("pate", rated, COUNT, epsilon=5.0)
-    assert unpriced(made, COUNT) is None
-    assert unpriced(made, rated) == (
+    assert no_guarantee_reason(made, COUNT) is None
+    assert no_guarantee_reason(made, rated) == (
         "privacy: a budget is set, and mechanism pate gives no guarantee for logit range; "
         "with a bound fixed beforehand (method.z_max) none is told"
     )
-    assert unpriced(protection("pate", rated), rated) is None, "without a budget everyone may"
-    assert unpriced(protection("pate", rated, total_epsilon=5.0), rated) is not None
+    assert no_guarantee_reason(protection("pate", rated), rated) is None, "without a budget everyone may"
+    assert no_guarantee_reason(protection("pate", rated, total_epsilon=5.0), rated) is not None
     bare = protection("none", EXAMINE, epsilon=5.0)
-    assert "for critic, gradients, logits; privacy.mechanism names one" in str(unpriced(bare, EXAMINE))
+    assert "for critic, gradients, logits; privacy.mechanism names one" in str(
+        no_guarantee_reason(bare, EXAMINE)
+    )
 
 
 # --- noise is keyed -----------------------------------------------------------------------------------
 
 
 def test_nothing_is_drawn_before_it_is_known_what_answers_follow_from() -> None:
-    made = Mechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
-    for draws in (made.draws, made.networks()["model"].draws):
+    made = PrivacyMechanism("clinic", DPSGD(), side(), LOCAL, EXAMPLES, TASK)
+    for draws in (made.noise_sampler, made.private_steps()["model"].draws):
         with pytest.raises(ArgumentError, match="binding is empty"):
             draws("gate", 1)
 
@@ -487,12 +493,12 @@ def test_nothing_is_drawn_before_it_is_known_what_answers_follow_from() -> None:
 def test_what_is_learned_for_an_answer_is_billed_beside_it() -> None:
     made = protection("dp-sgd", EXAMINE, TRAIN, first=None)
     turn = {"span": torch.tensor(1)}
-    assert made.learning(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
-    assert made.learning(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
-    assert made.learning(PREDICT, {}) == protection("none", EXAMINE).learning(EXAMINE, {}) == {}
+    assert made.training_costs(TRAIN, turn) == {"training": gaussian(1.5, 5, rate=0.1)}
+    assert made.training_costs(EXAMINE, {}) == {"critic": gaussian(2.0, rate=0.08)}
+    assert made.training_costs(PREDICT, {}) == protection("none", EXAMINE).training_costs(EXAMINE, {}) == {}
     assert (
-        total_cost(made.release(EXAMINE, SHAPES))
-        == total_cost(made.release(TRAIN, {"theta": (9,)}))
+        total_cost(made.release_costs(EXAMINE, SHAPES))
+        == total_cost(made.release_costs(TRAIN, {"theta": (9,)}))
         == PrivacyCost()
     )
 
@@ -533,11 +539,11 @@ def test_a_seal_follows_from_the_secret() -> None:
     """What else it follows from lies beside the audit log, in files of the run: with these alone nobody tries
     out which counts or votes were noised."""
 
-    def noisy(secret: int, salt: str = "") -> Mechanism:
+    def noisy(secret: int, salt: str = "") -> PrivacyMechanism:
         like = protection("dp-sgd")
         own = ("clinic", like.config, like.side, LOCAL, EXAMPLES, TASK)
-        made = Mechanism(*own, secret=secret, salt=salt)
-        made.binding = "data"
+        made = PrivacyMechanism(*own, secret=secret, salt=salt)
+        made.setup_hash = "data"
         return made
 
     one, other = noisy(1), noisy(2)

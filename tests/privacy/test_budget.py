@@ -148,7 +148,7 @@ def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
         return look(*words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(accounting, "pld_epsilon", counted)
-    monkeypatch.setattr(budget, "within", looked)
+    monkeypatch.setattr(budget, "is_within_epsilon", looked)
     cost = PrivacyCost({Event("laplace", 300.0): 4})
     _, number = spend(Budget(6.0, 1e-5), [cost, PrivacyCost({Event("gaussian", 400.0): 1})])
     assert number > 5000
@@ -167,8 +167,8 @@ def test_without_a_budget_nothing_is_computed_or_refused(monkeypatch: pytest.Mon
     def never(*_: object) -> float:
         raise AssertionError("it was computed")
 
-    monkeypatch.setattr(budget, "epsilon", never)
-    monkeypatch.setattr(budget, "within", never)
+    monkeypatch.setattr(budget, "compute_epsilon", never)
+    monkeypatch.setattr(budget, "is_within_epsilon", never)
     one = Budget(math.inf, 1e-5)
     one.check(PrivacyCost({Event("laplace", 1e-6): 10**9}), None)
     one.check(PrivacyCost(), PrivacyCost({Event("gaussian", 1e-6): 10**9}))
@@ -202,8 +202,8 @@ def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.Mon
     def never(*_: object) -> float:
         raise AssertionError("it was computed")
 
-    monkeypatch.setattr(budget, "epsilon", never)
-    monkeypatch.setattr(budget, "within", never)
+    monkeypatch.setattr(budget, "compute_epsilon", never)
+    monkeypatch.setattr(budget, "is_within_epsilon", never)
     with pytest.raises(BudgetExceeded) as second:
         one.check(spent, cost)
     assert str(second.value) == str(first.value)

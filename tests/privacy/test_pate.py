@@ -14,7 +14,7 @@ from torch import nn
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.federation.inprocess import partition
+from fedstill.federation.inprocess import group_nodes
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.node.node import Node
@@ -58,9 +58,9 @@ def made(m: int = 4, records: TensorData | None = None, name: str = "n", spec: s
 
 def taught(node: Node, stacked: bool = True) -> Node:
     """The node, its teachers trained by the usual loop."""
-    teachers = teachers_of(node, partition_records(node.data, len(node.model)))  # type: ignore[arg-type]
+    teachers = make_teachers(node, partition_records(node.data, len(node.model)))  # type: ignore[arg-type]
     local_training.make_optimizers(teachers, CONFIG)
-    for group in partition(teachers, stacked):
+    for group in group_nodes(teachers, stacked):
         local_training.train(group, TASK, CONFIG, COMPUTE)
     return node
 
@@ -178,7 +178,7 @@ def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: in
 
 
 def test_parts_are_all_records_once() -> None:
-    noise_tables = partition_records(data(500), 7)
+    parts = partition_records(data(500), 7)
     assert torch.cat(parts).sort().values.tolist() == list(range(500))
     assert all(len(part) for part in parts)
     expected = 500 / 7
@@ -190,7 +190,7 @@ def test_parts_are_all_records_once() -> None:
 def test_one_record_less_moves_no_other(row: int, m: int) -> None:
     records = data(40)
     whole, less = partition_records(records, m), [r for r in range(40) if r != row]
-    noise_tables = partition_records(records.subset(torch.tensor(less)), m)
+    parts = partition_records(records.subset(torch.tensor(less)), m)
     assert [[less[r] for r in part] for part in parts] == [
         [r for r in part.tolist() if r != row] for part in whole
     ]
@@ -210,7 +210,7 @@ def test_neither_order_nor_layout_matters_but_content_and_label_do() -> None:
 
 def test_a_group_stays_together_and_follows_its_own_number_alone() -> None:
     groups = torch.arange(60) // 5
-    noise_tables = partition_records(data(60, groups=groups), 4)
+    parts = partition_records(data(60, groups=groups), 4)
     owners = [set(groups[part].tolist()) for part in parts]
     assert sum(map(len, owners)) == 12, "no group is in two parts"
     assert sum(map(bool, owners)) > 1
@@ -228,13 +228,13 @@ def test_a_group_stays_together_and_follows_its_own_number_alone() -> None:
 def test_teachers_learn_from_their_own_parts_inside_the_nodes_model(stacked: bool) -> None:
     node = made()
     before = {name: value.clone() for name, value in node.model.state_dict().items()}
-    noise_tables = partition_records(node.data, 4)
-    teachers = teachers_of(node, parts)
+    parts = partition_records(node.data, 4)
+    teachers = make_teachers(node, parts)
     assert [teacher.name for teacher in teachers] == [f"n/teacher-{k}" for k in range(4)]
     for teacher, part in zip(teachers, parts, strict=True):
         assert torch.equal(teacher.data.inputs, node.data.inputs[part])
     local_training.make_optimizers(teachers, CONFIG)
-    for group in partition(teachers, stacked):
+    for group in group_nodes(teachers, stacked):
         assert len(group) == (4 if stacked else 1)
         local_training.train(group, TASK, CONFIG, COMPUTE)
     after = node.model.state_dict()
@@ -255,9 +255,9 @@ def test_teachers_learn_from_their_own_parts_inside_the_nodes_model(stacked: boo
 
 def test_a_teacher_without_records_is_left_out_and_abstains() -> None:
     node = made(m=8, records=data(4))
-    noise_tables = partition_records(node.data, 8)
+    parts = partition_records(node.data, 8)
     empty = [k for k, part in enumerate(parts) if not len(part)]
-    teachers = teachers_of(node, parts)
+    teachers = make_teachers(node, parts)
     assert empty
     assert len(teachers) == 8 - len(empty)
     taught(node)

@@ -90,7 +90,7 @@ def test_a_rounding_error_cannot_be_made_to_move_others(
     error: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Kernel, "error", staticmethod(ERRORS[error]), raising=False)
-    monkeypatch.setattr(per_example, "_ways", {})
+    monkeypatch.setattr(per_example, "_layouts", {})
     network, x = Uneven(), torch.ones(n, 1)
 
     def summed(many: int) -> float:
@@ -129,7 +129,7 @@ def test_a_server_cannot_hide_a_rounding_error_behind_a_layer_of_zeros(
     sent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
-    monkeypatch.setattr(per_example, "_ways", {})
+    monkeypatch.setattr(per_example, "_layouts", {})
     network = Bent()
 
     def summed(some: slice) -> float:
@@ -143,7 +143,7 @@ def test_a_server_cannot_hide_a_rounding_error_behind_a_layer_of_zeros(
 
 def test_a_trial_leaves_a_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose parts have two names, too, as a network's extractor and head have."""
-    monkeypatch.setattr(per_example, "_ways", {})
+    monkeypatch.setattr(per_example, "_layouts", {})
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     network = nn.Sequential(layers[:-1], layers)  # its first layer twice
     layers[0].requires_grad_(False).register_buffer("mean", torch.full((4,), 0.5))
@@ -161,7 +161,7 @@ def test_a_loss_of_the_same_lines_and_other_options_is_tried_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
-    monkeypatch.setattr(per_example, "_ways", {})
+    monkeypatch.setattr(per_example, "_layouts", {})
     network = nn.Sequential(nn.Linear(1, 1, bias=False))
     network[0].weight.data.fill_(-1e-7)
 
@@ -206,7 +206,7 @@ def test_where_places_differ_each_has_parameters_of_its_own_or_is_computed_alone
             return x * w + error[in_dims[1] is None] * torch.arange(len(x)).view(-1, 1), 0
 
     def way() -> tuple[bool, int]:
-        monkeypatch.setattr(per_example, "_ways", {})
+        monkeypatch.setattr(per_example, "_layouts", {})
         asked.clear()
 
         def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:

@@ -107,7 +107,7 @@ def test_that_a_patient_has_several_records_is_said_where_one_alone_is_protected
 
 def test_a_nodes_prices_do_not_hold_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that it makes up: of a group in a sample, losses are integrated at length."""
-    monkeypatch.setattr(statement, "COMPOSED_WITHIN", 1e-9)
+    monkeypatch.setattr(statement, "COMPOSE_SECONDS", 1e-9)
     said = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")
     plain = {"gaussian(2.0)": 1}
     made_up = {"gaussian(2.5, rate=0.5, group=97)": 3}

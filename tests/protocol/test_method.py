@@ -19,10 +19,10 @@ from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, Span
-from fedstill.protocol.method import METHODS, Method, method_name, build_node_side
+from fedstill.protocol.method import METHODS, Method, build_node_side, method_name
 from fedstill.protocol.payload_kinds import (
     GRADIENTS,
-    KNOWN,
+    KNOWN_KINDS,
     LABEL_COUNTS,
     LABEL_MAPS,
     LOGITS,
@@ -51,9 +51,9 @@ class Asks(Method):
         differentiable=("x",),
         times=lambda self, at: self.rounds,
         rows=lambda self, at: at.task.classes,
-        reads=(),
-        span=lambda self, sent: Span.one(int(sent["round"]), self.rounds),
-        finish=lambda self, told, sent: {"logits": told["logits"] * self.rounds},
+        depends_on_records=(),
+        span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
+        postprocess=lambda self, told, sent: {"logits": told["logits"] * self.rounds},
     )
     def told(self, nodes: Any, x: torch.Tensor, round: int) -> dict[str, torch.Tensor]:
         return {"logits": x.sum((2, 3, 4)) + round + nodes.number}
@@ -78,8 +78,8 @@ def test_a_query_is_what_its_function_is_marked_with() -> None:
     assert (begin.name, dict(begin.releases)) == ("begin", {"counts": LABEL_COUNTS})
     assert told.span is not None
     assert told.span({"round": torch.tensor(2)}) == Span(2, 3, 5)
-    assert told.finish is not None
-    assert told.finish({"logits": torch.ones(1)}, {})["logits"].item() == 5
+    assert told.postprocess is not None
+    assert told.postprocess({"logits": torch.ones(1)}, {})["logits"].item() == 5
     response = told.handler(Nodes(), 7, x=torch.ones(2, 3, 1, 1, 1), round=2)
     assert response["logits"].tolist() == [[10.0] * 3] * 2
     assert [each.name for each in Asks(often=False).queries(AT)] == ["told"]
@@ -105,7 +105,7 @@ def test_a_subclass_answers_in_another_way_or_declares_anew() -> None:
     assert more.handler(Nodes(), 0, x=torch.ones(1), round=0)["logits"].item() == 0
     assert (more.times, dict(less.releases)) == (3, {"sizes": "data sizes"})
     # What the answer reads was said of another function: of this one nothing is known.
-    assert (told_of(Asks()).reads, more.reads) == ((), None)
+    assert (told_of(Asks()).reads, more.depends_on_records) == ((), None)
 
 
 def test_gradients_are_called_nothing_else() -> None:
@@ -124,8 +124,8 @@ def test_the_packages_own_counts_keep_their_name_in_a_strangers_method() -> None
             return {}
 
     told = {method: build_node_side(method, AT).queries["count_labels"] for method in (Counting(), Forging())}
-    assert {kind.package for kind in told[Counting()].kinds().values()} == {""}
-    assert "" not in {kind.package for kind in told[Forging()].kinds().values()}
+    assert {kind.package for kind in told[Counting()].released_kinds().values()} == {""}
+    assert "" not in {kind.package for kind in told[Forging()].released_kinds().values()}
 
 
 def test_a_misspelt_declaration_is_refused_at_once() -> None:
@@ -136,7 +136,7 @@ def test_a_misspelt_declaration_is_refused_at_once() -> None:
 def test_what_a_strangers_method_releases_bears_its_packages_name() -> None:
     package = method_name(Asks()).partition(".")[0].partition(":")[0]
     side = build_node_side(Asks(), AT)
-    kinds = side.queries["told"].kinds()
+    kinds = side.queries["told"].released_kinds()
     assert dict(kinds) == {"logits": f"{package}: logits", "d/dx": f"{package}: gradients"}
     assert (kinds["logits"].of, kinds["d/dx"].of, kinds["logits"].package) == ("scores", "gradients", package)
     ours = build_node_side(METHODS["fediod"](), AT)
@@ -145,10 +145,10 @@ def test_what_a_strangers_method_releases_bears_its_packages_name() -> None:
 
 def test_outputs_only_lets_out_no_kind_of_a_stranger_but_by_name() -> None:
     told = build_node_side(Asks(), AT).queries["told"]
-    names = tuple(sorted(set(told.kinds().values())))
+    names = tuple(sorted(set(told.released_kinds().values())))
 
     def objection(**policy: Any) -> str | None:
-        return Gate("clinic", PolicyConfig(**policy), AuditLog()).objection(told)
+        return Gate("clinic", PolicyConfig(**policy), AuditLog()).refusal_reason(told)
 
     assert objection() == (
         f"outputs_only: no {' and '.join(names)}, unless its owner names it in policy.kinds (now none)"
@@ -166,10 +166,10 @@ def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
     assert payload_kind("gradients") is GRADIENTS
     unknown = payload_kind("dreams")
     assert (unknown.of, unknown.output, unknown.common) == ("records", False, None), "the worst is supposed"
-    outputs = {kind for kind in KNOWN.values() if kind.output}
+    outputs = {kind for kind in KNOWN_KINDS.values() if kind.is_output}
     assert outputs == {"logits", "critic", "gradients", "label counts", "data sizes"}
-    assert {kind for kind in KNOWN.values() if kind.of_maps} == {LABEL_MAPS, "difference"}
-    assert PayloadKind("x", of="rows").at("lab").at("lab") == "lab: lab: x"
+    assert {kind for kind in KNOWN_KINDS.values() if kind.from_label_maps} == {LABEL_MAPS, "difference"}
+    assert PayloadKind("x", category="rows").for_package("lab").for_package("lab") == "lab: lab: x"
 
 
 @pytest.mark.parametrize("name", ["antigravity:geohash", "os:system", "feddistill", 3, None])

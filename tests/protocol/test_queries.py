@@ -10,7 +10,7 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.protocol.payload_kinds import CRITIC, DATA_SIZES, LABEL_COUNTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSide, Query
-from fedstill.protocol.wire_format import from_text
+from fedstill.protocol.wire_format import json_from_tensor
 
 TWO = Query(
     "ask",
@@ -18,16 +18,16 @@ TWO = Query(
     {},
     {"z": LOGITS, "some": LOGITS, "told": LOGITS},
     ragged=("some",),
-    values=("told",),
+    json_values=("told",),
 )
 
 
 def test_each_node_has_its_part() -> None:
     z, some = torch.zeros(2, 3), [torch.zeros(1), torch.zeros(4)]
-    given = TWO.give({"z": z, "some": some, "told": [{"a": 1}, "hello"]}, 2)
+    given = TWO.encode_response({"z": z, "some": some, "told": [{"a": 1}, "hello"]}, 2)
     assert given["z"] is z
     assert given["some"] == some
-    assert [from_text(text) for text in given["told"]] == [{"a": 1}, "hello"]
+    assert [json_from_tensor(text) for text in given["told"]] == [{"a": 1}, "hello"]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,10 @@ def test_each_node_has_its_part() -> None:
         ),
         ({"z": torch.zeros(())}, r"a tensor \(\)"),
         ({"z": [torch.zeros(3)] * 2}, "a list of 2': .* where ragged or values name it"),
-        ({"some": [torch.zeros(3)]}, r"some of query invalid ask = 'a list of 1' \(expected a list of 2 tensors"),
+        (
+            {"some": [torch.zeros(3)]},
+            r"some of query invalid ask = 'a list of 1' \(expected a list of 2 tensors",
+        ),
         ({"some": [1.0, 2.0]}, "expected a list of 2 tensors, one a node"),
         ({"some": torch.zeros(2, 3)}, r"a tensor \(2, 3\)' \(expected a list of 2 tensors"),
         ({"told": {"a": 1}}, r"told of query invalid ask = 'a dict' \(expected a list of 2 values"),
@@ -50,7 +53,7 @@ def test_each_node_has_its_part() -> None:
 def test_what_is_no_part_a_node_is_refused(part: dict[str, Any], said: str) -> None:
     """Cut or shifted, it would be another node's, or a piece of a node's own."""
     with pytest.raises(ArgumentError, match=said):
-        TWO.give(part, 2)
+        TWO.encode_response(part, 2)
 
 
 # --- sums ----------------------------------------------------------------------------------------------
@@ -63,7 +66,7 @@ def summing(name: str = "ask", kind: PayloadKind = LOGITS, how: Any = "size", **
 
 
 @pytest.mark.parametrize(
-    "second", [(LOGITS, "size"), (CRITIC, "mean"), (PayloadKind("features", of="records"), "sum")]
+    "second", [(LOGITS, "size"), (CRITIC, "mean"), (PayloadKind("features", category="records"), "sum")]
 )
 def test_rejects_two_statistics_in_one_sum(second: tuple[PayloadKind, str]) -> None:
     with pytest.raises(ArgumentError, match=r"sums of query ask is \['z', 'second'\]"):
@@ -81,13 +84,16 @@ def test_rejects_a_method_that_sums_outputs_in_two_forms(other: Query) -> None:
 
 
 def test_forms_name_statistic_weighting_and_noise() -> None:
-    side = NodeSide({"ask": summing()}, adds="log_probs")
-    assert side.forms("ask") == {"outputs": "logits of log_probs by size"}
-    assert side.forms("ask", "one") == {"outputs": "logits of log_probs by size of run 'one'"}
+    side = NodeSide({"ask": summing()}, sum_source="log_probs")
+    assert side.weightings("ask") == {"outputs": "logits of log_probs by size"}
+    assert side.weightings("ask", "one") == {"outputs": "logits of log_probs by size of run 'one'"}
 
 
 def test_kinds_name_the_statistics_of_another_package() -> None:
-    logits, entropies = PayloadKind("logits", of="scores"), PayloadKind("entropies", of="answers")
+    logits, entropies = (
+        PayloadKind("logits", category="scores"),
+        PayloadKind("entropies", category="responses"),
+    )
     first = summing("ask", logits).from_package("my_lab")
     assert NodeSide({"ask": first, "again": summing("again", logits).from_package("my_lab")}).sums
     with pytest.raises(ArgumentError, match="sums of query other"):

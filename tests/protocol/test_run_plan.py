@@ -13,7 +13,7 @@ from fedstill.core.config_tables import as_table
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import PublicData
 from fedstill.methods.fediod import FedIOD
-from fedstill.protocol.run_plan import RunPlan, describe, fingerprint
+from fedstill.protocol.run_plan import RunPlan, describe, public_fingerprint
 from fedstill.protocol.wire_format import WireConfig
 from fedstill.tasks.classification import ClassificationConfig
 
@@ -27,7 +27,7 @@ def test_queries_and_bytes_are_those_of_the_method() -> None:
     assert found.queries["examine"] == {
         "times": 6,
         "rows": 4,
-        "leaves": {"logits": "logits", "critic": "critic", "d/dx": "gradients"},
+        "releases": {"logits": "logits", "critic": "critic", "d/dx": "gradients"},
         "bytes": 4 * 4 * (10 + 64 + 64),
     }
     assert found.max_queries == 7
@@ -66,7 +66,7 @@ def test_any_other_plan_is_another_run(change: dict[str, object]) -> None:
 
 def test_public_data_decide_how_often_is_asked() -> None:
     public = PublicData("shared", torch.zeros(3000, 1, 8, 8))
-    plan = replace(PLAN, method={"name": "fedkd", "z_max": 4.0}, public=fingerprint(public))
+    plan = replace(PLAN, method={"name": "fedkd", "z_max": 4.0}, public=public_fingerprint(public))
     found = describe(plan, public).queries["predict"]
     assert found["times"] * found["rows"] >= 3000
     assert found["bytes"] == 4 * 10 * found["rows"]

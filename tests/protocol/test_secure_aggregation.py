@@ -13,12 +13,12 @@ from fedstill.core.errors import DataError, NodeFault
 from fedstill.protocol.payload_kinds import GRADIENTS, LABEL_COUNTS, LOGITS
 from fedstill.protocol.secure_aggregation import (
     FRACTION_BITS,
+    add_contributions,
+    decode_sums,
     from_ring,
     invalid_contributions,
-    decode_sums,
     sum_contributions,
     to_ring,
-    total,
 )
 
 NUMBERS = st.floats(-1e4, 1e4, width=32)
@@ -33,12 +33,14 @@ def test_a_weighted_mean_is_read_within_its_bound(held: list[tuple[float, int]])
         for x, n in held
     ]
 
-    values, weights = decode_sums(total(each), kinds)
+    values, weights = decode_sums(add_contributions(each), kinds)
 
     n = sum(n for _, n in held)
     mean = sum(x * n for x, n in held) / n
     bound = (
-        len(held) * 2.0 ** -(FRACTION_BITS + 1) / n + 2.0**-24 * abs(mean) + 1e-9 * max(abs(x) for x, _ in held)
+        len(held) * 2.0 ** -(FRACTION_BITS + 1) / n
+        + 2.0**-24 * abs(mean)
+        + 1e-9 * max(abs(x) for x, _ in held)
     )
     assert abs(float(values["z"]) - mean) <= bound
     assert float(weights["z"]) == n
@@ -50,7 +52,7 @@ def test_class_weights_are_counts_and_a_class_without_records_gets_the_lowest_va
     z = [torch.tensor([[4.0, 2.0, 3.0]]), torch.tensor([[8.0, 9.0, 6.0]]), torch.tensor([[5.0, 5.0, 9.0]])]
 
     values, weights = decode_sums(
-        total(
+        add_contributions(
             [
                 sum_contributions({"z": mine}, kinds, {"z": "counts"}, {"counts": own})
                 for mine, own in zip(z, counts, strict=True)
@@ -76,7 +78,7 @@ def test_digits_of_a_sum_hold_no_second_sum() -> None:
             sum_contributions({"z": torch.tensor([[own]])}, kinds, {"z": "counts"}, {"counts": held})
             for own, held in zip(z, counts, strict=True)
         ]
-        return total(each)["z"]
+        return add_contributions(each)["z"]
 
     # 37 x + 58 y is equal, x + y + z is not.
     assert torch.equal(added(1.0, 2.0, 3.0), added(1.0 + 58 / 8, 2.0 - 37 / 8, -5.0))
@@ -104,7 +106,9 @@ def test_what_is_too_large_wraps_around_and_is_not_refused(value: int, shift: in
 
 def test_a_sum_wraps_around_and_back() -> None:
     top = torch.tensor([2**63 - 1])
-    assert torch.equal(total([{"x": top}, {"x": torch.tensor([9])}, {"x": -top}])["x"], torch.tensor([9]))
+    assert torch.equal(
+        add_contributions([{"x": top}, {"x": torch.tensor([9])}, {"x": -top}])["x"], torch.tensor([9])
+    )
 
 
 def test_what_is_no_part_of_a_sum_is_blamed_on_who_sent_it() -> None:

@@ -23,13 +23,13 @@ from fedstill.protocol.wire_format import (
     Form,
     WireConfig,
     decode_header,
-    kind_of,
-    pack,
-    decompress,
-    size,
     decode_tensors,
-    to_bytes,
+    decompress,
+    encode_tensors,
+    pack,
+    tensor_bytes,
     unpack,
+    wire_kind,
 )
 
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
@@ -55,7 +55,7 @@ def test_the_library_reads_what_is_written_and_writes_what_is_read(
     told: dict[str, tuple[torch.dtype, list[int]]],
 ) -> None:
     tensors = {name: made(dtype, shape) for name, (dtype, shape) in told.items() if name != METADATA}
-    blob, theirs = to_bytes(tensors, {"note": "x"}), save(tensors, metadata={"note": "x"})
+    blob, theirs = encode_tensors(tensors, {"note": "x"}), save(tensors, metadata={"note": "x"})
     assert same(load(blob), tensors)
     assert same(decode_tensors(theirs, decode_header(theirs)), tensors)
     assert same(decode_tensors(blob, decode_header(blob)), tensors)
@@ -67,11 +67,11 @@ def test_what_lies_otherwise_in_memory_is_written_in_order() -> None:
     x = torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
     for each in (x, x[:, 1:], x[..., ::2], torch.ones(()).expand(3, 2), torch.ones(()).expand(1), x[:0]):
         dense = torch.empty(each.shape).copy_(each)
-        assert to_bytes({"x": each}, {}) == to_bytes({"x": dense}, {})
+        assert encode_tensors({"x": each}, {}) == encode_tensors({"x": dense}, {})
 
 
 def test_other_bytes_than_0_and_1_are_true() -> None:
-    blob = to_bytes({"x": torch.tensor([True, False])}, {})
+    blob = encode_tensors({"x": torch.tensor([True, False])}, {})
     found = decode_tensors(blob[:-2] + b"\x07\x00", decode_header(blob))["x"]
     assert found.view(torch.uint8).tolist() == [1, 0]
 
@@ -250,7 +250,7 @@ def test_int8_by_hand() -> None:
     assert sent["x"].dtype == torch.int8
     assert sent["x"].tolist() == [[127, -50, 0], [0, 0, 0], [-127, 2, 64]]  # 1.5 and 63.5 to the even one
     torch.testing.assert_close(sent["x:scale"][[0, 2]], torch.tensor([0.01, 2.0]))
-    assert size(sent["x"]) == 9
+    assert tensor_bytes(sent["x"]) == 9
     torch.testing.assert_close(
         decompress(sent)["x"], torch.tensor([[1.27, -0.5, 0.0], [0.0, 0.0, 0.0], [-254.0, 4.0, 128.0]])
     )
@@ -307,9 +307,9 @@ def test_only_inputs_and_gradients_are_rounded() -> None:
 
 
 def test_a_scale_counts_as_what_it_scales() -> None:
-    assert kind_of("x:scale", KINDS) == kind_of("x", KINDS) == "inputs"
+    assert wire_kind("x:scale", KINDS) == wire_kind("x", KINDS) == "inputs"
     with pytest.raises(KeyError):
-        kind_of("y", KINDS)
+        wire_kind("y", KINDS)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_scales_that_do_not_fit_are_refused(named: dict[str, torch.Tensor]) -> N
 def test_a_link_is_patient_strict_and_exact_by_default() -> None:
     link = LinkConfig()
     assert (link.inputs, link.gradients, link.wait, link.quorum) == ("float32", "float32", 600.0, 1.0)
-    assert [link.least(nodes) for nodes in (1, 3, 10)] == [1, 3, 10]
+    assert [link.min_nodes(nodes) for nodes in (1, 3, 10)] == [1, 3, 10]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_link_is_patient_strict_and_exact_by_default() -> None:
     [(0.5, 2, 1), (0.5, 3, 2), (0.6, 5, 3), (0.7, 10, 7), (0.01, 3, 1), (2 / 3, 3, 2), (1.0, 7, 7)],
 )
 def test_a_quorum_is_a_share_rounded_up(quorum: float, nodes: int, least: int) -> None:
-    assert LinkConfig(quorum=quorum).least(nodes) == least
+    assert LinkConfig(quorum=quorum).min_nodes(nodes) == least
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.report.test_report_page import Page, a_folder, a_result, read
 from tests.report.test_report_png import decoded
 from tests.report.test_result import spoilt
 
-ATTACKS = ("inversion", "membership", "copying", "counts")
+ATTACKS = ("inversion", "membership", "memorization", "counts")
 HOSTILE = '"><script>alert(1)</script>'
 Stacks = dict[str, npt.NDArray[Any]]
 
@@ -98,14 +98,19 @@ def generated(**changes: Any) -> dict[str, Any]:
     scores = {"images": 1000, "adapted": 5.104, "nodes": {"north": 4.8, "south": 5.41}, "student": 7.7}
     features = leaked.space("features of the student", share=0.5, fresh=None, pairs=PAIRS)
     spaces = (leaked.space("pixels", pairs=PAIRS), features)
-    noised = {"largest_error": 0.0412, "largest_class": "zero", "size_error": -12.37, "told_absent": ["one"]}
+    noised = {
+        "largest_error": 0.0412,
+        "largest_class": "zero",
+        "size_error": -12.37,
+        "reported_absent": ["one"],
+    }
     return {
         "leaves": ["data sizes", "label counts", "logits", "gradients"],
         "membership": [
             a_target(),
             a_target("answers of south", sees="what south answered", shadows=8, trained="alone"),
         ],
-        "copying": leaked.copying(*spaces, distances=[distances], scores=scores),
+        "memorization": leaked.memorization(*spaces, distances=[distances], scores=scores),
         "counts": [
             leaked.counted("north", True, absent=["two"], told_absent=["two"]),
             leaked.counted("south", False, 0.05, **noised),
@@ -124,7 +129,8 @@ def of_inversion() -> Stacks:
 
 def of_copying() -> Stacks:
     return {
-        f"copying.{name}": pictures(10, k, 3) for k, name in enumerate(("generated", "private", "held_out"))
+        f"memorization.{name}": pictures(10, k, 3)
+        for k, name in enumerate(("generated", "private", "held_out"))
     }
 
 
@@ -236,7 +242,7 @@ def test_copying_stands_beside_held_out_images(tmp_path: Path) -> None:
     for told in (
         "1,000 images inputs that the server sent to nodes; the adversary is whoever sees them",
         "pixels 1,000 images 58.2% (55.1 to 61.2) 1,000 generated, 1,437 private, 360 held-out "
-        "0.034 999 drawings -3.2 p 0.00066 0.64 0.71",
+        "0.034 999 permutations -3.2 p 0.00066 0.64 0.71",
         "features of the student 1,000 images 50.0%",
         "The 10 closest pairs, by pixels ratio 0.64, north, closer than any held-out image ratio 0.66, south",
         "ratio 0.82, south generated nearest private nearest held-out",
@@ -259,7 +265,7 @@ def test_scores_and_label_counts(tmp_path: Path) -> None:
     ):
         assert told in text.replace("without it 1 at least ", ""), told
     nobody = generated()
-    nobody["copying"]["scores"]["student"] = None
+    nobody["memorization"]["scores"]["student"] = None
     assert "the student 7.70" not in attacked(tmp_path, a_head(**nobody)).text
 
 
@@ -289,12 +295,12 @@ def test_a_run_that_nobody_attacked_has_no_section(tmp_path: Path) -> None:
 
 def test_what_was_not_tried_says_why(tmp_path: Path) -> None:
     skipped = [
-        {"attack": "copying", "reason": "the server made no images."},
+        {"attack": "memorization", "reason": "the server made no images."},
         {"attack": "counts", "reason": "no <counts> left"},
     ]
     text = attacked(tmp_path, a_head(inversion=an_inversion(), skipped=skipped), of_inversion()).text
     part = text[text.index("Not tried") :]
-    assert "copying : the server made no images." in part
+    assert "memorization : the server made no images." in part
     assert "counts : no <counts> left." in part
     assert "membership" not in part
     heads = ("Who was among the training records", "Whether generated images copy", "What label counts told")
@@ -328,7 +334,7 @@ def test_a_part_of_a_wrong_type_is_one_line_and_breaks_no_page(tmp_path: Path) -
     """Each part in its turn, the kinds of junk in theirs: each kind at each part would take a minute."""
     parts = generated()
     parts["membership"] = parts["membership"][:1]
-    parts["copying"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]
+    parts["memorization"]["spaces"] = [leaked.space("pixels", pairs=PAIRS[:1])]
     told = json.loads(json.dumps(a_head(inversion=an_inversion(), **parts)))
     kinds = (None, "x", 7, [3, None], {"a": [1]}, float("nan"))
     each = zip(*(spoilt(told, junk) for junk in kinds), strict=True)  # (parts, kinds)

@@ -35,8 +35,8 @@ def an_attack(title: str, auc: float, found: float | None = None) -> dict[str, A
 
 
 def a_leakage(*attacks: dict[str, Any], **parts: Any) -> dict[str, Any]:
-    responses = leaked.target("answers of node-0", an_attack("LiRA", 0.99, 0.99))
-    attacked = {name: parts.pop(name, None) for name in ("inversion", "copying")}
+    responses = leaked.target("responses of node-0", an_attack("LiRA", 0.99, 0.99))
+    attacked = {name: parts.pop(name, None) for name in ("inversion", "memorization")}
     found = leaked.found(membership=[leaked.target("student", *attacks), responses], **attacked)
     return {"config": CONFIG, "attacks": found, "sentence": "<one> left.", "audit": None, **parts}
 
@@ -53,8 +53,8 @@ def psnrs(**values: float) -> dict[str, Any]:
     return leaked.inversion(*(leaked.inverted(title, value) for title, value in values.items()))
 
 
-def copying(**values: float) -> dict[str, Any]:
-    return leaked.copying(*(leaked.space(space, p_value=value) for space, value in values.items()))
+def memorization(**values: float) -> dict[str, Any]:
+    return leaked.memorization(*(leaked.space(space, p_value=value) for space, value in values.items()))
 
 
 def a_plan(**changes: Any) -> Comparison:
@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
         a_run(tmp_path, f"fediod-seed{seed}", FEDIOD[seed], {400: FEDIOD[seed][0]})
         inversion = psnrs(DLG=[30.0, 10.0, 20.0][seed], iDLG=21.0)
         leak(tmp_path, f"fedavg-seed{seed}", a_leakage(*MEMBERS[seed], inversion=inversion))
-        parts = {"inversion": None, "copying": copying(pixels=0.5, features=0.25)}
+        parts = {"inversion": None, "memorization": memorization(pixels=0.5, features=0.25)}
         parts["skipped"] = [{"attack": "inversion", "reason": "no <parameters> left"}]
         leak(tmp_path, f"fediod-seed{seed}", a_leakage(an_attack("Loss", 0.55), **parts))
     return tmp_path
@@ -133,7 +133,7 @@ def test_the_csv_has_figures_and_the_attacks_that_they_are_of(folder: Path) -> N
     runs = {(row["method"], row["seed"]): row for row in records(folder / "compare.csv")}
     assert [runs["fedavg", str(seed)]["membership_auc"] for seed in range(3)] == ["60.0", "70.0", "72.0"]
     assert [runs["fedavg", str(seed)]["psnr_db"] for seed in range(3)] == ["30.0", "21.0", "21.0"]
-    assert runs["fediod", "0"]["copying_p"] == "0.25"
+    assert runs["fediod", "0"]["memorization_p"] == "0.25"
     assert runs["standalone", "0"]["membership_auc"] == ""
     means = {row["method"]: row for row in records(folder / "compare-summary.csv")}
     assert float(means["fedavg"]["membership_auc_mean"]) == pytest.approx(64.0)
@@ -145,7 +145,7 @@ def test_the_csv_has_figures_and_the_attacks_that_they_are_of(folder: Path) -> N
 def test_tables_have_the_columns(folder: Path) -> None:
     summary = summarize(folder, a_plan())
     head, _, *rows = [line for line in markdown(summary).splitlines() if line.startswith("|")]
-    assert head.endswith("| seconds | membership AUC | TPR at 1% | answers' AUC | PSNR | copying p |")
+    assert head.endswith("| seconds | membership AUC | TPR at 1% | responses' AUC | PSNR | memorization p |")
     assert {row.count("|") for row in rows} == {head.count("|")}
     fedavg = "| 12.5 | 64.0 \u00b1 12.2 | 3.0 \u00b1 1.0 | 99.0 \u00b1 0.0 | 21.0 \u00b1 0.0 | - |"
     fediod = "| 12.5 | 55.0 \u00b1 0.0 | - | 99.0 \u00b1 0.0 | - | 0.250 \u00b1 0.000 |"
@@ -181,7 +181,7 @@ def test_the_page_has_picture_columns_and_sentences(folder: Path) -> None:
     page = Page(source)
     for told in (
         "Accuracy against leakage",
-        "Membership AUC % TPR % at 1% Answers\u2019 AUC % PSNR dB Copying p",
+        "Membership AUC % TPR % at 1% Responses\u2019 AUC % PSNR dB Memorization p",
         "12.5 64.0 \u00b1 12.2 LiRA 3.0 \u00b1 1.0 Loss 99.0 \u00b1 0.0 LiRA 21.0 \u00b1 0.0 iDLG - leaves:",
         "12.5 - - - - - leaves:",
         "What an adversary got",
@@ -208,7 +208,7 @@ def test_nothing_attacked_yet_can_be_shown(folder: Path) -> None:
     assert ": no run has both figures." in page.text
     assert "What an adversary got" not in page.text
     assert "Areas are bytes" not in page.text
-    assert records(folder / "compare.csv")[0]["copying_p"] == ""
+    assert records(folder / "compare.csv")[0]["memorization_p"] == ""
 
 
 # --- settings in one picture ----------------------------------------------------------------------------
@@ -261,9 +261,13 @@ def test_the_strength_names_what_was_tried() -> None:
 
     assert strength(read({"audit": None})) == "Nothing was tried."
     assert strength(
-        read(a_leakage(an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), copying=copying(pixels=0.5)))
+        read(
+            a_leakage(
+                an_attack("Loss", 0.5), an_attack("LiRA, offline", 0.5), memorization=memorization(pixels=0.5)
+            )
+        )
     ) == (
-        "Tried: membership by Loss, LiRA offline (16 shadow models, each of a federation); copying in pixels."
+        "Tried: membership by Loss, LiRA offline (16 shadow models, each of a federation); memorization in pixels."
     )
-    reasons = [{"attack": name, "reason": "no images"} for name in ("copying", "scores")]
-    assert skipped_texts(read({"audit": None, "skipped": reasons})) == ["copying, scores: no images"]
+    reasons = [{"attack": name, "reason": "no images"} for name in ("memorization", "scores")]
+    assert skipped_texts(read({"audit": None, "skipped": reasons})) == ["memorization, scores: no images"]

@@ -13,7 +13,7 @@ pytest.importorskip("nvflare")
 from fedstill.data.loading import load
 from fedstill.federation.admin import Admin
 from fedstill.runs.config import from_dict
-from fedstill.runs.deployed import _waits_for, untested
+from fedstill.runs.deployed import _waits_for, unused_data_note
 
 
 class Connected:
@@ -37,7 +37,7 @@ def test_what_a_server_does_not_test_on_is_said(tmp_path: Path) -> None:
     said = {}
     for name in ("digits", str(tmp_path / "study.npz")):
         config = from_dict({"method": {"name": "fedkd"}, "data": {"name": name}})
-        said[name] = untested(config, load(config.data, config.task, train_needed=False))
+        said[name] = unused_data_note(config, load(config.data, config.task, train_needed=False))
     line = said.pop(str(tmp_path / "study.npz"))
     assert line.startswith("The run is tested on 10 examples of study: the other 40 are its training part")
     assert said == {"digits": ""}

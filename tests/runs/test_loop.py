@@ -78,7 +78,7 @@ def test_maps_are_kept_beside_what_was_made_of_them(tmp_path: Path, told: bool) 
 def test_a_clock_goes_on_where_it_was_stopped() -> None:
     first, second = Clock(), Clock()
     with first.phase("distillation"):
-        kept = first.kept()  # in the midst of a phase
+        kept = first.state_dict()  # in the midst of a phase
         assert 0 < kept["seconds"]["distillation"] <= first.now("distillation")
     second.load({"seconds": {**kept["seconds"], "local_training": 7.0}, "total": 9.0})
     assert second.now("local_training") == 7.0

@@ -29,7 +29,7 @@ from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
 from fedstill.models.predictors import file_of
 from fedstill.node import owner_folder, owner_model
-from fedstill.node.node_service import Host
+from fedstill.node.node_service import NodeService
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict
@@ -140,7 +140,7 @@ def test_a_run_names_a_model_by_its_file_and_so_does_each_nodes_own_file(tmp_pat
     spec = InputSpec.from_data(config.task, WINE)
     for node in simulation.nodes:
         folder = tmp_path / "nodes" / node.name
-        made = owner_model.make_model(owner_folder.read(folder), folder, spec)
+        made = owner_model.make_model(owner_folder.read_node_file(folder), folder, spec)
         assert torch.equal(made(TEST[0]), node.model(TEST[0]))
 
 
@@ -163,7 +163,7 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
     host = there["node-0"]
     write_onnx(host.folder / host.file.model.name, np.random.default_rng(1).normal(size=(5, 2)))
     with pytest.raises(NodeFault, match=r"it was begun otherwise \(expected a new run"):
-        Host(host.folder).join(server.federation.plan)
+        NodeService(host.folder).join(server.federation.plan)
 
 
 def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     here._open(kept)
     write_nodes(config, begun, tmp_path / "nodes")
     folder = tmp_path / "nodes" / begun.nodes[0].name
-    owner = owner_folder.read(folder)
+    owner = owner_folder.read_node_file(folder)
     spec = InputSpec.from_data(config.task, WINE)
     first = file_of(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))

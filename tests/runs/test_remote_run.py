@@ -16,7 +16,7 @@ from fedstill.core.progress import Note, Noted
 from fedstill.federation import transport
 from fedstill.federation.transport import LinkError
 from fedstill.models.module_utils import to_vector
-from fedstill.node.host import Host
+from fedstill.node.node_service import NodeService
 from fedstill.protocol.run_plan import RunPlan
 from fedstill.protocol.wire_format import unpack
 from fedstill.runs import build, local_processes, remote_run
@@ -28,7 +28,7 @@ from tests.loopback import Loopback
 class Heard(Loopback):
     """Notes what is said to whom; nodes in ``away`` are not there."""
 
-    def __init__(self, hosts: dict[str, Host], away: tuple[str, ...] = ()) -> None:
+    def __init__(self, hosts: dict[str, NodeService], away: tuple[str, ...] = ()) -> None:
         super().__init__({name: host.serve for name, host in hosts.items()})
         self.away, self.heard = away, list[tuple[str, str]]()
 
@@ -42,7 +42,7 @@ class Heard(Loopback):
         return sum(said == do for _, said in self.heard)
 
 
-def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, Host]:
+def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, NodeService]:
     """Hosts of a simulation's nodes; ``changes`` replace text in their node.toml."""
     local_processes.write_nodes(config, build.prepare(config)[0], folder / "nodes")
     for node in NAMES:
@@ -52,7 +52,7 @@ def nodes(config: RunConfig, folder: Path, **changes: Any) -> dict[str, Host]:
             text, count = re.subn(rf"(?m)^{name} = (\[[^\]]*\]|.*)$", f"{name} = {value}", text)
             assert count == 1
         file.write_text(text)
-    return {name: Host(folder / "nodes" / name) for name in NAMES}
+    return {name: NodeService(folder / "nodes" / name) for name in NAMES}
 
 
 def live(config: RunConfig, link: Loopback, folder: Path) -> Live:
@@ -162,7 +162,7 @@ def test_a_policy_that_allows_too_few_queries_refuses_at_once(tmp_path: Path) ->
     with pytest.raises(QueryRefused, match="max_queries: 3, and the run asks 4"):
         live(config, link, tmp_path).run()
     assert refused(link)
-    again = Heard({name: Host(tmp_path / "nodes" / name) for name in NAMES})
+    again = Heard({name: NodeService(tmp_path / "nodes" / name) for name in NAMES})
     with pytest.raises(QueryRefused, match="max_queries: 3"):
         live(config, again, tmp_path).run()
 

@@ -119,7 +119,7 @@ def test_the_audit_log_has_one_line_a_release_and_its_sums_are_the_results(finis
     lines = entries(finished)
     assert len(lines) == 5 * (1 + 24 * 2)  # counts once; each query's answer and its gradient
     assert sum(sum(line["up"].values()) for line in lines) == result_of(finished)["bytes"]["up"]
-    assert all((line["mechanism"], line["bare"]) == ("none", 1) for line in lines)
+    assert all((line["mechanism"], line["no_guarantee"]) == ("none", 1) for line in lines)
 
 
 def test_the_student_on_disk_is_the_one_that_was_scored(finished: Path) -> None:

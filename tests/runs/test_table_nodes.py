@@ -15,9 +15,9 @@ from fedstill.cli.node_check import LIVE
 from fedstill.core.errors import FedstillError
 from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
-from fedstill.node.host import Host
-from fedstill.node.request_text import facts
-from fedstill.node.requests import Request
+from fedstill.node.node_service import NodeService
+from fedstill.node.request_text import describe_request
+from fedstill.node.requests import ApprovalRequest
 from fedstill.protocol.run_plan import describe
 from fedstill.runs import build
 from fedstill.runs.config import RunConfig, from_dict, to_toml
@@ -63,7 +63,7 @@ def run_of(folder: Path, method: str) -> RunConfig:
     )
 
 
-def hosts(config: RunConfig, folder: Path) -> dict[str, Host]:
+def hosts(config: RunConfig, folder: Path) -> dict[str, NodeService]:
     """The nodes of a run, each with its own csv in its own folder."""
     made = nodes(config, folder, source='"csv"', path='"own.csv"')
     for name in made:
@@ -124,8 +124,8 @@ def test_an_owner_who_names_the_schema_needs_no_run_to_check_a_table(
 def test_what_waits_for_approval_names_the_columns(tmp_path: Path) -> None:
     config = run_of(tmp_path, "fediod")
     data = load(config.data, config.task)
-    request = Request(describe(plan_of(config, data, None, "one", 3), None).text, "one", "", "")
-    told = facts(request)
+    request = ApprovalRequest(describe(plan_of(config, data, None, "one", 3), None).text, "one", "", "")
+    told = describe_request(request)
     assert told["columns"] == ["age: 0 to 100, or nothing", "ward: a, b, c", "ill: no, yes"]
     assert str(told["inputs"]).endswith("learned is ill")
 

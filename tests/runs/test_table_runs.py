@@ -126,7 +126,7 @@ def test_attacks_that_need_no_images_are_tried_on_tables(
 ) -> None:
     assert run(tmp_path, "--public.name", "none", "--method.steps", "5", method="fediod") == 0
     with pytest.raises(SystemExit) as exit:
-        cli.main(["attack", str(tmp_path / "run"), "--attacks", "counts", "copying"])
+        cli.main(["attack", str(tmp_path / "run"), "--attacks", "counts", "memorization"])
     assert exit.value.code == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "exact of 3 of 3" in told

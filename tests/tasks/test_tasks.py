@@ -20,7 +20,7 @@ from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_private
 from fedstill.data.public import PublicConfig, load_public
 from fedstill.models import example
-from fedstill.protocol.method import METHODS, refusal
+from fedstill.protocol.method import METHODS, unmet_need
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.tasks.classification import Classification, ClassificationConfig
@@ -148,7 +148,7 @@ def test_methods_refuse_tasks_with_a_reason() -> None:
     assert "label maps" in str(found["asyndgan"]["classification"])
     assert found["asyndgan"]["segmentation"] is None
     needs = METHODS["fedgen"]().needs()
-    assert refusal(needs, ClassificationConfig().minimal_task()) is None
+    assert unmet_need(needs, ClassificationConfig().minimal_task()) is None
 
 
 @pytest.mark.parametrize(

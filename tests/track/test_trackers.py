@@ -87,7 +87,10 @@ def test_epsilon_is_the_largest_of_all_nodes_or_none() -> None:
     said, cheap, dear = make_statement(PATE(), {}, ()), {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
     both = summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 0)})
     assert outcome({"privacy": both}) == {"epsilon": both["nodes"][1]["epsilon"]}
-    assert outcome({"privacy": summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 1)})}) == {}
+    assert (
+        outcome({"privacy": summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 1)})})
+        == {}
+    )
 
 
 @pytest.mark.parametrize(

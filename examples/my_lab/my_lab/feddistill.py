@@ -45,8 +45,8 @@ class FedDistill(Method):
 
     title: ClassVar[str] = "FedDistill"
     paper: ClassVar[str] = "Jeong et al., 2018"
-    central: ClassVar[str] = "nodes"  # there is no model at the server
-    before: ClassVar[None] = None  # nodes train in the rounds
+    evaluated_model: ClassVar[str] = "nodes"  # there is no model at the server
+    initial_training: ClassVar[None] = None  # nodes train in the rounds
 
     rounds: int = 10
     """Rounds; the local training budget is divided among them."""
@@ -88,10 +88,10 @@ class FedDistill(Method):
 
     # --- at the server ----------------------------------------------------------------------------------
 
-    def begin(self, server: Server) -> Shared:
+    def init_state(self, server: Server) -> Shared:
         return Shared(torch.zeros(server.task.classes, server.task.classes, device=server.device))
 
-    def turn(self, server: Server, state: Shared, t: int) -> Mapping[str, float]:
+    def step(self, server: Server, state: Shared, t: int) -> Mapping[str, float]:
         told = server.query("learn", shared=state.logits, round=t)["mean"]  # (K, C, C)
         held = (told != 0).any(2).sum(0).clamp_min(1)  # nodes that have each class  (C,)
         before, state.logits = state.logits, told.sum(0) / held.unsqueeze(1)

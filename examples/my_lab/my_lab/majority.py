@@ -42,9 +42,9 @@ class MajorityClass(Attack):
             raise ArgumentError("task", target.experiment.task.name, "one with a class for each input")
         nodes, classes = [], list(target.replay.data.classes)
         for node in target.nodes:
-            transcript = target.transcript.responses(node.name)  # inputs (Q, ...) and logits (Q, classes)
-            if heard is not None:
-                guess = heard[1][-self.responses :].softmax(1).mean(0).argmax()
+            pairs = target.transcript.responses(node.name)  # inputs (Q, ...) and logits (Q, classes)
+            if pairs is not None:
+                guess = pairs[1][-self.responses :].softmax(1).mean(0).argmax()
                 true = torch.bincount(node.data.targets).argmax()
                 nodes.append({"node": node.name, "guess": classes[guess], "true": classes[true]})
         return AttackResult({"nodes": nodes, "classes": len(classes)})
