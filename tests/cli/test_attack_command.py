@@ -190,7 +190,7 @@ def read(found: dict[str, Any]) -> Leakage:
     return load(Leakage, json.loads(json.dumps(found)), Path("leakage.json"))
 
 
-def test_every_attack_is_a_line_with_what_one_has_without_it() -> None:
+def test_prints_a_line_for_each_attack_with_its_baseline() -> None:
     assert printed(read(FOUND)) == [
         ("inversion, DLG", "all parameters",
          "PSNR 31.2 \u00b1 4.0 dB, labels right 3 of 4", "9.8 dB, guessed"),
@@ -212,7 +212,7 @@ def shown(found: dict[str, Any], width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
-def test_the_terminal_has_sentence_table_and_what_was_not_tried(width: int) -> None:
+def test_prints_summary_table_and_skipped_attacks(width: int) -> None:
     text = shown(FOUND, width)
     assert text.startswith("Parameters left the nodes.")
     assert max(map(len, text.splitlines())) <= width
@@ -223,7 +223,7 @@ def test_the_terminal_has_sentence_table_and_what_was_not_tried(width: int) -> N
         assert re.search(r"LiRA +student +AUC 61\.4% \(58\.0 to 64\.0\)", text)
 
 
-def test_where_nothing_applied_only_the_reasons_are_printed() -> None:
+def test_prints_only_reasons_if_no_attack_applies() -> None:
     parts = ("inversion", "membership", "memorization", "distances", "scores", "counts")
     nothing = {"attacks": [], "audit": None, "sentence": "Nothing left.", "skipped": []}
     assert shown(nothing, 80) == "Nothing left.\n\n"

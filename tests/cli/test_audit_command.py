@@ -82,7 +82,7 @@ def test_runs_that_paid_for_other_units_are_not_added_up(clinic: Path, capsys: C
     assert "add up to nothing (4 records of one patient, a record)." in words
 
 
-def test_show_says_what_left_when_where_to_and_at_which_price(clinic: Path, capsys: Capture) -> None:
+def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         rows = list(log.entries())
     out = said(capsys, "show", clinic)
@@ -98,7 +98,7 @@ def test_show_says_what_left_when_where_to_and_at_which_price(clinic: Path, caps
     assert "NOT SOUND" not in out
 
 
-def test_show_as_json_tells_entries_without_what_follows_from_records(clinic: Path, capsys: Capture) -> None:
+def test_show_json_omits_fields_that_depend_on_records(clinic: Path, capsys: Capture) -> None:
     told = json.loads(said(capsys, "show", clinic, "--json", "--last", 2))
     assert told["sound"]
     assert [(each["run"], each["number"]) for each in told["entries"]] == [("spring", 1), ("autumn", 0)]
@@ -106,7 +106,7 @@ def test_show_as_json_tells_entries_without_what_follows_from_records(clinic: Pa
     assert told["trouble"] is None
 
 
-def test_show_as_json_tells_what_all_cost_at_the_delta_asked_for(clinic: Path, capsys: Capture) -> None:
+def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Capture) -> None:
     (clinic / "node.toml").write_text('name = "clinic"\n[privacy]\nepsilon = 9.0\n', encoding="utf-8")
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         charge(log, 5, payer=NODE_DATA)
@@ -147,7 +147,7 @@ def test_show_counts_epsilon_for_each_run_and_for_all(
     ]
 
 
-def test_show_counts_as_the_owners_budget_does_and_tells_what_is_left(
+def test_show_prints_remaining_budget_by_the_owners_accountant(
     tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "clinic"
@@ -191,7 +191,7 @@ def test_show_shortens_long_runs_in_rows_alone(tmp_path: Path, capsys: Capture) 
     assert run in totals
 
 
-def test_rows_that_are_lost_are_told_after_a_settlement(clinic: Path, capsys: Capture) -> None:
+def test_show_names_lost_entries_after_accept(clinic: Path, capsys: Capture) -> None:
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry > 1")
     said(capsys, "accept", clinic, "--because", "restored from a backup")
     out = said(capsys, "show", clinic)
@@ -201,7 +201,7 @@ def test_rows_that_are_lost_are_told_after_a_settlement(clinic: Path, capsys: Ca
     assert "restored" not in totals
 
 
-def test_a_file_that_is_no_audit_log_is_left_where_it_is(clinic: Path, capsys: Capture) -> None:
+def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> None:
     file = clinic / "data.npz"
     file.write_bytes(b"images and labels" * 1000)
     for command in ("show", "verify"):
@@ -213,7 +213,7 @@ def test_a_file_that_is_no_audit_log_is_left_where_it_is(clinic: Path, capsys: C
         dispatch(["audit", "show", str(clinic)], COMMANDS)
 
 
-def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Path, capsys: Capture) -> None:
+def test_shows_no_epsilon_after_a_release_without_guarantee(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         charge(log, 5, run="autumn", bare=1)
     out = said(capsys, "show", clinic)
@@ -223,7 +223,7 @@ def test_where_something_left_without_a_guarantee_no_epsilon_is_shown(clinic: Pa
     assert paid in " ".join(out.split())
 
 
-def test_what_is_paid_for_before_any_query_has_no_number(clinic: Path, capsys: Capture) -> None:
+def test_charges_before_the_first_query_have_no_number(clinic: Path, capsys: Capture) -> None:
     entry = Entry("spring", "clinic", "clinic", -1, "training", "training", rule="DP-SGD")
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         log.charge(entry)
@@ -264,7 +264,7 @@ def test_a_node_file_can_keep_its_audit_log_elsewhere(clinic: Path, capsys: Capt
     assert "3 entries: hashes" in said(capsys, "verify", clinic)
 
 
-def test_settle_writes_the_reason_and_charges_what_is_lost_again(clinic: Path, capsys: Capture) -> None:
+def test_accept_writes_the_reason_and_charges_lost_costs_again(clinic: Path, capsys: Capture) -> None:
     with pytest.raises(FedstillError, match="nothing is wrong"):
         dispatch(["audit", "accept", str(clinic), "--because", "so"], COMMANDS)
     edit(clinic / "audit.sqlite", "DELETE FROM entries WHERE entry = 3")
@@ -287,7 +287,7 @@ def test_an_audit_log_that_is_gone(clinic: Path, capsys: Capture) -> None:
     assert "3 x gaussian(4)" in said(capsys, "show", clinic)
 
 
-def test_an_audit_log_that_is_gone_with_its_head_is_made_anew(clinic: Path, capsys: Capture) -> None:
+def test_accept_starts_a_new_log_if_log_and_head_are_gone(clinic: Path, capsys: Capture) -> None:
     for file in clinic.glob("audit.sqlite*"):
         file.unlink()
     with pytest.raises(FedstillError, match="nothing has been charged"):
@@ -388,7 +388,7 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
         (["show", "here.sqlite", "--last", "-1"], "--last is '-1'"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_invalid_audit_calls_are_one_line(
     words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -91,7 +91,7 @@ def make_nodes(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All steps, done once: queries, three nodes' answers; beside it the same run live."""
+    """All steps, done once: queries, three nodes' answers; next to it the same run live."""
     folder = make_nodes(tmp_path_factory.mktemp("carried"))
     run.run(config.load_toml(folder / "run.toml"), folder / "live", command="fedstill run", progress=False)
     with pytest.MonkeyPatch.context() as patch:
@@ -169,7 +169,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     assert "This was a simulation" in write_report(here / "live").read_text()
 
 
-def test_with_the_nodes_keys_the_report_says_so_and_who_is_missing(here: Path, command: Main) -> None:
+def test_report_names_verified_keys_and_missing_nodes(here: Path, command: Main) -> None:
     Path("keys").mkdir()
     for name in NAMES:
         shutil.copy(f"{name}/node.pub", f"keys/{name}.pub")
@@ -185,7 +185,7 @@ def test_with_the_nodes_keys_the_report_says_so_and_who_is_missing(here: Path, c
     assert ", the node&#39;s own" in Path("out/report.html").read_text()
 
 
-def test_what_each_person_reads(here: Path, command: Main) -> None:
+def test_output_of_each_offline_step(here: Path, command: Main) -> None:
     fingerprint = signed_files.expected("server.pub")
     for name in (
         "queries.safetensors",
@@ -265,7 +265,7 @@ def test_answering_again_gives_the_same_bytes_and_is_not_charged(here: Path, com
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     assert (Path(ANSWERS[0]).read_bytes(), Path(f"{ANSWERS[0]}.sig").read_bytes()) == before
     assert entries(Path("node-0")) == lines
-    # Trained anew, say since the folder was lost, it still says the same.
+    # Trained again, say since the folder was lost, it still says the same.
     shutil.rmtree("node-0/runs")
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     assert Path(ANSWERS[0]).read_bytes() == before[0]
@@ -292,7 +292,7 @@ def test_a_file_that_was_refused_is_answered_once_its_owner_has_changed_the_opti
     assert "it was begun otherwise (expected a new run" in said
 
 
-def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> None:
+def test_released_responses_stay_the_same_after_option_changes(here: Path, command: Main) -> None:
     """Or else other data would leave under a number that is paid for; and so is what was said of it."""
     before = Path(ANSWERS[0]).read_bytes()
     path, kept = Path("node-0/node.toml"), dict(np.load("node-0/data.npz"))
@@ -312,7 +312,7 @@ def test_what_was_let_out_stays_what_is_let_out(here: Path, command: Main) -> No
 ANSWER = ("offline", "answer", "node-0", "queries.safetensors")
 
 
-def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main) -> None:
+def test_stored_responses_are_released_again_only_if_unchanged(here: Path, command: Main) -> None:
     (kept,) = Path("node-0/runs").glob("*/answers.safetensors")
     whole, signed_before = kept.read_bytes(), Path(ANSWERS[0]).read_bytes()
     header, tensors = unpack(whole)
@@ -332,7 +332,7 @@ def test_what_is_kept_leaves_again_only_byte_for_byte(here: Path, command: Main)
     assert (kept.read_bytes(), Path(ANSWERS[0]).read_bytes()) == (whole, signed_before)
 
 
-def test_what_is_kept_leaves_again_only_under_the_audit_log_that_let_it_out(
+def test_stored_responses_need_the_audit_log_that_charged_them(
     here: Path, command: Main
 ) -> None:
     audit, files = Path("node-0/audit.sqlite"), ("audit.sqlite", "audit.sqlite.head")
@@ -365,7 +365,7 @@ def test_what_is_kept_leaves_again_only_under_the_audit_log_that_let_it_out(
     assert command(*ANSWER)[0] == 0
 
 
-def test_whoever_asks_again_is_named_as_now(here: Path, command: Main) -> None:
+def test_repeated_queries_name_the_current_server(here: Path, command: Main) -> None:
     """The same queries, signed by a thief at first: answers are taken once the right one has asked."""
     signature = Path("queries.safetensors.sig").read_bytes()
     shutil.rmtree("node-0/runs")
@@ -392,7 +392,7 @@ def test_other_queries_are_another_run_and_are_charged(here: Path, command: Main
     assert "more.answers answers another file of queries" in refused(left)
 
 
-def test_a_distillation_that_was_stopped_goes_on_with_the_same_command(
+def test_stopped_combine_resumes_with_the_same_command(
     here: Path, command: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*given: Any, **named: Any) -> Any:
@@ -401,14 +401,14 @@ def test_a_distillation_that_was_stopped_goes_on_with_the_same_command(
     with monkeypatch.context() as patch:
         patch.setattr(offline.RemoteRun, "run", stop)
         code, _, err = command(*DISTIL)
-    assert (code, err) == (130, "fedstill: stopped; the same command goes on\n")
+    assert (code, err) == (130, "fedstill: stopped; the same command resumes\n")
     assert "holds another run or other files" in refused(command(*DISTIL, "--method.epochs", 5))
     assert "there is no config.toml in it" in refused(command("run", "--resume", "out"))
     assert command(*DISTIL)[0] == 0
     assert "holds another run" in refused(command(*DISTIL))
 
 
-def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main) -> None:
+def test_server_side_options_can_change_after_the_queries(here: Path, command: Main) -> None:
     code, _, err = command(*DISTIL, "--method.epochs", 3, "--student.model", "mlp:8")
     assert code == 0, err
     result = json.loads(Path("out/result.json").read_text())
@@ -436,7 +436,7 @@ def test_what_nodes_never_see_may_be_chosen_afterwards(here: Path, command: Main
         (("share = 0.2", "share = 0.3"), "does not hold what this run asks"),
     ],
 )
-def test_a_run_that_is_edited_beside_its_queries_is_found_by_them(
+def test_rejects_a_configuration_that_differs_from_its_queries(
     here: Path, command: Main, here_and_there: tuple[str, str], said: str
 ) -> None:
     recipe = Path("queries.safetensors.toml")
@@ -496,7 +496,7 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
         ({"max_queries": 2}, "by rule max_queries: 2, and the file asks 3"),
     ],
 )
-def test_what_the_policy_forbids_is_refused_before_any_training(
+def test_forbidden_queries_are_refused_before_training(
     here: Path, command: Main, policy: Any, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path("node-0/node.toml")
@@ -513,7 +513,7 @@ def test_what_the_policy_forbids_is_refused_before_any_training(
     assert last["rule"] in rule
 
 
-def test_an_owner_who_forbids_it_afterwards_hands_out_nothing_more(here: Path, command: Main) -> None:
+def test_nothing_is_released_after_the_owner_forbids_it(here: Path, command: Main) -> None:
     path = Path("node-0/node.toml")
     path.write_text(tomli_w.dumps({**parse(path.read_text()), "policy": {"queries": []}}))
     Path(ANSWERS[0]).unlink()

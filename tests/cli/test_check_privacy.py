@@ -14,7 +14,7 @@ from fedstill.privacy.events import Event
 from tests.node.test_owner_privacy import charge, folder_of, said
 
 
-def test_who_has_several_records_is_named_where_one_is_protected(
+def test_check_names_groups_if_records_are_the_unit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     note = "a patient or slide has up to 6 at one node; privacy.group_size = 6 protects all"
@@ -27,7 +27,7 @@ def test_who_has_several_records_is_named_where_one_is_protected(
         assert (note in said(capsys, str(folder))) == told
 
 
-def test_mechanism_unit_and_what_is_left_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_mechanism_unit_and_remaining_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 10.0\ntotal_delta = 1e-6\n'
     folder = folder_of(tmp_path / "clinic", privacy)
     told = said(capsys, str(folder), "digits-fedkd-private")
@@ -43,7 +43,7 @@ def test_mechanism_unit_and_what_is_left_are_told(tmp_path: Path, capsys: pytest
     assert "It can take part." in told
 
 
-def test_what_holds_no_budget_and_what_is_free_is_told(
+def test_check_prints_missing_budgets_and_free_information(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 4.0\n'
@@ -61,7 +61,7 @@ def test_what_holds_no_budget_and_what_is_free_is_told(
     assert "can learn for free" not in told
 
 
-def test_a_run_that_the_data_cannot_pay_any_more_is_told(
+def test_check_refuses_a_run_beyond_the_remaining_budget(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 4.0\n'
@@ -76,7 +76,7 @@ def test_a_run_that_the_data_cannot_pay_any_more_is_told(
     assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fedkd-private")
 
 
-def test_a_run_of_other_classes_than_the_owners_is_told_of(
+def test_check_refuses_a_run_with_other_classes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = folder_of(tmp_path / "clinic", "")
@@ -89,7 +89,7 @@ def test_a_run_of_other_classes_than_the_owners_is_told_of(
         assert told in said(capsys, str(folder), "digits-fedkd-private")
 
 
-def test_what_a_run_costs_is_told_by_the_owners_accountant(
+def test_check_prints_cost_by_the_owners_accountant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 30.0\ntraining = { noise = 2.0 }\n'
@@ -109,7 +109,7 @@ def test_what_a_run_costs_is_told_by_the_owners_accountant(
         ('mechanism = "pate"\nepsilon = 3.0\n', "privacy.pate.noise is none, and nobody says how often"),
     ],
 )
-def test_what_no_budget_can_pay_for_is_told_with_the_reason(
+def test_check_prints_why_no_budget_suffices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, reason: str
 ) -> None:
     told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
@@ -121,7 +121,7 @@ def test_what_no_budget_can_pay_for_is_told_with_the_reason(
     assert "standalone yes" in told
 
 
-def test_without_a_mechanism_no_guarantee_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_no_guarantee_without_a_mechanism(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = said(capsys, str(folder_of(tmp_path / "clinic")), "digits-fediod")
     assert "privacy none: answers leave as they are, without any guarantee" in told
     assert "It would pay" not in told
@@ -152,7 +152,7 @@ def test_without_a_mechanism_no_guarantee_is_told(tmp_path: Path, capsys: pytest
         ),
     ],
 )
-def test_a_run_that_the_owners_privacy_forbids_is_told(
+def test_check_refuses_a_run_that_privacy_options_forbid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, run: str, reason: str
 ) -> None:
     told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), run)
@@ -166,7 +166,7 @@ def test_check_remarks_on_runs_without_end_and_finds_no_fault(
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = inf\n')
     told = said(capsys, str(folder))
     assert "no budget of all runs on these data (privacy.total_epsilon is inf)" in told
-    assert "the server names runs, and each may cost 3 anew" in told
+    assert "the server names runs, and each may cost 3 again" in told
     assert "No faults." in told
 
 

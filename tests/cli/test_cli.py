@@ -314,7 +314,7 @@ def test_bad_words_are_one_line(command: Main, here: Path, runs: Runs, words: st
 
 @pytest.mark.usefixtures("here")
 def test_an_option_is_blamed_for_itself_and_not_for_its_neighbors(command: Main, runs: Runs) -> None:
-    """``method.batch`` beyond ``method.memory`` is refused alone, but fine beside a larger memory."""
+    """``method.batch`` beyond ``method.memory`` is refused alone, but fine next to a larger memory."""
     alone = one_line(command("run", "mine.toml", "--method.batch", "200000"))
     assert alone.startswith("invalid method.memory = 100000 (expected ")
     both = ("--method.batch", "200000", "--method.memory", "300000")
@@ -428,7 +428,7 @@ def test_ctrl_c_says_how_to_go_on(command: Main, runs: Runs, words: list[str]) -
 
 
 @pytest.mark.parametrize("words", ["--help", "list"])  # printed by us, and by rich
-def test_who_stops_reading_ends_the_command_quietly(words: str) -> None:
+def test_closed_pipe_ends_the_command_quietly(words: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "fedstill", words]
@@ -503,7 +503,7 @@ def test_compare_hands_everything_over(command: Main, comparisons: Comparisons) 
 
 
 @pytest.mark.usefixtures("here")
-def test_compare_reads_a_file_and_says_where_it_writes(
+def test_compare_reads_a_file_and_prints_its_folder(
     command: Main, comparisons: Comparisons, here: Path
 ) -> None:
     (here / "plan.toml").write_text('methods = ["fedavg"]\nseeds = 3', encoding="utf-8")

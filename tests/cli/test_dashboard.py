@@ -57,7 +57,7 @@ def call(server: PageServer, path: str | None = None, method: str = "GET", **hea
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """A folder with two runs: one is done, one goes on."""
+    """A folder with two runs: one is done, one resumes."""
     (tmp_path / "later <b>").mkdir()
     a_folder(tmp_path / "done", a_result())
     going_on(tmp_path / "later <b>", note=HOSTILE)
@@ -94,7 +94,7 @@ def clinic(tmp_path: Path) -> Path:
 # --- who is let in ------------------------------------------------------------------------------------
 
 
-def test_only_who_has_the_address_sees_it_and_only_on_this_machine(runs: Path) -> None:
+def test_page_is_served_only_locally_under_its_secret_address(runs: Path) -> None:
     with serving(runs) as server:
         assert server.server_address[0] == "127.0.0.1"
         assert call(server)[0] == 200
@@ -157,7 +157,7 @@ def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
     assert "FedIOD done Accuracy 93.4%" in page.text
     assert f"The runs in {runs.resolve()}." in page.text
     assert "distillation 31 of 400" in page.text
-    assert "ended before it was done; fedstill run --resume goes on with it" in page.text
+    assert "ended before it was done; fedstill run --resume resumes with it" in page.text
     assert "about" not in page.text  # nothing is left of a run that is over
     assert HOSTILE in page.text
     assert "31 of 400" in later.text
@@ -166,7 +166,7 @@ def test_runs_are_shown_as_far_as_they_are(runs: Path) -> None:
         assert [tag for tag, _ in shown.tags].count("script") == 1
 
 
-def test_a_node_shows_who_waits_what_left_and_what_is_left(clinic: Path) -> None:
+def test_node_page_shows_requests_releases_and_remaining_budget(clinic: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in clinic.rglob("*") if not path.name.startswith(FILE)}
     sha256 = describe(PLAN, None).sha256
     with serving(clinic) as server:
@@ -228,14 +228,14 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
     assert "It runs as process 77." in page.text
     assert "north 3.0 s ago" in page.text
     assert "one FedIOD running, waits for north for " in page.text
-    assert ", goes on without west" in page.text
+    assert ", resumes without west" in page.text
     assert "distillation 31 of 400" in page.text
     assert f"refused: {HOSTILE}" in page.text
     assert {"img", "b"}.isdisjoint(tag for tag, _ in page.tags)
     assert [tag for tag, _ in page.tags].count("script") == 1
 
 
-def test_what_is_wrong_with_a_log_is_on_top(clinic: Path) -> None:
+def test_log_faults_are_on_top_of_the_page(clinic: Path) -> None:
     log = clinic / "security.jsonl"
     log.write_text(log.read_text().replace("6668", "6669", 1))
     (clinic / f"{FILE}.head").unlink()
@@ -258,7 +258,7 @@ def test_it_neither_waits_for_a_node_nor_keeps_one_waiting(clinic: Path) -> None
             assert call(server)[0] == 200
 
 
-def test_what_cannot_be_read_is_said(clinic: Path) -> None:
+def test_page_shows_unreadable_files(clinic: Path) -> None:
     (clinic / "node.toml").write_text("name = <b>\n")
     with serving(clinic) as server:
         status, _, html = call(server)
@@ -319,7 +319,7 @@ def half_a_request(server: PageServer) -> socket.socket:
     return link
 
 
-def test_many_slow_connections_leave_few_threads_and_room_for_a_request(runs: Path) -> None:
+def test_slow_connections_leave_threads_for_requests(runs: Path) -> None:
     with serving(runs) as server, ExitStack() as links:
         before = threading.active_count()
         for _ in range(300):

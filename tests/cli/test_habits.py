@@ -96,7 +96,7 @@ def test_a_run_that_is_done_is_in_no_other_runs_way(
     assert out_folder(given, str(default), "comparison") == default, "which takes up what is done"
 
 
-def test_the_doctor_says_what_is_missing_for_what(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_lists_missing_extras_with_their_use(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"nvflare"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
     monkeypatch.setattr("fedstill.cli.doctor.EXTRAS", {"flare": ("nodes", ("nvflare", "json"))})
@@ -111,7 +111,7 @@ def test_the_doctor_says_what_is_missing_for_what(command: Main, monkeypatch: py
     assert torch.__version__ in out
 
 
-def test_the_doctor_imports_what_is_there(
+def test_doctor_imports_installed_modules(
     command: Main, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A torchvision of another torch has metadata, and raises as it is imported."""
@@ -124,7 +124,7 @@ def test_the_doctor_imports_what_is_there(
     assert "nms does not exist" in " ".join(command("doctor")[1].split())
 
 
-def test_what_the_doctor_says_can_be_pasted(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_output_has_no_home_folder(command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the form for a defect asks: without the name of whose home folders are in."""
     monkeypatch.setenv("FEDSTILL_DATA", os.pathsep.join([str(Path.home() / "sets"), "~/more", "/srv/all"]))
     for words in (["doctor"], ["doctor", "--json"]):
@@ -159,7 +159,7 @@ def test_every_command_and_its_options_are_completed() -> None:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-def test_bash_completes_what_was_begun(command: Main) -> None:
+def test_bash_completes_a_word(command: Main) -> None:
     script = command("completion", "bash")[1]
     call = 'COMP_WORDS=(fedstill {}); COMP_CWORD={}; _fedstill; echo "${{COMPREPLY[@]}}"'
     asked = "\n".join([script, call.format("eval", 1), call.format("run digits-fediod-s", 2)])
@@ -183,7 +183,7 @@ def _listed(redirected: str = "", *words: str, **environment: str) -> subprocess
     return subprocess.run(call, shell=True, env={**os.environ, **utf8, **environment}, capture_output=True)
 
 
-def test_output_in_an_encoding_without_some_letters_is_written_with_query_marks() -> None:
+def test_unencodable_letters_are_written_as_question_marks() -> None:
     """A result has a plus-minus sign, and a run's work is not lost for it."""
     shown = subprocess.run(
         [

@@ -77,7 +77,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("privacy price laplace(50.0) 3", {"events": {"laplace(50.0)": 3}, "delta": 1e-5}, {"epsilon"}),
     ],
 )
-def test_commands_tell_scripts_what_they_tell_people(
+def test_json_has_the_content_of_the_text_output(
     words: str, known: dict[str, object], more: set[str], folder: Path, command: Main
 ) -> None:
     code, out, err = command(*words.split(), "--json")
@@ -110,7 +110,7 @@ def test_commands_tell_scripts_what_they_tell_people(
         )
 
 
-def test_what_does_not_run_leaves_with_1_and_a_fault_with_2(
+def test_exit_codes_of_partial_results_and_faults(
     folder: Path, command: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flare_site, "running", lambda site: None)
@@ -125,7 +125,7 @@ def test_what_does_not_run_leaves_with_1_and_a_fault_with_2(
 
 
 def test_trouble_is_a_document_too(folder: Path, command: Main) -> None:
-    """Beside the line on stderr, and with its exit code: whoever reads JSON reads no stderr."""
+    """Beside the line on stderr, and with its exit code: the one who reads JSON reads no stderr."""
     Path("node/audit.sqlite.head").unlink()
     with closing(AuditLog(Path("node/audit.sqlite"))):
         Path("node/audit.sqlite.head").write_text("no head")
@@ -139,7 +139,7 @@ def test_trouble_is_a_document_too(folder: Path, command: Main) -> None:
     assert (code, err) == (2, f"fedstill: {' '.join(fault.split())}\n")
 
 
-def test_what_is_without_bound_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+def test_infinite_values_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"epsilon": {"pld": float("inf"), "rdp": 1.5}, "rows": (float("nan"), None)})
     assert json.loads(capsys.readouterr().out) == {"epsilon": {"pld": None, "rdp": 1.5}, "rows": [None, None]}
 

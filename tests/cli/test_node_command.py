@@ -72,7 +72,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_check_says_what_a_node_is_and_what_each_method_would_be_told(clinic: Path) -> None:
+def test_check_prints_facts_and_decisions_for_each_method(clinic: Path) -> None:
     code, out, err = fedstill("check", clinic)
     assert (code, err) == (0, "")
     counts = np.bincount(load_digits().target[:100])
@@ -223,7 +223,7 @@ def test_check_tells_every_fault_at_once_and_leaves_with_2(tmp_path: Path, here:
         (["init", "no-such-folder", "--name", "a b"], "invalid name = 'a b' (expected 1 to 64 letters"),
     ],
 )
-def test_what_an_owner_gets_wrong_is_one_line(
+def test_owner_mistakes_are_one_line(
     words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Here
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -337,7 +337,7 @@ student.model = "unet:8"
 """
 
 
-def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(
+def test_check_uses_the_task_of_a_run_whose_data_are_elsewhere(
     scans: Path, tmp_path: Path, here: Here
 ) -> None:
     folder, run = scans, tmp_path / "run.toml"
@@ -353,7 +353,7 @@ def test_a_run_whose_data_are_elsewhere_still_says_what_the_task_is(
     assert "No faults." in said
 
 
-def test_data_whose_form_is_with_the_server_are_not_checked(scans: Path, tmp_path: Path, here: Here) -> None:
+def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Path, here: Here) -> None:
     folder, run = scans, tmp_path / "run.toml"
     say(folder, ("fit = false", "fit = true"))  # to a size that only the server knows
     run.write_text(RUN, encoding="utf-8")

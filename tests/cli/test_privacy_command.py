@@ -171,7 +171,7 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     assert told == audit_file.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
 
 
-def test_where_nothing_is_asked_nothing_is_paid(tmp_path: Path) -> None:
+def test_no_queries_cost_nothing(tmp_path: Path) -> None:
     _, plans, _ = charged(write(tmp_path, '[method]\nname = "standalone"\n', privacy("dp-sgd")))
     for plan in plans.values():
         assert (plan.cost.cost, plan.cost.lines, plan.cost.pld) == (PrivacyCost(), (), 0.0)
@@ -241,7 +241,7 @@ def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.Ca
     assert "of the run   no budget" in told
 
 
-def test_fediods_gradients_alone_cost_what_the_paper_counts_and_more_with_each_query(
+def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """20 teachers, 8 inputs: noise 10 is 10 * 20 / (2 * sqrt(8)) sensitivities; Balle and Wang's price."""
@@ -257,7 +257,7 @@ def test_fediods_gradients_alone_cost_what_the_paper_counts_and_more_with_each_q
         assert max(node["epsilon"]["pld"] for node in found["nodes"]) > 2 * alone, "all else is charged too"
 
 
-def test_what_makes_a_run_dearer_is_the_methods_own(tmp_path: Path) -> None:
+def test_run_length_option_is_the_methods(tmp_path: Path) -> None:
     def name(*sections: str) -> str:
         config = from_dict(toml.parse(TINY + "".join(sections)))
         run, places = _simulated("tiny", load_toml(write(tmp_path, *sections)))
@@ -351,7 +351,7 @@ def test_data_that_left_without_guarantee_have_nothing_left(
     assert "nothing is left: releases without" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
 
 
-def test_an_audit_log_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_audit_log_faults(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     charge(clinic, PrivacyCost({Event("gaussian", 2.0): 1}))
     (clinic / "audit.sqlite").unlink()
     assert "nothing can be charged" in said(capsys, "plan", str(clinic), "digits-fedkd", code=2)
@@ -363,7 +363,7 @@ def test_an_audit_log_in_trouble_is_told(clinic: Path, capsys: pytest.CaptureFix
     assert "its node's runs are there" in told
 
 
-def test_votes_that_drown_in_noise_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_warns_of_votes_below_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, FEDIOD, privacy("pate", "inf", "pate = { teachers = 20 }\n"))
     for noise, drowns in (("9.9", False), ("10", True)):
         told = " ".join(said(capsys, "plan", str(path), "--noise", f"pate={noise}").split())
@@ -399,7 +399,7 @@ def test_options_of_the_run_are_those_of_the_plan(
     assert "is at most 2.5" in told
 
 
-def test_a_length_that_nothing_changes_is_told_with_what_was_tried(
+def test_plan_rejects_steps_if_no_option_changes_the_cost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told = said(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
@@ -407,7 +407,7 @@ def test_a_length_that_nothing_changes_is_told_with_what_was_tried(
     assert "--steps is empty" not in told
 
 
-def test_what_is_asked_nobody_knows_how_often_needs_its_noise_given(
+def test_queries_of_unknown_count_need_given_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write(tmp_path, '[method]\nname = "ensemble"\n', privacy("pate")))
@@ -485,7 +485,7 @@ def test_the_published_figures_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> 
     assert several == "laplace(2.0) x 1\nlaplace(4.0) x 3\nepsilon 1.25 (PLD), 1.25 (RDP) at delta 0\n"
 
 
-def test_help_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_privacy_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["--help"], ["plan", "--help"], ["audit", "--mechanism", "pate", "--help"]):
         told = said(capsys, *words)
         assert "fedstill privacy plan [NODE] RUN" in told

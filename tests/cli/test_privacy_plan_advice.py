@@ -28,7 +28,7 @@ DIGITS, FASHION = RECORDED
         (100_000, 3.0, FASHION, 11_400, 3.5, "less than"),
     ],
 )
-def test_a_node_is_held_against_what_was_recorded_with_no_more(
+def test_advice_uses_the_nearest_record_with_no_more_records(
     records: int, epsilon: float, of: RecordedAccuracy, row: int, budget: float, word: str
 ) -> None:
     told = " ".join(advice(TASKS["classification"](), records, epsilon))
@@ -45,7 +45,7 @@ def test_presets_have_the_model_that_is_recommended(one: RecordedAccuracy) -> No
     assert run.data.called == one.data.lower()
 
 
-def test_what_is_expected_is_what_the_page_of_results_has() -> None:
+def test_advice_agrees_with_the_results_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
     table = page[page.index("| records a node | data | epsilon") :].split("\n\n")[0]
     head, _, *rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
@@ -57,12 +57,12 @@ def test_what_is_expected_is_what_the_page_of_results_has() -> None:
     assert {one.data: one.percent for one in RECORDED} == told
 
 
-def test_nothing_is_recommended_for_what_was_not_measured() -> None:
+def test_no_advice_without_records() -> None:
     assert not advice(TASKS["segmentation"](), 230, 3.0)
     assert not advice(TASKS["tabular"](), 230, 3.0)
 
 
-def test_what_a_run_has_already_is_not_recommended(command: Callable[..., tuple[int, str, str]]) -> None:
+def test_no_advice_for_what_the_run_already_uses(command: Callable[..., tuple[int, str, str]]) -> None:
     for model, recommended in ((MODEL, False), ("linear", True)):
         code, out, err = command("privacy", "plan", "digits-fedkd-private", "--nodes.models", model)
         assert code == 0, err

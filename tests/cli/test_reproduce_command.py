@@ -92,7 +92,7 @@ def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_file_that_lacks_a_word_is_told_which(
+def test_incomplete_file_is_refused_with_the_missing_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -107,7 +107,7 @@ def reproduced(*words: str, code: int = 0) -> None:
     assert end.value.code == code
 
 
-def test_a_table_is_run_recorded_and_goes_on(
+def test_table_is_run_recorded_and_resumed(
     papers: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = ("--nodes.local.epochs=1.0", "--data.root", str(papers))
@@ -161,7 +161,7 @@ def test_a_table_is_run_recorded_and_goes_on(
     renewed = Record.read(made)
     assert renewed is not None
     assert renewed.rows == record.rows
-    where = f"Run anew on {record.date}, {record.machine}:"
+    where = f"Run again on {record.date}, {record.machine}:"
     assert renewed.note == f"{where} standalone. {where} fedavg."
     reproduced("x-table1", "--only", "fedavg", "--seeds", "1", "--record", code=2)
     assert "invalid --seeds = 1 (expected 2, as in the record" in capsys.readouterr().err
@@ -180,11 +180,11 @@ def test_a_figure_makes_only_the_runs_that_it_shows(papers: Path) -> None:
     assert Path("runs/reproduce/x-fig1/seed0/drawn.svg").exists()
     assert (table / "fedavg-seed0" / "result.json").exists()
     assert not (table / "standalone-seed0").exists()
-    reproduced("x-table1", "--seeds", "1", "--quiet")  # the same comparison: it goes on with the rest
+    reproduced("x-table1", "--seeds", "1", "--quiet")  # the same comparison: it resumes with the rest
     assert (table / "standalone-seed0" / "result.json").exists()
 
 
-def test_a_program_without_runs_is_told_where_the_data_lie(papers: Path) -> None:
+def test_program_without_runs_gets_the_data_folder(papers: Path) -> None:
     reproduced("x-fig2", "--data.root=there", "--record")
     record = Record.read(papers / "records" / "x_fig2.json")
     assert record is not None
@@ -192,7 +192,7 @@ def test_a_program_without_runs_is_told_where_the_data_lie(papers: Path) -> None
     assert record.changed == ()
 
 
-def test_what_would_run_is_printed_and_nothing_runs(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_prints_configuration_and_runs_nothing(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reproduced("x-table1", "--scale", "paper", "--plan", "--seeds", "1", "--split.nodes", "3")
     plan = toml.parse(capsys.readouterr().out, "plan")
     assert (plan["seeds"], plan["base"]["data"]["train_limit"], plan["base"]["split"]["nodes"]) == ([0], 0, 3)
@@ -204,7 +204,7 @@ def test_what_would_run_is_printed_and_nothing_runs(papers: Path, capsys: pytest
     assert not Path("runs").exists()
 
 
-def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_reproduction_prints_the_command_to_resume(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (papers / "x_fig3.toml").write_text(ALONE.replace("x_alone", "x_stopped"))
     (papers / "x_stopped.py").write_text("def reproduce(**_): raise KeyboardInterrupt")
     reproduced("x-fig3", "--data.root", "a b", code=130)
@@ -239,7 +239,7 @@ def test_who_stops_it_is_told_the_same_command(papers: Path, capsys: pytest.Capt
         (("x-fig2", "--data.root", "one", "two"), "invalid --data.root = 'one two' (expected one folder"),
     ],
 )
-def test_what_cannot_be_is_one_line(
+def test_invalid_reproductions_are_one_line(
     papers: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
     reproduced(*words, code=2)
