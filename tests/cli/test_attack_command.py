@@ -96,13 +96,13 @@ def test_an_attack_has_its_options_and_ends_with_the_report(command: Main, attac
     words = ("attack", "a run", "--seed", "3", "--membership.shadows=4", "--inversion.victims", "2")
     code, out, err = command(*words)
     assert (code, err) == (0, "")
-    [(folder, ours, told, progress)] = attacks.asked
+    [(folder, ours, output, progress)] = attacks.asked
     assert (folder, progress) == (Path("a run"), True)
     inversion, membership, *others = ours.attacks
     assert ours.seed == 3
     assert (inversion, membership) == (GradientInversion(victims=2), MembershipInference(shadows=4))
     assert others == [Memorization(), LabelCounts()]
-    assert told == "fedstill attack 'a run' --seed 3 --membership.shadows=4 --inversion.victims 2"
+    assert output == "fedstill attack 'a run' --seed 3 --membership.shadows=4 --inversion.victims 2"
     assert "[b]One[/b] in three was found" in out  # as it is, not as markup
     assert out.endswith("Report: a run/report.html\n")
 
@@ -228,8 +228,8 @@ def test_prints_only_reasons_if_no_attack_applies() -> None:
     nothing = {"attacks": [], "audit": None, "sentence": "Nothing left.", "skipped": []}
     assert shown(nothing, 80) == "Nothing left.\n\n"
     nothing["skipped"] = [{"attack": part, "reason": "nothing left the nodes"} for part in parts]
-    told = " ".join(shown(nothing, 80).split())
-    assert told == f"Nothing left. Not tried: {', '.join(parts)}: nothing left the nodes"  # a reason once
+    output = " ".join(shown(nothing, 80).split())
+    assert output == f"Nothing left. Not tried: {', '.join(parts)}: nothing left the nodes"  # a reason once
 
 
 def test_options_that_differ_are_the_words_that_give_them_again(

@@ -99,11 +99,11 @@ def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Captu
 
 
 def test_show_json_omits_fields_that_depend_on_records(clinic: Path, capsys: Capture) -> None:
-    told = json.loads(said(capsys, "show", clinic, "--json", "--last", 2))
-    assert told["sound"]
-    assert [(each["run"], each["number"]) for each in told["entries"]] == [("spring", 1), ("autumn", 0)]
-    assert not {"content_hash", "history_hash", "release_hash", "hash"} & set(told["entries"][0])
-    assert told["trouble"] is None
+    output = json.loads(said(capsys, "show", clinic, "--json", "--last", 2))
+    assert output["sound"]
+    assert [(each["run"], each["number"]) for each in output["entries"]] == [("spring", 1), ("autumn", 0)]
+    assert not {"content_hash", "history_hash", "release_hash", "hash"} & set(output["entries"][0])
+    assert output["trouble"] is None
 
 
 def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Capture) -> None:
@@ -123,8 +123,8 @@ def test_show_json_has_total_epsilon_at_given_delta(clinic: Path, capsys: Captur
         assert by["clinic", None]["budget_epsilon_left"] is None
         assert (by[NODE_DATA, None]["epsilon"], by[NODE_DATA, None]["budget_epsilon_left"]) == (None, 0)
     edit(clinic / "audit.sqlite", "UPDATE entries SET line = replace(line, 'spring', 'x') WHERE entry = 1")
-    told = json.loads(said(capsys, "show", clinic, "--json"))
-    assert (told["sound"], told["trouble"]) == (False, "entry 1 is not as it was written")
+    output = json.loads(said(capsys, "show", clinic, "--json"))
+    assert (output["sound"], output["trouble"]) == (False, "entry 1 is not as it was written")
 
 
 def test_show_counts_epsilon_for_each_run_and_for_all(
@@ -147,9 +147,7 @@ def test_show_counts_epsilon_for_each_run_and_for_all(
     ]
 
 
-def test_show_prints_remaining_budget_by_the_owners_accountant(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_show_prints_remaining_budget_by_the_owners_accountant(tmp_path: Path, capsys: Capture) -> None:
     folder = tmp_path / "clinic"
     owner_folder.init_folder(folder)
     limits = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 8.0\ntotal_epsilon = 20.0\ndelta = 1e-6\n'
@@ -205,9 +203,9 @@ def test_refuses_a_file_that_is_no_audit_log(clinic: Path, capsys: Capture) -> N
     file = clinic / "data.npz"
     file.write_bytes(b"images and labels" * 1000)
     for command in ("show", "verify"):
-        with pytest.raises(FedstillError) as told:
+        with pytest.raises(FedstillError) as output:
             dispatch(["audit", command, str(file)], COMMANDS)
-        assert str(told.value) == f"{file} is no audit log"
+        assert str(output.value) == f"{file} is no audit log"
     (clinic / "audit.sqlite").write_bytes(b"once an audit log, as its head says" * 1000)
     with pytest.raises(FedstillError, match="move it away, and settle"):
         dispatch(["audit", "show", str(clinic)], COMMANDS)
@@ -331,10 +329,10 @@ def test_a_node_s_audit_log_reads_well_though_it_names_no_node(clinic: Path, cap
 
 def test_export(clinic: Path, capsys: Capture) -> None:
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
-        told = list(log.entries())
+        output = list(log.entries())
     lines = clinic.parent / "out.jsonl"
     said(capsys, "export", clinic, "--out", lines)
-    secretive = [{name: row[name] for name in row if name not in SECRET} for row in told]
+    secretive = [{name: row[name] for name in row if name not in SECRET} for row in output]
     assert [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] == secretive
     for out in (lines, clinic.parent / "out.txt", ""):
         with pytest.raises(ArgumentError, match="--out"):
@@ -351,14 +349,14 @@ def test_an_export_holds_nothing_that_guesses_at_the_records_could_be_compared_w
     secret = {"content_hash": "c0de", "release_hash": "1eft", "history_hash": "af7e"}
     with closing(AuditLog(clinic / "audit.sqlite")) as log:
         log.append(Entry("spring", NODE_DATA, "clinic", 8, "predict", "answer", **secret))  # type: ignore[arg-type]
-        told = list(log.entries())
+        output = list(log.entries())
     short, whole = (clinic.parent / f"{name}.jsonl" for name in ("short", "whole"))
     assert "keep it to yourself" not in said(capsys, "export", clinic, "--out", short)
     assert "keep it to yourself" in said(capsys, "export", clinic, "--whole", "--out", whole)
-    for value in ("c0de", "1eft", "af7e", told[-1]["hash"]):
+    for value in ("c0de", "1eft", "af7e", output[-1]["hash"]):
         assert value not in short.read_text(encoding="utf-8")
         assert value in whole.read_text(encoding="utf-8")
-    assert [json.loads(line) for line in whole.read_text(encoding="utf-8").splitlines()] == told
+    assert [json.loads(line) for line in whole.read_text(encoding="utf-8").splitlines()] == output
     assert "guesses" in said(capsys, "--help")
 
 
@@ -376,7 +374,7 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "output"),
     [
         (["shw", "."], "did you mean 'audit show'"),
         (["show", "a", "b"], "takes no 'b'"),
@@ -389,13 +387,13 @@ def test_only_settle_changes_anything(clinic: Path, capsys: Capture) -> None:
     ],
 )
 def test_invalid_audit_calls_are_one_line(
-    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     AuditLog(Path("here.sqlite")).close()
-    with pytest.raises(FedstillError, match=told) as raised:
+    with pytest.raises(FedstillError, match=output) as raised:
         dispatch(["audit", *words], COMMANDS)
-    assert isinstance(raised.value, UnknownName) == ("mean" in told)
+    assert isinstance(raised.value, UnknownName) == ("mean" in output)
 
 
 def test_empty_log_says_that_nothing_left(tmp_path: Path, capsys: Capture) -> None:

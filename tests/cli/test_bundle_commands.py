@@ -252,8 +252,8 @@ def test_the_page_can_be_followed_as_it_stands(
 
 def test_answers_of_another_node_are_not_written_over(here: Path, command: Main) -> None:
     before, lines = Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))
-    told = refused(command("offline", "answer", "node-1", "queries.safetensors", "--out", ANSWERS[0]))
-    assert f"{ANSWERS[0]} is signed by another key than this one's: choose another place" in told
+    output = refused(command("offline", "answer", "node-1", "queries.safetensors", "--out", ANSWERS[0]))
+    assert f"{ANSWERS[0]} is signed by another key than this one's: choose another place" in output
     assert (Path(ANSWERS[0]).read_bytes(), entries(Path("node-1"))) == (before, lines)
 
 
@@ -332,9 +332,7 @@ def test_stored_responses_are_released_again_only_if_unchanged(here: Path, comma
     assert (kept.read_bytes(), Path(ANSWERS[0]).read_bytes()) == (whole, signed_before)
 
 
-def test_stored_responses_need_the_audit_log_that_charged_them(
-    here: Path, command: Main
-) -> None:
+def test_stored_responses_need_the_audit_log_that_charged_them(here: Path, command: Main) -> None:
     audit, files = Path("node-0/audit.sqlite"), ("audit.sqlite", "audit.sqlite.head")
     shutil.copytree("node-0", "sound")
     Path(ANSWERS[0]).unlink()
@@ -401,7 +399,7 @@ def test_stopped_combine_resumes_with_the_same_command(
     with monkeypatch.context() as patch:
         patch.setattr(offline.RemoteRun, "run", stop)
         code, _, err = command(*DISTIL)
-    assert (code, err) == (130, "fedstill: stopped; the same command resumes\n")
+    assert (code, err) == (130, "fedstill: stopped; run the same command to resume\n")
     assert "holds another run or other files" in refused(command(*DISTIL, "--method.epochs", 5))
     assert "there is no config.toml in it" in refused(command("run", "--resume", "out"))
     assert command(*DISTIL)[0] == 0

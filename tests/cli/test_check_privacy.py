@@ -18,29 +18,33 @@ def test_check_names_groups_if_records_are_the_unit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     note = "a patient or slide has up to 6 at one node; privacy.group_size = 6 protects all"
-    for number, (size, told) in enumerate((("", True), ("group_size = 6\n", False))):
+    for number, (size, output) in enumerate((("", True), ("group_size = 6\n", False))):
         privacy = f'mechanism = "pate"\nepsilon = 30.0\n{size}'
         folder = folder_of(tmp_path / str(number), privacy, groups=True)
         text = (folder / "node.toml").read_text()
         text = text.replace("[data]\n", '[data]\ngroup = "groups"\n')
         (folder / "node.toml").write_text(text)
-        assert (note in said(capsys, str(folder))) == told
+        assert (note in said(capsys, str(folder))) == output
 
 
-def test_check_prints_mechanism_unit_and_remaining_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_prints_mechanism_unit_and_remaining_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 10.0\ntotal_delta = 1e-6\n'
     folder = folder_of(tmp_path / "clinic", privacy)
-    told = said(capsys, str(folder), "digits-fedkd-private")
-    assert "privacy dp-sgd, secure randomness; for one training record of this node, added or removed" in told
-    assert "budget of a run: epsilon 3 at delta 1e-05" in told
-    assert "budget of all runs on these data: epsilon 10 at delta 1e-06, of which 10 is left" in told
-    assert re.search(r"It can take part\. It would pay epsilon (2\.9\d*|3) ", told)
+    output = said(capsys, str(folder), "digits-fedkd-private")
+    assert (
+        "privacy dp-sgd, secure randomness; for one training record of this node, added or removed" in output
+    )
+    assert "budget of a run: epsilon 3 at delta 1e-05" in output
+    assert "budget of all runs on these data: epsilon 10 at delta 1e-06, of which 10 is left" in output
+    assert re.search(r"It can take part\. It would pay epsilon (2\.9\d*|3) ", output)
     charge(folder, {"gaussian(2.0)": 1})
     left = 10 - compute_epsilon({Event("gaussian", 2.0): 1}, 1e-6)
-    told = said(capsys, str(folder), "digits-fedkd-private")
-    (kept,) = re.findall(r"of which (\S+) is left", told)
+    output = said(capsys, str(folder), "digits-fedkd-private")
+    (kept,) = re.findall(r"of which (\S+) is left", output)
     assert left - 0.001 <= float(kept) <= left
-    assert "It can take part." in told
+    assert "It can take part." in output
 
 
 def test_check_prints_missing_budgets_and_free_information(
@@ -48,17 +52,17 @@ def test_check_prints_missing_budgets_and_free_information(
 ) -> None:
     privacy = 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = 4.0\n'
     folder = folder_of(tmp_path / "clinic", privacy)
-    told = said(capsys, str(folder))
-    assert "accountant pld: such budgets may be passed by some delta" in told
-    assert "a server can learn for free which classes are here" in told
+    output = said(capsys, str(folder))
+    assert "accountant pld: such budgets may be passed by some delta" in output
+    assert "a server can learn for free which classes are here" in output
     charge(folder, {"gaussian(2.0)": 1}, unit="4 records of one patient")
     assert "what was paid before protects other units" in said(capsys, str(folder))
     other = folder_of(tmp_path / "other", f'{privacy}accountant = "rdp"\n')
     text = (other / "node.toml").read_text().replace("[data]\n", '[data]\nclasses = ["0", "1"]\n')
     (other / "node.toml").write_text(text)
-    told = said(capsys, str(other))
-    assert "accountant pld" not in told
-    assert "can learn for free" not in told
+    output = said(capsys, str(other))
+    assert "accountant pld" not in output
+    assert "can learn for free" not in output
 
 
 def test_check_refuses_a_run_beyond_the_remaining_budget(
@@ -68,25 +72,23 @@ def test_check_refuses_a_run_beyond_the_remaining_budget(
     folder = folder_of(tmp_path / "clinic", privacy)
     assert "It can take part." in said(capsys, str(folder), "digits-fedkd-private")
     charge(folder, {"gaussian(1.2)": 1})
-    told = said(capsys, str(folder), "digits-fedkd-private")
+    output = said(capsys, str(folder), "digits-fedkd-private")
     left = "the data's budget, epsilon 4 at delta 1e-05"
-    assert f"It cannot take part: it costs more than is left of {left}." in told
+    assert f"It cannot take part: it costs more than is left of {left}." in output
     bare = folder_of(tmp_path / "bare", privacy)
     charge(bare, {}, guarantee=False)
     assert "releases without guarantee have left" in said(capsys, str(bare), "digits-fedkd-private")
 
 
-def test_check_refuses_a_run_with_other_classes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_refuses_a_run_with_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = folder_of(tmp_path / "clinic", "")
     text = (folder / "node.toml").read_text()
-    for classes, told in (
+    for classes, output in (
         ("0123456789", "It can take part."),
         ("1023456789", "its classes are not those of data.classes, in their order: 0, 1, 2, 3, 4, 5"),
     ):
         (folder / "node.toml").write_text(text.replace("[data]\n", f"[data]\nclasses = {list(classes)}\n"))
-        assert told in said(capsys, str(folder), "digits-fedkd-private")
+        assert output in said(capsys, str(folder), "digits-fedkd-private")
 
 
 def test_check_prints_cost_by_the_owners_accountant(
@@ -96,8 +98,8 @@ def test_check_prints_cost_by_the_owners_accountant(
     costs = {}
     for accountant in ("pld", "rdp"):
         folder = folder_of(tmp_path / accountant, f'{privacy}accountant = "{accountant}"\n')
-        told = said(capsys, str(folder), "digits-ensemble")
-        (cost,) = re.findall(rf"It would pay epsilon (\S+) \({accountant.upper()}\) at", told)
+        output = said(capsys, str(folder), "digits-ensemble")
+        (cost,) = re.findall(rf"It would pay epsilon (\S+) \({accountant.upper()}\) at", output)
         costs[accountant] = float(cost)
     assert costs["pld"] + 0.01 < costs["rdp"]
 
@@ -112,19 +114,21 @@ def test_check_prints_cost_by_the_owners_accountant(
 def test_check_prints_why_no_budget_suffices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, reason: str
 ) -> None:
-    told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
-    assert f"It cannot take part: {reason}" in told
-    assert "epsilon no guarantee" not in told
-    assert "It would pay nothing, since it would refuse" in told
-    told = said(capsys, str(tmp_path / "clinic"))
-    assert "ensemble no" in told
-    assert "standalone yes" in told
+    output = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), "digits-ensemble")
+    assert f"It cannot take part: {reason}" in output
+    assert "epsilon no guarantee" not in output
+    assert "It would pay nothing, since it would refuse" in output
+    output = said(capsys, str(tmp_path / "clinic"))
+    assert "ensemble no" in output
+    assert "standalone yes" in output
 
 
-def test_check_prints_no_guarantee_without_a_mechanism(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, str(folder_of(tmp_path / "clinic")), "digits-fediod")
-    assert "privacy none: answers leave as they are, without any guarantee" in told
-    assert "It would pay" not in told
+def test_check_prints_no_guarantee_without_a_mechanism(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = said(capsys, str(folder_of(tmp_path / "clinic")), "digits-fediod")
+    assert "privacy none: answers leave as they are, without any guarantee" in output
+    assert "It would pay" not in output
 
 
 @pytest.mark.parametrize(
@@ -155,19 +159,19 @@ def test_check_prints_no_guarantee_without_a_mechanism(tmp_path: Path, capsys: p
 def test_check_refuses_a_run_that_privacy_options_forbid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], privacy: str, run: str, reason: str
 ) -> None:
-    told = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), run)
-    assert "It cannot take part: " in told
-    assert reason in told
+    output = said(capsys, str(folder_of(tmp_path / "clinic", privacy)), run)
+    assert "It cannot take part: " in output
+    assert reason in output
 
 
 def test_check_remarks_on_runs_without_end_and_finds_no_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = folder_of(tmp_path / "clinic", 'mechanism = "dp-sgd"\nepsilon = 3.0\ntotal_epsilon = inf\n')
-    told = said(capsys, str(folder))
-    assert "no budget of all runs on these data (privacy.total_epsilon is inf)" in told
-    assert "the server names runs, and each may cost 3 again" in told
-    assert "No faults." in told
+    output = said(capsys, str(folder))
+    assert "no budget of all runs on these data (privacy.total_epsilon is inf)" in output
+    assert "the server names runs, and each may cost 3 again" in output
+    assert "No faults." in output
 
 
 def test_plan_finds_noise_from_the_total(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +179,7 @@ def test_plan_finds_noise_from_the_total(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit) as left:
         main(["privacy", "plan", str(folder), "digits-fedkd"])
     assert not left.value.code
-    told = " ".join(capsys.readouterr().out.split())
-    assert "found noise, so that epsilon is at most 3" in told
-    assert "of the run no budget" in told
-    assert np.isclose(float(told.split("of the data budget 3 at delta 1e-05: ")[1].split()[0]), 3, atol=0.1)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "found noise, so that epsilon is at most 3" in output
+    assert "of the run no budget" in output
+    assert np.isclose(float(output.split("of the data budget 3 at delta 1e-05: ")[1].split()[0]), 3, atol=0.1)

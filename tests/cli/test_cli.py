@@ -144,15 +144,16 @@ def test_list_of_a_method_tells_each_need(command: Main, monkeypatch: pytest.Mon
 
 
 def test_list_has_more_of_each(command: Main) -> None:
-    told = " ".join(command("list", "fedavg")[1].split())
+    output = " ".join(command("list", "fedavg")[1].split())
     assert (
-        "options rounds 20, participation 1.0 in words fedstill run demo --method.name fedavg --help" in told
+        "options rounds 20, participation 1.0 in words fedstill run demo --method.name fedavg --help"
+        in output
     )
-    assert "in compare --fedavg.OPTION" in told
-    told = command("list", "lg-fedavg")[1]
-    assert "data sizes, head parameters" in told
-    assert "same architecture, extractor and head" in told
-    assert "begin, tell_size, train x20" in " ".join(told.split())
+    assert "in compare --fedavg.OPTION" in output
+    output = command("list", "lg-fedavg")[1]
+    assert "data sizes, head parameters" in output
+    assert "same architecture, extractor and head" in output
+    assert "begin, tell_size, train x20" in " ".join(output.split())
     listed = command("list", "presets")[1].splitlines()
     assert [line.split()[0] for line in listed] == presets.names()
     assert one_line(command("list", "fedavgs")).startswith("unknown method 'fedavgs'")
@@ -325,8 +326,8 @@ def test_an_option_is_blamed_for_itself_and_not_for_its_neighbors(command: Main,
 
 def test_a_misspelled_table_is_no_comparison(command: Main, here: Path) -> None:
     (here / "many.toml").write_text('[methods]\nname = "fediod"\n', encoding="utf-8")
-    assert "'methods'" in (told := one_line(command("run", "many.toml")))
-    assert "compares runs" not in told
+    assert "'methods'" in (output := one_line(command("run", "many.toml")))
+    assert "compares runs" not in output
 
 
 def test_bad_files_are_one_line(command: Main, here: Path) -> None:
@@ -472,9 +473,9 @@ def test_a_preset_in_a_comparison_says_that_its_data_are_not_taken(
     command: Main, here: Path, comparisons: Comparisons
 ) -> None:
     taken = "Of fashion-fediod the method alone is taken: all run on digits, not on its fashion-mnist"
-    told = f"{taken}; --base fashion-fediod takes all else from it, too.\n"
+    output = f"{taken}; --base fashion-fediod takes all else from it, too.\n"
     words = ("compare", "fedavg", "fashion-fediod", "--out", "there")
-    assert command(*words) == (0, "table of there\n", told)
+    assert command(*words) == (0, "table of there\n", output)
     assert command(*words, "--quiet") == (0, "table of there\n", "")
     assert command(*words, "--data", "fashion-mnist") == (0, "table of there\n", "")
     (here / "part.toml").write_text('method.name = "fediod"\n[evaluation]\nnope = 3', encoding="utf-8")
@@ -609,9 +610,9 @@ def test_output_for_scripts_has_no_progress_in_it(here: Path) -> None:
         "--method.generator_width 8 --method.critic_width 8 --engine.threads 1"
     )
     words = ["run", "mine.toml", *small.split(), "--json"]
-    told = process(*words, "--out", "there", "--evaluation.centralized", "false", folder=here)
-    assert json.loads(told.stdout)["turns"] == 2
-    assert "distillation 2 of 2" in told.stderr
-    assert "centralized" not in told.stderr
+    output = process(*words, "--out", "there", "--evaluation.centralized", "false", folder=here)
+    assert json.loads(output.stdout)["turns"] == 2
+    assert "distillation 2 of 2" in output.stderr
+    assert "centralized" not in output.stderr
     quiet = process(*words, "--out", "quiet", "--quiet", folder=here)
     assert (json.loads(quiet.stdout)["turns"], quiet.stderr) == (2, "")

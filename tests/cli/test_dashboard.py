@@ -61,7 +61,7 @@ def runs(tmp_path: Path) -> Path:
     (tmp_path / "later <b>").mkdir()
     a_folder(tmp_path / "done", a_result())
     going_on(tmp_path / "later <b>", note=HOSTILE)
-    (tmp_path / "secret").write_text("nobody's business")
+    (tmp_path / "secret").write_text("a secret")
     return tmp_path
 
 
@@ -80,13 +80,13 @@ def clinic(tmp_path: Path) -> Path:
         requests.require_approved("run-1", describe(PLAN, None), "")
     SecurityLog(folder).write("refused", HOSTILE, HOSTILE, run=HOSTILE)
     with closing(AuditLog(folder / FILE)) as audit:
-        told = {"run": "trial-1", "payer": NODE_DATA, "node": "clinic", "query": "examine"}
+        output = {"run": "trial-1", "payer": NODE_DATA, "node": "clinic", "query": "examine"}
         for number in range(3):
             price = {"gaussian(4.0)": 1}
-            audit.charge(Entry(**told, number=number, part="answer", up={"logits": 1000}, cost=price))
-        audit.append(Entry(**told, number=3, part=REFUSED, rule=HOSTILE))
+            audit.charge(Entry(**output, number=number, part="answer", up={"logits": 1000}, cost=price))
+        audit.append(Entry(**output, number=3, part=REFUSED, rule=HOSTILE))
         audit.charge(
-            Entry(**{**told, "run": HOSTILE}, number=0, part="answer", up={"counts": 40}, no_guarantee=1)
+            Entry(**{**output, "run": HOSTILE}, number=0, part="answer", up={"counts": 40}, no_guarantee=1)
         )
     return folder
 
@@ -218,7 +218,7 @@ def test_a_server_shows_its_nodes_and_runs(tmp_path: Path, monkeypatch: pytest.M
         closed: list[Admin] = []
         monkeypatch.setattr(server_status, "Admin", Admin)
         monkeypatch.setattr(server_status.flare_kit, "server", lambda folder: folder)
-        monkeypatch.setattr(server_status.flare_site, "running", lambda site: 77)
+        monkeypatch.setattr(server_status.flare_site, "process_id", lambda site: 77)
         with serving(tmp_path) as server:
             page = Page(call(server)[2])
             assert call(server, f"/{server.token}/run/one")[0] == 200

@@ -50,7 +50,7 @@ def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "error", "told"),
+    ("words", "error", "output"),
     [
         (("fediod", "--fediod.stepz", "20"), UnknownName, "'--fediod.stepz': did you mean '--fediod.steps'"),
         (("fediod", "--fediod.steps", "few"), ArgumentError, "method.steps is 'few'"),
@@ -58,9 +58,9 @@ def test_a_comparison_takes_short_names_and_options_of_one_method() -> None:
     ],
 )
 def test_options_of_one_method_are_checked_as_its_own(
-    words: tuple[str, ...], error: type[Exception], told: str
+    words: tuple[str, ...], error: type[Exception], output: str
 ) -> None:
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=output):
         planned(*words)
 
 
@@ -100,11 +100,11 @@ def test_doctor_lists_missing_extras_with_their_use(command: Main, monkeypatch: 
     missing = {"nvflare"}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
     monkeypatch.setattr("fedstill.cli.doctor.EXTRAS", {"flare": ("nodes", ("nvflare", "json"))})
-    told = json.loads(command("doctor", "--json")[1])
-    assert told["missing"] == {"flare": ["nvflare"]}
-    assert told["versions"]["fedstill"] == fedstill.__version__
-    assert told["threads"] == torch.get_num_threads()
-    assert "cpu" in told["devices"]
+    output = json.loads(command("doctor", "--json")[1])
+    assert output["missing"] == {"flare": ["nvflare"]}
+    assert output["versions"]["fedstill"] == fedstill.__version__
+    assert output["threads"] == torch.get_num_threads()
+    assert "cpu" in output["devices"]
     code, out, _ = command("doctor")
     assert code == 0
     assert "nodes: pip install 'fedstill[flare]'" in " ".join(out.split())
@@ -118,9 +118,9 @@ def test_doctor_imports_installed_modules(
     (tmp_path / "broken_vision.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("fedstill.cli.doctor.EXTRAS", {"vision": ("networks", ("json", "broken_vision"))})
-    told = json.loads(command("doctor", "--json")[1])
-    assert told["missing"] == {"vision": ["broken_vision"]}
-    assert told["broken"] == {"broken_vision": "RuntimeError: operator nms does not exist"}
+    output = json.loads(command("doctor", "--json")[1])
+    assert output["missing"] == {"vision": ["broken_vision"]}
+    assert output["broken"] == {"broken_vision": "RuntimeError: operator nms does not exist"}
     assert "nms does not exist" in " ".join(command("doctor")[1].split())
 
 
@@ -143,9 +143,9 @@ def test_the_doctor_knows_every_extra() -> None:
 
 
 def test_lists_are_json_for_scripts(command: Main) -> None:
-    told: Mapping[str, Any] = json.loads(command("list", "--json")[1])
-    assert set(told["methods"]) >= {"fediod", "fedkd"}
-    assert "digits" in told["data"]
+    output: Mapping[str, Any] = json.loads(command("list", "--json")[1])
+    assert set(output["methods"]) >= {"fediod", "fedkd"}
+    assert "digits" in output["data"]
     assert json.loads(command("list", "presets", "--json")[1]).keys() == set(presets.names())
     assert json.loads(command("list", "models", "--json")[1])["mlp"] == "Two hidden layers."
     assert json.loads(command("list", "fedavg", "--json")[1])["needs"].startswith("same architecture")
@@ -183,7 +183,7 @@ def _listed(redirected: str = "", *words: str, **environment: str) -> subprocess
     return subprocess.run(call, shell=True, env={**os.environ, **utf8, **environment}, capture_output=True)
 
 
-def test_unencodable_letters_are_written_as_question_marks() -> None:
+def test_unencodable_letters_are_written_as_placeholders() -> None:
     """A result has a plus-minus sign, and a run's work is not lost for it."""
     shown = subprocess.run(
         [

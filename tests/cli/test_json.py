@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(provision, "read_federation", lambda _: {"host": "h", "port": 1, "name": "fl"})
     monkeypatch.setattr(flare_kit, "server", lambda folder: folder)
     monkeypatch.setattr(flare_kit, "reaches", lambda address: address == "h:1")
-    monkeypatch.setattr(flare_site, "running", lambda site: 77)
+    monkeypatch.setattr(flare_site, "process_id", lambda site: 77)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -82,30 +82,30 @@ def test_json_has_the_content_of_the_text_output(
 ) -> None:
     code, out, err = command(*words.split(), "--json")
     assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert known.items() <= told.items()
-    assert more <= set(told)
+    output = json.loads(out)
+    assert known.items() <= output.items()
+    assert more <= set(output)
     text = " ".join(command(*words.split())[1].split())
     assert ["server"] * (2 * words.startswith("server")) == CLOSED
     CLOSED.clear()
-    if "run" in told:
-        assert told["run"]["can take part"] == "yes"
+    if "run" in output:
+        assert output["run"]["can take part"] == "yes"
         assert "It can take part." in text
-        asked = {each["query"]: each for each in told["run"]["queries"]}
+        asked = {each["query"]: each for each in output["run"]["queries"]}
         assert asked["predict"]["times"] == 1
         assert "predict answers with " + ", ".join(asked["predict"]["answers with"]) in text
-    for row in told.get("methods", ()):
+    for row in output.get("methods", ()):
         assert f"{row['method']} {row['can take part']} " in text
-    for lines in told.get("facts", {}).values():
+    for lines in output.get("facts", {}).values():
         assert " ".join(lines[0].split())[:30] in text
-    for run in told.get("runs", ()):
+    for run in output.get("runs", ()):
         begun = datetime.fromisoformat(run["begun"])
         assert begun.utcoffset() is not None, "a time without its zone is another elsewhere"
         assert f"{run['run']} {begun.astimezone():%Y-%m-%d %H:%M}" in text
         assert run["outcome"] in text
-    if "epsilon" in told:
+    if "epsilon" in output:
         assert (
-            f"epsilon {round_up(told['epsilon']['pld'])} (PLD), {round_up(told['epsilon']['rdp'])} (RDP)"
+            f"epsilon {round_up(output['epsilon']['pld'])} (PLD), {round_up(output['epsilon']['rdp'])} (RDP)"
             in text
         )
 
@@ -113,9 +113,9 @@ def test_json_has_the_content_of_the_text_output(
 def test_exit_codes_of_partial_results_and_faults(
     folder: Path, command: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flare_site, "running", lambda site: None)
-    for room in ("node", "server"):
-        code, out, _ = command(room, "status", room, "--json")
+    monkeypatch.setattr(flare_site, "process_id", lambda site: None)
+    for group in ("node", "server"):
+        code, out, _ = command(group, "status", group, "--json")
         assert (code, json.loads(out)["process"]) == (1, None)
     Path("node/data.npz").unlink()
     code, out, err = command("node", "check", "node", "--json")
@@ -125,14 +125,14 @@ def test_exit_codes_of_partial_results_and_faults(
 
 
 def test_trouble_is_a_document_too(folder: Path, command: Main) -> None:
-    """Beside the line on stderr, and with its exit code: the one who reads JSON reads no stderr."""
+    """Faults are in the JSON, too, with the same exit code."""
     Path("node/audit.sqlite.head").unlink()
     with closing(AuditLog(Path("node/audit.sqlite"))):
         Path("node/audit.sqlite.head").write_text("no head")
     code, out, err = command("audit", "verify", "node", "--json")
-    told = json.loads(out)
-    assert (code, told["sound"]) == (2, False)
-    assert err == f"fedstill: {told['trouble']}\n"
+    output = json.loads(out)
+    assert (code, output["sound"]) == (2, False)
+    assert err == f"fedstill: {output['trouble']}\n"
     Path("node/node.toml").write_text("name = ")
     code, out, err = command("node", "check", "node", "--json")
     (fault,) = json.loads(out)["faults"]

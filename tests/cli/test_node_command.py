@@ -103,12 +103,14 @@ def test_check_says_that_nothing_is_answered_at_this_hour(
 ) -> None:
     folder = shutil.copytree(clinic, tmp_path / "clinic")
     say(folder, ('hours = ""', 'hours = "00:00-00:01"'))
-    told = "Just now it refuses whatever is asked: hours: 00:00-00:01, by the clock of the node.\nNo faults."
+    output = (
+        "Just now it refuses whatever is asked: hours: 00:00-00:01, by the clock of the node.\nNo faults."
+    )
     for now, said in ((time(0, 0, 30), False), (time(12), True)):
         clock = partial(time.replace, now)
         monkeypatch.setattr(admission, "require_hour", partial(admission.require_hour, clock=clock))
         code, out, _ = here("check", folder)
-        assert (code, told in out) == (0, said)
+        assert (code, output in out) == (0, said)
         monkeypatch.undo()
 
 
@@ -132,14 +134,14 @@ def test_check_of_a_run_says_each_query(clinic: Path, tmp_path: Path, here: Here
 
 
 def test_check_promises_nothing_of_data_that_it_cannot_load(clinic: Path, tmp_path: Path, here: Here) -> None:
-    spoilt = shutil.copytree(clinic, tmp_path / "spoilt")
-    (spoilt / "data.npz").unlink()
-    code, out, err = here("check", spoilt, "digits-fedkd")
+    damaged = shutil.copytree(clinic, tmp_path / "damaged")
+    (damaged / "data.npz").unlink()
+    code, out, err = here("check", damaged, "digits-fedkd")
     assert code == 2
     assert "data.npz" in err
     assert "It can take part." not in out
     assert "Whether it can take part is not known before the faults are mended." in out
-    code, out, err = here("check", spoilt)
+    code, out, err = here("check", damaged)
     assert (code, "data.npz" in err) == (2, True)
     assert "In a run of each method" not in out
 

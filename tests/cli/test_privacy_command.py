@@ -73,13 +73,13 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
     """What a command prints; with an exit code of 2, its one line of error."""
     with pytest.raises(SystemExit) as left:
         main(["privacy", *words])
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     assert left.value.code == code
     if code:
-        assert told.err.count("\n") == 1
-        assert told.err.startswith("fedstill: ")
-        return told.out + told.err
-    return told.out
+        assert output.err.count("\n") == 1
+        assert output.err.startswith("fedstill: ")
+        return output.out + output.err
+    return output.out
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_a_simulation_is_planned_with_the_records_that_a_limit_of_groups_leaves(
 
 
 def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> None:
-    """Told by the node's folder alone, and charged by its host, query by query."""
+    """The plan needs the node's folder only; its host charges the same, query by query."""
     policy = '[privacy]\nmechanism = "pate"\nepsilon = 20.0\npate = { teachers = 2 }\n'
     clinic = Clinic(tmp_path / "clinic", policy)
     method = "".join(f"{name} = {value!r}\n" for name, value in FEDIOD_OPTIONS.items())
@@ -167,8 +167,8 @@ def test_a_real_nodes_audit_log_holds_the_events_of_its_plan(tmp_path: Path) -> 
     assert clinic.query(7)["kind"] == "QueryRefused"  # the seventh is not in the plan
     clinic.session.close()
     assert plan.cost.cost
-    told = audit_file.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
-    assert told == audit_file.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
+    output = audit_file.read_total_spent(owner_folder.read_node_file(clinic.folder), clinic.folder)
+    assert output == audit_file.TotalSpent(cost_to_dict(plan.cost.cost), units=frozenset({"a record"}))
 
 
 def test_no_queries_cost_nothing(tmp_path: Path) -> None:
@@ -182,14 +182,14 @@ def test_no_queries_cost_nothing(tmp_path: Path) -> None:
 
 def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, FEDAVG, privacy("dp-sgd", "2.0"))
-    told = said(capsys, "plan", str(path))
-    assert "found      noise, so that epsilon is at most 2" in told
-    (level,) = re.findall(r"\[nodes\.privacy\.training\]\n  noise = (\S+)", told)
+    output = said(capsys, "plan", str(path))
+    assert "found      noise, so that epsilon is at most 2" in output
+    (level,) = re.findall(r"\[nodes\.privacy\.training\]\n  noise = (\S+)", output)
     found = json.loads(said(capsys, "plan", str(path), "--json"))
     assert found["noise to fix"] == {"training": float(level)}
     assert found["facts"]["found"] == "noise, so that epsilon is at most 2"
     most = max(node["epsilon"]["pld"] for node in found["nodes"])
-    assert f"epsilon {round_up(most)} (PLD)" in told
+    assert f"epsilon {round_up(most)} (PLD)" in output
     assert (found["delta"], found["budgets"]["epsilon_pld"]) == (1e-5, most)
     assert found["budgets"]["of_the_run"] == {
         "epsilon": 2.0,
@@ -200,7 +200,7 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
     }
     assert {node["refused"] for node in found["nodes"]} == {None}
     for row in found["queries"]:
-        line = next(line for line in told.splitlines() if line.startswith(f"  {row['query']}  "))
+        line = next(line for line in output.splitlines() if line.startswith(f"  {row['query']}  "))
         assert line.split()[-2:] == [f"{row['times']}", round_up(row["epsilon"])]
         assert row["events"] or row["epsilon"] == 0
     path.write_text(path.read_text() + f"training = {{ noise = {level} }}\n")
@@ -214,10 +214,10 @@ def test_noise_is_found_from_epsilon_and_steps(tmp_path: Path, capsys: pytest.Ca
 def test_steps_are_found_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
     noise = "--noise=training=2,critic=3"
-    told = said(capsys, "plan", path, "--epsilon", "2", noise)
-    steps = int(re.findall(r"length     method.steps = (\d+)", told)[0])
+    output = said(capsys, "plan", path, "--epsilon", "2", noise)
+    steps = int(re.findall(r"length     method.steps = (\d+)", output)[0])
     assert steps > 10
-    rows = re.findall(r"node-\d .* (\d+) +(\S+) +\S+\n", told)
+    rows = re.findall(r"node-\d .* (\d+) +(\S+) +\S+\n", output)
     assert len(rows) == 2
     assert min(int(row[0]) for row in rows) == steps
     enough = said(capsys, "plan", path, "--epsilon", "2", noise, "--steps", str(steps))
@@ -231,14 +231,14 @@ def test_steps_are_found_from_epsilon_and_noise(tmp_path: Path, capsys: pytest.C
 def test_epsilon_is_found_from_noise_and_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FedAvg takes 0.3 passes over 718 or 719 records, 4 steps of about 64, and each says its size."""
     path = str(write(tmp_path, FEDAVG, '[nodes.privacy]\nmechanism = "dp-sgd"\n'))
-    told = said(capsys, "plan", path, "--noise", "1.5")
-    (records,) = re.findall(r"node node-\d, (\d+) records, would pay for", told)
+    output = said(capsys, "plan", path, "--noise", "1.5")
+    (records,) = re.findall(r"node node-\d, (\d+) records, would pay for", output)
     spent = {Event("gaussian", 1.5, 64 / int(records)): 4, Event("laplace", 10.0): 1}
     for accountant, name in (("pld", "PLD"), ("rdp", "RDP")):
-        (reached,) = re.findall(rf"(\S+) \({name}\)", told)
+        (reached,) = re.findall(rf"(\S+) \({name}\)", output)
         cost = compute_epsilon(spent, 1e-5, accountant)  # type: ignore[arg-type]
         assert cost <= float(reached) <= cost + 0.001
-    assert "of the run   no budget" in told
+    assert "of the run   no budget" in output
 
 
 def test_fediod_gradient_cost_is_the_papers_and_grows_with_queries(
@@ -314,9 +314,9 @@ def test_a_plan_for_one_record_says_that_a_patient_has_several(
     first = path.read_text()
     assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd")
     path.write_text(f'{first}[data]\ngroup = "patient"\n')
-    told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd").split())
-    assert "epsilon is of one record: a patient or slide has up to 4 at one node" in told
-    assert "privacy.group_size = 4 protects all records of one together" in told
+    output = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd").split())
+    assert "epsilon is of one record: a patient or slide has up to 4 at one node" in output
+    assert "privacy.group_size = 4 protects all records of one together" in output
     path.write_text(f'{first}group_size = 4\n[data]\ngroup = "patient"\n')
     assert "a patient or slide" not in said(capsys, "plan", str(clinic), "digits-fedkd", "--epsilon", "8")
 
@@ -324,24 +324,24 @@ def test_a_plan_for_one_record_says_that_a_patient_has_several(
 def test_a_node_has_its_own_training_records_and_audit_log(
     clinic: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = said(capsys, "plan", str(clinic), "digits-fedkd")
-    assert "node clinic, 200 records, would pay for" in told
-    assert re.search(r"local training +training +gaussian\(\S+ rate=0.16\) +13 ", told)  # 2 * 200 / 32
-    assert re.search(r"predict +- +free +1 +0\n", told)
-    assert re.search(r"of the data  budget 5 at delta 1e-05: (\S+) after it, \S+ left", told)
-    assert "[privacy.training]" in told
-    assert max(map(len, told.splitlines())) <= 80
+    output = said(capsys, "plan", str(clinic), "digits-fedkd")
+    assert "node clinic, 200 records, would pay for" in output
+    assert re.search(r"local training +training +gaussian\(\S+ rate=0.16\) +13 ", output)  # 2 * 200 / 32
+    assert re.search(r"predict +- +free +1 +0\n", output)
+    assert re.search(r"of the data  budget 5 at delta 1e-05: (\S+) after it, \S+ left", output)
+    assert "[privacy.training]" in output
+    assert max(map(len, output.splitlines())) <= 80
     before = PrivacyCost({Event("gaussian", 2.0): 1})
     charge(clinic, before)
-    told = said(capsys, "plan", str(clinic / "node.toml"), "digits-fedkd")
-    left = re.findall(r"of the data +budget 5 at delta 1e-05: (\S+) spent before, (\S+) after it", told)
+    output = said(capsys, "plan", str(clinic / "node.toml"), "digits-fedkd")
+    left = re.findall(r"of the data +budget 5 at delta 1e-05: (\S+) spent before, (\S+) after it", output)
     assert float(left[0][0]) == pytest.approx(compute_epsilon(before, 1e-5), abs=1e-3)
     assert 3 < float(left[0][1]) < 5
     charge(clinic, PrivacyCost({Event("gaussian", 1.0): 1}), 1)
-    told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
-    assert "so it is REFUSED" in told
-    assert "To fix this noise" not in told
-    assert "clinic would refuse digits-fedkd: it costs more than is left of the data's budget" in told
+    output = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
+    assert "so it is REFUSED" in output
+    assert "To fix this noise" not in output
+    assert "clinic would refuse digits-fedkd: it costs more than is left of the data's budget" in output
 
 
 def test_data_that_left_without_guarantee_have_nothing_left(
@@ -359,18 +359,18 @@ def test_plan_prints_audit_log_faults(clinic: Path, capsys: pytest.CaptureFixtur
     assert "nothing can be charged" not in said(capsys, "plan", str(clinic), "digits-fedkd")
     (clinic / "runs" / "spring").mkdir(parents=True)
     (clinic / "runs" / "spring" / "plan.json").touch()
-    told = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
-    assert "its node's runs are there" in told
+    output = " ".join(said(capsys, "plan", str(clinic), "digits-fedkd", code=2).split())
+    assert "its node's runs are there" in output
 
 
 def test_plan_warns_of_votes_below_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, FEDIOD, privacy("pate", "inf", "pate = { teachers = 20 }\n"))
     for noise, drowns in (("9.9", False), ("10", True)):
-        told = " ".join(said(capsys, "plan", str(path), "--noise", f"pate={noise}").split())
-        assert f"votes noise {noise} on the votes of 20 teachers" in told
-        assert ("the votes are almost all noise" in told) == drowns
-    told = said(capsys, "plan", str(write(tmp_path, FEDIOD, privacy("dp-sgd"))))
-    assert "teachers" not in told
+        output = " ".join(said(capsys, "plan", str(path), "--noise", f"pate={noise}").split())
+        assert f"votes noise {noise} on the votes of 20 teachers" in output
+        assert ("the votes are almost all noise" in output) == drowns
+    output = said(capsys, "plan", str(write(tmp_path, FEDIOD, privacy("dp-sgd"))))
+    assert "teachers" not in output
 
 
 def test_a_run_as_long_as_least_steps_can_be_planned(
@@ -380,11 +380,11 @@ def test_a_run_as_long_as_least_steps_can_be_planned(
     local = "local = { epochs = 0.3, least_steps = 30, batch = 4096 }"
     path = write(tmp_path, *sections)
     path.write_text(path.read_text().replace("local = { epochs = 0.3, batch = 64 }", local))
-    told = said(capsys, "plan", str(path), "--epsilon", "1", "--steps", "50")
-    assert "length     local.least_steps = 50" in told
-    assert re.search(r"training +training +gaussian\(\S+\) +50 ", told)
-    told = said(capsys, "plan", str(path), "--epsilon", "2", "--noise", "20")
-    (steps,) = re.findall(r"length     local.least_steps = (\d+)", told)
+    output = said(capsys, "plan", str(path), "--epsilon", "1", "--steps", "50")
+    assert "length     local.least_steps = 50" in output
+    assert re.search(r"training +training +gaussian\(\S+\) +50 ", output)
+    output = said(capsys, "plan", str(path), "--epsilon", "2", "--noise", "20")
+    (steps,) = re.findall(r"length     local.least_steps = (\d+)", output)
     assert int(steps) > 30
 
 
@@ -394,41 +394,43 @@ def test_options_of_the_run_are_those_of_the_plan(
 ) -> None:
     path = write(tmp_path, FEDAVG, privacy("dp-sgd"))
     names = [str(clinic), str(path)] if node else [str(path)]
-    told = said(capsys, "plan", *names, "--method.rounds", "7", "--epsilon", "2.5")
-    assert re.search(r"train .* 7 ", told)
-    assert "is at most 2.5" in told
+    output = said(capsys, "plan", *names, "--method.rounds", "7", "--epsilon", "2.5")
+    assert re.search(r"train .* 7 ", output)
+    assert "is at most 2.5" in output
 
 
 def test_plan_rejects_steps_if_no_option_changes_the_cost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    told = said(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
-    assert "whatever method.predictions, local.epochs, local.least_steps are, this run costs the same" in told
-    assert "--steps is empty" not in told
+    output = said(capsys, "plan", "digits-fedkd", "--steps", "100", code=2)
+    assert (
+        "whatever method.predictions, local.epochs, local.least_steps are, this run costs the same" in output
+    )
+    assert "--steps is empty" not in output
 
 
 def test_queries_of_unknown_count_need_given_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(write(tmp_path, '[method]\nname = "ensemble"\n', privacy("pate")))
-    told = " ".join(said(capsys, "plan", path, code=2).split())
-    assert "REFUSED: privacy.pate.noise is none, and nobody says how often predict is asked" in told
-    told = " ".join(said(capsys, "plan", path, "--noise", "20").split())
-    assert re.search(r"predict pate gaussian\(14.14\) any 0\.2\d+ each", told)
-    assert "and what predict costs each time" in told
+    output = " ".join(said(capsys, "plan", path, code=2).split())
+    assert "REFUSED: privacy.pate.noise is none, and nobody says how often predict is asked" in output
+    output = " ".join(said(capsys, "plan", path, "--noise", "20").split())
+    assert re.search(r"predict pate gaussian\(14.14\) any 0\.2\d+ each", output)
+    assert "and what predict costs each time" in output
 
 
 def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, "plan", "digits-fediod")
-    assert "mechanism  none: releases leave as they are, without any guarantee" in told
-    assert "whole run  no guarantee" in told
+    output = said(capsys, "plan", "digits-fediod")
+    assert "mechanism  none: releases leave as they are, without any guarantee" in output
+    assert "whole run  no guarantee" in output
 
 
 # --- what cannot be planned ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "output"),
     [
         (["plan"], "fedstill privacy plan needs RUN"),
         (["plan", "digits-fediod", "--epsilon", "much"], "invalid --epsilon = 'much' (expected a number"),
@@ -443,31 +445,31 @@ def test_without_a_mechanism_there_is_no_guarantee(capsys: pytest.CaptureFixture
         (["nothing"], "unknown command"),
     ],
 )
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
-    assert told in said(capsys, *words, code=2)
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], output: str) -> None:
+    assert output in said(capsys, *words, code=2)
 
 
 def test_a_run_that_would_be_refused_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDKD, "labeled = true\n", privacy("dp-sgd")))
     assert "none where public data join its own" in said(capsys, "plan", path, code=2)
     path = str(write(tmp_path, FEDKD, privacy("dp-sgd")))
-    told = said(capsys, "plan", path, "--epsilon", "inf", "--noise", "2", code=2)
-    assert "invalid --epsilon = inf (expected finite" in told
+    output = said(capsys, "plan", path, "--epsilon", "inf", "--noise", "2", code=2)
+    assert "invalid --epsilon = inf (expected finite" in output
 
 
 def test_two_unknown_levels_want_two_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd")))
     assert "PART=N for training, critic" in said(capsys, "plan", path, "--noise", "3", code=2)
-    told = said(capsys, "plan", path, "--noise", "training=3", "--epsilon", "2", code=2)
-    assert "invalid --noise = 'critic' (expected noise for them too" in told
+    output = said(capsys, "plan", path, "--noise", "training=3", "--epsilon", "2", code=2)
+    assert "invalid --noise = 'critic' (expected noise for them too" in output
 
 
 def test_an_epsilon_that_no_noise_is_enough_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The counts alone, with noise of scale 10, cost 0.1."""
     path = str(write(tmp_path, FEDIOD, privacy("dp-sgd", "0.05")))
     assert "invalid privacy.epsilon = 0.05 (expected more" in said(capsys, "plan", path, code=2)
-    told = said(capsys, "plan", path, "--epsilon", "0.5", "--noise", "training=1,critic=1", code=2)
-    assert "invalid --epsilon = 0.5 (expected more, or more noise: even method.steps = 1 costs more" in told
+    output = said(capsys, "plan", path, "--epsilon", "0.5", "--noise", "training=1,critic=1", code=2)
+    assert "invalid --epsilon = 0.5 (expected more, or more noise: even method.steps = 1 costs more" in output
 
 
 def test_a_mechanism_that_cannot_protect_the_method(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -479,18 +481,18 @@ def test_a_mechanism_that_cannot_protect_the_method(clinic: Path, capsys: pytest
 
 
 def test_the_published_figures_of_dp_sgd(capsys: pytest.CaptureFixture[str]) -> None:
-    told = said(capsys, "price", "gaussian(1.0, rate=0.01)", "1000", "--delta", "1e-5")
-    assert told == ("gaussian(1.0, rate=0.01) x 1000\nepsilon 1.829 (PLD), 2.102 (RDP) at delta 1e-05\n")
+    output = said(capsys, "price", "gaussian(1.0, rate=0.01)", "1000", "--delta", "1e-5")
+    assert output == ("gaussian(1.0, rate=0.01) x 1000\nepsilon 1.829 (PLD), 2.102 (RDP) at delta 1e-05\n")
     several = said(capsys, "price", "laplace(2.0)", "laplace(4.0)", "3", "--delta", "0")
     assert several == "laplace(2.0) x 1\nlaplace(4.0) x 3\nepsilon 1.25 (PLD), 1.25 (RDP) at delta 0\n"
 
 
 def test_help_of_privacy_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([], ["--help"], ["plan", "--help"], ["audit", "--mechanism", "pate", "--help"]):
-        told = said(capsys, *words)
-        assert "fedstill privacy plan [NODE] RUN" in told
-        assert all(mechanism in told for mechanism in AUDITS)
-        assert max(map(len, told.splitlines())) <= 110
+        output = said(capsys, *words)
+        assert "fedstill privacy plan [NODE] RUN" in output
+        assert all(mechanism in output for mechanism in AUDITS)
+        assert max(map(len, output.splitlines())) <= 110
 
 
 def test_levels_are_rounded_up_and_never_down() -> None:

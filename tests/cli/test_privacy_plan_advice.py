@@ -31,10 +31,10 @@ DIGITS, FASHION = RECORDED
 def test_advice_uses_the_nearest_record_with_no_more_records(
     records: int, epsilon: float, of: RecordedAccuracy, row: int, budget: float, word: str
 ) -> None:
-    told = " ".join(advice(TASKS["classification"](), records, epsilon))
-    assert f"{word} {of.percent[row][budget]:.0f} % on {of.data}" in told
-    assert f"measured with {row:,} records a node at epsilon {budget:g}" in told
-    assert f"as in {of.preset} " in told
+    output = " ".join(advice(TASKS["classification"](), records, epsilon))
+    assert f"{word} {of.percent[row][budget]:.0f} % on {of.data}" in output
+    assert f"measured with {row:,} records a node at epsilon {budget:g}" in output
+    assert f"as in {of.preset} " in output
 
 
 @pytest.mark.parametrize("one", RECORDED)
@@ -50,11 +50,11 @@ def test_advice_agrees_with_the_results_page() -> None:
     table = page[page.index("| records a node | data | epsilon") :].split("\n\n")[0]
     head, _, *rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     budgets = [float(cell.removeprefix("epsilon ")) for cell in head[2:]]
-    told: dict[str, dict[int, dict[float, float]]] = {}
+    output: dict[str, dict[int, dict[float, float]]] = {}
     for count, data, *cells in rows:
         metrics = {e: float(cell.split(" ± ")[0]) for e, cell in zip(budgets, cells, strict=True) if cell}
-        told.setdefault(data, {})[int(count.replace(",", ""))] = metrics
-    assert {one.data: one.percent for one in RECORDED} == told
+        output.setdefault(data, {})[int(count.replace(",", ""))] = metrics
+    assert {one.data: one.percent for one in RECORDED} == output
 
 
 def test_no_advice_without_records() -> None:

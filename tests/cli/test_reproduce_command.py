@@ -144,8 +144,8 @@ def test_table_is_run_recorded_and_resumed(
     monkeypatch.delenv("COLUMNS", raising=False)
     reproduced()
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("x-table1 ")]
-    told = "x-table1 FedX, Table 1: two methods digits 1 "
-    assert " ".join(line.split()).startswith(f"{told}{record.date}, 2 seeds; 0 of 1; told apart: ")
+    output = "x-table1 FedX, Table 1: two methods digits 1 "
+    assert " ".join(line.split()).startswith(f"{output}{record.date}, 2 seeds; 0 of 1; told apart: ")
 
     made = papers / "records" / "x_table1.json"
     made.write_text(made.read_text().replace(str(rows["fedavg", "accuracy"].values[0]), "1.5"))
@@ -198,13 +198,15 @@ def test_plan_prints_configuration_and_runs_nothing(papers: Path, capsys: pytest
     assert (plan["seeds"], plan["base"]["data"]["train_limit"], plan["base"]["split"]["nodes"]) == ([0], 0, 3)
     assert plan["options"]["fedavg"] == {"name": "fedavg", "rounds": 2, "participation": 1.0}
     reproduced("x-fig1", "--plan")
-    told = capsys.readouterr().out
-    assert "x_drawing.py is told\n[arguments]\nscale = 2.0\n" in told
-    assert toml.parse(told, "plan")["methods"] == ["standalone", "fedavg"]
+    output = capsys.readouterr().out
+    assert "arguments of x_drawing.py\n[arguments]\nscale = 2.0\n" in output
+    assert toml.parse(output, "plan")["methods"] == ["standalone", "fedavg"]
     assert not Path("runs").exists()
 
 
-def test_stopped_reproduction_prints_the_command_to_resume(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_reproduction_prints_the_command_to_resume(
+    papers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (papers / "x_fig3.toml").write_text(ALONE.replace("x_alone", "x_stopped"))
     (papers / "x_stopped.py").write_text("def reproduce(**_): raise KeyboardInterrupt")
     reproduced("x-fig3", "--data.root", "a b", code=130)
