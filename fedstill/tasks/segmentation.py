@@ -4,14 +4,14 @@ metrics.
 The formulas are in FedIOD's appendix (Dice, sensitivity, specificity; the distance is Eq. 13). Their values
 for empty predictions or targets:
 
-===========  ==========  ==========  ===============  ====================
-metric       both empty  only truth  only prediction  truth is whole image
-===========  ==========  ==========  ===============  ====================
-dice         1           0           0                as defined
-sensitivity  NaN         0           NaN              as defined
-specificity  1           1           as defined       NaN
-hd95         NaN         infinity    infinity         as defined
-===========  ==========  ==========  ===============  ====================
+===========  ==========  ================  =====================  ====================
+metric       both empty  only truth empty  only prediction empty  truth is whole image
+===========  ==========  ================  =====================  ====================
+dice         1           0                 0                      as defined
+sensitivity  NaN         NaN               0                      as defined
+specificity  1           as defined        1                      NaN
+hd95         NaN         infinity          infinity               as defined
+===========  ==========  ================  =====================  ====================
 """
 
 from __future__ import annotations

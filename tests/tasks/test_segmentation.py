@@ -64,7 +64,7 @@ def test_empty_and_full_masks(prediction: Mask, truth: Mask, expected: list[floa
 def test_pooling_adds_pixels_before_it_divides() -> None:
     prediction = torch.tensor([[True, True], [True, False], [False, False]])
     truth = torch.tensor([[True, False], [True, True], [True, True]])
-    pooled = count_overlap(prediction, truth).pooled(torch.tensor([0, 0, 1]), 3)
+    pooled = count_overlap(prediction, truth).sum_by_case(torch.tensor([0, 0, 1]), 3)
     # case 0: 2 in common of 3 and 3; case 1: nothing found of 2; case 2 has no picture
     torch.testing.assert_close(dice(pooled), torch.tensor([4 / 6, 0.0, 1.0]).double())
     torch.testing.assert_close(
