@@ -47,165 +47,6 @@ PART_OF_KIND: Mapping[str, ModelPart] = {
     EXTRACTOR_PARAMETERS: "extractor",
     HEAD_PARAMETERS: "head",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Victim:
-    """One node's release, and what it was made from.
-
-    Args:
-        data: what the node holds: the truth, for comparison alone.
-        part: of the parameters, that was shared.
-        beside: what its training descended beside the task's own loss; "" where that was all.
-    """
-
-    release: ObservedUpdate
-    data: TensorData
-    part: ModelPart
-    schedule: Schedule
-    beside: str
-
-
-def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
-    """``count`` nodes with a few images each, and what left them in the round that is attacked.
-
-    Raises:
-        FedstillError: the method shares no parameters, or not in this round; or its task has other than one
-            label an image; one line says why.
-    """
-    run, setting = replayed.config, replayed.setting
-    if setting.task.kind != "class" or setting.task.form != "images":
-        raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
-    if round >= run.method.total_steps:
-        raise ArgumentError("inversion.round", round, f"0 .. {run.method.total_steps - 1}, as in the run")
-    victim_data = _sample_victim_data(replayed.parts, count, images, seed)
-    other_data = list(replayed.parts) if round else []
-    names = [f"victim-{at}" for at in range(len(victim_data))]
-    shape, classes = replayed.shape, len(replayed.data.classes)
-    victim_models = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
-    nodes = len(other_data) + len(victim_data)
-    method: Any = run.method
-    full_participation = {"participation": 1.0} if hasattr(method, "participation") else {}
-    experiment = replayed.experiment(
-        parts=[*other_data, *victim_data],
-        models=[*setting.models[: len(other_data)], *victim_models],
-        names=[*(f"node-{at}" for at in range(len(other_data))), *names],
-        policies=[run.nodes.policy] * nodes,
-        privacies=[run.nodes.privacy] * nodes,
-        method=replace(method, **full_participation),
-    )
-    releases = _collect_releases(experiment, names, round)
-    schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.total_steps))
-    first = models.build(run.student.model, shape, classes, run.seed, "student")
-    single_gradient = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
-    victims = []
-    for name, part in zip(names, victim_data, strict=True):
-        beside = "" if single_gradient else experiment.side.queries[releases[name].query].extra_loss
-        victims.append(_victim(copied(first), releases[name], schedule, part, beside))
-    return victims
-
-
-def invert_victim(
-    victim: Victim, attack: str, pixels: PixelRange, seed: int, steps: int = DLG.steps
-) -> RecoveredImages:
-    """What one attack gets of one node, in the order of what the node holds.
-
-    Args:
-        steps: of L-BFGS, for the attacks that take them.
-
-    Raises:
-        ArgumentError: the attack does not apply to what was released.
-    """
-    shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
-    steps_taken, is_gradient = len(victim.schedule.rates), victim.release.is_gradient
-    if is_gradient and victim.schedule.optimizer == "adam" and attack != "inverting":
-        raise ArgumentError("nodes.local.optimizer", "adam", "sgd, as Adam's first step tells signs alone")
-    if attack == "layers":
-        if not is_gradient:
-            raise ArgumentError("steps of SGD in a round", steps_taken, "1, for layer by layer")
-        recovered = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
-    else:
-        config = SEARCHES[attack]
-        if attack != "inverting":
-            config = replace(config, steps=steps)
-        elif victim.part == EXTRACTOR:  # there is no last layer to read labels from
-            config = replace(config, labels="sought")
-        recovered = invert(victim.release, shape, count, config, pixels=pixels, seed=seed)
-    return recovered.against(victim.data.inputs, pixels)
-
-
-def _sample_victim_data(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
-    """Images of the run's own nodes, each once: the first victim has those of the first node, and so on."""
-    orders = (
-        torch.randperm(len(part), generator=torch_generator(seed, "victims", at))
-        for at, part in enumerate(parts)
-    )
-    pieces = [
-        [(part, rows) for rows in torch.split(order, images) if len(rows) == images]
-        for part, order in zip(parts, orders, strict=True)
-    ]
-    sampled = [piece for row in zip_longest(*pieces) for piece in row if piece is not None]
-    if len(sampled) < count:
-        raise ArgumentError("inversion.victims", count, f"at most {len(sampled)} of {images} images")
-    return [replace(part.subset(rows), cases=None, groups=None) for part, rows in sampled[:count]]
-
-
-def _collect_releases(
-    experiment: ObservedSimulation, names: Sequence[str], round: int
-) -> dict[str, ObservedRelease]:
-    """Each victim's parameters as they left it in a round, with what it had been sent."""
-    by_node: dict[str, list[ObservedRelease]] = {name: [] for name in names}
-
-    def collect(release: ObservedRelease) -> None:
-        if release.node in by_node and set(PART_OF_KIND) & set(release.kinds.values()):
-            by_node[release.node].append(release)
-        if all(len(releases) > round for releases in by_node.values()):
-            raise StopListening
-
-    if experiment.listen(collect):
-        raise ArgumentError("inversion.round", round, "a round in which all nodes take part")
-    return {name: releases[round] for name, releases in by_node.items()}
-
-
-def _victim(
-    model: nn.Module, release: ObservedRelease, schedule: Schedule, data: TensorData, beside: str
-) -> Victim:
-    """A release as attacks take it: what changed, from the weights that the server sent."""
-    (name,) = (name for name, kind in release.kinds.items() if kind in PART_OF_KIND)
-    kind = release.kinds[name]
-    (sent_name,) = (sent for sent, of in release.asked.items() if of == kind)
-    part = PART_OF_KIND[kind]
-    after = copied(model)
-    for network, vector in ((model, release.sent[sent_name]), (after, release.tensors[name])):
-        module = network if part == "all" else split(network, "the victim's model").get_submodule(part)
-        load_vector(module, vector.cpu())
-    after_parameters, before_parameters = dict(after.named_parameters()), dict(model.named_parameters())
-    changes = {
-        name: (before_parameters[name] - after_parameters[name]).detach()
-        for name in shared_parameters(model, part)
-    }
-    update = ObservedUpdate(model, changes, schedule)
-    observed = update.as_gradient() if len(schedule.rates) == 1 else update
-    return Victim(observed, data, part, schedule, beside)
-
-
-def describe_knowledge(victim: Victim, round: int) -> str:
-    """What the adversary has beside the release, in words."""
-    schedule, part = victim.schedule, victim.part
-    steps = f"{counted(len(schedule.rates), 'step')} of {schedule.optimizer.upper()}"
-    text = f"the server knows what it sent and how nodes train ({steps})"
-    if part != "all":
-        kept_part = {EXTRACTOR: "head", HEAD: "extractor"}[part]
-        text += (
-            f"; in the first round also the {kept_part}, as all nodes begin with weights that it sent"
-            if round == 0
-            else f"; of the {kept_part}, which stays at the node, it has only the first weights"
-        )
-    if victim.beside:
-        text += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
-    return text
-
-
 TITLES = {
     "dlg": "DLG",
     "idlg": "iDLG",
@@ -272,7 +113,7 @@ class GradientInversion(Attack):
         return None
 
     def run(self, target: Target) -> AttackResult:
-        return inverted(target.replay, self, target.seed)
+        return run_inversion(target.replay, self, target.seed)
 
     def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
         for attack in part["attacks"]:
@@ -336,7 +177,7 @@ class GradientInversion(Attack):
         )
 
 
-def inverted(replayed: ReplayedRun, attack: GradientInversion, seed: int) -> AttackResult:
+def run_inversion(replayed: ReplayedRun, attack: GradientInversion, seed: int) -> AttackResult:
     """Attack victims of a run; pictures are originals and recovered images ``(V B, C, H, W)``.
 
     Raises:
@@ -404,3 +245,160 @@ def inverted(replayed: ReplayedRun, attack: GradientInversion, seed: int) -> Att
         pictures,
         skipped,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Victim:
+    """One node's release, and what it was made from.
+
+    Args:
+        data: what the node holds: the truth, for comparison alone.
+        part: of the parameters, that was shared.
+        beside: what its training descended beside the task's own loss; "" where that was all.
+    """
+
+    release: ObservedUpdate
+    data: TensorData
+    part: ModelPart
+    schedule: Schedule
+    beside: str
+
+
+def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, round: int) -> list[Victim]:
+    """``count`` nodes with a few images each, and what left them in the round that is attacked.
+
+    Raises:
+        FedstillError: the method shares no parameters, or not in this round; or its task has other than one
+            label an image; one line says why.
+    """
+    run, setting = replayed.config, replayed.setting
+    if setting.task.kind != "class" or setting.task.form != "images":
+        raise ArgumentError("task", setting.task.name, "one label an image, for gradient inversion")
+    if round >= run.method.total_steps:
+        raise ArgumentError("inversion.round", round, f"0 .. {run.method.total_steps - 1}, as in the run")
+    victim_data = _sample_victim_data(replayed.parts, count, images, seed)
+    other_data = list(replayed.parts) if round else []
+    names = [f"victim-{at}" for at in range(len(victim_data))]
+    shape, classes = replayed.shape, len(replayed.data.classes)
+    victim_models = [models.build(run.nodes.models[0], shape, classes, run.seed, name) for name in names]
+    nodes = len(other_data) + len(victim_data)
+    method: Any = run.method
+    full_participation = {"participation": 1.0} if hasattr(method, "participation") else {}
+    experiment = replayed.experiment(
+        parts=[*other_data, *victim_data],
+        models=[*setting.models[: len(other_data)], *victim_models],
+        names=[*(f"node-{at}" for at in range(len(other_data))), *names],
+        policies=[run.nodes.policy] * nodes,
+        privacies=[run.nodes.privacy] * nodes,
+        method=replace(method, **full_participation),
+    )
+    releases = _collect_releases(experiment, names, round)
+    schedule = Schedule.of(run.nodes.local, images, Span(round, round + 1, run.method.total_steps))
+    first = models.build(run.student.model, shape, classes, run.seed, "student")
+    single_gradient = round == 0 and len(schedule.rates) == 1  # nothing stands beside the task's loss yet
+    victims = []
+    for name, part in zip(names, victim_data, strict=True):
+        beside = "" if single_gradient else experiment.side.queries[releases[name].query].extra_loss
+        victims.append(_make_victim(copied(first), releases[name], schedule, part, beside))
+    return victims
+
+
+def invert_victim(
+    victim: Victim, attack: str, pixels: PixelRange, seed: int, steps: int = DLG.steps
+) -> RecoveredImages:
+    """What one attack gets of one node, in the order of what the node holds.
+
+    Args:
+        steps: of L-BFGS, for the attacks that take them.
+
+    Raises:
+        ArgumentError: the attack does not apply to what was released.
+    """
+    shape, count = cast(tuple[int, int, int], tuple(victim.data.inputs.shape[1:])), len(victim.data)
+    steps_taken, is_gradient = len(victim.schedule.rates), victim.release.is_gradient
+    if is_gradient and victim.schedule.optimizer == "adam" and attack != "inverting":
+        raise ArgumentError("nodes.local.optimizer", "adam", "sgd, as Adam's first step tells signs alone")
+    if attack == "layers":
+        if not is_gradient:
+            raise ArgumentError("steps of SGD in a round", steps_taken, "1, for layer by layer")
+        recovered = invert_layers(victim.release, shape, count, pixels=pixels, seed=seed)
+    else:
+        config = SEARCHES[attack]
+        if attack != "inverting":
+            config = replace(config, steps=steps)
+        elif victim.part == EXTRACTOR:  # there is no last layer to read labels from
+            config = replace(config, labels="sought")
+        recovered = invert(victim.release, shape, count, config, pixels=pixels, seed=seed)
+    return recovered.against(victim.data.inputs, pixels)
+
+
+def describe_knowledge(victim: Victim, round: int) -> str:
+    """What the adversary has beside the release, in words."""
+    schedule, part = victim.schedule, victim.part
+    steps = f"{counted(len(schedule.rates), 'step')} of {schedule.optimizer.upper()}"
+    text = f"the server knows what it sent and how nodes train ({steps})"
+    if part != "all":
+        kept_part = {EXTRACTOR: "head", HEAD: "extractor"}[part]
+        text += (
+            f"; in the first round also the {kept_part}, as all nodes begin with weights that it sent"
+            if round == 0
+            else f"; of the {kept_part}, which stays at the node, it has only the first weights"
+        )
+    if victim.beside:
+        text += f"; the attack, which is weaker for it, leaves out that nodes also descend {victim.beside}"
+    return text
+
+
+def _sample_victim_data(parts: Sequence[TensorData], count: int, images: int, seed: int) -> list[TensorData]:
+    """Images of the run's own nodes, each once: the first victim has those of the first node, and so on."""
+    orders = (
+        torch.randperm(len(part), generator=torch_generator(seed, "victims", at))
+        for at, part in enumerate(parts)
+    )
+    pieces = [
+        [(part, rows) for rows in torch.split(order, images) if len(rows) == images]
+        for part, order in zip(parts, orders, strict=True)
+    ]
+    sampled = [piece for row in zip_longest(*pieces) for piece in row if piece is not None]
+    if len(sampled) < count:
+        raise ArgumentError("inversion.victims", count, f"at most {len(sampled)} of {images} images")
+    return [replace(part.subset(rows), cases=None, groups=None) for part, rows in sampled[:count]]
+
+
+def _collect_releases(
+    experiment: ObservedSimulation, names: Sequence[str], round: int
+) -> dict[str, ObservedRelease]:
+    """Each victim's parameters as they left it in a round, with what it had been sent."""
+    by_node: dict[str, list[ObservedRelease]] = {name: [] for name in names}
+
+    def collect(release: ObservedRelease) -> None:
+        if release.node in by_node and set(PART_OF_KIND) & set(release.kinds.values()):
+            by_node[release.node].append(release)
+        if all(len(releases) > round for releases in by_node.values()):
+            raise StopListening
+
+    if experiment.listen(collect):
+        raise ArgumentError("inversion.round", round, "a round in which all nodes take part")
+    return {name: releases[round] for name, releases in by_node.items()}
+
+
+def _make_victim(
+    model: nn.Module, release: ObservedRelease, schedule: Schedule, data: TensorData, beside: str
+) -> Victim:
+    """A release as attacks take it: what changed, from the weights that the server sent."""
+    (name,) = (name for name, kind in release.kinds.items() if kind in PART_OF_KIND)
+    kind = release.kinds[name]
+    (sent_name,) = (sent for sent, of in release.asked.items() if of == kind)
+    part = PART_OF_KIND[kind]
+    after = copied(model)
+    for network, vector in ((model, release.sent[sent_name]), (after, release.tensors[name])):
+        module = network if part == "all" else split(network, "the victim's model").get_submodule(part)
+        load_vector(module, vector.cpu())
+    after_parameters, before_parameters = dict(after.named_parameters()), dict(model.named_parameters())
+    changes = {
+        name: (before_parameters[name] - after_parameters[name]).detach()
+        for name in shared_parameters(model, part)
+    }
+    update = ObservedUpdate(model, changes, schedule)
+    observed = update.as_gradient() if len(schedule.rates) == 1 else update
+    return Victim(observed, data, part, schedule, beside)

@@ -33,6 +33,11 @@ from fedstill.models.module_utils import copied
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks import reconstruction
 
+LBFGS_ITERATIONS = 20  # iterations of one L-BFGS step, as DLG's published code has it
+ADAM_LR = 0.1  # of Adam; a tenth after 3, 5 and 7 eighths of the steps
+CONVERGED_LOSS = 1e-9  # relative squared distance at which images are known to far more than 8 bits
+LossFunction = Callable[[], torch.Tensor]
+
 
 @dataclass(frozen=True)
 class PixelRange:
@@ -89,22 +94,6 @@ class RecoveredImages:
         return RecoveredImages(
             images, self.labels[order], self.loss, tuple(psnr(images, true, pixels).tolist())
         )
-
-
-def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: PixelRange = DEFAULT_PIXELS) -> torch.Tensor:
-    """Peak signal-to-noise ratio of each image, ``(B,)`` dB, at most 100: of images brought to [0, 1].
-
-    >>> gray, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
-    >>> [round(value, 4) for value in psnr(darker, gray, PixelRange(0.0, 1.0)).tolist()]
-    [20.0]
-    """
-    return reconstruction.psnr(pixels.unit(recovered.double()), pixels.unit(true.double()))
-
-
-LBFGS_ITERATIONS = 20  # iterations of one L-BFGS step, as DLG's published code has it
-ADAM_LR = 0.1  # of Adam; a tenth after 3, 5 and 7 eighths of the steps
-CONVERGED_LOSS = 1e-9  # relative squared distance at which images are known to far more than 8 bits
-LossFunction = Callable[[], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -289,6 +278,16 @@ def _round_counts(shares: torch.Tensor, total: int) -> torch.Tensor:
     for _ in range(total):
         counts[(shares - counts).argmax()] += 1
     return counts
+
+
+def psnr(recovered: torch.Tensor, true: torch.Tensor, pixels: PixelRange = DEFAULT_PIXELS) -> torch.Tensor:
+    """Peak signal-to-noise ratio of each image, ``(B,)`` dB, at most 100: of images brought to [0, 1].
+
+    >>> gray, darker = torch.full((1, 3, 2, 2), 0.5), torch.full((1, 3, 2, 2), 0.4)
+    >>> [round(value, 4) for value in psnr(darker, gray, PixelRange(0.0, 1.0)).tolist()]
+    [20.0]
+    """
+    return reconstruction.psnr(pixels.unit(recovered.double()), pixels.unit(true.double()))
 
 
 def gradient_distance(gradients: Tensors, target: Tensors, *, cosine: bool) -> torch.Tensor:

@@ -15,6 +15,8 @@ from typing import Any
 from fedstill.core.config_tables import load
 from fedstill.core.run_writer import read_result
 
+LEAKAGE_FILE = "leakage.json"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageMetric:
@@ -103,28 +105,6 @@ class ImageTable:
     heads: tuple[str, ...]
     strips: tuple[ImageStrip, ...]
     note: str = ""
-
-
-def format_percent(value: float | None) -> str:
-    """A part of 1 in percent.
-
-    >>> format_percent(0.6141), format_percent(None)
-    ('61.4%', '-')
-    """
-    return "-" if value is None else f"{100 * value:.1f}%"
-
-
-def percent_fields(value: float, low: float, high: float) -> dict[str, Any]:
-    """Value, interval and text of a row that is a part of 1.
-
-    >>> percent_fields(0.614, 0.58, 0.64)["text"]
-    '61.4% (58.0 to 64.0)'
-    """
-    text = f"{format_percent(value)} ({100 * low:.1f} to {100 * high:.1f})"
-    return {"value": 100 * value, "interval": (100 * low, 100 * high), "text": text}
-
-
-LEAKAGE_FILE = "leakage.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,3 +201,22 @@ def skipped_texts(found: Leakage) -> list[str]:
     for part in found.skipped:
         reasons.setdefault(part.reason, []).append(part.attack)
     return [f"{', '.join(attacks)}: {reason}" for reason, attacks in reasons.items()]
+
+
+def format_percent(value: float | None) -> str:
+    """A part of 1 in percent.
+
+    >>> format_percent(0.6141), format_percent(None)
+    ('61.4%', '-')
+    """
+    return "-" if value is None else f"{100 * value:.1f}%"
+
+
+def percent_fields(value: float, low: float, high: float) -> dict[str, Any]:
+    """Value, interval and text of a row that is a part of 1.
+
+    >>> percent_fields(0.614, 0.58, 0.64)["text"]
+    '61.4% (58.0 to 64.0)'
+    """
+    text = f"{format_percent(value)} ({100 * low:.1f} to {100 * high:.1f})"
+    return {"value": 100 * value, "interval": (100 * low, 100 * high), "text": text}

@@ -47,123 +47,10 @@ from fedstill.privacy.events import Event
 from fedstill.privacy.noisy_outputs import NoisyOutputs, OutputsConfig
 from fedstill.protocol.local_config import LocalConfig
 
+DELTA = 1e-5
 LEARNING_RATE = (
     1e-6  # of learning: so low that the network stays where every gradient of the record is clipped
 )
-
-
-def audit_training_steps(
-    noise: float = 0.8, step_count: int = 4, records: int = 8, batch: int = 2, seed: int = 0
-) -> Distinguisher:
-    """All steps of a private training, seen from outside: what each added to the network.
-
-    The record is one very bright pixel that the digits leave dark: its clipped gradient is a direction of its
-    own. Seen are each step along that direction, how far apart steps are, and how likely all of them are with
-    the record rather than without, if everything is as it is claimed.
-    """
-    privacy = DPSGD(training=DPTrainingConfig(noise=noise))
-    local = replace(LOCAL, least_steps=step_count, batch=batch, lr=LEARNING_RATE, lr_end=LEARNING_RATE)
-    others = load_digits(seed).subset(torch.arange(records - 1))
-    inputs = torch.zeros(1, *SHAPE)
-    inputs[0, 0, 0, 0] = 1000.0
-    record = TensorData(inputs, torch.tensor([1]))
-    nodes = [
-        AuditedNode(concatenate([first_record, others]), privacy, local, secret=seed)
-        for first_record in (blank_record(record), record)
-    ]
-    untrained = copy.deepcopy(nodes[0].node.model.state_dict())
-
-    def observe(is_present: bool, run: int) -> torch.Tensor:
-        node = nodes[is_present]
-        node.node.model.load_state_dict(untrained)
-        node.node.query_context_hash = f"run {run}"  # names the draws: each run has its own
-        return _run_features(_step_projections(node, record, step_count, batch), noise, batch / records)
-
-    observe(True, 0)
-    nodes[True].query("examine", x=inputs)
-    return Distinguisher("dp-sgd", f"each of {step_count} steps of training", nodes[True].spent(), observe)
-
-
-def audit_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0) -> Distinguisher:
-    """The steps that a critic takes on half of two records, one for each query.
-
-    Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
-    """
-    privacy = NoisyOutputs(
-        critic=DPTrainingConfig(noise=noise, clip=1e-3),  # every gradient is longer
-        outputs=OutputsConfig(distribution="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0),
-    )
-    pair = load_digits(seed).subset(torch.arange(2))
-    record, other = pair.subset(torch.tensor([0])), pair.subset(torch.tensor([1]))
-    nodes = [
-        AuditedNode(
-            concatenate([first_record, other]), privacy, LocalConfig(epochs=1), secret=seed, critics=True
-        )
-        for first_record in (blank_record(record), record)
-    ]
-    module = nodes[0].node.modules["critic"]
-    untrained, x = copy.deepcopy(module.state_dict()), torch.zeros(1, *SHAPE)
-    direction = _unit_gradient(module, lambda D: F.softplus(D(record.inputs)).mean())
-
-    def step(node: AuditedNode) -> torch.Tensor:
-        critic, optimizer = node.node.modules["critic"], node.node.optimizers["critic"]
-        critic.load_state_dict(untrained)
-        optimizer.state.clear()
-        node.query("examine", x=x)
-        moments = [optimizer.state[own]["exp_avg"].flatten() for own in critic.parameters()]
-        gradient = torch.cat(moments) / (1 - optimizer.defaults["betas"][0])
-        projection: torch.Tensor = gradient @ direction / privacy.critic.clip
-        return projection
-
-    def observe(is_present: bool, run: int) -> torch.Tensor:
-        return torch.stack([step(nodes[is_present]) for _ in range(queries)])
-
-    observe(False, 0)
-    return Distinguisher("critic", f"each of {queries} steps of a critic", nodes[0].spent(), observe)
-
-
-def blank_record(record: TensorData) -> TensorData:
-    """What counts as a record and teaches nothing."""
-    return TensorData(torch.full_like(record.inputs, math.nan), record.targets)
-
-
-def _step_projections(audited: AuditedNode, record: TensorData, step_count: int, batch: int) -> torch.Tensor:
-    """The noisy sum of clipped gradients of each step along the record's own gradient: ``(steps,)``."""
-    model, projections = audited.node.model, []
-    for step in range(step_count):
-        weights = parameters_to_vector(model.parameters()).detach()
-        direction = _unit_gradient(model, lambda D: F.cross_entropy(D(record.inputs), record.targets))
-        audited.learn(step, 1)
-        projections.append(
-            (weights - parameters_to_vector(model.parameters()).detach()) @ direction * batch / LEARNING_RATE
-        )
-    return torch.stack(projections)
-
-
-def _unit_gradient(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
-    network = copied(model).requires_grad_(True)
-    with torch.enable_grad():
-        gradients = torch.autograd.grad(loss(network), list(network.parameters()))
-    flat = torch.cat([part.flatten() for part in gradients])
-    unit: torch.Tensor = flat / flat.norm().clamp(min=1e-30)
-    return unit
-
-
-def _run_features(projections: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
-    """The moves, their spread, and the logarithm of how likely they are with the record over without."""
-    event = Event("gaussian", noise, rate)
-    exponents = ((projections - 0.5) / event.noise**2).double().clamp(-300, 300)
-    log_likelihood_ratio = torch.log1p(event.rate * torch.expm1(exponents)).sum()
-    return torch.cat(
-        [
-            projections.double(),
-            (projections.max() - projections.min()).view(1).double(),
-            log_likelihood_ratio.view(1),
-        ]
-    )
-
-
-DELTA = 1e-5
 Audit = Callable[[int], "AuditFinding"]
 
 
@@ -307,6 +194,117 @@ def audit_one_run_linear(
     return replace(finding, on=f"400 planted, {step_count} large steps{suffix}")
 
 
+def distinguish_training_steps(
+    noise: float = 0.8, step_count: int = 4, records: int = 8, batch: int = 2, seed: int = 0
+) -> Distinguisher:
+    """All steps of a private training, seen from outside: what each added to the network.
+
+    The record is one very bright pixel that the digits leave dark: its clipped gradient is a direction of its
+    own. Seen are each step along that direction, how far apart steps are, and how likely all of them are with
+    the record rather than without, if everything is as it is claimed.
+    """
+    privacy = DPSGD(training=DPTrainingConfig(noise=noise))
+    local = replace(LOCAL, least_steps=step_count, batch=batch, lr=LEARNING_RATE, lr_end=LEARNING_RATE)
+    others = load_digits(seed).subset(torch.arange(records - 1))
+    inputs = torch.zeros(1, *SHAPE)
+    inputs[0, 0, 0, 0] = 1000.0
+    record = TensorData(inputs, torch.tensor([1]))
+    nodes = [
+        AuditedNode(concatenate([first_record, others]), privacy, local, secret=seed)
+        for first_record in (blank_record(record), record)
+    ]
+    untrained = copy.deepcopy(nodes[0].node.model.state_dict())
+
+    def observe(is_present: bool, run: int) -> torch.Tensor:
+        node = nodes[is_present]
+        node.node.model.load_state_dict(untrained)
+        node.node.query_context_hash = f"run {run}"  # names the draws: each run has its own
+        return _run_features(_step_projections(node, record, step_count, batch), noise, batch / records)
+
+    observe(True, 0)
+    nodes[True].query("examine", x=inputs)
+    return Distinguisher("dp-sgd", f"each of {step_count} steps of training", nodes[True].spent(), observe)
+
+
+def distinguish_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0) -> Distinguisher:
+    """The steps that a critic takes on half of two records, one for each query.
+
+    Seen is each step's noisy sum along the record's own gradient, as Adam remembers it.
+    """
+    privacy = NoisyOutputs(
+        critic=DPTrainingConfig(noise=noise, clip=1e-3),  # every gradient is longer
+        outputs=OutputsConfig(distribution="gaussian", noise=NEGLIGIBLE_NOISE, bound=1.0),
+    )
+    pair = load_digits(seed).subset(torch.arange(2))
+    record, other = pair.subset(torch.tensor([0])), pair.subset(torch.tensor([1]))
+    nodes = [
+        AuditedNode(
+            concatenate([first_record, other]), privacy, LocalConfig(epochs=1), secret=seed, critics=True
+        )
+        for first_record in (blank_record(record), record)
+    ]
+    module = nodes[0].node.modules["critic"]
+    untrained, x = copy.deepcopy(module.state_dict()), torch.zeros(1, *SHAPE)
+    direction = _unit_gradient(module, lambda D: F.softplus(D(record.inputs)).mean())
+
+    def step(node: AuditedNode) -> torch.Tensor:
+        critic, optimizer = node.node.modules["critic"], node.node.optimizers["critic"]
+        critic.load_state_dict(untrained)
+        optimizer.state.clear()
+        node.query("examine", x=x)
+        moments = [optimizer.state[own]["exp_avg"].flatten() for own in critic.parameters()]
+        gradient = torch.cat(moments) / (1 - optimizer.defaults["betas"][0])
+        projection: torch.Tensor = gradient @ direction / privacy.critic.clip
+        return projection
+
+    def observe(is_present: bool, run: int) -> torch.Tensor:
+        return torch.stack([step(nodes[is_present]) for _ in range(queries)])
+
+    observe(False, 0)
+    return Distinguisher("critic", f"each of {queries} steps of a critic", nodes[0].spent(), observe)
+
+
+def blank_record(record: TensorData) -> TensorData:
+    """What counts as a record and teaches nothing."""
+    return TensorData(torch.full_like(record.inputs, math.nan), record.targets)
+
+
+def _step_projections(audited: AuditedNode, record: TensorData, step_count: int, batch: int) -> torch.Tensor:
+    """The noisy sum of clipped gradients of each step along the record's own gradient: ``(steps,)``."""
+    model, projections = audited.node.model, []
+    for step in range(step_count):
+        weights = parameters_to_vector(model.parameters()).detach()
+        direction = _unit_gradient(model, lambda D: F.cross_entropy(D(record.inputs), record.targets))
+        audited.learn(step, 1)
+        projections.append(
+            (weights - parameters_to_vector(model.parameters()).detach()) @ direction * batch / LEARNING_RATE
+        )
+    return torch.stack(projections)
+
+
+def _unit_gradient(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
+    network = copied(model).requires_grad_(True)
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(loss(network), list(network.parameters()))
+    flat = torch.cat([part.flatten() for part in gradients])
+    unit: torch.Tensor = flat / flat.norm().clamp(min=1e-30)
+    return unit
+
+
+def _run_features(projections: torch.Tensor, noise: float, rate: float) -> torch.Tensor:
+    """The moves, their spread, and the logarithm of how likely they are with the record over without."""
+    event = Event("gaussian", noise, rate)
+    exponents = ((projections - 0.5) / event.noise**2).double().clamp(-300, 300)
+    log_likelihood_ratio = torch.log1p(event.rate * torch.expm1(exponents)).sum()
+    return torch.cat(
+        [
+            projections.double(),
+            (projections.max() - projections.min()).view(1).double(),
+            log_likelihood_ratio.view(1),
+        ]
+    )
+
+
 def _repeated_audit(make_distinguisher: Callable[..., Distinguisher], runs: int, **options: str) -> Audit:
     return lambda seed: run_audit(make_distinguisher(seed=seed, **options), runs)
 
@@ -314,14 +312,14 @@ def _repeated_audit(make_distinguisher: Callable[..., Distinguisher], runs: int,
 AUDITS: Mapping[str, tuple[Audit, ...]] = {
     "counts": (_repeated_audit(neighboring_datasets.distinguish_counts, 2000),),
     "dp-sgd": (
-        _repeated_audit(audit_training_steps, 1500),
+        _repeated_audit(distinguish_training_steps, 1500),
         audit_one_run,
         audit_one_run_linear,
         partial(audit_one_run_linear, many_records=True),
         partial(audit_one_run_linear, precision="bfloat16"),
         partial(audit_one_run_linear, many_records=True, precision="bfloat16"),
     ),
-    "critic": (_repeated_audit(audit_critic_steps, 800),),
+    "critic": (_repeated_audit(distinguish_critic_steps, 800),),
     "pate": (
         _repeated_audit(neighboring_datasets.distinguish_votes, 2000),
         _repeated_audit(neighboring_datasets.distinguish_votes, 2000, release="label"),

@@ -60,74 +60,10 @@ from fedstill.runs.simulation import Simulation
 
 POPULATION_SHARE = 4  # one of so many test records is RMIA's
 MAX_POPULATION = 500
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """Records whose membership is asked for: members, ``inside`` ``(N,)`` bool, and others.
-
-    Args:
-        population: further records that no model learned from.
-        learned: how many members there are in all.
-    """
-
-    records: TensorData
-    inside: torch.Tensor
-    population: TensorData
-    learned: int
-
-    @property
-    def all(self) -> TensorData:
-        """Records, and behind them the population."""
-        return concatenate([self.records, self.population])
-
-
-def choose_candidates(
-    members: TensorData, test: TensorData, max_records: int, seed: int, *, match_classes: bool = False
-) -> Candidates:
-    """Of each ``most`` at most: of all records that the target learned from, and of ``test``, which it did
-    not; ``alike``: others have the members' classes, in their shares."""
-    order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
-    population_size = min(len(test) // POPULATION_SHARE, MAX_POPULATION)
-    population, remaining = test.subset(order[:population_size]), test.subset(order[population_size:])
-    member_count = len(members)
-    member_order = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
-    members = members.subset(member_order[:max_records].sort().values)
-    first_rows = torch.arange(min(len(remaining), max_records))
-    others = remaining.subset(
-        _match_class_shares(remaining.targets, members.targets, max_records) if match_classes else first_rows
-    )
-    if min(len(members), len(others), len(population)) < 2:
-        sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
-        raise ArgumentError("records", sizes, "two of each, to tell who was a member")
-    inside = torch.arange(len(members) + len(others)) < len(members)
-    return Candidates(concatenate([members, others]), inside, population, member_count)
-
-
-def _match_class_shares(targets: torch.Tensor, reference: torch.Tensor, max_rows: int) -> torch.Tensor:
-    """Rows of ``targets`` (N,), as many as can be, whose classes have the shares that they have in ``like``.
-
-    At most ``most``, but for rounding up in each class.
-
-    >>> _match_class_shares(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
-    [0, 3, 4]
-    """
-    classes = int(max(targets.max(), reference.max())) + 1
-    available, wanted = (
-        torch.bincount(labels, minlength=classes).double() for labels in (targets, reference)
-    )
-    share = wanted / wanted.sum()
-    usable = (share > 0) & (available > 0)
-    total = min(float((available[usable] / share[usable]).min()), max_rows)  # limited by the scarcest class
-    counts = torch.clamp((share * total).ceil(), max=available).long()
-    rows = [torch.nonzero(targets == label).flatten()[: int(counts[label])] for label in range(classes)]
-    return torch.cat(rows).sort().values
-
-
-def concatenate(parts: Sequence[TensorData]) -> TensorData:
-    return TensorData.joined([part.to("cpu") for part in parts])
-
-
+SHADOW_TEST_RECORDS = 100  # test records that a shadow federation is measured on; nobody looks at it
+REPORTED_RATE = 0.01  # of false positives, at which comparisons tell true positives
+AUC, RESPONSES_AUC, TPR = "membership_auc", "responses_auc", "tpr_at_1_percent"
+TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 TARGET_TEXTS = {
     "student": ("student", "the central model's outputs about any input"),
     "virtual": (
@@ -140,93 +76,11 @@ TARGET_TEXTS = {
         "the outputs of every node's own model about any input, which nobody in this run is given",
     ),
 }
-SHADOW_TEST_RECORDS = 100  # test records that a shadow federation is measured on; nobody looks at it
-
-
-def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.Tensor:
-    """What the central model, or what stands for it, says about records: logits ``(N, classes)``."""
-    inputs = records.inputs.to(experiment.compute.device)
-    if experiment.method.evaluated_model == "ensemble":
-        experiment.reopen()
-        server, parts = experiment.server, torch.split(inputs, local_training.inference_batch_size(inputs))
-        query, name = _find_scores_query(experiment)
-        responses = [server.ensemble_responses(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
-        return torch.cat([node_logits for node_logits in responses if node_logits is not None]).float().cpu()
-    student_logits = experiment.responses(inputs)
-    if student_logits is not None:
-        return student_logits.float().cpu()
-    node_logits = torch.stack(
-        [local_training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
-    )
-    node_logits = node_logits.cpu()  # (K, N, classes)
-    confidences = torch.stack(
-        [logit_confidence(student_logits, records.targets) for student_logits in node_logits]
-    )  # (K, N)
-    return node_logits[confidences.argmax(0), torch.arange(len(records))]
-
-
-def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
-    """The query that is answered with scores of any inputs, and what its inputs are called."""
-    return next(
-        (query.name, name)
-        for query in experiment.side.queries.values()
-        for name, kind in query.sends.items()
-        if kind == INPUTS and any(released.of == "scores" for released in query.releases.values())
-    )
-
-
-def contributing_nodes(experiment: ObservedSimulation, names: set[str]) -> list[Node]:
-    """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
-    uses_node_models = experiment.method.evaluated_model in ("nodes", "ensemble")
-    includes_all = uses_node_models or SUM in names
-    return [node for node in experiment.nodes if includes_all or node.name in names]
-
-
-def shadow_federation(
-    replayed: ReplayedRun, candidates: Candidates, row: torch.Tensor, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A run with the same method, on other records and with other draws.
-
-    Returns:
-        What it says about the candidates ``(N + Z, classes)``, and which of them it learned from ``(N,)``: of
-        those that it was to learn from, ``row``, without those of nodes that were not drawn.
-    """
-    rows = row.nonzero().flatten()
-    part, run = candidates.records.subset(rows), replayed.config
-    generator = numpy_generator(seed, "split")
-    try:
-        indices = splits.split(part.targets, len(replayed.data.classes), run.split, generator)
-    except FedstillError as error:
-        if isinstance(error, ArgumentError) and error.name == "split.column":
-            expected = "alone, where data are split by a column"
-            raise ArgumentError("membership.trained", "federations", expected) from error
-        expected_records = f"more, or membership.trained = alone ({error})"
-        raise ArgumentError("membership.records", len(candidates.records), expected_records) from error
-    test = replayed.data.test.subset(torch.arange(min(SHADOW_TEST_RECORDS, len(replayed.data.test))))
-    shadow = replace(
-        replayed,
-        config=replace(run, seed=seed),
-        data=replace(replayed.data, test=test),
-        parts=[part.subset(rows_of_node) for rows_of_node in indices],
-    ).experiment()
-    transcript = ServerTranscript(0)
-    shadow.listen(lambda release: transcript.record_release(release, shadow.public))
-    names = {node.name for node in contributing_nodes(shadow, transcript.contributors)}
-    is_member = torch.zeros_like(row)
-    for node, rows_of_node in zip(shadow.nodes, indices, strict=True):
-        if node.name in names:
-            is_member[rows[rows_of_node]] = True
-    return target_logits(shadow, candidates.all), is_member
-
-
-TITLES = {"loss": "loss", "lira": "LiRA", "lira-offline": "LiRA, offline", "rmia": "RMIA"}
 HYPOTHETICAL_TARGETS = ("average of the nodes' models", "nodes' models")
 SHADOW_TEXTS = {
     "federations": "each the whole run again, over other draws of the records",
     "alone": "each trained alone as a node trains its model",
 }
-REPORTED_RATE = 0.01  # of false positives, at which comparisons tell true positives
-AUC, RESPONSES_AUC, TPR = "membership_auc", "responses_auc", "tpr_at_1_percent"
 
 
 @dataclass(frozen=True)
@@ -334,63 +188,6 @@ class MembershipInference(Attack):
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         return [(target["of"], _describe_target(target)) for target in part["targets"]]
-
-
-def strongest_attack(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """The attack that is right most often."""
-    return max(records, key=lambda name: _oriented_auc(records[name]["auc"]))
-
-
-def _oriented_auc(auc: Mapping[str, float]) -> float:
-    """How often an attack is right, its scores turned round where they are wrong for sure."""
-    return 1 - auc["value"] if auc["high"] < 0.5 else auc["value"]
-
-
-def _metric_rows(attack: Mapping[str, Any], target_name: str, column: str) -> Iterator[LeakageMetric]:
-    auc, target = attack["auc"], {"attack": attack["title"], "target": target_name}
-    yield LeakageMetric(
-        **target,
-        **percent_fields(**auc),
-        metric="AUC",
-        baseline="50%",
-        note="not told from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
-        column=column,
-    )
-    for point in attack["at"]:
-        rate = f"{100 * point['rate']:g}%"
-        yield LeakageMetric(
-            **target,
-            **percent_fields(**point["true_positives"]),
-            metric=f"members found at {rate} false alarms",
-            baseline=rate,
-            note=f"{point['found']:,} of {point['members']:,}; false alarms: {point['accused']:,} of {point['others']:,}",
-            column=TPR if column == AUC and math.isclose(point["rate"], REPORTED_RATE) else "",
-            detail=not point["allowed"],  # of few others no low rate can be told
-        )
-
-
-def _describe_target(target: Mapping[str, Any]) -> str:
-    """What the adversary of one target sees, and on what it was tried."""
-    members, others, shadows = (target[key] for key in ("members", "others", "shadows"))
-    shadow_text = f", with {shadows} shadow models, {SHADOW_TEXTS[target['trained']]}" if shadows else ""
-    rates = sorted({at["rate"] for each in target["attacks"] for at in each["at"]}, reverse=True)
-    # What no number of these records can tell, whatever the attack.
-    limits = [
-        f" {100 * rate:g}% false alarms cannot be told from fewer than {math.ceil(1 / rate):,} others: that "
-        "column counts members found without any false alarm."
-        for rate in rates
-        if 1e-9 < rate < 1 and others * rate < 1 - 1e-9
-    ]
-    return (
-        f"The adversary sees {target['sees']}. It was tried on {members:,} members (trained on) and "
-        f"{others:,} others (not){shadow_text}.{''.join(limits)}"
-    )
-
-
-def private_records(experiment: Simulation, node: Node) -> TensorData:
-    """What a node holds itself: where methods train on labeled public data, these stand beside it."""
-    names = [each.name for each in experiment.nodes]
-    return experiment.setting.parts[names.index(node.name)]
 
 
 def _attack_student(target: Target, attack: MembershipInference) -> dict[str, Any]:
@@ -519,6 +316,170 @@ def score_candidates(
     return scores
 
 
+def strongest_attack(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """The attack that is right most often."""
+    return max(records, key=lambda name: _oriented_auc(records[name]["auc"]))
+
+
+def _oriented_auc(auc: Mapping[str, float]) -> float:
+    """How often an attack is right, its scores turned round where they are wrong for sure."""
+    return 1 - auc["value"] if auc["high"] < 0.5 else auc["value"]
+
+
+# --- candidates ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Records whose membership is asked for: members, ``inside`` ``(N,)`` bool, and others.
+
+    Args:
+        population: further records that no model learned from.
+        learned: how many members there are in all.
+    """
+
+    records: TensorData
+    inside: torch.Tensor
+    population: TensorData
+    learned: int
+
+    @property
+    def all(self) -> TensorData:
+        """Records, and behind them the population."""
+        return concatenate([self.records, self.population])
+
+
+def choose_candidates(
+    members: TensorData, test: TensorData, max_records: int, seed: int, *, match_classes: bool = False
+) -> Candidates:
+    """Of each ``most`` at most: of all records that the target learned from, and of ``test``, which it did
+    not; ``alike``: others have the members' classes, in their shares."""
+    order = torch.randperm(len(test), generator=torch_generator(seed, "membership", "test"))
+    population_size = min(len(test) // POPULATION_SHARE, MAX_POPULATION)
+    population, remaining = test.subset(order[:population_size]), test.subset(order[population_size:])
+    member_count = len(members)
+    member_order = torch.randperm(len(members), generator=torch_generator(seed, "membership", "members"))
+    members = members.subset(member_order[:max_records].sort().values)
+    first_rows = torch.arange(min(len(remaining), max_records))
+    others = remaining.subset(
+        _match_class_shares(remaining.targets, members.targets, max_records) if match_classes else first_rows
+    )
+    if min(len(members), len(others), len(population)) < 2:
+        sizes = f"{len(members)} members, {len(others)} others, a population of {len(population)}"
+        raise ArgumentError("records", sizes, "two of each, to tell who was a member")
+    inside = torch.arange(len(members) + len(others)) < len(members)
+    return Candidates(concatenate([members, others]), inside, population, member_count)
+
+
+def _match_class_shares(targets: torch.Tensor, reference: torch.Tensor, max_rows: int) -> torch.Tensor:
+    """Rows of ``targets`` (N,), as many as can be, whose classes have the shares that they have in ``like``.
+
+    At most ``most``, but for rounding up in each class.
+
+    >>> _match_class_shares(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 1, 1, 1]), 10).tolist()
+    [0, 3, 4]
+    """
+    classes = int(max(targets.max(), reference.max())) + 1
+    available, wanted = (
+        torch.bincount(labels, minlength=classes).double() for labels in (targets, reference)
+    )
+    share = wanted / wanted.sum()
+    usable = (share > 0) & (available > 0)
+    total = min(float((available[usable] / share[usable]).min()), max_rows)  # limited by the scarcest class
+    counts = torch.clamp((share * total).ceil(), max=available).long()
+    rows = [torch.nonzero(targets == label).flatten()[: int(counts[label])] for label in range(classes)]
+    return torch.cat(rows).sort().values
+
+
+def private_records(experiment: Simulation, node: Node) -> TensorData:
+    """What a node holds itself: where methods train on labeled public data, these stand beside it."""
+    names = [each.name for each in experiment.nodes]
+    return experiment.setting.parts[names.index(node.name)]
+
+
+def concatenate(parts: Sequence[TensorData]) -> TensorData:
+    return TensorData.joined([part.to("cpu") for part in parts])
+
+
+# --- outputs of targets and shadow models ----------------------------------------------------------
+
+
+def target_logits(experiment: ObservedSimulation, records: TensorData) -> torch.Tensor:
+    """What the central model, or what stands for it, says about records: logits ``(N, classes)``."""
+    inputs = records.inputs.to(experiment.compute.device)
+    if experiment.method.evaluated_model == "ensemble":
+        experiment.reopen()
+        server, parts = experiment.server, torch.split(inputs, local_training.inference_batch_size(inputs))
+        query, name = _find_scores_query(experiment)
+        responses = [server.ensemble_responses(server.query(query, **{name: part})) for part in parts]  # type: ignore[arg-type]
+        return torch.cat([node_logits for node_logits in responses if node_logits is not None]).float().cpu()
+    student_logits = experiment.responses(inputs)
+    if student_logits is not None:
+        return student_logits.float().cpu()
+    node_logits = torch.stack(
+        [local_training.predict(node.model, inputs, experiment.compute) for node in experiment.nodes]
+    )
+    node_logits = node_logits.cpu()  # (K, N, classes)
+    confidences = torch.stack(
+        [logit_confidence(student_logits, records.targets) for student_logits in node_logits]
+    )  # (K, N)
+    return node_logits[confidences.argmax(0), torch.arange(len(records))]
+
+
+def _find_scores_query(experiment: ObservedSimulation) -> tuple[str, str]:
+    """The query that is answered with scores of any inputs, and what its inputs are called."""
+    return next(
+        (query.name, name)
+        for query in experiment.side.queries.values()
+        for name, kind in query.sends.items()
+        if kind == INPUTS and any(released.of == "scores" for released in query.releases.values())
+    )
+
+
+def contributing_nodes(experiment: ObservedSimulation, names: set[str]) -> list[Node]:
+    """The nodes whose records may have come to what is attacked, given those that were heard to teach."""
+    uses_node_models = experiment.method.evaluated_model in ("nodes", "ensemble")
+    includes_all = uses_node_models or SUM in names
+    return [node for node in experiment.nodes if includes_all or node.name in names]
+
+
+def shadow_federation(
+    replayed: ReplayedRun, candidates: Candidates, row: torch.Tensor, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A run with the same method, on other records and with other draws.
+
+    Returns:
+        What it says about the candidates ``(N + Z, classes)``, and which of them it learned from ``(N,)``: of
+        those that it was to learn from, ``row``, without those of nodes that were not drawn.
+    """
+    rows = row.nonzero().flatten()
+    part, run = candidates.records.subset(rows), replayed.config
+    generator = numpy_generator(seed, "split")
+    try:
+        indices = splits.split(part.targets, len(replayed.data.classes), run.split, generator)
+    except FedstillError as error:
+        if isinstance(error, ArgumentError) and error.name == "split.column":
+            expected = "alone, where data are split by a column"
+            raise ArgumentError("membership.trained", "federations", expected) from error
+        expected_records = f"more, or membership.trained = alone ({error})"
+        raise ArgumentError("membership.records", len(candidates.records), expected_records) from error
+    test = replayed.data.test.subset(torch.arange(min(SHADOW_TEST_RECORDS, len(replayed.data.test))))
+    shadow = replace(
+        replayed,
+        config=replace(run, seed=seed),
+        data=replace(replayed.data, test=test),
+        parts=[part.subset(rows_of_node) for rows_of_node in indices],
+    ).experiment()
+    transcript = ServerTranscript(0)
+    shadow.listen(lambda release: transcript.record_release(release, shadow.public))
+    names = {node.name for node in contributing_nodes(shadow, transcript.contributors)}
+    is_member = torch.zeros_like(row)
+    for node, rows_of_node in zip(shadow.nodes, indices, strict=True):
+        if node.name in names:
+            is_member[rows[rows_of_node]] = True
+    return target_logits(shadow, candidates.all), is_member
+
+
 def _model_factory(replayed: ReplayedRun, spec: str) -> ModelFactory:
     """Untrained networks of a name, one a seed."""
     data, classes = replayed.data, len(replayed.data.classes)
@@ -529,3 +490,47 @@ def _model_factory(replayed: ReplayedRun, spec: str) -> ModelFactory:
 
 def _predict(network: nn.Module, records: TensorData, compute: Compute) -> torch.Tensor:
     return local_training.predict(network, records.inputs.to(compute.device), compute).cpu()
+
+
+# --- report ----------------------------------------------------------------------------------------
+
+
+def _metric_rows(attack: Mapping[str, Any], target_name: str, column: str) -> Iterator[LeakageMetric]:
+    auc, target = attack["auc"], {"attack": attack["title"], "target": target_name}
+    yield LeakageMetric(
+        **target,
+        **percent_fields(**auc),
+        metric="AUC",
+        baseline="50%",
+        note="not told from guessing" if auc["low"] <= 0.5 <= auc["high"] else "",
+        column=column,
+    )
+    for point in attack["at"]:
+        rate = f"{100 * point['rate']:g}%"
+        yield LeakageMetric(
+            **target,
+            **percent_fields(**point["true_positives"]),
+            metric=f"members found at {rate} false alarms",
+            baseline=rate,
+            note=f"{point['found']:,} of {point['members']:,}; false alarms: {point['accused']:,} of {point['others']:,}",
+            column=TPR if column == AUC and math.isclose(point["rate"], REPORTED_RATE) else "",
+            detail=not point["allowed"],  # of few others no low rate can be told
+        )
+
+
+def _describe_target(target: Mapping[str, Any]) -> str:
+    """What the adversary of one target sees, and on what it was tried."""
+    members, others, shadows = (target[key] for key in ("members", "others", "shadows"))
+    shadow_text = f", with {shadows} shadow models, {SHADOW_TEXTS[target['trained']]}" if shadows else ""
+    rates = sorted({at["rate"] for each in target["attacks"] for at in each["at"]}, reverse=True)
+    # What no number of these records can tell, whatever the attack.
+    limits = [
+        f" {100 * rate:g}% false alarms cannot be told from fewer than {math.ceil(1 / rate):,} others: that "
+        "column counts members found without any false alarm."
+        for rate in rates
+        if 1e-9 < rate < 1 and others * rate < 1 - 1e-9
+    ]
+    return (
+        f"The adversary sees {target['sees']}. It was tried on {members:,} members (trained on) and "
+        f"{others:,} others (not){shadow_text}.{''.join(limits)}"
+    )

@@ -58,215 +58,15 @@ from fedstill.tasks import Task
 from fedstill.tasks.formulas import distillation_loss
 
 LOW_RATES = (0.01, 0.001)  # false positive rates at which members are counted
-
-
-Record = dict[str, Any]  # as JSON has them; an interval is a value with its low and high end
-
-
-def attack_metrics(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
-    """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``.
-
-    ``auc`` is :func:`auc_with_interval`, ``at`` are :func:`tpr_at_fpr` at low rates of false positives.
-    """
-    members, others = scores[inside], scores[~inside]
-    at_low_rates = [tpr_at_fpr(members, others, rate, confidence) for rate in LOW_RATES]
-    return {"auc": auc_with_interval(members, others, confidence), "at": at_low_rates}
-
-
-def auc_with_interval(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
-    """Area under the ROC curve, how often a member's score is above another's, with DeLong's interval.
-
-    DeLong, DeLong, Clarke-Pearson, Biometrics 1988: V10 of a member is the share of others below it, V01 of
-    another the share of members above it, ties half; AUC is the mean of either, its variance
-    var(V10) / n + var(V01) / n'. Computed from ranks as Sun and Xu, IEEE Signal Processing Letters 2014.
-
-    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1; where the variance
-    is 0, it is that of Clopper and Pearson for min(n, n') pairs without a record in common, which is wide.
-
-    >>> auc_with_interval(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))["value"]  # pairs: 1, 1/2, 1, 1
-    0.875
-    """
-    from scipy.stats import rankdata
-
-    members, others = members.double(), others.double()
-    n, m = len(members), len(others)
-    ranks, member_ranks, other_ranks = (
-        torch.from_numpy(rankdata(scores)) for scores in (torch.cat([members, others]), members, others)
-    )
-    v10 = (ranks[:n] - member_ranks) / m  # V10, (n,)
-    v01 = 1 - (ranks[n:] - other_ranks) / n  # V01, (m,)
-    area = float(v10.mean())
-    variance = float(v10.var() / n + v01.var() / m) if min(n, m) > 1 else 0.0
-    if not 0 < area < 1 or variance < 1e-15:
-        pairs = min(n, m)
-        return _interval(area, _clopper_pearson(area * pairs, pairs, confidence))
-    from scipy.special import expit, logit, ndtri
-
-    margin = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance) / (area * (1 - area))
-    return _interval(area, (float(expit(logit(area) - margin)), float(expit(logit(area) + margin))))
-
-
-def tpr_at_fpr(
-    members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE
-) -> Record:
-    """True positives at a false positive rate, without interpolation: the strictest there is.
-
-    A record is accused if its score is above that of the first non-member that must not be: of n' others, at
-    most floor(rate n') are ``allowed`` to be, and so many are ``accused``, fewer where scores are equal. A
-    rate of 0.1 % with fewer than 1000 others thus means none at all. ``true_positives`` is the rate of
-    members ``found``, ``false_positives`` that of the accused, each with its Clopper-Pearson interval for the
-    threshold as it is: the latter may well reach beyond ``rate``.
-
-    >>> at = tpr_at_fpr(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
-    >>> at["allowed"], at["accused"], at["found"]  # above 1.5 are one other and two members
-    (1, 1, 2)
-    """
-    members, others = members.double(), others.double()
-    n, m = len(members), len(others)
-    allowed = math.floor(rate * m + 1e-9)  # 0.29 * 100 is 28.999999999999996
-    threshold = float(others.sort(descending=True).values[allowed]) if allowed < m else -math.inf
-    accused, found = int((others > threshold).sum()), int((members > threshold).sum())
-    if allowed == m:  # everybody, also those of score -inf
-        accused, found = m, n
-    return {
-        "rate": rate,
-        "allowed": allowed,
-        "accused": accused,
-        "found": found,
-        "members": n,
-        "others": m,
-        "true_positives": _interval(found / n, _clopper_pearson(found, n, confidence)),
-        "false_positives": _interval(accused / m, _clopper_pearson(accused, m, confidence)),
-    }
-
-
-def _interval(value: float, ends: tuple[float, float]) -> Record:
-    return {"value": value, "low": ends[0], "high": ends[1]}
-
-
-def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]:
-    """The exact interval of a probability whose event came k times in n; two-sided."""
-    error = (1 - confidence) / 2
-    return 1 - clopper_pearson_upper(n - math.floor(k), n, error), clopper_pearson_upper(
-        math.ceil(k), n, error
-    )
-
-
+MIN_SHADOWS_PER_RECORD = 64  # shadow models from which on each record has a Gaussian of its own altogether
+MIN_DEVIATION = 1e-6  # standard deviation: shadows that all say the same are not infinitely sure
 ModelFactory = Callable[[int], nn.Module]  # an untrained model, from a seed
-
-
-def shadow_halves(records: int, models: int, seed: int) -> torch.Tensor:
-    """Which model learns from which record: ``(models, records)`` bool, each record in half of the models.
-
-    Models 2i and 2i + 1 share the records between them, by chance; of an odd number the second has one more.
-
-    >>> inside = shadow_halves(6, 4, 0)
-    >>> inside.sum(0).tolist(), inside.sum(1).tolist()
-    ([2, 2, 2, 2, 2, 2], [3, 3, 3, 3])
-    """
-    inside = torch.zeros(models, records, dtype=torch.bool)
-    for pair in range(models // 2):
-        order = torch.randperm(records, generator=torch_generator(seed, "shadow halves", pair))
-        inside[2 * pair, order[: records // 2]] = True
-        inside[2 * pair + 1] = ~inside[2 * pair]
-    return inside
-
-
-def train_shadows(
-    make: ModelFactory,
-    pool: TensorData | Sequence[TensorData],
-    inside: torch.Tensor,
-    task: Task,
-    local: LocalConfig,
-    seed: int,
-    *,
-    compute: Compute | None = None,
-    work: TrainStep | None = None,
-) -> list[nn.Module]:
-    """All at once, by the local training of a node.
-
-    Each model has first weights, batches and augmentation of its own, which follow from the seed.
-
-    Args:
-        make: an untrained model; all of one architecture.
-        pool: the records; or one a model, of the same size, where models learn different targets of them.
-        inside: which model learns from which of them, ``(M, N)`` bool.
-        local: how the target was trained, as far as the attacker knows.
-        work: what one step does; None is a step on the task's loss.
-
-    Raises:
-        ArgumentError: a model without a record.
-    """
-    if len(inside) and not bool(inside.any(1).all()):
-        raise ArgumentError("inside", "a model without a record", "one record or more for each model")
-    compute = compute or Compute()
-    pools = [pool] * len(inside) if isinstance(pool, TensorData) else pool
-    nodes = []
-    for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
-        name = f"shadow-{model}"
-        network = compute.place(make(derive(seed, "shadow", model)))
-        records = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
-        nodes.append(Node(name, records, network, Gate(name, PolicyConfig(), AuditLog()), seed))
-    local_training.make_optimizers(nodes, local)
-    groups = group_nodes(nodes, should_stack(compute, nodes))
-
-    def learn(group: Sequence[Node]) -> None:
-        local_training.train(group, task, local, compute, work=work)
-
-    kinds = [("shadow", work is None, stacking_key(group[0].model)) for group in groups]
-    compute.workers.each(learn, groups, kinds)
-    return [node.model for node in nodes]
-
-
+Record = dict[str, Any]  # as JSON has them; an interval is a value with its low and high end
 PROXY_TRAINING = LocalConfig(epochs=40, batch=64, smoothing=0.0)
 """How a proxy learns: longer than a node, as answers say more than labels do."""
 
 
-def train_proxies(
-    make: ModelFactory,
-    inputs: torch.Tensor,
-    responses: torch.Tensor,
-    shadows: Sequence[nn.Module],
-    task: Task,
-    seed: int,
-    *,
-    local: LocalConfig = PROXY_TRAINING,
-    compute: Compute | None = None,
-) -> list[nn.Module]:
-    """One of the node, from what it answered, and then one of each shadow, which is asked the same.
-
-    The loss is half the mean squared difference of logits without their mean, the limit of distillation at
-    high temperature: it copies also what is said of unlikely classes.
-
-    Args:
-        make: an untrained proxy, of the node's architecture as far as that is known.
-        inputs: what the node was asked about ``(Q, ...)``.
-        responses: what it answered ``(Q, classes)``, as logits.
-        shadows: the attacker's own models.
-
-    Raises:
-        ArgumentError: no queries, or answers of another number.
-    """
-    if len(responses) != len(inputs) or not len(inputs):
-        raise ArgumentError("answers", tuple(responses.shape), f"({len(inputs)}, classes)")
-    compute = compute or Compute()
-    queried = inputs.to(compute.device)
-    targets = [responses, *(local_training.predict(shadow, queried, compute).cpu() for shadow in shadows)]
-    pools = [TensorData(inputs, target.float()) for target in targets]
-    all_records = torch.ones(len(targets), len(inputs), dtype=torch.bool)
-
-    def work(group: NodeGroup, step: int, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        outputs = group.module("model")(x)  # (G, B, classes)
-        distances = distillation_loss(outputs.flatten(0, 1), targets.flatten(0, 1), math.inf)
-        losses = distances.view(len(outputs), -1).mean(1)
-        group.step("model", losses)
-        return losses
-
-    return train_shadows(make, pools, all_records, task, local, seed, compute=compute, work=work)
-
-
-MIN_SHADOWS_PER_RECORD = 64  # shadow models from which on each record has a Gaussian of its own altogether
-MIN_DEVIATION = 1e-6  # standard deviation: shadows that all say the same are not infinitely sure
+# --- scores ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -461,3 +261,204 @@ def _shrink(estimates: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
 def _log_normal(x: torch.Tensor, mean: torch.Tensor, deviation: torch.Tensor) -> torch.Tensor:
     """The logarithm of a Gaussian's density, but for a constant."""
     return -((x - mean) / deviation).square() / 2 - deviation.log()
+
+
+# --- shadow models ---------------------------------------------------------------------------------
+
+
+def shadow_halves(records: int, models: int, seed: int) -> torch.Tensor:
+    """Which model learns from which record: ``(models, records)`` bool, each record in half of the models.
+
+    Models 2i and 2i + 1 share the records between them, by chance; of an odd number the second has one more.
+
+    >>> inside = shadow_halves(6, 4, 0)
+    >>> inside.sum(0).tolist(), inside.sum(1).tolist()
+    ([2, 2, 2, 2, 2, 2], [3, 3, 3, 3])
+    """
+    inside = torch.zeros(models, records, dtype=torch.bool)
+    for pair in range(models // 2):
+        order = torch.randperm(records, generator=torch_generator(seed, "shadow halves", pair))
+        inside[2 * pair, order[: records // 2]] = True
+        inside[2 * pair + 1] = ~inside[2 * pair]
+    return inside
+
+
+def train_shadows(
+    make: ModelFactory,
+    pool: TensorData | Sequence[TensorData],
+    inside: torch.Tensor,
+    task: Task,
+    local: LocalConfig,
+    seed: int,
+    *,
+    compute: Compute | None = None,
+    work: TrainStep | None = None,
+) -> list[nn.Module]:
+    """All at once, by the local training of a node.
+
+    Each model has first weights, batches and augmentation of its own, which follow from the seed.
+
+    Args:
+        make: an untrained model; all of one architecture.
+        pool: the records; or one a model, of the same size, where models learn different targets of them.
+        inside: which model learns from which of them, ``(M, N)`` bool.
+        local: how the target was trained, as far as the attacker knows.
+        work: what one step does; None is a step on the task's loss.
+
+    Raises:
+        ArgumentError: a model without a record.
+    """
+    if len(inside) and not bool(inside.any(1).all()):
+        raise ArgumentError("inside", "a model without a record", "one record or more for each model")
+    compute = compute or Compute()
+    pools = [pool] * len(inside) if isinstance(pool, TensorData) else pool
+    nodes = []
+    for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
+        name = f"shadow-{model}"
+        network = compute.place(make(derive(seed, "shadow", model)))
+        records = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
+        nodes.append(Node(name, records, network, Gate(name, PolicyConfig(), AuditLog()), seed))
+    local_training.make_optimizers(nodes, local)
+    groups = group_nodes(nodes, should_stack(compute, nodes))
+
+    def learn(group: Sequence[Node]) -> None:
+        local_training.train(group, task, local, compute, work=work)
+
+    kinds = [("shadow", work is None, stacking_key(group[0].model)) for group in groups]
+    compute.workers.each(learn, groups, kinds)
+    return [node.model for node in nodes]
+
+
+def train_proxies(
+    make: ModelFactory,
+    inputs: torch.Tensor,
+    responses: torch.Tensor,
+    shadows: Sequence[nn.Module],
+    task: Task,
+    seed: int,
+    *,
+    local: LocalConfig = PROXY_TRAINING,
+    compute: Compute | None = None,
+) -> list[nn.Module]:
+    """One of the node, from what it answered, and then one of each shadow, which is asked the same.
+
+    The loss is half the mean squared difference of logits without their mean, the limit of distillation at
+    high temperature: it copies also what is said of unlikely classes.
+
+    Args:
+        make: an untrained proxy, of the node's architecture as far as that is known.
+        inputs: what the node was asked about ``(Q, ...)``.
+        responses: what it answered ``(Q, classes)``, as logits.
+        shadows: the attacker's own models.
+
+    Raises:
+        ArgumentError: no queries, or answers of another number.
+    """
+    if len(responses) != len(inputs) or not len(inputs):
+        raise ArgumentError("answers", tuple(responses.shape), f"({len(inputs)}, classes)")
+    compute = compute or Compute()
+    queried = inputs.to(compute.device)
+    targets = [responses, *(local_training.predict(shadow, queried, compute).cpu() for shadow in shadows)]
+    pools = [TensorData(inputs, target.float()) for target in targets]
+    all_records = torch.ones(len(targets), len(inputs), dtype=torch.bool)
+
+    def work(group: NodeGroup, step: int, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        outputs = group.module("model")(x)  # (G, B, classes)
+        distances = distillation_loss(outputs.flatten(0, 1), targets.flatten(0, 1), math.inf)
+        losses = distances.view(len(outputs), -1).mean(1)
+        group.step("model", losses)
+        return losses
+
+    return train_shadows(make, pools, all_records, task, local, seed, compute=compute, work=work)
+
+
+# --- metrics ---------------------------------------------------------------------------------------
+
+
+def attack_metrics(scores: torch.Tensor, inside: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
+    """All figures of an attack: scores ``(N,)``, higher for likelier members, and who is one ``(N,)``.
+
+    ``auc`` is :func:`auc_with_interval`, ``at`` are :func:`tpr_at_fpr` at low rates of false positives.
+    """
+    members, others = scores[inside], scores[~inside]
+    at_low_rates = [tpr_at_fpr(members, others, rate, confidence) for rate in LOW_RATES]
+    return {"auc": auc_with_interval(members, others, confidence), "at": at_low_rates}
+
+
+def auc_with_interval(members: torch.Tensor, others: torch.Tensor, confidence: float = CONFIDENCE) -> Record:
+    """Area under the ROC curve, how often a member's score is above another's, with DeLong's interval.
+
+    DeLong, DeLong, Clarke-Pearson, Biometrics 1988: V10 of a member is the share of others below it, V01 of
+    another the share of members above it, ties half; AUC is the mean of either, its variance
+    var(V10) / n + var(V01) / n'. Computed from ranks as Sun and Xu, IEEE Signal Processing Letters 2014.
+
+    The interval is taken on the scale of log(A / (1 - A)), so that it stays within 0 .. 1; where the variance
+    is 0, it is that of Clopper and Pearson for min(n, n') pairs without a record in common, which is wide.
+
+    >>> auc_with_interval(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]))["value"]  # pairs: 1, 1/2, 1, 1
+    0.875
+    """
+    from scipy.stats import rankdata
+
+    members, others = members.double(), others.double()
+    n, m = len(members), len(others)
+    ranks, member_ranks, other_ranks = (
+        torch.from_numpy(rankdata(scores)) for scores in (torch.cat([members, others]), members, others)
+    )
+    v10 = (ranks[:n] - member_ranks) / m  # V10, (n,)
+    v01 = 1 - (ranks[n:] - other_ranks) / n  # V01, (m,)
+    area = float(v10.mean())
+    variance = float(v10.var() / n + v01.var() / m) if min(n, m) > 1 else 0.0
+    if not 0 < area < 1 or variance < 1e-15:
+        pairs = min(n, m)
+        return _interval(area, _clopper_pearson(area * pairs, pairs, confidence))
+    from scipy.special import expit, logit, ndtri
+
+    margin = float(ndtri((1 + confidence) / 2)) * math.sqrt(variance) / (area * (1 - area))
+    return _interval(area, (float(expit(logit(area) - margin)), float(expit(logit(area) + margin))))
+
+
+def tpr_at_fpr(
+    members: torch.Tensor, others: torch.Tensor, rate: float, confidence: float = CONFIDENCE
+) -> Record:
+    """True positives at a false positive rate, without interpolation: the strictest there is.
+
+    A record is accused if its score is above that of the first non-member that must not be: of n' others, at
+    most floor(rate n') are ``allowed`` to be, and so many are ``accused``, fewer where scores are equal. A
+    rate of 0.1 % with fewer than 1000 others thus means none at all. ``true_positives`` is the rate of
+    members ``found``, ``false_positives`` that of the accused, each with its Clopper-Pearson interval for the
+    threshold as it is: the latter may well reach beyond ``rate``.
+
+    >>> at = tpr_at_fpr(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 2.0, 1.5, 1.0]), 0.25)
+    >>> at["allowed"], at["accused"], at["found"]  # above 1.5 are one other and two members
+    (1, 1, 2)
+    """
+    members, others = members.double(), others.double()
+    n, m = len(members), len(others)
+    allowed = math.floor(rate * m + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    threshold = float(others.sort(descending=True).values[allowed]) if allowed < m else -math.inf
+    accused, found = int((others > threshold).sum()), int((members > threshold).sum())
+    if allowed == m:  # everybody, also those of score -inf
+        accused, found = m, n
+    return {
+        "rate": rate,
+        "allowed": allowed,
+        "accused": accused,
+        "found": found,
+        "members": n,
+        "others": m,
+        "true_positives": _interval(found / n, _clopper_pearson(found, n, confidence)),
+        "false_positives": _interval(accused / m, _clopper_pearson(accused, m, confidence)),
+    }
+
+
+def _interval(value: float, ends: tuple[float, float]) -> Record:
+    return {"value": value, "low": ends[0], "high": ends[1]}
+
+
+def _clopper_pearson(k: float, n: int, confidence: float) -> tuple[float, float]:
+    """The exact interval of a probability whose event came k times in n; two-sided."""
+    error = (1 - confidence) / 2
+    return 1 - clopper_pearson_upper(n - math.floor(k), n, error), clopper_pearson_upper(
+        math.ceil(k), n, error
+    )

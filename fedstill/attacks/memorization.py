@@ -59,83 +59,386 @@ from fedstill.runs.setting import normalization
 from fedstill.runs.simulation import Simulation
 
 MAX_NUMBERS = 1 << 23  # float64 in memory at once while neighbors are looked for, beside the vectors: 64 MiB
-
-
-def nearest_neighbors(
-    x: torch.Tensor, y: torch.Tensor, *, skip_nearest: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each vector in x the nearest one in y: Euclidean distances ``(N,)`` float64, and places ``(N,)``.
-
-    Args:
-        x: ``(N, d)``.
-        y: ``(M, d)``; of equally near ones the first is told.
-        other: the second nearest, which is the nearest other one where x is y, of two vectors or more.
-
-    >>> nearest_neighbors(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
-    (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
-    """
-    distances, indices = _nearest_sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
-    return distances[:, int(skip_nearest)], indices[:, int(skip_nearest)]
-
-
-class Neighbors:
-    """Vectors, and others sorted by their distance to each, so that the nearest of any part is found fast.
-
-    Args:
-        x: ``(N, d)``.
-        y: the others ``(M, d)``.
-        width: how long the lists are; they grow where a part is not met in them.
-    """
-
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, width: int = 32) -> None:
-        self.x, self.y, self.width = x.double(), y.double(), width
-        self.distances, self.places = _nearest_sorted(self.x, self.y, width)  # (N, width), ascending
-
-    def first(self, subset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
-        while True:
-            is_member, column = subset[self.places].byte().max(1, keepdim=True)  # of equal ones the first
-            if is_member.all():
-                return self.distances.gather(1, column).squeeze(1), self.places.gather(1, column).squeeze(1)
-            self.width *= 2
-            self.distances, self.places = _nearest_sorted(self.x, self.y, self.width)
-
-    def count(self, subset: torch.Tensor, limit: torch.Tensor, *, include_ties: bool) -> torch.Tensor:
-        """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.
-
-        Args:
-            ties: whether those count that are as far as the limit.
-        """
-        bound = limit.unsqueeze(1)
-        is_nearer = self.distances <= bound if include_ties else self.distances < bound
-        return (is_nearer & subset[self.places]).sum(1)
-
-
-def _nearest_sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nearest ``width`` of y, or all: distances and places ``(N, width)``, of equal ones the first first.
-
-    Who they are is found by ``|x|^2 - 2 x y + |y|^2``, a product of matrices; how far they are, and their
-    order, by the differences themselves, since the former loses digits where distances are small.
-    """
-    width = min(width, len(y))
-    center = y.mean(0)
-    centered = y - center
-    norms = centered.square().sum(1)
-    distances, indices = [], []
-    for part in torch.split(x, max(1, MAX_NUMBERS // len(y))):
-        squares = torch.addmm(norms.unsqueeze(0), part - center, centered.T, alpha=-2)  # less |x|^2 (B, M)
-        candidates = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
-        rows = max(1, MAX_NUMBERS // (width * x.shape[1]))
-        for vectors, columns in zip(torch.split(part, rows), torch.split(candidates, rows), strict=True):
-            exact = (vectors.unsqueeze(1) - y[columns]).norm(dim=2)
-            order = exact.argsort(dim=1, stable=True)
-            distances.append(exact.gather(1, order))
-            indices.append(columns.gather(1, order))
-    return torch.cat(distances), torch.cat(indices)
-
-
 NORMAL_95 = 1.959964  # standard deviations to each side of a 95 % interval
 STATISTIC_TOLERANCE = 1e-12  # by which two equal statistics may differ
+MAX_IMAGES = 4000  # private images, and held-out ones, that neighbors are sought among in one space
+MAX_NODE_IMAGES = 1000  # images of one node that generated ones are measured from
+MAX_FID_DIMENSIONS = (
+    1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
+)
+IMAGES_TEXT = "inputs that the server sent to nodes"
+
+
+@dataclass(frozen=True)
+class Memorization(Attack):
+    """What is asked about the inputs that a server made: copies, distances, scores."""
+
+    title: ClassVar[str] = "Whether generated images copy private ones, and how near they come"
+    columns: ClassVar[tuple[LeakageColumn, ...]] = (
+        LeakageColumn(
+            name="memorization_p",
+            head="memorization p",
+            title="Memorization p",
+            description="Memorization p: how often generated images that copy nothing would lie as close to private "
+            "ones; where it is small they depend on these very images, and the closest pairs in the run's "
+            "report say whether one is copied.",
+            digits=3,
+            lower_is_stronger=True,
+        ),
+    )
+    notes: ClassVar[tuple[str, ...]] = (
+        "Of images made without the private ones about 50% are nearer to private images, and p is as "
+        "likely small as large; z far below 0: nearer to private images than held-out ones are. A small p "
+        "says that generated images depend on these very images, not that one is copied. Closest pair: the "
+        "distance to the nearest private image over that to the nearest held-out one; 0 is a copy, and "
+        "held-out images themselves come to the figure behind it by chance.",
+        "FID and KID: the lower, the more alike; figures of one extractor cannot be set beside those of "
+        "another. Held-out: real images that nobody had, as many or all there are: what perfect images of "
+        "the same source would come to.",
+        "Inception scores: from 1, all alike or unclear, to the number of classes, each clear and all as "
+        "frequent.",
+    )
+
+    images: Annotated[int, Ge(2)] = 1000
+    """Of the inputs that the server made last, how many are looked at; an image that it asked about more than
+    once, or moved by next to nothing, counts once."""
+    permutations: PositiveInt = 999
+    """Of who is private, for the p-value, which is at least 1 / (permutations + 1)."""
+    pairs: PositiveInt = 10
+    """Closest pairs of a generated and a private image that are kept."""
+
+    @property
+    def transcript_rows(self) -> int:
+        return self.images
+
+    def run(self, target: Target) -> AttackResult:
+        inputs = target.transcript.inputs
+        form = target.experiment.task.form
+        if inputs is None or not target.transcript.has_generated_inputs or form != "images":
+            reason = "the server made no images that left it: it asked about none, or about public ones"
+            if form == "rows":
+                reason = "it compares images, and the inputs of this task are rows of a table"
+            raise MethodRefused(target.experiment.method.title, "every node", reason)
+        return examine_images(inputs, target.experiment, self, target.seed)
+
+    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
+        for space in part["spaces"]:
+            yield from _memorization_rows(space, part["images"])
+        for space in part["distances"]:
+            yield from _distance_rows(space)
+        if part["scores"]:
+            yield from _score_rows(part["scores"])
+
+    def sentence(self, part: Mapping[str, Any]) -> str:
+        if not part["spaces"]:
+            return ""
+        space = part["spaces"][0]
+        pair = space["pairs"][0]["ratio"] if space["pairs"] else None
+        held_out_text = closest_text = ""
+        if space["held_out_ratio"] is not None:
+            held_out_text = f", where held-out images themselves come to {space['fresh']:.2f}"
+        if pair is not None:
+            closest_text = (
+                f"; the closest lies at {pair:.2f} of its distance to a held-out one{held_out_text}"
+            )
+        verb = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
+        return (
+            f"The images that the server made {verb} the nodes' own ones, by {space['extractor']} "
+            f"(p = {space['p_value']:.2g}){closest_text}."
+        )
+
+    def strength(self, part: Mapping[str, Any]) -> str:
+        return f"memorization in {', '.join(space['extractor'] for space in part['spaces']) or 'no space'}"
+
+    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+        return [(f"{part['images']:,} images", f"{part['of']}; the adversary is whoever sees them")]
+
+    def pictures(self, part: Mapping[str, Any]) -> Sequence[ImageTable]:
+        if not part["spaces"]:
+            return ()
+        space = part["spaces"][0]
+        heads = []
+        for pair in space["pairs"]:
+            ratio, held_out_ratio = pair["ratio"], space["held_out_ratio"]
+            is_closer = ratio is not None and held_out_ratio is not None and ratio < held_out_ratio
+            head = f"ratio {_format_value(ratio, '.2f')}, {pair['node']}"
+            heads.append(head + (", closer than any held-out image" if is_closer else ""))
+        labels = {"generated": "generated", "private": "nearest private", "held_out": "nearest held-out"}
+        strips = [ImageStrip(head=head, stack=stack) for stack, head in labels.items()]
+        title = f"The {len(heads)} closest pairs, by {space['extractor']}"
+        note = "The private ones are records of nodes."
+        return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), note=note),)
+
+
+def examine_images(
+    inputs: torch.Tensor, experiment: Simulation, attack: Memorization, seed: int
+) -> AttackResult:
+    """Attack the inputs that a server made, the last ones last: ``(Q, C, H, W)`` as the networks take them.
+
+    Private are all nodes' images, held-out those of the test part; of more than ``generated.MOST`` some are
+    drawn.
+
+    Raises:
+        ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
+    """
+    shape = tuple(experiment.task.real_images(experiment.test).shape[1:])
+    if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
+        raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
+    images = distinct_images(inputs[-attack.images :].detach().cpu().float())
+    if len(images) < 2:
+        raise ArgumentError("generated inputs", "all one image", "2 or more different ones")
+    skipped: list[tuple[str, str]] = []
+    extractors = feature_spaces(images, experiment, skipped)
+    reference = ReferenceImages(experiment, seed)
+
+    def measure_all(
+        attack: str, measure: Callable[[Extractor], dict[str, Any] | None]
+    ) -> list[dict[str, Any]]:
+        record = []
+        for space in extractors:
+            try:
+                measured = measure(space)
+            except DataError as error:  # a network that diverged has features that are no numbers
+                skipped.append((attack, str(error)))
+                continue
+            if measured is not None:
+                record.append(measured)
+        return record
+
+    pictures: dict[str, torch.Tensor] = {}
+
+    def measure_memorization(space: Extractor) -> dict[str, Any]:
+        record = memorization_test(
+            images,
+            reference.private,
+            reference.held_out,
+            space,
+            seed=seed,
+            permutations=attack.permutations,
+            pair_count=attack.pairs,
+            groups=reference.groups,
+        )
+        if not pictures:
+            pictures.update(closest_pair_images(record, images, reference, experiment))
+        return reference.told(record)
+
+    record_ = {
+        "images": len(images),
+        "of": IMAGES_TEXT,
+        "spaces": measure_all("memorization", measure_memorization),
+        "distances": measure_all(
+            "distances", lambda space: node_distances(images, experiment, space, seed, skipped)
+        ),
+        "scores": inception_record(images, experiment, skipped),
+    }
+    return AttackResult(record_, pictures, skipped)
+
+
+def feature_spaces(
+    images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
+) -> list[Extractor]:
+    """What distances are measured in: pixels, and the student's features."""
+    extractors = [pixel_extractor(*(part.flatten().tolist() for part in normalization(experiment.setting)))]
+    if experiment.has_student and experiment.task.kind in ("class", "labels"):
+        try:
+            extractors.append(penultimate_extractor(experiment.student, images[:2], "the student"))
+        except ModelError as error:
+            skipped += [(attack, str(error)) for attack in ("memorization", "distances")]
+    return extractors
+
+
+def distinct_images(images: torch.Tensor) -> torch.Tensor:
+    """Of images ``(N, C, H, W)`` those that are no later one asked about again, or moved a little.
+
+    Methods that difference answers ask about each image and its surroundings, others about one batch several
+    times; who counts all of them counts one image often, and takes chance for evidence. What lies nearer to a
+    later image than a tenth of the median distance between two is that one again.
+
+    >>> x = torch.tensor([0.0, 5.0, 9.0, 0.01]).view(4, 1, 1, 1)
+    >>> distinct_images(x).flatten()
+    tensor([5.0000, 9.0000, 0.0100])
+    """
+    flat = images.flatten(1)
+    distances = torch.cdist(
+        flat, flat, compute_mode="donot_use_mm_for_euclid_dist"
+    )  # (N, N), 0 of equal ones
+    is_near = distances <= distances[torch.ones_like(distances, dtype=torch.bool).triu(1)].median() / 10
+    keep = torch.zeros(len(images), dtype=torch.bool)
+    for index in reversed(range(len(images))):
+        keep[index] = not bool((is_near[index] & keep).any())
+    return images[keep]
+
+
+class ReferenceImages:
+    """Private and held-out images that neighbors are sought among, and which ones they are.
+
+    Args:
+        seed: of the draws, where there are more than :data:`MAX_IMAGES`.
+    """
+
+    def __init__(self, experiment: Simulation, seed: int) -> None:
+        task, test = experiment.task, experiment.test
+        self.names = [node.name for node in experiment.nodes]
+        sizes = torch.tensor([len(node.data) for node in experiment.nodes])
+        ends = sizes.cumsum(0)
+        selected = _choose_indices(int(ends[-1]), MAX_IMAGES, seed, "private")
+        self.owner = torch.searchsorted(ends, selected, right=True)  # (P,) places of nodes
+        self.place = selected - (ends - sizes)[self.owner]  # (P,) in its node's data
+        self.test_place = _choose_indices(len(test), MAX_IMAGES, seed, "held-out")  # (H,)
+        self.of = (int(ends[-1]), len(test))  # from how many
+        self.private = torch.cat(
+            [
+                task.real_images(_subset(node.data, self.place[self.owner == index])).cpu()
+                for index, node in enumerate(experiment.nodes)
+            ]
+        ).float()
+        self.held_out = task.real_images(_subset(test, self.test_place)).cpu().float()
+        self.groups = self._groups([node.data for node in experiment.nodes], test)
+        self.known = all(node.data.groups is not None for node in experiment.nodes)
+
+    def _groups(
+        self, parts: Sequence[TensorData], test: TensorData
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Whose each image is, where that is known of all: no split parts a patient, so that numbers that
+        happen to be alike in two places are of two patients."""
+        test_groups = (
+            test.groups if test.groups is not None else None if test.cases is None else test.cases.case_ids
+        )
+        numbers = [part.groups for part in parts if part.groups is not None]
+        if test_groups is None or len(numbers) < len(parts):
+            return None
+        numbered, offset = [], 0
+        for groups in [*numbers, test_groups]:
+            unique = torch.unique(groups.cpu(), return_inverse=True)[1]
+            numbered.append(unique + offset)
+            offset += int(unique.max()) + 1
+        *node_groups, held_out_groups = numbered
+        private_groups = torch.cat(
+            [groups[self.place[self.owner == index]] for index, groups in enumerate(node_groups)]
+        )
+        return private_groups, held_out_groups[self.test_place]
+
+    def told(self, result: dict[str, Any]) -> dict[str, Any]:
+        """A result with places in the node's data and in the test part, and what to mind."""
+        pairs = [
+            {
+                **pair,
+                "private": int(self.place[pair["private"]]),
+                "held_out": int(self.test_place[pair["held_out"]]),
+                "node": self.names[int(self.owner[pair["private"]])],
+            }
+            for pair in result["pairs"]
+        ]
+        caveats, (private, held_out) = [], (result["private"], result["held_out"])
+        if (private, held_out) != self.of:
+            sampled = f"{private} of {self.of[0]} private and {held_out} of {self.of[1]} held-out"
+            caveats.append(f"{sampled} images were drawn to compare with")
+        if self.known and self.groups is None:
+            caveat = "images of one patient go together, but which held-out ones do is not known"
+            caveats.append(f"{caveat}, so that p is too small")
+        return {**result, "pairs": pairs, "caveats": caveats}
+
+
+def node_distances(
+    images: torch.Tensor, experiment: Simulation, space: Extractor, seed: int, skipped: list[tuple[str, str]]
+) -> dict[str, Any] | None:
+    """FID and KID from each node's own images in one space; None where there is none, which is told."""
+    task, test = experiment.task, experiment.test
+    dimensions = space(images[:1]).shape[1]
+    if dimensions > MAX_FID_DIMENSIONS:
+        reason = (
+            f"{space.name}: {dimensions} dimensions, more than {MAX_FID_DIMENSIONS}, are too many for FID"
+        )
+        skipped.append(("distances", reason))
+        return None
+    node_images: dict[str, torch.Tensor] = {}
+    for node in experiment.nodes:
+        if len(node.data) < 2:
+            reason = f"{space.name}: {node.name} holds one image, which has no covariance"
+            skipped.append(("distances", reason))
+            continue
+        selected = _choose_indices(len(node.data), MAX_NODE_IMAGES, seed, "distances", node.name)
+        node_images[node.name] = task.real_images(_subset(node.data, selected)).float()
+    if not node_images:
+        return None
+    # Real images that are nobody's, spread over all of them, lest they be sorted; and as many generated ones,
+    # as FID falls with their number.
+    has_test = len(test) > 1
+    count = min(len(test), len(images)) if has_test else len(images)
+    generated = space(_evenly_spaced(images, count))
+    test_vectors = space(_evenly_spaced(task.real_images(test).float(), count)) if has_test else None
+    real = {name: space(images_) for name, images_ in node_images.items()}
+
+    def distances_from(from_: torch.Tensor) -> dict[str, dict[str, Any]]:
+        return {
+            name: {
+                "fid": frechet_distance(from_, vectors),
+                "kid": kernel_distance(from_, vectors),
+                "real": len(vectors),
+            }
+            for name, vectors in real.items()
+        }
+
+    nodes, held_out = distances_from(generated), {} if test_vectors is None else distances_from(test_vectors)
+    return {
+        "extractor": space.name,
+        "dimensions": dimensions,
+        "generated": len(generated),
+        "average": fmean(distances["fid"] for distances in nodes.values()),
+        "average_held_out": fmean(distances["fid"] for distances in held_out.values()) if held_out else None,
+        # Vectors enough for all covariances to be known in every direction.
+        "full_rank": min(len(generated), *map(len, real.values())) > dimensions,
+        "nodes": nodes,
+        "held_out": held_out,
+    }
+
+
+def inception_record(
+    images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
+) -> dict[str, Any] | None:
+    """Inception scores by each node's model (FedIOD, Table 7), and by the student."""
+    if experiment.task.kind != "class":
+        reason = f"an inception score is of one label an image, and this task is {experiment.task.name}"
+        skipped.append(("scores", reason))
+        return None
+    try:
+        nodes = inception_scores(images, {node.name: node.model for node in experiment.nodes})
+        students = {"student": experiment.student} if experiment.has_student else {}
+        student = inception_scores(images, students)["student"] if students else None
+    except DataError as error:
+        skipped.append(("scores", str(error)))
+        return None
+    return {"images": len(images), "adapted": fmean(nodes.values()), "nodes": nodes, "student": student}
+
+
+def closest_pair_images(
+    result: dict[str, Any], images: torch.Tensor, reference: ReferenceImages, experiment: Simulation
+) -> dict[str, torch.Tensor]:
+    """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
+    to_bytes = PixelRange.of(*(part.cpu() for part in normalization(experiment.setting))).shown
+    sets = {"generated": images, "private": reference.private, "held_out": reference.held_out}
+    return {
+        name: to_bytes(images_[[pair[name] for pair in result["pairs"]]]) for name, images_ in sets.items()
+    }
+
+
+def _evenly_spaced(images: torch.Tensor, count: int) -> torch.Tensor:
+    """So many of images ``(N, C, H, W)``, evenly over all of them; all where these are no more."""
+    return images[torch.linspace(0, len(images) - 1, count).long()]
+
+
+def _choose_indices(count: int, limit: int, seed: int, *purpose: str) -> torch.Tensor:
+    if count <= limit:
+        return torch.arange(count)
+    order = torch.randperm(count, generator=torch_generator(seed, "generated", *purpose))
+    return order[:limit].sort().values
+
+
+def _subset(data: TensorData, indices: torch.Tensor) -> TensorData:
+    return data.subset(indices.to(data.inputs.device))
+
+
+# --- the tests -------------------------------------------------------------------------------------
 
 
 def memorization_test(
@@ -332,383 +635,83 @@ def _closest_pairs(pool: Neighbors, is_private: torch.Tensor, count: int) -> lis
     return list(pairs.values())[:count]
 
 
-MAX_IMAGES = 4000  # private images, and held-out ones, that neighbors are sought among in one space
-MAX_NODE_IMAGES = 1000  # images of one node that generated ones are measured from
-MAX_FID_DIMENSIONS = (
-    1100  # of a space for FID, whose cost goes as their cube: 28 x 28 pixels, not 32 x 32 x 3
-)
+# --- nearest neighbors -----------------------------------------------------------------------------
 
 
-class ReferenceImages:
-    """Private and held-out images that neighbors are sought among, and which ones they are.
+def nearest_neighbors(
+    x: torch.Tensor, y: torch.Tensor, *, skip_nearest: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each vector in x the nearest one in y: Euclidean distances ``(N,)`` float64, and places ``(N,)``.
 
     Args:
-        seed: of the draws, where there are more than :data:`MAX_IMAGES`.
+        x: ``(N, d)``.
+        y: ``(M, d)``; of equally near ones the first is told.
+        other: the second nearest, which is the nearest other one where x is y, of two vectors or more.
+
+    >>> nearest_neighbors(torch.tensor([[0.0], [5.0]]), torch.tensor([[4.0], [1.0]]))
+    (tensor([1., 1.], dtype=torch.float64), tensor([1, 0]))
+    """
+    distances, indices = _nearest_sorted(x.double(), y.double(), 4)  # four, lest rounding part equals
+    return distances[:, int(skip_nearest)], indices[:, int(skip_nearest)]
+
+
+class Neighbors:
+    """Vectors, and others sorted by their distance to each, so that the nearest of any part is found fast.
+
+    Args:
+        x: ``(N, d)``.
+        y: the others ``(M, d)``.
+        width: how long the lists are; they grow where a part is not met in them.
     """
 
-    def __init__(self, experiment: Simulation, seed: int) -> None:
-        task, test = experiment.task, experiment.test
-        self.names = [node.name for node in experiment.nodes]
-        sizes = torch.tensor([len(node.data) for node in experiment.nodes])
-        ends = sizes.cumsum(0)
-        selected = _choose_indices(int(ends[-1]), MAX_IMAGES, seed, "private")
-        self.owner = torch.searchsorted(ends, selected, right=True)  # (P,) places of nodes
-        self.place = selected - (ends - sizes)[self.owner]  # (P,) in its node's data
-        self.test_place = _choose_indices(len(test), MAX_IMAGES, seed, "held-out")  # (H,)
-        self.of = (int(ends[-1]), len(test))  # from how many
-        self.private = torch.cat(
-            [
-                task.real_images(_subset(node.data, self.place[self.owner == index])).cpu()
-                for index, node in enumerate(experiment.nodes)
-            ]
-        ).float()
-        self.held_out = task.real_images(_subset(test, self.test_place)).cpu().float()
-        self.groups = self._groups([node.data for node in experiment.nodes], test)
-        self.known = all(node.data.groups is not None for node in experiment.nodes)
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, width: int = 32) -> None:
+        self.x, self.y, self.width = x.double(), y.double(), width
+        self.distances, self.places = _nearest_sorted(self.x, self.y, width)  # (N, width), ascending
 
-    def _groups(
-        self, parts: Sequence[TensorData], test: TensorData
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Whose each image is, where that is known of all: no split parts a patient, so that numbers that
-        happen to be alike in two places are of two patients."""
-        test_groups = (
-            test.groups if test.groups is not None else None if test.cases is None else test.cases.case_ids
-        )
-        numbers = [part.groups for part in parts if part.groups is not None]
-        if test_groups is None or len(numbers) < len(parts):
-            return None
-        numbered, offset = [], 0
-        for groups in [*numbers, test_groups]:
-            unique = torch.unique(groups.cpu(), return_inverse=True)[1]
-            numbered.append(unique + offset)
-            offset += int(unique.max()) + 1
-        *node_groups, held_out_groups = numbered
-        private_groups = torch.cat(
-            [groups[self.place[self.owner == index]] for index, groups in enumerate(node_groups)]
-        )
-        return private_groups, held_out_groups[self.test_place]
+    def first(self, subset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The nearest of a part ``among`` (M,) bool of the others, not empty: distances ``(N,)``, places."""
+        while True:
+            is_member, column = subset[self.places].byte().max(1, keepdim=True)  # of equal ones the first
+            if is_member.all():
+                return self.distances.gather(1, column).squeeze(1), self.places.gather(1, column).squeeze(1)
+            self.width *= 2
+            self.distances, self.places = _nearest_sorted(self.x, self.y, self.width)
 
-    def told(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A result with places in the node's data and in the test part, and what to mind."""
-        pairs = [
-            {
-                **pair,
-                "private": int(self.place[pair["private"]]),
-                "held_out": int(self.test_place[pair["held_out"]]),
-                "node": self.names[int(self.owner[pair["private"]])],
-            }
-            for pair in result["pairs"]
-        ]
-        caveats, (private, held_out) = [], (result["private"], result["held_out"])
-        if (private, held_out) != self.of:
-            sampled = f"{private} of {self.of[0]} private and {held_out} of {self.of[1]} held-out"
-            caveats.append(f"{sampled} images were drawn to compare with")
-        if self.known and self.groups is None:
-            caveat = "images of one patient go together, but which held-out ones do is not known"
-            caveats.append(f"{caveat}, so that p is too small")
-        return {**result, "pairs": pairs, "caveats": caveats}
+    def count(self, subset: torch.Tensor, limit: torch.Tensor, *, include_ties: bool) -> torch.Tensor:
+        """How many of a part are nearer than a limit ``(N,)`` that :meth:`first` found: ``(N,)``.
+
+        Args:
+            ties: whether those count that are as far as the limit.
+        """
+        bound = limit.unsqueeze(1)
+        is_nearer = self.distances <= bound if include_ties else self.distances < bound
+        return (is_nearer & subset[self.places]).sum(1)
 
 
-def feature_spaces(
-    images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
-) -> list[Extractor]:
-    """What distances are measured in: pixels, and the student's features."""
-    extractors = [pixel_extractor(*(part.flatten().tolist() for part in normalization(experiment.setting)))]
-    if experiment.has_student and experiment.task.kind in ("class", "labels"):
-        try:
-            extractors.append(penultimate_extractor(experiment.student, images[:2], "the student"))
-        except ModelError as error:
-            skipped += [(attack, str(error)) for attack in ("memorization", "distances")]
-    return extractors
+def _nearest_sorted(x: torch.Tensor, y: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest ``width`` of y, or all: distances and places ``(N, width)``, of equal ones the first first.
 
-
-def node_distances(
-    images: torch.Tensor, experiment: Simulation, space: Extractor, seed: int, skipped: list[tuple[str, str]]
-) -> dict[str, Any] | None:
-    """FID and KID from each node's own images in one space; None where there is none, which is told."""
-    task, test = experiment.task, experiment.test
-    dimensions = space(images[:1]).shape[1]
-    if dimensions > MAX_FID_DIMENSIONS:
-        reason = (
-            f"{space.name}: {dimensions} dimensions, more than {MAX_FID_DIMENSIONS}, are too many for FID"
-        )
-        skipped.append(("distances", reason))
-        return None
-    node_images: dict[str, torch.Tensor] = {}
-    for node in experiment.nodes:
-        if len(node.data) < 2:
-            reason = f"{space.name}: {node.name} holds one image, which has no covariance"
-            skipped.append(("distances", reason))
-            continue
-        selected = _choose_indices(len(node.data), MAX_NODE_IMAGES, seed, "distances", node.name)
-        node_images[node.name] = task.real_images(_subset(node.data, selected)).float()
-    if not node_images:
-        return None
-    # Real images that are nobody's, spread over all of them, lest they be sorted; and as many generated ones,
-    # as FID falls with their number.
-    has_test = len(test) > 1
-    count = min(len(test), len(images)) if has_test else len(images)
-    generated = space(_evenly_spaced(images, count))
-    test_vectors = space(_evenly_spaced(task.real_images(test).float(), count)) if has_test else None
-    real = {name: space(images_) for name, images_ in node_images.items()}
-
-    def distances_from(from_: torch.Tensor) -> dict[str, dict[str, Any]]:
-        return {
-            name: {
-                "fid": frechet_distance(from_, vectors),
-                "kid": kernel_distance(from_, vectors),
-                "real": len(vectors),
-            }
-            for name, vectors in real.items()
-        }
-
-    nodes, held_out = distances_from(generated), {} if test_vectors is None else distances_from(test_vectors)
-    return {
-        "extractor": space.name,
-        "dimensions": dimensions,
-        "generated": len(generated),
-        "average": fmean(distances["fid"] for distances in nodes.values()),
-        "average_held_out": fmean(distances["fid"] for distances in held_out.values()) if held_out else None,
-        # Vectors enough for all covariances to be known in every direction.
-        "full_rank": min(len(generated), *map(len, real.values())) > dimensions,
-        "nodes": nodes,
-        "held_out": held_out,
-    }
-
-
-def _evenly_spaced(images: torch.Tensor, count: int) -> torch.Tensor:
-    """So many of images ``(N, C, H, W)``, evenly over all of them; all where these are no more."""
-    return images[torch.linspace(0, len(images) - 1, count).long()]
-
-
-def distinct_images(images: torch.Tensor) -> torch.Tensor:
-    """Of images ``(N, C, H, W)`` those that are no later one asked about again, or moved a little.
-
-    Methods that difference answers ask about each image and its surroundings, others about one batch several
-    times; who counts all of them counts one image often, and takes chance for evidence. What lies nearer to a
-    later image than a tenth of the median distance between two is that one again.
-
-    >>> x = torch.tensor([0.0, 5.0, 9.0, 0.01]).view(4, 1, 1, 1)
-    >>> distinct_images(x).flatten()
-    tensor([5.0000, 9.0000, 0.0100])
+    Who they are is found by ``|x|^2 - 2 x y + |y|^2``, a product of matrices; how far they are, and their
+    order, by the differences themselves, since the former loses digits where distances are small.
     """
-    flat = images.flatten(1)
-    distances = torch.cdist(
-        flat, flat, compute_mode="donot_use_mm_for_euclid_dist"
-    )  # (N, N), 0 of equal ones
-    is_near = distances <= distances[torch.ones_like(distances, dtype=torch.bool).triu(1)].median() / 10
-    keep = torch.zeros(len(images), dtype=torch.bool)
-    for index in reversed(range(len(images))):
-        keep[index] = not bool((is_near[index] & keep).any())
-    return images[keep]
+    width = min(width, len(y))
+    center = y.mean(0)
+    centered = y - center
+    norms = centered.square().sum(1)
+    distances, indices = [], []
+    for part in torch.split(x, max(1, MAX_NUMBERS // len(y))):
+        squares = torch.addmm(norms.unsqueeze(0), part - center, centered.T, alpha=-2)  # less |x|^2 (B, M)
+        candidates = squares.topk(width, largest=False).indices.sort(1).values  # (B, width)
+        rows = max(1, MAX_NUMBERS // (width * x.shape[1]))
+        for vectors, columns in zip(torch.split(part, rows), torch.split(candidates, rows), strict=True):
+            exact = (vectors.unsqueeze(1) - y[columns]).norm(dim=2)
+            order = exact.argsort(dim=1, stable=True)
+            distances.append(exact.gather(1, order))
+            indices.append(columns.gather(1, order))
+    return torch.cat(distances), torch.cat(indices)
 
 
-def inception_record(
-    images: torch.Tensor, experiment: Simulation, skipped: list[tuple[str, str]]
-) -> dict[str, Any] | None:
-    """Inception scores by each node's model (FedIOD, Table 7), and by the student."""
-    if experiment.task.kind != "class":
-        reason = f"an inception score is of one label an image, and this task is {experiment.task.name}"
-        skipped.append(("scores", reason))
-        return None
-    try:
-        nodes = inception_scores(images, {node.name: node.model for node in experiment.nodes})
-        students = {"student": experiment.student} if experiment.has_student else {}
-        student = inception_scores(images, students)["student"] if students else None
-    except DataError as error:
-        skipped.append(("scores", str(error)))
-        return None
-    return {"images": len(images), "adapted": fmean(nodes.values()), "nodes": nodes, "student": student}
-
-
-def closest_pair_images(
-    result: dict[str, Any], images: torch.Tensor, reference: ReferenceImages, experiment: Simulation
-) -> dict[str, torch.Tensor]:
-    """The closest pairs, and the held-out image that each generated one is nearest to, as bytes."""
-    to_bytes = PixelRange.of(*(part.cpu() for part in normalization(experiment.setting))).shown
-    sets = {"generated": images, "private": reference.private, "held_out": reference.held_out}
-    return {
-        name: to_bytes(images_[[pair[name] for pair in result["pairs"]]]) for name, images_ in sets.items()
-    }
-
-
-def _choose_indices(count: int, limit: int, seed: int, *purpose: str) -> torch.Tensor:
-    if count <= limit:
-        return torch.arange(count)
-    order = torch.randperm(count, generator=torch_generator(seed, "generated", *purpose))
-    return order[:limit].sort().values
-
-
-def _subset(data: TensorData, indices: torch.Tensor) -> TensorData:
-    return data.subset(indices.to(data.inputs.device))
-
-
-IMAGES_TEXT = "inputs that the server sent to nodes"
-
-
-@dataclass(frozen=True)
-class Memorization(Attack):
-    """What is asked about the inputs that a server made: copies, distances, scores."""
-
-    title: ClassVar[str] = "Whether generated images copy private ones, and how near they come"
-    columns: ClassVar[tuple[LeakageColumn, ...]] = (
-        LeakageColumn(
-            name="memorization_p",
-            head="memorization p",
-            title="Memorization p",
-            description="Memorization p: how often generated images that copy nothing would lie as close to private "
-            "ones; where it is small they depend on these very images, and the closest pairs in the run's "
-            "report say whether one is copied.",
-            digits=3,
-            lower_is_stronger=True,
-        ),
-    )
-    notes: ClassVar[tuple[str, ...]] = (
-        "Of images made without the private ones about 50% are nearer to private images, and p is as "
-        "likely small as large; z far below 0: nearer to private images than held-out ones are. A small p "
-        "says that generated images depend on these very images, not that one is copied. Closest pair: the "
-        "distance to the nearest private image over that to the nearest held-out one; 0 is a copy, and "
-        "held-out images themselves come to the figure behind it by chance.",
-        "FID and KID: the lower, the more alike; figures of one extractor cannot be set beside those of "
-        "another. Held-out: real images that nobody had, as many or all there are: what perfect images of "
-        "the same source would come to.",
-        "Inception scores: from 1, all alike or unclear, to the number of classes, each clear and all as "
-        "frequent.",
-    )
-
-    images: Annotated[int, Ge(2)] = 1000
-    """Of the inputs that the server made last, how many are looked at; an image that it asked about more than
-    once, or moved by next to nothing, counts once."""
-    permutations: PositiveInt = 999
-    """Of who is private, for the p-value, which is at least 1 / (permutations + 1)."""
-    pairs: PositiveInt = 10
-    """Closest pairs of a generated and a private image that are kept."""
-
-    @property
-    def transcript_rows(self) -> int:
-        return self.images
-
-    def run(self, target: Target) -> AttackResult:
-        inputs = target.transcript.inputs
-        form = target.experiment.task.form
-        if inputs is None or not target.transcript.has_generated_inputs or form != "images":
-            reason = "the server made no images that left it: it asked about none, or about public ones"
-            if form == "rows":
-                reason = "it compares images, and the inputs of this task are rows of a table"
-            raise MethodRefused(target.experiment.method.title, "every node", reason)
-        return examine_images(inputs, target.experiment, self, target.seed)
-
-    def rows(self, part: Mapping[str, Any]) -> Iterator[LeakageMetric]:
-        for space in part["spaces"]:
-            yield from _memorization_rows(space, part["images"])
-        for space in part["distances"]:
-            yield from _distance_rows(space)
-        if part["scores"]:
-            yield from _score_rows(part["scores"])
-
-    def sentence(self, part: Mapping[str, Any]) -> str:
-        if not part["spaces"]:
-            return ""
-        space = part["spaces"][0]
-        pair = space["pairs"][0]["ratio"] if space["pairs"] else None
-        held_out_text = closest_text = ""
-        if space["held_out_ratio"] is not None:
-            held_out_text = f", where held-out images themselves come to {space['fresh']:.2f}"
-        if pair is not None:
-            closest_text = (
-                f"; the closest lies at {pair:.2f} of its distance to a held-out one{held_out_text}"
-            )
-        verb = "depend on" if space["p_value"] < 0.01 else "do not measurably depend on"
-        return (
-            f"The images that the server made {verb} the nodes' own ones, by {space['extractor']} "
-            f"(p = {space['p_value']:.2g}){closest_text}."
-        )
-
-    def strength(self, part: Mapping[str, Any]) -> str:
-        return f"memorization in {', '.join(space['extractor'] for space in part['spaces']) or 'no space'}"
-
-    def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        return [(f"{part['images']:,} images", f"{part['of']}; the adversary is whoever sees them")]
-
-    def pictures(self, part: Mapping[str, Any]) -> Sequence[ImageTable]:
-        if not part["spaces"]:
-            return ()
-        space = part["spaces"][0]
-        heads = []
-        for pair in space["pairs"]:
-            ratio, held_out_ratio = pair["ratio"], space["held_out_ratio"]
-            is_closer = ratio is not None and held_out_ratio is not None and ratio < held_out_ratio
-            head = f"ratio {_format_value(ratio, '.2f')}, {pair['node']}"
-            heads.append(head + (", closer than any held-out image" if is_closer else ""))
-        labels = {"generated": "generated", "private": "nearest private", "held_out": "nearest held-out"}
-        strips = [ImageStrip(head=head, stack=stack) for stack, head in labels.items()]
-        title = f"The {len(heads)} closest pairs, by {space['extractor']}"
-        note = "The private ones are records of nodes."
-        return (ImageTable(title=title, heads=tuple(heads), strips=tuple(strips), note=note),)
-
-
-def examine_images(
-    inputs: torch.Tensor, experiment: Simulation, attack: Memorization, seed: int
-) -> AttackResult:
-    """Attack the inputs that a server made, the last ones last: ``(Q, C, H, W)`` as the networks take them.
-
-    Private are all nodes' images, held-out those of the test part; of more than ``generated.MOST`` some are
-    drawn.
-
-    Raises:
-        ArgumentError: fewer than two inputs, or inputs that are no images like the private ones.
-    """
-    shape = tuple(experiment.task.real_images(experiment.test).shape[1:])
-    if len(inputs) < 2 or len(shape) != 3 or tuple(inputs.shape[1:]) != shape:
-        raise ArgumentError("shape of generated inputs", tuple(inputs.shape), f"(2 or more, {shape})")
-    images = distinct_images(inputs[-attack.images :].detach().cpu().float())
-    if len(images) < 2:
-        raise ArgumentError("generated inputs", "all one image", "2 or more different ones")
-    skipped: list[tuple[str, str]] = []
-    extractors = feature_spaces(images, experiment, skipped)
-    reference = ReferenceImages(experiment, seed)
-
-    def measure_all(
-        attack: str, measure: Callable[[Extractor], dict[str, Any] | None]
-    ) -> list[dict[str, Any]]:
-        record = []
-        for space in extractors:
-            try:
-                measured = measure(space)
-            except DataError as error:  # a network that diverged has features that are no numbers
-                skipped.append((attack, str(error)))
-                continue
-            if measured is not None:
-                record.append(measured)
-        return record
-
-    pictures: dict[str, torch.Tensor] = {}
-
-    def measure_memorization(space: Extractor) -> dict[str, Any]:
-        record = memorization_test(
-            images,
-            reference.private,
-            reference.held_out,
-            space,
-            seed=seed,
-            permutations=attack.permutations,
-            pair_count=attack.pairs,
-            groups=reference.groups,
-        )
-        if not pictures:
-            pictures.update(closest_pair_images(record, images, reference, experiment))
-        return reference.told(record)
-
-    record_ = {
-        "images": len(images),
-        "of": IMAGES_TEXT,
-        "spaces": measure_all("memorization", measure_memorization),
-        "distances": measure_all(
-            "distances", lambda space: node_distances(images, experiment, space, seed, skipped)
-        ),
-        "scores": inception_record(images, experiment, skipped),
-    }
-    return AttackResult(record_, pictures, skipped)
+# --- report ----------------------------------------------------------------------------------------
 
 
 def _memorization_rows(space: Mapping[str, Any], images: int) -> Iterator[LeakageMetric]:

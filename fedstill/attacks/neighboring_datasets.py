@@ -44,6 +44,13 @@ from fedstill.tasks.classification import Classification
 NODE_NAME, RUN_NAME = "audited", "audit"
 SHAPE = (1, 8, 8)
 CLASSES = 2  # of digits, 0 and 1: the fewer, the further a record moves an answer as a whole
+TEACHERS = 4
+STEEP_GRADIENT = 1e4  # of what is pulled back: every network's gradient is clipped
+NEGLIGIBLE_NOISE = 1e6  # noise of what is released beside what is attacked: its price is next to nothing
+LOCAL = LocalConfig(
+    epochs=0, least_steps=30, batch=8, optimizer="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
+)
+Observe = Callable[[bool, int], torch.Tensor]
 
 
 @dataclass
@@ -141,16 +148,6 @@ def _teacher_indices(data: TensorData, teachers: int) -> list[int]:
     for teacher, rows in enumerate(partition_records(data, teachers)):
         teacher_of[rows] = teacher
     return teacher_of.tolist()
-
-
-Observe = Callable[[bool, int], torch.Tensor]
-
-LOCAL = LocalConfig(
-    epochs=0, least_steps=30, batch=8, optimizer="sgd", lr=1e-3, lr_end=1e-3, momentum=0, smoothing=0
-)
-STEEP_GRADIENT = 1e4  # of what is pulled back: every network's gradient is clipped
-NEGLIGIBLE_NOISE = 1e6  # noise of what is released beside what is attacked: its price is next to nothing
-TEACHERS = 4
 
 
 @dataclass(frozen=True)

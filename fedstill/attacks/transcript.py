@@ -40,6 +40,8 @@ from fedstill.runs.run import REHEARSED
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 
+STUDENT_TOLERANCE = 1e-2  # of a student's length: rounding of other engines grows to less than that
+
 
 @dataclass(frozen=True, eq=False)
 class ObservedRelease:
@@ -148,94 +150,6 @@ def _query_inputs(release: ObservedRelease, public: PublicData | None, count: in
     if len(indices) == 2 and int(indices[1] - indices[0]) == count:  # from one row up to another
         return public.inputs[int(indices[0]) : int(indices[1])]
     return public.inputs[indices.to(public.inputs.device)]
-
-
-class StopListening(Exception):
-    """Everything wanted has been heard: the run is let go."""
-
-
-class _ObservedEngine(InProcess):
-    """An engine whose releases are heard on their way to the server."""
-
-    hear: ReleaseListener
-
-    def _collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
-        responses = super()._collect_responses(asked, sent)
-        for node, tensors in self._visible_to_server(sent.query, responses, sent.call).items():
-            self._notify(node, tensors, sent.query, sent.number, RESPONSE, sent.tensors)
-        return responses
-
-    def _collect_gradients(
-        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
-    ) -> Mapping[str, Tensors]:
-        gradients = super()._collect_gradients(number, query, pulls, call)
-        for node, tensors in self._visible_to_server(query, gradients, call).items():
-            sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
-            self._notify(node, tensors, query, number, GRADIENT, sent)
-        return gradients
-
-    def _visible_to_server(
-        self, query: str, released: Mapping[str, Tensors], call: SumRequest | None
-    ) -> Mapping[str, Tensors]:
-        """What a server sees: each node's, or their sum alone."""
-        if call is None:
-            return released
-        return {
-            SUM: decode_sums(
-                add_contributions(list(released.values())), self.queries[query].released_kinds()
-            )[0]
-        }
-
-    def _notify(
-        self, node: str, released: Tensors, query: str, number: int, part: str, sent: Tensors
-    ) -> None:
-        kinds, shift_name = self.queries[query].released_kinds(), self.queries[query].shift_seed
-        asked = self.queries[query].sends if part == RESPONSE else {}
-        # Copies: a server goes on to change its tensors in place.
-        tensors, received = (
-            {name: tensor.detach().clone() for name, tensor in decompress(each).items()}
-            for each in (released, sent)
-        )
-        is_moved = shift_name in received and bool(received[shift_name].any())
-        released_kinds = {name: kinds[name] for name in tensors}
-        self.hear(
-            ObservedRelease(node, number, query, part, released_kinds, tensors, received, asked, is_moved)
-        )
-
-
-class ObservedSimulation(Simulation):
-    """An experiment in this process whose releases somebody hears."""
-
-    hear: ReleaseListener
-
-    def listen(self, listener: ReleaseListener) -> bool:
-        """Run from the start to its end, whether it came to it; nothing is heard after that, or kept.
-
-        ``hear`` is called with each release in order, and raises :class:`StopListening` to end the run.
-        """
-        self.hear = listener
-        try:
-            self.run()
-        except StopListening:
-            return False
-        finally:
-            self.hear = lambda release: None  # what an attacker asks later on is no part of the run
-        return True
-
-    def reopen(self) -> None:
-        """Let nodes answer after the run's end, as those of an ensemble in use do.
-
-        What that costs is charged to a log that begins anew: a run's own is closed with the run.
-        """
-        self.audit.open(None)
-
-    def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
-        tapped = _ObservedEngine(self.nodes, groups, self.side, self.compute, self.setting.link)
-        tapped.hear = lambda release: self.hear(release)
-        return tapped
-
-
-STUDENT_TOLERANCE = 1e-2  # of a student's length: rounding of other engines grows to less than that
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,3 +275,88 @@ def _relative_distance(network: nn.Module, state: Mapping[str, torch.Tensor]) ->
     pairs = [(network_state[name].cpu().double(), value.double()) for name, value in state.items()]
     length = sum(float(value.square().sum()) for _, value in pairs)
     return math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs) / max(length, 1e-30))
+
+
+class StopListening(Exception):
+    """Everything wanted has been heard: the run is let go."""
+
+
+class ObservedSimulation(Simulation):
+    """An experiment in this process whose releases somebody hears."""
+
+    hear: ReleaseListener
+
+    def listen(self, listener: ReleaseListener) -> bool:
+        """Run from the start to its end, whether it came to it; nothing is heard after that, or kept.
+
+        ``hear`` is called with each release in order, and raises :class:`StopListening` to end the run.
+        """
+        self.hear = listener
+        try:
+            self.run()
+        except StopListening:
+            return False
+        finally:
+            self.hear = lambda release: None  # what an attacker asks later on is no part of the run
+        return True
+
+    def reopen(self) -> None:
+        """Let nodes answer after the run's end, as those of an ensemble in use do.
+
+        What that costs is charged to a log that begins anew: a run's own is closed with the run.
+        """
+        self.audit.open(None)
+
+    def _federation(self, groups: Sequence[Sequence[Node]]) -> InProcess:
+        tapped = _ObservedEngine(self.nodes, groups, self.side, self.compute, self.setting.link)
+        tapped.hear = lambda release: self.hear(release)
+        return tapped
+
+
+class _ObservedEngine(InProcess):
+    """An engine whose releases are heard on their way to the server."""
+
+    hear: ReleaseListener
+
+    def _collect_responses(self, asked: tuple[str, ...], sent: SentQuery) -> Mapping[str, Tensors]:
+        responses = super()._collect_responses(asked, sent)
+        for node, tensors in self._visible_to_server(sent.query, responses, sent.call).items():
+            self._notify(node, tensors, sent.query, sent.number, RESPONSE, sent.tensors)
+        return responses
+
+    def _collect_gradients(
+        self, number: int, query: str, pulls: Mapping[str, Tensors], call: SumRequest | None
+    ) -> Mapping[str, Tensors]:
+        gradients = super()._collect_gradients(number, query, pulls, call)
+        for node, tensors in self._visible_to_server(query, gradients, call).items():
+            sent = pulls[node] if node in pulls else next(iter(pulls.values()))  # of a sum, the same to all
+            self._notify(node, tensors, query, number, GRADIENT, sent)
+        return gradients
+
+    def _visible_to_server(
+        self, query: str, released: Mapping[str, Tensors], call: SumRequest | None
+    ) -> Mapping[str, Tensors]:
+        """What a server sees: each node's, or their sum alone."""
+        if call is None:
+            return released
+        return {
+            SUM: decode_sums(
+                add_contributions(list(released.values())), self.queries[query].released_kinds()
+            )[0]
+        }
+
+    def _notify(
+        self, node: str, released: Tensors, query: str, number: int, part: str, sent: Tensors
+    ) -> None:
+        kinds, shift_name = self.queries[query].released_kinds(), self.queries[query].shift_seed
+        asked = self.queries[query].sends if part == RESPONSE else {}
+        # Copies: a server goes on to change its tensors in place.
+        tensors, received = (
+            {name: tensor.detach().clone() for name, tensor in decompress(each).items()}
+            for each in (released, sent)
+        )
+        is_moved = shift_name in received and bool(received[shift_name].any())
+        released_kinds = {name: kinds[name] for name in tensors}
+        self.hear(
+            ObservedRelease(node, number, query, part, released_kinds, tensors, received, asked, is_moved)
+        )

@@ -30,191 +30,11 @@ from fedstill.core.errors import ArgumentError
 from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event, PrivacyCost
 
-POINTS_PER_LOSS = (
-    24  # grid points per typical loss of one event: within 0.1 % of the limit in all that was tried
-)
-MAX_SELF_COMPOSITIONS = 8192  # self-compositions in one transform
-MAX_POINTS_PER_EVENT = 2**20  # of the grid of one event
-MAX_POINTS_PER_EPSILON = (
-    2**18
-)  # grid points per epsilon: what the fast Fourier transforms of a composition may take
-
-
-def discretization_interval(spent: Mapping[Event, int], epsilon_bound: float) -> float:
-    """How far apart the points of a grid lie, in units of epsilon: a power of 2, so that it changes rarely.
-
-    The typical loss of one event is the root of its divergence of order 2, and events count by what they
-    add to the total.
-
-    Args:
-        spent: not empty.
-        epsilon: an upper bound on what it costs.
-    """
-    (order_2,) = np.flatnonzero(ORDERS == 2)
-    typical = {event: math.sqrt(rdp_curve(event)[order_2]) for event in spent}
-    squares = sum(times * typical[event] ** 2 for event, times in spent.items())
-    losses = sum(times * typical[event] for event, times in spent.items())
-    preferred = squares / losses / POINTS_PER_LOSS if losses > 0 else 0.0
-    # Of little noise one event alone could have more points than fit into memory.
-    smallest = max(
-        epsilon_bound / MAX_POINTS_PER_EPSILON, max(map(_loss_range, spent)) / MAX_POINTS_PER_EVENT, 1e-12
-    )
-    return float(2.0 ** math.floor(math.log2(max(preferred, smallest))))
-
-
-def _loss_range(event: Event) -> float:
-    """About how far apart the losses of an event lie that count: of Gaussian noise, 12 standard deviations
-    to either side."""
-    if event.kind != "gaussian":
-        return 2 / event.noise
-    return (event.group**2 / event.noise + 24 * event.group) / event.noise
-
-
-def pld_epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
-    """What the events, one or more, compose to at delta, on a grid of that step."""
-    total: Any = None
-    for event, times in spent.items():
-        timing.check()
-        losses = _self_compose(_event_pld(event, step), times)
-        total = losses if total is None else total.compose(losses)
-    return float(total.get_epsilon_for_delta(delta))
-
-
-def _self_compose(losses: Any, times: int) -> Any:
-    """Composed with itself, in stages: each cuts off tails that the next would otherwise carry along."""
-    timing.check()
-    if times <= MAX_SELF_COMPOSITIONS:
-        return losses if times == 1 else losses.self_compose(times)
-    stages, remainder = divmod(times, MAX_SELF_COMPOSITIONS)
-    composed = _self_compose(losses.self_compose(MAX_SELF_COMPOSITIONS), stages)
-    return composed.compose(_self_compose(losses, remainder)) if remainder else composed
-
-
-@lru_cache(maxsize=64)
-def _event_pld(event: Event, step: float) -> Any:
-    """The losses of one event, for adding and for removing a record (or a group)."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    options: dict[str, float] = {"value_discretization_interval": step}
-    if event.kind == "laplace":
-        return pld.from_laplace_mechanism(event.noise, **options)
-    if event.kind == "pure":
-        from dp_accounting.pld import common
-
-        return pld.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(1 / event.noise, 0.0), **options
-        )
-    if event.group == 1:
-        return pld.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, **options)
-    from scipy.stats import binom
-
-    sampled = np.arange(event.group + 1)  # records of the group: see renyi._mixture
-    probabilities = binom.pmf(sampled, event.group, event.rate)
-    possible = probabilities > 0
-    return pld.from_mixture_gaussian_mechanism(
-        event.noise, sampled[possible].astype(float).tolist(), probabilities[possible].tolist(), **options
-    )
-
-
 RdpCurve = NDArray[np.float64]
-
 ORDERS: RdpCurve = np.array(
     [1.02, 1.05] + [1 + tenth / 10 for tenth in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
 )
 """Those of dp-accounting, and two near 1 for epsilons in the hundreds and above."""
-
-MAX_INTEGRATION_POINTS = 100_000  # points of an integral over a mixture
-
-
-def rdp_to_epsilon(curve: RdpCurve, delta: float) -> float:
-    """The least epsilon that a curve over :data:`ORDERS` proves at delta (Canonne, Kamath and Steinke, "The
-    Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12)."""
-    from dp_accounting.rdp import rdp_privacy_accountant
-
-    return float(rdp_privacy_accountant.compute_epsilon(ORDERS, curve, delta)[0])
-
-
-def compose_rdp(spent: Mapping[Event, int]) -> RdpCurve:
-    """The curve of all events together, (orders,)."""
-    total = np.zeros_like(ORDERS)
-    for event, times in spent.items():
-        total += times * rdp_curve(event)
-    return total
-
-
-@lru_cache(maxsize=1024)
-def rdp_curve(event: Event) -> RdpCurve:
-    """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
-
-    Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomized response, than which none is
-    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_sampled_gaussian_rdp`;
-    dp-accounting has no groups, and between whole orders a looser bound. Where an order is out of reach
-    (little noise), the bound is that of the next one up, since divergences do not fall as the order rises, or
-    that of the statistic over all records, which sampling can only improve on (the divergence is
-    quasi-convex).
-    """
-    if event.kind == "gaussian":
-        unsampled: RdpCurve = ORDERS * event.group**2 / (2 * event.noise**2)
-        if event.rate == 1:
-            return unsampled
-        bound = np.minimum.accumulate(np.minimum(_sampled_gaussian_rdp(event), unsampled)[::-1])[::-1]
-        return np.asarray(np.maximum(bound, 0.0))
-    if event.kind == "pure":
-        log_truth, order_less_1 = -math.log1p(math.exp(-1 / event.noise)), ORDERS - 1
-        return np.asarray(
-            (log_truth + np.logaddexp(order_less_1 / event.noise, -ORDERS / event.noise)) / order_less_1
-        )
-    import dp_accounting
-    from dp_accounting import rdp
-
-    accountant = rdp.RdpAccountant(ORDERS)
-    accountant.compose(dp_accounting.LaplaceDpEvent(event.noise))
-    return np.asarray(accountant.rdp, dtype=np.float64)
-
-
-def _sampled_gaussian_rdp(event: Event) -> RdpCurve:
-    """A group of k records, each drawn into the sum at the rate q, each moving it by up to 1.
-
-    Whoever is drawn moves the sum by Binomial(k, q) at most, and so the worst pair is
-    ``sum_i Binomial(i; k, q) N(i, noise^2)`` against ``N(0, noise^2)`` (Ganesh, "Tight Group-Level DP
-    Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms", 2024). Its divergences are
-    integrals of smooth functions that vanish at both ends, for which the trapezoidal rule is exact up to
-    rounding once its step is well below both the noise and the distance of the ratio's complex zeros from
-    the real line, pi noise^2 / k.
-
-    Returns:
-        (orders,); inf where the integral would take too many points.
-    """
-    from scipy.stats import binom
-
-    k, noise = event.group, event.noise
-    step = min(noise / 8, noise**2 / (2 * k))
-    divergences = np.full_like(ORDERS, math.inf)
-    upper_ends = k * ORDERS + 24 * noise  # of what counts, from -12 noise on
-    usable = upper_ends <= MAX_INTEGRATION_POINTS * step
-    if not usable.any():
-        return divergences
-    x = np.arange(-12 * noise, upper_ends[usable].max() - 12 * noise, step)
-    ratio = np.full_like(x, -math.inf)
-    for i in range(k + 1):
-        timing.check()
-        shifted = (2 * i * x - i**2) / (2 * noise**2) + binom.logpmf(i, k, event.rate)
-        ratio = np.logaddexp(ratio, shifted)
-    density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))
-    for index in np.flatnonzero(usable):
-        order, points = ORDERS[index], slice(math.ceil(upper_ends[index] / step) + 1)
-        removed = _log_sum(density[points] + order * ratio[points])
-        added = _log_sum(density[points] + (1 - order) * ratio[points])
-        divergences[index] = max(removed, added) / (order - 1)
-    return divergences
-
-
-def _log_sum(logs: RdpCurve) -> float:
-    """The logarithm of a sum of finite terms; scipy's takes infinite ones, too, and several times as long."""
-    top: float = logs.max()
-    return top + math.log(np.exp(logs - top).sum())
-
-
 MAX_COMPOSED_EPSILON = (
     500.0  # epsilon up to which losses are composed; e to the power of more is near what floats hold
 )
@@ -223,6 +43,15 @@ MIN_COMPOSED_DELTA = 1e-12  # above it rounding in the transforms does not matte
 MIN_NOISE = 1e-100  # below it epsilon is said to be inf: squares leave what floats hold
 MAX_CLOSED_FORM_EPSILON = 1e9  # epsilon up to which its root is found
 MAX_DISTINCT_EVENTS = 32  # of different events that are composed one by one
+POINTS_PER_LOSS = (
+    24  # grid points per typical loss of one event: within 0.1 % of the limit in all that was tried
+)
+MAX_POINTS_PER_EVENT = 2**20  # of the grid of one event
+MAX_POINTS_PER_EPSILON = (
+    2**18
+)  # grid points per epsilon: what the fast Fourier transforms of a composition may take
+MAX_SELF_COMPOSITIONS = 8192  # self-compositions in one transform
+MAX_INTEGRATION_POINTS = 100_000  # points of an integral over a mixture
 NOISE_FACTOR_RANGE = (1e-3, 1e6)
 NOISE_FACTOR_STEP, NOISE_FACTOR_SLACK = (
     1e-3,
@@ -362,9 +191,6 @@ def calibrate_noise(
     return float(largest / ratio**index)
 
 
-# --- how ------------------------------------------------------------------------------------------
-
-
 def _pure_epsilon(spent: Mapping[Event, int]) -> float:
     """Epsilon at delta 0: that of Laplace noise and of pure events adds up, and no less holds."""
     return sum(
@@ -409,6 +235,180 @@ def _costlier_event(event: Event, step: float) -> Event:
         return Event(event.kind, noise)
     rate = min(math.exp(math.ceil(math.log(event.rate) / step) * step), 1 - 1e-12)
     return Event(event.kind, noise, rate, event.group)
+
+
+# --- Renyi divergences -----------------------------------------------------------------------------
+
+
+def rdp_to_epsilon(curve: RdpCurve, delta: float) -> float:
+    """The least epsilon that a curve over :data:`ORDERS` proves at delta (Canonne, Kamath and Steinke, "The
+    Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12)."""
+    from dp_accounting.rdp import rdp_privacy_accountant
+
+    return float(rdp_privacy_accountant.compute_epsilon(ORDERS, curve, delta)[0])
+
+
+def compose_rdp(spent: Mapping[Event, int]) -> RdpCurve:
+    """The curve of all events together, (orders,)."""
+    total = np.zeros_like(ORDERS)
+    for event, times in spent.items():
+        total += times * rdp_curve(event)
+    return total
+
+
+@lru_cache(maxsize=1024)
+def rdp_curve(event: Event) -> RdpCurve:
+    """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
+
+    Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomized response, than which none is
+    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_sampled_gaussian_rdp`;
+    dp-accounting has no groups, and between whole orders a looser bound. Where an order is out of reach
+    (little noise), the bound is that of the next one up, since divergences do not fall as the order rises, or
+    that of the statistic over all records, which sampling can only improve on (the divergence is
+    quasi-convex).
+    """
+    if event.kind == "gaussian":
+        unsampled: RdpCurve = ORDERS * event.group**2 / (2 * event.noise**2)
+        if event.rate == 1:
+            return unsampled
+        bound = np.minimum.accumulate(np.minimum(_sampled_gaussian_rdp(event), unsampled)[::-1])[::-1]
+        return np.asarray(np.maximum(bound, 0.0))
+    if event.kind == "pure":
+        log_truth, order_less_1 = -math.log1p(math.exp(-1 / event.noise)), ORDERS - 1
+        return np.asarray(
+            (log_truth + np.logaddexp(order_less_1 / event.noise, -ORDERS / event.noise)) / order_less_1
+        )
+    import dp_accounting
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(ORDERS)
+    accountant.compose(dp_accounting.LaplaceDpEvent(event.noise))
+    return np.asarray(accountant.rdp, dtype=np.float64)
+
+
+def _sampled_gaussian_rdp(event: Event) -> RdpCurve:
+    """A group of k records, each drawn into the sum at the rate q, each moving it by up to 1.
+
+    Whoever is drawn moves the sum by Binomial(k, q) at most, and so the worst pair is
+    ``sum_i Binomial(i; k, q) N(i, noise^2)`` against ``N(0, noise^2)`` (Ganesh, "Tight Group-Level DP
+    Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms", 2024). Its divergences are
+    integrals of smooth functions that vanish at both ends, for which the trapezoidal rule is exact up to
+    rounding once its step is well below both the noise and the distance of the ratio's complex zeros from
+    the real line, pi noise^2 / k.
+
+    Returns:
+        (orders,); inf where the integral would take too many points.
+    """
+    from scipy.stats import binom
+
+    k, noise = event.group, event.noise
+    step = min(noise / 8, noise**2 / (2 * k))
+    divergences = np.full_like(ORDERS, math.inf)
+    upper_ends = k * ORDERS + 24 * noise  # of what counts, from -12 noise on
+    usable = upper_ends <= MAX_INTEGRATION_POINTS * step
+    if not usable.any():
+        return divergences
+    x = np.arange(-12 * noise, upper_ends[usable].max() - 12 * noise, step)
+    ratio = np.full_like(x, -math.inf)
+    for i in range(k + 1):
+        timing.check()
+        shifted = (2 * i * x - i**2) / (2 * noise**2) + binom.logpmf(i, k, event.rate)
+        ratio = np.logaddexp(ratio, shifted)
+    density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))
+    for index in np.flatnonzero(usable):
+        order, points = ORDERS[index], slice(math.ceil(upper_ends[index] / step) + 1)
+        removed = _log_sum(density[points] + order * ratio[points])
+        added = _log_sum(density[points] + (1 - order) * ratio[points])
+        divergences[index] = max(removed, added) / (order - 1)
+    return divergences
+
+
+def _log_sum(logs: RdpCurve) -> float:
+    """The logarithm of a sum of finite terms; scipy's takes infinite ones, too, and several times as long."""
+    top: float = logs.max()
+    return top + math.log(np.exp(logs - top).sum())
+
+
+# --- privacy loss distributions --------------------------------------------------------------------
+
+
+def pld_epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
+    """What the events, one or more, compose to at delta, on a grid of that step."""
+    total: Any = None
+    for event, times in spent.items():
+        timing.check()
+        losses = _self_compose(_event_pld(event, step), times)
+        total = losses if total is None else total.compose(losses)
+    return float(total.get_epsilon_for_delta(delta))
+
+
+def discretization_interval(spent: Mapping[Event, int], epsilon_bound: float) -> float:
+    """How far apart the points of a grid lie, in units of epsilon: a power of 2, so that it changes rarely.
+
+    The typical loss of one event is the root of its divergence of order 2, and events count by what they
+    add to the total.
+
+    Args:
+        spent: not empty.
+        epsilon: an upper bound on what it costs.
+    """
+    (order_2,) = np.flatnonzero(ORDERS == 2)
+    typical = {event: math.sqrt(rdp_curve(event)[order_2]) for event in spent}
+    squares = sum(times * typical[event] ** 2 for event, times in spent.items())
+    losses = sum(times * typical[event] for event, times in spent.items())
+    preferred = squares / losses / POINTS_PER_LOSS if losses > 0 else 0.0
+    # Of little noise one event alone could have more points than fit into memory.
+    smallest = max(
+        epsilon_bound / MAX_POINTS_PER_EPSILON, max(map(_loss_range, spent)) / MAX_POINTS_PER_EVENT, 1e-12
+    )
+    return float(2.0 ** math.floor(math.log2(max(preferred, smallest))))
+
+
+def _loss_range(event: Event) -> float:
+    """About how far apart the losses of an event lie that count: of Gaussian noise, 12 standard deviations
+    to either side."""
+    if event.kind != "gaussian":
+        return 2 / event.noise
+    return (event.group**2 / event.noise + 24 * event.group) / event.noise
+
+
+def _self_compose(losses: Any, times: int) -> Any:
+    """Composed with itself, in stages: each cuts off tails that the next would otherwise carry along."""
+    timing.check()
+    if times <= MAX_SELF_COMPOSITIONS:
+        return losses if times == 1 else losses.self_compose(times)
+    stages, remainder = divmod(times, MAX_SELF_COMPOSITIONS)
+    composed = _self_compose(losses.self_compose(MAX_SELF_COMPOSITIONS), stages)
+    return composed.compose(_self_compose(losses, remainder)) if remainder else composed
+
+
+@lru_cache(maxsize=64)
+def _event_pld(event: Event, step: float) -> Any:
+    """The losses of one event, for adding and for removing a record (or a group)."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    options: dict[str, float] = {"value_discretization_interval": step}
+    if event.kind == "laplace":
+        return pld.from_laplace_mechanism(event.noise, **options)
+    if event.kind == "pure":
+        from dp_accounting.pld import common
+
+        return pld.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(1 / event.noise, 0.0), **options
+        )
+    if event.group == 1:
+        return pld.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, **options)
+    from scipy.stats import binom
+
+    sampled = np.arange(event.group + 1)  # records of the group: see renyi._mixture
+    probabilities = binom.pmf(sampled, event.group, event.rate)
+    possible = probabilities > 0
+    return pld.from_mixture_gaussian_mechanism(
+        event.noise, sampled[possible].astype(float).tolist(), probabilities[possible].tolist(), **options
+    )
+
+
+# --- searches --------------------------------------------------------------------------------------
 
 
 def _last_within(

@@ -18,82 +18,6 @@ from fedstill.privacy.config import Accountant, Epsilon, PrivacyConfig
 from fedstill.privacy.events import Event, cost_from_dict
 
 
-def round_up(value: float | None) -> str:
-    """An epsilon, rounded up; None is no guarantee."""
-    if value is None:
-        return "no guarantee"
-    return _format_thousandths(math.ceil(1000 * value)) if math.isfinite(value) else "inf"
-
-
-def describe_budgets(privacy: PrivacyConfig) -> list[str]:
-    """What a node's owner allows: a run, and all of them."""
-    budgets = (
-        ("a run", "has", privacy.epsilon, privacy.delta),
-        ("all runs on these data", "have", *privacy.total_budget),
-    )
-    return [
-        f"{scope} {verb} "
-        + (f"epsilon {limit:g} at delta {delta:g}" if math.isfinite(limit) else "no budget")
-        for scope, verb, limit, delta in budgets
-    ]
-
-
-def round_down(value: float) -> str:
-    """What is left of a budget, rounded down; infinity is no budget."""
-    return "no budget" if math.isinf(value) else _format_thousandths(math.floor(1000 * value + 1e-9))
-
-
-def _format_thousandths(count: int) -> str:
-    """So many thousandths, and no digit of them lost.
-
-    >>> _format_thousandths(1234567), _format_thousandths(3000), _format_thousandths(0)
-    ('1234.567', '3', '0')
-    """
-    return f"{count / 1000:.3f}".rstrip("0").rstrip(".")
-
-
-def remaining_epsilon(
-    privacy: PrivacyConfig, spent: Mapping[str, int], unprotected: int, *, all_runs: bool
-) -> float:
-    """Epsilon that a budget has left, at its own delta; inf: there is none.
-
-    Args:
-        privacy: the owner's.
-        spent: events as text and how often each.
-        bare: releases without a guarantee; they leave nothing.
-        total_budget: of all runs, and not of one.
-
-    Raises:
-        ArgumentError: what was spent are no events.
-    """
-    limit, delta = privacy.total_budget if all_runs else (privacy.epsilon, privacy.delta)
-    if math.isinf(limit):
-        return math.inf
-    return 0.0 if unprotected else Budget(limit, delta, privacy.accountant).left(cost_from_dict(spent))
-
-
-def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], unprotected: int) -> str:
-    """What all runs on some data have cost so far, at the delta of their budget.
-
-    Args:
-        privacy: the owner's.
-        spent: events as text and how often each.
-        bare: releases without a guarantee.
-
-    >>> describe_total_cost(PrivacyConfig(), {}, 0), describe_total_cost(PrivacyConfig(), {}, 2)
-    ('nothing', 'no guarantee: in all 2 releases left without noise')
-    >>> describe_total_cost(PrivacyConfig(delta=1e-6), {"gaussian(2.0)": 1}, 0)
-    'epsilon 2.255 at delta 1e-06, in all runs on these data'
-    """
-    if unprotected:
-        return f"no guarantee: in all {counted(unprotected, 'release')} left without noise"
-    if not spent:
-        return "nothing"
-    _, delta = privacy.total_budget
-    spent_epsilon = compute_epsilon(cost_from_dict(spent), delta, privacy.accountant)
-    return f"epsilon {round_up(spent_epsilon)} at delta {delta:g}, in all runs on these data"
-
-
 class BudgetExceeded(FedstillError):
     """A release would cost more than what is ``left``: epsilon spent so far, and with it; inf without a
     guarantee.
@@ -258,3 +182,82 @@ class Budget(Checked):
                     event: total[event] + repetitions * n for event, n in direction.items()
                 }
                 return
+
+
+# --- budgets as text -------------------------------------------------------------------------------
+
+
+def remaining_epsilon(
+    privacy: PrivacyConfig, spent: Mapping[str, int], unprotected: int, *, all_runs: bool
+) -> float:
+    """Epsilon that a budget has left, at its own delta; inf: there is none.
+
+    Args:
+        privacy: the owner's.
+        spent: events as text and how often each.
+        bare: releases without a guarantee; they leave nothing.
+        total_budget: of all runs, and not of one.
+
+    Raises:
+        ArgumentError: what was spent are no events.
+    """
+    limit, delta = privacy.total_budget if all_runs else (privacy.epsilon, privacy.delta)
+    if math.isinf(limit):
+        return math.inf
+    return 0.0 if unprotected else Budget(limit, delta, privacy.accountant).left(cost_from_dict(spent))
+
+
+def describe_budgets(privacy: PrivacyConfig) -> list[str]:
+    """What a node's owner allows: a run, and all of them."""
+    budgets = (
+        ("a run", "has", privacy.epsilon, privacy.delta),
+        ("all runs on these data", "have", *privacy.total_budget),
+    )
+    return [
+        f"{scope} {verb} "
+        + (f"epsilon {limit:g} at delta {delta:g}" if math.isfinite(limit) else "no budget")
+        for scope, verb, limit, delta in budgets
+    ]
+
+
+def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], unprotected: int) -> str:
+    """What all runs on some data have cost so far, at the delta of their budget.
+
+    Args:
+        privacy: the owner's.
+        spent: events as text and how often each.
+        bare: releases without a guarantee.
+
+    >>> describe_total_cost(PrivacyConfig(), {}, 0), describe_total_cost(PrivacyConfig(), {}, 2)
+    ('nothing', 'no guarantee: in all 2 releases left without noise')
+    >>> describe_total_cost(PrivacyConfig(delta=1e-6), {"gaussian(2.0)": 1}, 0)
+    'epsilon 2.255 at delta 1e-06, in all runs on these data'
+    """
+    if unprotected:
+        return f"no guarantee: in all {counted(unprotected, 'release')} left without noise"
+    if not spent:
+        return "nothing"
+    _, delta = privacy.total_budget
+    spent_epsilon = compute_epsilon(cost_from_dict(spent), delta, privacy.accountant)
+    return f"epsilon {round_up(spent_epsilon)} at delta {delta:g}, in all runs on these data"
+
+
+def round_up(value: float | None) -> str:
+    """An epsilon, rounded up; None is no guarantee."""
+    if value is None:
+        return "no guarantee"
+    return _format_thousandths(math.ceil(1000 * value)) if math.isfinite(value) else "inf"
+
+
+def round_down(value: float) -> str:
+    """What is left of a budget, rounded down; infinity is no budget."""
+    return "no budget" if math.isinf(value) else _format_thousandths(math.floor(1000 * value + 1e-9))
+
+
+def _format_thousandths(count: int) -> str:
+    """So many thousandths, and no digit of them lost.
+
+    >>> _format_thousandths(1234567), _format_thousandths(3000), _format_thousandths(0)
+    ('1234.567', '3', '0')
+    """
+    return f"{count / 1000:.3f}".rstrip("0").rstrip(".")

@@ -67,14 +67,14 @@ def test_sound_releases_show_something_and_less_than_is_claimed(name: str) -> No
 
 def test_sound_private_steps_show_something_and_less_than_is_claimed() -> None:
     found = run_audit(
-        mechanism_audits.audit_training_steps(noise=0.6, step_count=2, records=4), 200, confidence=SURE
+        mechanism_audits.distinguish_training_steps(noise=0.6, step_count=2, records=4), 200, confidence=SURE
     )
     assert not found.refuted
     assert 0 < found.shown < found.claimed
 
 
 def test_sound_steps_of_a_critic_show_less_than_is_claimed() -> None:
-    found = run_audit(mechanism_audits.audit_critic_steps(), 60, confidence=SURE)
+    found = run_audit(mechanism_audits.distinguish_critic_steps(), 60, confidence=SURE)
     assert not found.refuted
     assert found.shown < found.claimed
 
@@ -136,7 +136,7 @@ def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
         assert compute_epsilon(claimed, 1e-5) == pytest.approx(
             compute_epsilon({Event("gaussian", 1.0): 2}, 1e-5), rel=1e-6
         )
-    assert mechanism_audits.audit_training_steps(0.8, step_count=4, records=8, batch=2).claimed == {
+    assert mechanism_audits.distinguish_training_steps(0.8, step_count=4, records=8, batch=2).claimed == {
         Event("gaussian", 0.8, rate=0.25): 4
     }
 
@@ -277,7 +277,7 @@ def test_broken_private_steps_are_caught(
     noise: float, records: int, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
-    attack = mechanism_audits.audit_training_steps(noise, step_count=2, records=records, batch=2)
+    attack = mechanism_audits.distinguish_training_steps(noise, step_count=2, records=records, batch=2)
     assert attack.claimed == {Event("gaussian", noise, rate=2 / records): 2}
     assert caught(run_audit(attack, runs))
 
@@ -285,7 +285,7 @@ def test_broken_private_steps_are_caught(
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
 def test_a_broken_critic_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
-    attack = mechanism_audits.audit_critic_steps(noise=2.0)
+    attack = mechanism_audits.distinguish_critic_steps(noise=2.0)
     assert attack.claimed[Event("gaussian", 2.0, rate=0.5)] == 2
     assert caught(run_audit(attack, 120))
 

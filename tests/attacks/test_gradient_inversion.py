@@ -12,8 +12,8 @@ from fedstill.attacks.gradient_inversion import (
     GradientInversion,
     Victim,
     invert_victim,
-    inverted,
     make_victims,
+    run_inversion,
 )
 from fedstill.attacks.gradient_matching import PixelRange
 from fedstill.attacks.transcript import ReplayedRun
@@ -34,7 +34,7 @@ def adam(**changes: Any) -> dict[str, Any]:
 
 
 def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
-    got = inverted(replay(FEDAVG), ONE, seed=0)
+    got = run_inversion(replay(FEDAVG), ONE, seed=0)
     told = got.part
     assert (told["shared"], told["steps"], told["optimizer"], told["best"]) == (
         "all parameters",
@@ -46,7 +46,7 @@ def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
     assert told["attacks"][0]["labels"] == {"right": 2, "of": 2}
     assert told["guess"] < 20
     assert got.pictures["original"].shape == got.pictures["idlg"].shape == (2, 1, 8, 8)
-    soon = inverted(replay(FEDAVG), replace(ONE, steps=1), seed=0).part["attacks"][0]
+    soon = run_inversion(replay(FEDAVG), replace(ONE, steps=1), seed=0).part["attacks"][0]
     assert soon["psnr"]["mean"] < told["attacks"][0]["psnr"]["mean"] - 5
     apart = got.pictures["original"].int() - got.pictures["idlg"].int()
     assert apart.abs().float().mean() < 8
@@ -82,8 +82,8 @@ def test_several_steps_are_an_update() -> None:
 def test_a_head_gives_away_less_once_the_extractor_is_not_known() -> None:
     wide = {"nodes": {"models": ["mlp:512"], "local": SGD, "policy": {"outputs_only": False}}}
     again = replay(LG, split={"nodes": 2, "alpha": 5.0}, student={"model": "mlp:512"}, **wide)
-    first = inverted(again, ONE, seed=0).part
-    later = inverted(again, GradientInversion(victims=2, round=1, attacks=("idlg",)), seed=0).part
+    first = run_inversion(again, ONE, seed=0).part
+    later = run_inversion(again, GradientInversion(victims=2, round=1, attacks=("idlg",)), seed=0).part
     assert first["shared"] == later["shared"] == "the head"
     assert "in the first round also the extractor" in first["known"]
     assert "only the first weights" in later["known"]
@@ -94,7 +94,7 @@ def test_an_extractor_has_no_labels_to_read() -> None:
     again = replay(PER)
     (victim,) = held(again, 1)
     assert victim.part == "extractor"
-    got = inverted(again, GradientInversion(victims=1, attacks=("idlg", "dlg")), seed=0)
+    got = run_inversion(again, GradientInversion(victims=1, attacks=("idlg", "dlg")), seed=0)
     assert [each["name"] for each in got.part["attacks"]] == ["dlg"]
     assert [name for name, _ in got.skipped] == ["inversion: iDLG"]
 
@@ -120,11 +120,11 @@ def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
     )
     assert ONE.refusal(replay(PER).experiment().side) is None
     with pytest.raises(ArgumentError, match=r"invalid inversion\.round = 2 \(expected 0 \.\. 1"):
-        inverted(replay(FEDAVG), GradientInversion(round=2), 0)
+        run_inversion(replay(FEDAVG), GradientInversion(round=2), 0)
     with pytest.raises(
         ArgumentError, match=r"invalid inversion.victims = 300 \(expected at most \d+ of 1 images"
     ):
-        inverted(replay(FEDAVG), GradientInversion(victims=300), 0)
+        run_inversion(replay(FEDAVG), GradientInversion(victims=300), 0)
     for bad in ({"victims": 0}, {"images": 0}, {"round": -1}, {"attacks": ("guess",)}, {"attacks": ()}):
         with pytest.raises(ArgumentError, match="inversion"):
             GradientInversion(**bad)  # type: ignore[arg-type]
@@ -133,10 +133,10 @@ def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
 def test_what_a_method_descends_beside_is_said_where_it_counts() -> None:
     again = replay({"name": "fedmd-cg", "rounds": 2})
     first, later = (
-        inverted(again, GradientInversion(victims=1, round=round, attacks=("idlg",)), 0).part["known"]
+        run_inversion(again, GradientInversion(victims=1, round=round, attacks=("idlg",)), 0).part["known"]
         for round in (0, 1)
     )
     assert "also descend" not in first
     assert "leaves out that nodes also descend distances from what the global generator gives" in later
-    plain = inverted(replay(LG), GradientInversion(victims=1, round=1, attacks=("idlg",)), 0)
+    plain = run_inversion(replay(LG), GradientInversion(victims=1, round=1, attacks=("idlg",)), 0)
     assert "also descend" not in plain.part["known"]

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.methods import (
-    Group,
     Method,
     Needs,
+    NodeGroup,
     PayloadKind,
     Server,
     Span,
@@ -67,12 +67,12 @@ class FedDistill(Method):
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
         extra_loss="the distance to the shared class logits",
     )
-    def learn(self, nodes: Group, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
+    def learn(self, nodes: NodeGroup, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
         """Train with F(x) kept near the shared logits of x's class; tell the mean logits of each class."""
         task, smoothing, classes = nodes.at.task, nodes.at.local.smoothing, nodes.at.task.classes
 
-        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            z = group.bench("model")(x)  # (G, B, C)
+        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = group.module("model")(x)  # (G, B, C)
             wanted = torch.stack([of[labels] for of, labels in zip(shared, y, strict=False)])  # (G, B, C)
             losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
             group.step("model", losses + self.gamma * (z - wanted).square().mean((1, 2)))
