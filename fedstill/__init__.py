@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.methods.lg_fedavg import LGFedAvg as LGFedAvg
     from fedstill.methods.public_only import PublicOnly as PublicOnly
     from fedstill.methods.standalone import Standalone as Standalone
-    from fedstill.models.model_config import OwnModel as OwnModel
+    from fedstill.models.model_config import CustomModel as CustomModel
     from fedstill.node.policy import PolicyConfig as PolicyConfig
     from fedstill.privacy.config import DPTrainingConfig as DPTrainingConfig
     from fedstill.privacy.config import GradientsConfig as GradientsConfig

@@ -28,9 +28,9 @@ from fedstill.data.tables import encode_frame, is_data_frame, read_schema
 from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model
-from fedstill.models.hugging_face import adapted
+from fedstill.models.hugging_face import adapt
 from fedstill.models.interface import Interface
-from fedstill.models.model_config import ModelConfig, OwnModel, read
+from fedstill.models.model_config import ModelConfig, CustomModel, read_model_config
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest
@@ -115,7 +115,7 @@ def distil(
         models: each node's own module, of any architecture; trained in place. Or a model that is there
             already and only answers: an estimator, an ONNX session, a function, or a name as in nodes.models
             (a .skops or .onnx file, an endpoint's address); with what must be known to read it in an
-            :class:`~fedstill.models.model_config.OwnModel` (docs/own-model.md).
+            :class:`~fedstill.models.model_config.CustomModel` (docs/own-model.md).
         student: the server's module; trained in place.
         test: examples that no node has.
         classes: number of classes, or their names, by which reports call them; every module gives
@@ -254,13 +254,13 @@ def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...
 
 def _model(model: Any, to: Interface, index: int, seed: int) -> nn.Module:
     """A node's model: a module as it is, and whatever else is there already as one."""
-    if isinstance(model, nn.Module) and adapted(model) is model:
+    if isinstance(model, nn.Module) and adapt(model) is model:
         return model
     whose = f"models[{index}]"
     if isinstance(model, str | Path):
-        model = read(str(model), Path(), whose)
+        model = read_model_config(str(model), Path(), whose)
     elif not isinstance(model, ModelConfig):
-        model = OwnModel(source=model)
+        model = CustomModel(source=model)
     return custom_model.make(model, to, Path(), seed, "model", index, whose=whose)
 
 

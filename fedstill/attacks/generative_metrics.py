@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
-from fedstill.models.module_utils import copied
+from fedstill.models.module_utils import deep_copy
 
 IMAGES_AT_ONCE = 256  # images whose features are computed at once
 
@@ -90,7 +90,7 @@ def penultimate_extractor(model: nn.Module, example: torch.Tensor, model_name: s
     Raises:
         ModelError: no layer with parameters, or it takes something else than ``(B, p)`` or ``(B, p, h, w)``.
     """
-    network = copied(model).eval().requires_grad_(False)
+    network = deep_copy(model).eval().requires_grad_(False)
     device = next((own.device for own in network.parameters()), None)
     layers = [layer for layer in network.modules() if next(layer.parameters(recurse=False), None) is not None]
 
@@ -193,7 +193,7 @@ def inception_scores(images: torch.Tensor, classifiers: Mapping[str, nn.Module])
     scores: dict[str, float] = {}
     for name, model in classifiers.items():
         device = next((own.device for own in model.parameters()), None)
-        logits = Extractor(f"logits of {name}", copied(model).eval(), device)(images)
+        logits = Extractor(f"logits of {name}", deep_copy(model).eval(), device)(images)
         scores[name] = inception_score(logits)
     return scores
 

@@ -36,8 +36,8 @@ from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.options import NonNegativeInt, PositiveInt
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.core.text_format import counted, human_seconds
-from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
-from fedstill.models.module_utils import copied, load_vector
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
+from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.protocol.local_config import Span
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS
 from fedstill.protocol.queries import NodeSide
@@ -299,7 +299,7 @@ def make_victims(replayed: ReplayedRun, seed: int, *, count: int, images: int, r
     victims = []
     for name, part in zip(names, victim_data, strict=True):
         beside = "" if single_gradient else experiment.side.queries[releases[name].query].extra_loss
-        victims.append(_make_victim(copied(first), releases[name], schedule, part, beside))
+        victims.append(_make_victim(deep_copy(first), releases[name], schedule, part, beside))
     return victims
 
 
@@ -390,9 +390,9 @@ def _make_victim(
     kind = release.kinds[name]
     (sent_name,) = (sent for sent, of in release.asked.items() if of == kind)
     part = PART_OF_KIND[kind]
-    after = copied(model)
+    after = deep_copy(model)
     for network, vector in ((model, release.sent[sent_name]), (after, release.tensors[name])):
-        module = network if part == "all" else split(network, "the victim's model").get_submodule(part)
+        module = network if part == "all" else split_model(network, "the victim's model").get_submodule(part)
         load_vector(module, vector.cpu())
     after_parameters, before_parameters = dict(after.named_parameters()), dict(model.named_parameters())
     changes = {

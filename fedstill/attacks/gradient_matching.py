@@ -29,7 +29,7 @@ from torch import nn
 from fedstill.attacks.model_updates import ObservedUpdate
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.models.module_utils import copied
+from fedstill.models.module_utils import deep_copy
 from fedstill.protocol.wire_format import Tensors
 from fedstill.tasks import reconstruction
 
@@ -142,7 +142,7 @@ def invert(
     if labels is None and config.labels == "read":
         labels = read_labels(release, shape, count, pixels=pixels, seed=seed)
     target = {name: value.double() for name, value in release.target.items()}
-    double_release = replace(release, model=copied(release.model).double(), target=target)
+    double_release = replace(release, model=deep_copy(release.model).double(), target=target)
     candidates: list[RecoveredImages] = []
     for restart in range(config.restarts):
         generator = torch_generator(seed, "inversion", restart)
@@ -254,7 +254,7 @@ def read_labels(
     if count == 1:
         return gradient.argmin().view(1)
     noise = torch.rand(64, *shape, generator=torch_generator(seed, "inversion", "labels")).to(gradient)
-    model = copied(release.model).train()
+    model = deep_copy(release.model).train()
     with torch.no_grad():
         p = model(pixels.low + noise * (pixels.high - pixels.low)).softmax(1).mean(0)
     shares = count * (p - gradient - schedule.smoothing / len(p)) / (1 - schedule.smoothing)

@@ -25,7 +25,7 @@ from fedstill.attacks.gradient_matching import DEFAULT_PIXELS, PixelRange, Recov
 from fedstill.attacks.model_updates import ObservedUpdate
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
-from fedstill.models.extractor_head import split
+from fedstill.models.extractor_head import split_model
 
 EXPECTED_NETWORK = "a Sequential of blocks (Conv2d, ReLU, MaxPool2d), Flatten and linear layers"
 EXPECTED_COUNT = "so few that a ReLU's zeros tell one image's slopes from another's"
@@ -144,7 +144,7 @@ def _invert_features(blocks: Sequence[_Block], known: _KnownValues, bounds: Boun
 
 def _labels(release: ObservedUpdate, features: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
     """The class of each image, ``(B,)`` int64: the one whose loss pulls back what was found."""
-    first, *others = split(release.model, "model").head.children()
+    first, *others = split_model(release.model, "model").head.children()
     inputs = first(features.to(next(release.model.parameters()))).detach().requires_grad_()
     outputs = nn.Sequential(*others)(inputs)
     errors = []
@@ -213,7 +213,7 @@ def _find_blocks(model: nn.Module, noise: torch.Tensor) -> tuple[list[_Block], s
     """The blocks before the first linear layer, and its name."""
     if not isinstance(model, nn.Sequential):
         raise ArgumentError("release.model", type(model).__name__, EXPECTED_NETWORK)
-    parts = split(model, "model")
+    parts = split_model(model, "model")
     layers = list(parts.extractor.named_children())
     head = list(parts.head.named_children())
     blocks: list[_Block] = []

@@ -33,7 +33,7 @@ from fedstill.attacks.neighboring_datasets import (
 from fedstill.core.compute import Precision
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.models.module_utils import copied
+from fedstill.models.module_utils import deep_copy
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import DPTrainingConfig
 from fedstill.privacy.dpsgd import DPSGD
@@ -283,7 +283,7 @@ def _step_projections(audited: AuditedNode, record: TensorData, step_count: int,
 
 
 def _unit_gradient(model: nn.Module, loss: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
-    network = copied(model).requires_grad_(True)
+    network = deep_copy(model).requires_grad_(True)
     with torch.enable_grad():
         gradients = torch.autograd.grad(loss(network), list(network.parameters()))
     flat = torch.cat([part.flatten() for part in gradients])

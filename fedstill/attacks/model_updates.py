@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedstill.core.errors import ArgumentError
-from fedstill.models.extractor_head import split
+from fedstill.models.extractor_head import split_model
 from fedstill.models.module_utils import in_mode
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr
 from fedstill.protocol.wire_format import Tensors
@@ -35,7 +35,7 @@ def shared_parameters(model: nn.Module, part: ModelPart) -> tuple[str, ...]:
     """
     if part == "all":
         return tuple(name for name, _ in model.named_parameters())
-    part_ids = {id(parameter) for parameter in split(model, "model").get_submodule(part).parameters()}
+    part_ids = {id(parameter) for parameter in split_model(model, "model").get_submodule(part).parameters()}
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) in part_ids)
 
 

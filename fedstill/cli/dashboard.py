@@ -51,13 +51,13 @@ def _pages(folder: Path, ending: contextlib.ExitStack) -> Page:
 def _node(folder: Path, path: str, nonce: str) -> str | None:
     from fedstill.core.errors import DeployError
     from fedstill.federation import flare_kit, flare_site
-    from fedstill.node.read_overview import overview
+    from fedstill.node.overview import read_overview
     from fedstill.report import node_page
 
     process = None
     with contextlib.suppress(DeployError):  # it has no kit: it answers files
-        process = flare_site.running(flare_kit.node(folder))
-    return None if path else node_page.page(overview(folder), folder, process, nonce)
+        process = flare_site.process_id(flare_kit.node(folder))
+    return None if path else node_page.page(read_overview(folder), folder, process, nonce)
 
 
 def _server(folder: Path, ending: contextlib.ExitStack) -> Page:
@@ -70,7 +70,7 @@ def _server(folder: Path, ending: contextlib.ExitStack) -> Page:
     def pages(path: str, nonce: str) -> str | None:
         if path:
             return runs_page.run({place.name: place for place in (folder / "runs").glob("*/")}, path, nonce)
-        return runs_page.server_page(watch.look(), nonce)
+        return runs_page.server_page(watch.read_status(), nonce)
 
     return pages
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from fedstill.cli.arguments import HELP_FLAGS, dispatch, leave
 from fedstill.cli.commands import COMMANDS, overview
-from fedstill.core.console import safe_output
+from fedstill.core.safe_output import safe_output
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.version import __version__
 

@@ -43,7 +43,7 @@ def start(args: ParsedArgs) -> None:
         allowed = "true to join a federation; `fedstill offline answer` answers files"
         raise ArgumentError("online", False, allowed)
     here = flare_kit.node(folder)
-    if flare_site.running(here) is None:
+    if flare_site.process_id(here) is None:
         print(f"node {here.kit.name} joins {here.target}; Ctrl+C ends it. Its log: {here.log}", flush=True)
     sys.exit(flare_site.run(here))
 
@@ -53,7 +53,7 @@ def status(args: ParsedArgs) -> None:
 
     folder = Path(args.positionals[0])
     here = flare_kit.node(folder)
-    number = flare_site.running(here)
+    number = flare_site.process_id(here)
     if "--json" in args:
         target = None if number is None else here.target
         responses = target is not None and flare_kit.reaches(target)

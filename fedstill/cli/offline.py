@@ -30,7 +30,7 @@ def make(args: ParsedArgs) -> None:
     path = args.path("--out", "queries.safetensors")
     private = args.path("--key", "server.key")
     queries = runs.make(config)
-    own = signed_files.own_key(private)
+    own = signed_files.load_or_create_key(private)
     sha256 = offline_files.write_queries(path, queries, own)
     write_text(_recipe(path), f"{COMMAND}{args.command}\n\n{to_toml(config)}")
     _print_queries(queries)
@@ -39,7 +39,7 @@ def make(args: ParsedArgs) -> None:
             "queries": _described(path),
             "SHA-256": sha256,
             "run": grouped(describe(queries.plan, queries.public).sha256),
-            "your key": signed_files.fingerprint(signed_files.public_of(own)),
+            "your key": signed_files.fingerprint(signed_files.public_key_bytes(own)),
         }
     )
     print(f"Give each node both files, and read the fingerprint of your key out to it. Keep {private} and")
@@ -99,14 +99,14 @@ def answer(args: ParsedArgs) -> None:
     folder, file = map(Path, args.positionals)
     NodeService(folder).limit_process()  # which is this command's own
     with Bars(True) as bars:
-        reply = offline_node.answer(
+        reply = offline_node.answer_queries(
             folder,
             file,
             args.path("--out"),
-            server_key=None if key is None else signed_files.expected(key),
+            server_key=None if key is None else signed_files.parse_fingerprint(key),
             report=lambda percent: bars.show("local training", percent, 100),
         )
-    left, mechanisms = reply.left, reply.replies.mechanisms()
+    left, mechanisms = reply.released_bytes, reply.replies.mechanisms()
     known = "as expected" if reply.queries.trusted else "not compared yet"
     _print_queries(reply.queries)
     _print_facts(
@@ -119,7 +119,7 @@ def answer(args: ParsedArgs) -> None:
             "your key": reply.signer,
         }
     )
-    if reply.again:
+    if reply.was_released:
         print("These are the answers that left before, byte for byte: nothing more was charged.")
     print("Give back both files of answers, and read the fingerprint of your key out to the server's people.")
     if not reply.queries.trusted:

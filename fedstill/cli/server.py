@@ -64,7 +64,7 @@ def start(args: ParsedArgs) -> None:
     federation = provision.read_federation(folder)
     this = flare_kit.server(folder)
     this.kit.require_in_force()
-    if flare_site.running(this) is None:
+    if flare_site.process_id(this) is None:
         flare_kit.check_port(this)
         address = f"{federation['host']}:{federation['port']}"
         print(f"Server of {federation['name']} at {address}; Ctrl+C ends it.", flush=True)
@@ -76,16 +76,16 @@ def status(args: ParsedArgs) -> None:
 
     folder = Path(args.positionals[0])
     with closing(ServerMonitor(folder)) as watch:
-        server = watch.look()
-    if server.trouble:
-        raise DeployError(server.trouble)
+        server = watch.read_status()
+    if server.error:
+        raise DeployError(server.error)
     if "--json" in args:
         runs = [
             {
                 "run": run.folder.name,
                 "begun": run.begun.isoformat(timespec="seconds"),
                 "job": run.job,
-                "outcome": run.outcome,
+                "status": run.status_line,
             }
             for run in server.runs
         ]
@@ -110,7 +110,7 @@ def _say(server: ServerStatus, folder: Path) -> None:
     for run in server.runs[:MOST_RUNS]:
         begun = run.begun.astimezone()  # by this machine's clock
         print(f"  {run.folder.name}  {begun:%Y-%m-%d %H:%M}" + (f"  job {run.job}" if run.job else ""))
-        print(f"    {run.outcome}")
+        print(f"    {run.status_line}")
     if len(server.runs) > MOST_RUNS:
         print(f"  and {len(server.runs) - MOST_RUNS} older, in {folder / 'runs'}")
 
@@ -126,7 +126,7 @@ def add(args: ParsedArgs) -> None:
     from fedstill.federation import provision
 
     folder, nodes = Path(args.positionals[0]), args.options["--nodes"]
-    provision.add(folder, nodes)
+    provision.add_nodes(folder, nodes)
     for node in nodes:
         until = StartupKit(folder / "nodes" / node).valid_until
         print(f"{folder / 'nodes' / node}  to the owner of {node}; valid until {until:%Y-%m-%d}")
@@ -137,7 +137,7 @@ def renew(args: ParsedArgs) -> None:
     from fedstill.federation import provision
 
     folder = Path(args.positionals[0])
-    provision.renew(folder)
+    provision.renew_certificates(folder)
     until = StartupKit(folder / "server").valid_until
     print(f"The certificates of the server and the admin are valid until {until:%Y-%m-%d}.")
     print(f"The server takes its own when it is started again: fedstill server stop {folder}")
@@ -150,11 +150,11 @@ def _set_admission(args: ParsedArgs, *, command: str, done: str, nothing: str) -
     from fedstill.federation.run_status import STOPPED
 
     folder, node = Path(args.positionals[0]), args.positionals[1]
-    if flare_site.running(flare_kit.server(folder)) is None:
+    if flare_site.process_id(flare_kit.server(folder)) is None:
         raise DeployError(f"the server does not run on this machine: fedstill server start {folder}")
     federation = provision.read_federation(folder)
     with Admin(folder / "admin") as admin:
-        known = sorted({*federation["nodes"], *provision.revoked(folder), *admin.nodes()})
+        known = sorted({*federation["nodes"], *provision.revoked_nodes(folder), *admin.nodes()})
         if node not in known:  # FLARE would revoke any name, and the one that was meant would stay
             meant = nearest(node, known)
             hint = f"; did you mean {meant!r}?" if meant else ""
@@ -162,7 +162,7 @@ def _set_admission(args: ParsedArgs, *, command: str, done: str, nothing: str) -
         changed = getattr(admin, command)(node)
         print(f"{node} {done if changed else nothing}.")
         # FLARE lets a job go on that a revoked node has a part in.
-        for job in admin.with_node(node) if command == "revoke" else ():
+        for job in admin.unfinished_jobs(node) if command == "revoke" else ():
             if not admin.abort(str(job["job_id"])):  # of a server that was killed: FLARE says that it runs
                 continue
             outcome = {"error": "NodeFault", "text": f"{node}, which had a part in it, was revoked"}

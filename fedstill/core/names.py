@@ -16,12 +16,12 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from fedstill.core.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # Format characters (category Cf) that are visible: they enclose the number that follows.
 _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd")
@@ -230,11 +230,14 @@ TEXTS = "USOT"  # kinds of arrays that hold texts
 def named_column(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A column in which texts, and values of mixed types, are names; numbers stay as they are.
 
+    >>> import numpy as np
     >>> named_column(np.array(["a ", "a"])).tolist(), named_column(np.array([1, 2])).tolist()
     (['a', 'a'], [1, 2])
     """
     if column.dtype.kind not in TEXTS:
         return column
+    import numpy as np  # here, as the command line's help needs names and no arrays
+
     cells = column.ravel().tolist()
     return np.array([name_of(cell) for cell in cells], dtype=np.str_).reshape(column.shape)
 

@@ -92,7 +92,8 @@ class SplitConfig(Registered, ABC):
     def specific_options(self) -> dict[str, Any]:
         """Options that not all splits have."""
         shared = {field.name for field in fields(SplitConfig)}
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in shared}
+        names = [option.name for option in fields(self) if option.name not in shared]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def about(self) -> str:
@@ -220,8 +221,8 @@ class SplitItems:
         if len(differing):
             unit_name = str(self.unit[differing[0]])
             raise DataError(
-                f"split.column {name!r} has several values for the examples of {unit_name!r} (expected one value per "
-                "patient; if hospitals number their patients separately, prefix the column patient by hospital)"
+                f"split.column {name!r} has several values for the examples of {unit_name!r} (expected one "
+                "value per patient; if hospitals number patients separately, prefix column patient by hospital)"
             )
         return column[first_examples]
 
@@ -287,18 +288,16 @@ def split(
     if config.nodes > len(items):
         expected = f"at most {len(items)}, the number of patients or slides, which are not divided"
         raise ArgumentError("split.nodes", config.nodes, expected)
-    node_of_item = config.divide(items, generator)
-    _check_assignment(node_of_item, len(items), config)
-    nodes = config.nodes or int(node_of_item.max()) + 1
+    assignment = config.divide(items, generator)
+    _check_assignment(assignment, len(items), config)
+    nodes = config.nodes or int(assignment.max()) + 1
     _check_node_sizes(nodes, config.minimum, count)
     if items.are_units:
-        node_of_item = _top_up_units(node_of_item, nodes, items.sizes, config.minimum, generator)[
-            items.item_ids
-        ]
+        assignment = _top_up_units(assignment, nodes, items.sizes, config.minimum, generator)[items.item_ids]
     else:
-        node_of_item = top_up(node_of_item, nodes, config.minimum, generator)
-    sorted_examples = np.argsort(node_of_item, kind="stable")
-    boundaries = np.cumsum(np.bincount(node_of_item, minlength=nodes))
+        assignment = top_up(assignment, nodes, config.minimum, generator)
+    sorted_examples = np.argsort(assignment, kind="stable")
+    boundaries = np.cumsum(np.bincount(assignment, minlength=nodes))
     return tuple(torch.from_numpy(part.copy()) for part in np.split(sorted_examples, boundaries[:-1]))
 
 
@@ -314,60 +313,58 @@ def _check_node_sizes(nodes: int, minimum: int, count: int) -> None:
         )
 
 
-def _check_assignment(node_of_item: Any, count: int, config: SplitConfig) -> None:
+def _check_assignment(assignment: Any, count: int, config: SplitConfig) -> None:
     is_valid = (
-        isinstance(node_of_item, np.ndarray)
-        and node_of_item.shape == (count,)
-        and node_of_item.dtype.kind in "iu"
+        isinstance(assignment, np.ndarray) and assignment.shape == (count,) and assignment.dtype.kind in "iu"
     )
-    if not is_valid or node_of_item.min() < 0 or (config.nodes and node_of_item.max() >= config.nodes):
+    if not is_valid or assignment.min() < 0 or (config.nodes and assignment.max() >= config.nodes):
         node_range = f"0..{config.nodes - 1}" if config.nodes else "0 up"
         expected = f"one whose divide gives {count} whole numbers in {node_range}, the node of each item"
         raise ArgumentError("split.name", config.called, expected)
 
 
 def top_up(
-    node_of_item: Ints, nodes: int, minimum: int, generator: np.random.Generator, labels: Ints | None = None
+    assignment: Ints, nodes: int, minimum: int, generator: np.random.Generator, labels: Ints | None = None
 ) -> Ints:
     """Move random items from the largest nodes until each node has the minimum number of items.
 
     With ``labels``, items of classes that the small node has already are moved first.
     """
-    node_of_item = node_of_item.copy()
-    sizes = np.bincount(node_of_item, minlength=nodes)
+    assignment = assignment.copy()
+    sizes = np.bincount(assignment, minlength=nodes)
     for small_node in range(nodes):
         while (missing := minimum - sizes[small_node]) > 0:
-            movable = np.flatnonzero(sizes[node_of_item] > minimum)  # items of nodes above the minimum
+            movable = np.flatnonzero(sizes[assignment] > minimum)  # items of nodes above the minimum
             if labels is not None:
-                same_class = movable[np.isin(labels[movable], labels[node_of_item == small_node])]
+                same_class = movable[np.isin(labels[movable], labels[assignment == small_node])]
                 movable = same_class if len(same_class) else movable
-            large_node = node_of_item[movable][np.argmax(sizes[node_of_item[movable]])]
-            moved = generator.permutation(movable[node_of_item[movable] == large_node])[
+            large_node = assignment[movable][np.argmax(sizes[assignment[movable]])]
+            moved = generator.permutation(movable[assignment[movable] == large_node])[
                 : min(missing, sizes[large_node] - minimum)
             ]
-            node_of_item[moved] = small_node
+            assignment[moved] = small_node
             sizes[large_node] -= len(moved)
             sizes[small_node] += len(moved)
-    return node_of_item
+    return assignment
 
 
 def _top_up_units(
-    node_of_item: Ints, nodes: int, sizes: Ints, minimum: int, generator: np.random.Generator
+    assignment: Ints, nodes: int, sizes: Ints, minimum: int, generator: np.random.Generator
 ) -> Ints:
     """Move random units from the largest nodes until each node has the minimum number of examples."""
-    node_of_item = node_of_item.copy()
-    examples_held = np.bincount(node_of_item, weights=sizes, minlength=nodes)
-    while examples_held.min() < minimum:
-        small_node, movable = examples_held.argmin(), examples_held[node_of_item] - sizes >= minimum
+    assignment = assignment.copy()
+    counts = np.bincount(assignment, weights=sizes, minlength=nodes)
+    while counts.min() < minimum:
+        small_node, movable = counts.argmin(), counts[assignment] - sizes >= minimum
         if not movable.any():
             expected = f"less, as a node cannot get {minimum} examples in whole units"
             raise ArgumentError("split.minimum", minimum, expected)
-        large_node = node_of_item[movable][examples_held[node_of_item[movable]].argmax()]
-        moved = generator.choice(np.flatnonzero(movable & (node_of_item == large_node)))
-        examples_held[large_node] -= sizes[moved]
-        examples_held[small_node] += sizes[moved]
-        node_of_item[moved] = small_node
-    return node_of_item
+        large_node = assignment[movable][counts[assignment[movable]].argmax()]
+        moved = generator.choice(np.flatnonzero(movable & (assignment == large_node)))
+        counts[large_node] -= sizes[moved]
+        counts[small_node] += sizes[moved]
+        assignment[moved] = small_node
+    return assignment
 
 
 def hide_labels(
@@ -426,11 +423,9 @@ class IID(SplitConfig):
         """Assign items at random; each unit goes to the node with the fewest examples."""
         if not items.are_units:
             return generator.permutation(np.arange(len(items)) % self.nodes)
-        node_of_item = np.empty(len(items), dtype=np.int64)
-        _fill_smallest_node(
-            node_of_item, generator.permutation(len(items)), items.sizes, np.zeros(self.nodes)
-        )
-        return node_of_item
+        assignment = np.empty(len(items), dtype=np.int64)
+        _fill_smallest_node(assignment, generator.permutation(len(items)), items.sizes, np.zeros(self.nodes))
+        return assignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -451,18 +446,17 @@ class Dirichlet(SplitConfig):
         Sampling is repeated, up to MAX_DRAWS times, while a node is too small.
         """
         nodes, labels = self.nodes, items.labels
-        node_of_item = np.empty(len(items), dtype=np.int64)
+        assignment = np.empty(len(items), dtype=np.int64)
         for _ in range(MAX_DRAWS):
             for label in range(items.num_classes):
                 members = generator.permutation(np.flatnonzero(labels == label))
                 shares = sample_dirichlet_shares(self.alpha, nodes, generator)
-                boundaries = np.floor(
-                    np.cumsum(shares)[:-1] * len(members)
-                )  # (K-1,): the last node has the rest
-                node_of_item[members] = np.searchsorted(boundaries, np.arange(len(members)), side="right")
-            if np.bincount(node_of_item, minlength=nodes).min() >= items.min_per_node:
-                return node_of_item
-        return top_up(node_of_item, nodes, items.min_per_node, generator)
+                # (K-1,): the last node gets the rest
+                boundaries = np.floor(np.cumsum(shares)[:-1] * len(members))
+                assignment[members] = np.searchsorted(boundaries, np.arange(len(members)), side="right")
+            if np.bincount(assignment, minlength=nodes).min() >= items.min_per_node:
+                return assignment
+        return top_up(assignment, nodes, items.min_per_node, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -486,19 +480,19 @@ class BalancedDirichlet(SplitConfig):
         shares = [
             sample_dirichlet_shares(self.alpha, items.num_classes, generator) for _ in range(self.nodes)
         ]
-        examples_held = np.zeros(self.nodes)
-        node_of_item = np.empty(len(items), dtype=np.int64)
+        counts = np.zeros(self.nodes)
+        assignment = np.empty(len(items), dtype=np.int64)
         for uniform in generator.random(len(items)):
-            node = examples_held.argmin()
+            node = counts.argmin()
             weights = shares[node] * (remaining > 0)
             # If none of its classes remain, it takes any other class.
             cumulative = np.cumsum(weights if weights.any() else remaining)
             label = np.searchsorted(cumulative / cumulative[-1], uniform, side="right")
             item = items_by_label[label].pop()
             remaining[label] -= 1
-            node_of_item[item] = node
-            examples_held[node] += items.sizes[item]
-        return node_of_item
+            assignment[item] = node
+            counts[node] += items.sizes[item]
+        return assignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -534,13 +528,13 @@ class Shards(SplitConfig):
             order = np.lexsort((generator.random(nodes), has_class.sum(axis=1)))
             has_class[order[0], label] = True
 
-        node_of_item = np.empty(len(items), dtype=np.int64)
+        assignment = np.empty(len(items), dtype=np.int64)
         for label in present:
             holders = generator.permutation(np.flatnonzero(has_class[:, label]))
-            node_of_item[generator.permutation(np.flatnonzero(labels == label))] = np.resize(
+            assignment[generator.permutation(np.flatnonzero(labels == label))] = np.resize(
                 holders, sizes[label]
             )
-        return top_up(node_of_item, nodes, items.min_per_node, generator, labels)
+        return top_up(assignment, nodes, items.min_per_node, generator, labels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -558,8 +552,8 @@ class ByColumn(SplitConfig):
         the column.
         """
         values, value_index = np.unique(items.column(self.column), return_inverse=True)
-        node_of_item: Ints = value_index.astype(np.int64)
-        sizes = np.bincount(node_of_item, weights=items.sizes).astype(np.int64)
+        assignment: Ints = value_index.astype(np.int64)
+        sizes = np.bincount(assignment, weights=items.sizes).astype(np.int64)
         if self.nodes not in (0, len(values)):
             expected = f"{len(values)}, the number of values of column {self.column!r}"
             raise ArgumentError("split.nodes", self.nodes, f"{expected}, or 0 for as many as that")
@@ -569,7 +563,7 @@ class ByColumn(SplitConfig):
                 f"value {str(values[sizes.argmin()])!r} of column {self.column!r} has {smallest} examples"
             )
             raise ArgumentError("split.minimum", self.minimum, f"at most {smallest}, as {reason}")
-        return node_of_item
+        return assignment
 
     def node_values(self, columns: Mapping[str, Column]) -> Sequence[str]:
         """Return the values of the column, sorted."""
@@ -589,17 +583,17 @@ class Sorted(SplitConfig):
         """Sort items (stable), then cut into parts whose sizes differ by at most one, or at the ends of
         units.
         """
-        order, node_of_item = (
+        order, assignment = (
             np.argsort(items.numeric_column(self.column), kind="stable"),
             np.empty(len(items), np.int64),
         )
         if items.are_units:
             sizes = items.sizes[order]
             midpoints = np.cumsum(sizes) - sizes / 2
-            node_of_item[order] = (midpoints * self.nodes / sizes.sum()).astype(np.int64)
+            assignment[order] = (midpoints * self.nodes / sizes.sum()).astype(np.int64)
         else:
-            node_of_item[order] = np.arange(len(items)) * self.nodes // len(items)
-        return node_of_item
+            assignment[order] = np.arange(len(items)) * self.nodes // len(items)
+        return assignment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -620,16 +614,12 @@ class Positives(SplitConfig):
         surplus, positives = (positives - capacity).clip(0).sum(), positives.clip(max=capacity)
         spare = capacity - positives
         positives += surplus * spare / max(spare.sum(), 1e-9)  # the surplus goes to nodes with spare capacity
-        node_of_item = np.empty(len(items), dtype=np.int64)
-        examples_held = -positives
-        _fill_smallest_node(
-            node_of_item, generator.permutation(np.flatnonzero(positive)), sizes, examples_held
-        )
-        examples_held += positives
-        _fill_smallest_node(
-            node_of_item, generator.permutation(np.flatnonzero(~positive)), sizes, examples_held
-        )
-        return node_of_item
+        assignment = np.empty(len(items), dtype=np.int64)
+        counts = -positives
+        _fill_smallest_node(assignment, generator.permutation(np.flatnonzero(positive)), sizes, counts)
+        counts += positives
+        _fill_smallest_node(assignment, generator.permutation(np.flatnonzero(~positive)), sizes, counts)
+        return assignment
 
 
 def sample_dirichlet_shares(
@@ -646,12 +636,10 @@ def sample_dirichlet_shares(
     return shares
 
 
-def _fill_smallest_node(
-    node_of_item: Ints, items: Ints, sizes: Ints, examples_held: npt.NDArray[np.float64]
-) -> None:
-    """Give items one by one to the node with the fewest examples; changes ``node_of_item`` and
-    ``examples_held``.
+def _fill_smallest_node(assignment: Ints, items: Ints, sizes: Ints, counts: npt.NDArray[np.float64]) -> None:
+    """Give items one by one to the node with the fewest examples; changes ``assignment`` and
+    ``counts``.
     """
     for index in items:
-        node_of_item[index] = examples_held.argmin()
-        examples_held[node_of_item[index]] += sizes[index]
+        assignment[index] = counts.argmin()
+        counts[assignment[index]] += sizes[index]

@@ -122,7 +122,8 @@ def sample_whole_units(
         units: unit of each example, ``(N,)``.
 
     >>> patients = np.array(["a", "a", "b", "b", "b", "c"])
-    >>> taken = patients[sample_whole_units(np.zeros(6, dtype=int), patients, 4, np.random.default_rng(0))].tolist()
+    >>> rows = sample_whole_units(np.zeros(6, dtype=int), patients, 4, np.random.default_rng(0))
+    >>> taken = patients[rows].tolist()
     >>> all(taken.count(name) in (0, list(patients).count(name)) for name in "abc") and 1 <= len(taken) <= 4
     True
     """
@@ -236,8 +237,10 @@ def hash_groups(names: Iterable[object]) -> torch.Tensor:
     >>> a, b, c = hash_groups(["a", "b", "a"])
     >>> bool(a == c), bool(a == b), bool(hash_groups(["b"]) == b)
     (True, False, True)
-    >>> len(set(hash_groups([7, 7.0, "7", "7.0"]).tolist())), len(set(hash_groups(["7", "07", 2**60, 2**60 + 1])))
-    (1, 4)
+    >>> len(set(hash_groups([7, 7.0, "7", "7.0"]).tolist()))
+    1
+    >>> len(set(hash_groups(["7", "07", 2**60, 2**60 + 1])))
+    4
     """
     texts = (without_point(name_of(name)) for name in names)
     return torch.tensor([derive(0, "group", text) for text in texts], dtype=torch.int64)

@@ -1,10 +1,8 @@
-"""Features of a table's rows: numbers are scaled to -1..1, each category, or gap, has a place of its own.
+"""Tables: schemas, rows as features, and tables as data sets.
 
-Rows of a table as features: checked against a schema, scaled by its ranges or by what it says beside them.
-
-Nothing is measured on the rows: what a row's features are follows from this row and the schema alone.
-
-Tables as data sets: whoever writes a reader gives the rows and their schema.
+A schema lists the columns with their ranges and categories. Numbers are scaled to -1..1 by these ranges; each
+category, and an empty cell, gets a feature of its own. No statistics of the rows are used: the features of a
+row depend on this row and the schema only. Custom tables derive from :class:`TableData`.
 """
 
 from __future__ import annotations
@@ -35,92 +33,27 @@ from fedstill.data.stratified_sampling import Ints, hash_groups, reject_misspell
 from fedstill.data.table_files import PARQUET_SUFFIX, pop_split_column, read_delimited_rows, read_parquet
 from fedstill.tasks import Targets, TaskConfig
 
-
-class RowFeatures(nn.Module):
-    """Cells as numbers ``(N, columns)``, a category by its place and NaN for nothing, to features ``(N, F)``.
-
-    A module, so that exports hold it.
-
-    Args:
-        columns: of the cells, in their order.
-        dtype: of the cells.
-    """
-
-    place: torch.Tensor
-    numeric: torch.Tensor
-    missing: torch.Tensor
-    low: torch.Tensor
-    high: torch.Tensor
-    code: torch.Tensor
-
-    def __init__(self, columns: Sequence[SchemaColumn], dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        place: list[int] = []  # of each feature: its column, whether it says a number or that there is none,
-        numeric, missing, low, high, code = ([] for _ in range(5))  # what becomes -1 and 1, and the category
-        for number, column in enumerate(columns):
-            width = len(column.features)
-            numbers = column.type == "number"
-            place += [number] * width
-            missing += [False] * (width - column.missing) + [True] * column.missing
-            numeric += [numbers] * width
-            low += [column.span[0] if numbers else 0.0] * width
-            high += [column.span[1] if numbers else 1.0] * width
-            code += [float(each) for each in range(width)]
-        for name, facts in (("place", place), ("numeric", numeric), ("missing", missing)):
-            self.register_buffer(name, torch.tensor(facts))
-        for name, numbers_of in (("low", low), ("high", high), ("code", code)):
-            self.register_buffer(name, torch.tensor(numbers_of, dtype=dtype))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Features, of the dtype of the cells."""
-        cells = x[:, self.place]
-        none = cells.isnan()
-        scaled = (2 * (cells - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
-        scaled = torch.where(none, 0.0, scaled)
-        own = torch.where(self.numeric, scaled, (cells == self.code).to(x.dtype))
-        return torch.where(self.missing, none.to(x.dtype), own)
-
-
-SCHEMA_FILE = "schema.toml"
 Floats = npt.NDArray[np.float64]
+RowLocation = Callable[[int], str]  # file and line of a row
+SCHEMA_FILE = "schema.toml"
 TABLE_ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", PARQUET_SUFFIX)
-MAX_FAULTS = 5  # columns with wrong cells that an error names
-RowLocation = Callable[[int], str]  # in which file and line a row stands
+MAX_FAULTS = 5  # columns with invalid cells that an error lists
 
 
-@dataclass(frozen=True, eq=False)
-class TableRows:
-    """Rows as features, and what stands beside them.
-
-    Args:
-        data: features ``(N, F)`` and targets.
-        test: 1 for testing, 2 for validation, 0 for training, ``(N,)``; None where the source does not say.
-        columns: ``(N,)`` each, by name: what nodes can be made by.
-    """
-
-    schema: Schema
-    data: TensorData
-    split: Ints | None = None
-    columns: Mapping[str, Column] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", named_columns(self.columns))
-
-
-# --- schema files -----------------------------------------------------------------------------------------
+# --- schema files -------------------------------------------------------------------------------------------
 
 
 def read_schema(path: str | Path) -> Schema:
-    """A schema from TOML.
+    """Read a schema from a TOML file.
 
     Raises:
-        ArgumentError: there is no such file.
-        DataError: it describes no schema; names the fault.
+        ArgumentError: the file does not exist.
+        DataError: it is not a valid schema.
     """
     path = Path(path)
     if not path.is_file():
-        missing = "one that is there, which says what columns a table has: `fedstill data schema` drafts it"
-        raise ArgumentError("data.schema", str(path), missing)
+        expected = "one that is there, which says what columns a table has: `fedstill data schema` drafts it"
+        raise ArgumentError("data.schema", str(path), expected)
     try:
         schema = read_table(Schema, toml.read(path))
     except ArgumentError as error:
@@ -131,33 +64,87 @@ def read_schema(path: str | Path) -> Schema:
 
 
 def schema_text(schema: Schema) -> str:
-    """A schema as TOML, which :func:`read_schema` reads back to an equal one."""
+    """Return a schema as TOML, from which :func:`read_schema` restores it."""
     table = as_table(schema)
-    table["columns"] = [{key: value for key, value in each.items() if value} for each in table["columns"]]
+    table["columns"] = [{key: value for key, value in column.items() if value} for column in table["columns"]]
     if not schema.event:
         del table["event"], table["intervals"]
     return tomli_w.dumps(table)
 
 
-# --- cells ------------------------------------------------------------------------------------------------
+# --- features -----------------------------------------------------------------------------------------------
+
+
+class RowFeatures(nn.Module):
+    """Convert cells ``(N, columns)`` to features ``(N, F)``.
+
+    A cell is a number, the index of a category, or NaN if empty. A module, so that exported models contain
+    it.
+
+    Args:
+        columns: of the cells, in order.
+        dtype: of the cells.
+    """
+
+    column_index: torch.Tensor
+    is_numeric: torch.Tensor
+    is_missing_flag: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    category: torch.Tensor
+
+    def __init__(self, columns: Sequence[SchemaColumn], dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        column_index: list[
+            int
+        ] = []  # of each feature: its column, whether it is a number, or flags an empty cell,
+        is_numeric, is_missing_flag, low, high, category = (
+            [] for _ in range(5)
+        )  # the values that become -1 and 1, and its category
+        for index, column in enumerate(columns):
+            width = len(column.features)
+            is_number_column = column.type == "number"
+            column_index += [index] * width
+            is_missing_flag += [False] * (width - column.missing) + [True] * column.missing
+            is_numeric += [is_number_column] * width
+            low += [column.span[0] if is_number_column else 0.0] * width
+            high += [column.span[1] if is_number_column else 1.0] * width
+            category += [float(value) for value in range(width)]
+        for name, flags in (
+            ("column_index", column_index),
+            ("is_numeric", is_numeric),
+            ("is_missing_flag", is_missing_flag),
+        ):
+            self.register_buffer(name, torch.tensor(flags))
+        for name, values in (("low", low), ("high", high), ("category", category)):
+            self.register_buffer(name, torch.tensor(values, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return features, with the dtype of the cells."""
+        cells = x[:, self.column_index]
+        is_empty = cells.isnan()
+        scaled = (2 * (cells - self.low) / (self.high - self.low) - 1).clamp(-1, 1)
+        scaled = torch.where(is_empty, 0.0, scaled)
+        values = torch.where(self.is_numeric, scaled, (cells == self.category).to(x.dtype))
+        return torch.where(self.is_missing_flag, is_empty.to(x.dtype), values)
 
 
 def encode_rows(
-    cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: RowLocation
+    cells: Mapping[str, Sequence[Any]], schema: Schema, source: str, locate: RowLocation
 ) -> TensorData:
-    """Columns of cells as features ``(N, F)`` and targets: classes ``(N,)``, numbers ``(N, 1)`` in -1..1, or
-    times until an event, in intervals, and whether it came ``(N, 2)``.
+    """Encode cells as features ``(N, F)`` and targets.
 
-    Columns that the schema does not have are passed over.
+    Targets are classes ``(N,)``, numbers ``(N, 1)`` in [-1, 1], or ``(N, 2)``: the time until an event, in
+    intervals, and whether it occurred. Columns that are not in the schema are ignored.
 
     Args:
-        cells: by column; texts, numbers, None or NaN.
-        what: they are, for errors about all of them.
-        where: for errors: in which file and line a row stands.
+        cells: texts, numbers, None or NaN by column.
+        source: start of error messages about all cells.
+        locate: returns file and line of a row, for errors.
 
     Raises:
-        DataError: a column is missing; or cells are not what the schema allows: by column, where the first
-            is, what it is and what it may be.
+        DataError: a column is missing; or cells violate the schema (the message has the first of each
+            column).
 
     >>> sex = SchemaColumn(name="sex", type="category", categories=("f", "m"))
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
@@ -166,14 +153,16 @@ def encode_rows(
     >>> data.inputs.tolist(), data.targets.tolist()
     ([[0.5, 0.0], [0.0, 1.0]], [1, 0])
     """
-    cells = _select_columns(cells, schema.columns, what)
-    numbers = _parse_cells(cells, schema.columns, where)
+    cells = _select_columns(cells, schema.columns, source)
+    numbers = _parse_cells(cells, schema.columns, locate)
 
     def features(columns: Sequence[SchemaColumn]) -> torch.Tensor:
         """Of some columns, ``(N, features)`` float64."""
-        places = [schema.columns.index(column) for column in columns]
-        made: torch.Tensor = RowFeatures(columns, torch.float64)(torch.from_numpy(numbers[:, places]))
-        return made
+        indices = [schema.columns.index(column) for column in columns]
+        row_features: torch.Tensor = RowFeatures(columns, torch.float64)(
+            torch.from_numpy(numbers[:, indices])
+        )
+        return row_features
 
     return TensorData(features(schema.inputs).float(), _targets(schema, features))
 
@@ -185,104 +174,203 @@ def _targets(schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.
     if not schema.event:
         return target.float()
     event = next(column for column in schema.columns if column.name == schema.event)
-    came = features([event])[:, 1:]
-    # Rounded to float32 only now: a time at which two intervals meet is a whole number of them.
-    return torch.cat([(target + 1) / 2 * schema.intervals, came], 1).float()
+    event_occurred = features([event])[:, 1:]
+    # Rounded to float32 only now, so that the boundary of two intervals is a whole number of intervals.
+    return torch.cat([(target + 1) / 2 * schema.intervals, event_occurred], 1).float()
 
 
 def encode_cells(
-    cells: Mapping[str, Sequence[Any]], schema: Schema, what: str, where: RowLocation
+    cells: Mapping[str, Sequence[Any]], schema: Schema, source: str, locate: RowLocation
 ) -> npt.NDArray[np.float32]:
-    """Columns of cells, without the target, as numbers ``(N, columns)``: a number as it is, a category by its
-    place, NaN for nothing.
+    """Encode cells, without the target, as ``(N, columns)``: numbers, category indices, NaN if empty.
 
-    Arguments and errors as :func:`encode_rows`.
+    Arguments and errors: see :func:`encode_rows`.
     """
-    cells = _select_columns(cells, schema.inputs, what)
-    return _parse_cells(cells, schema.inputs, where).astype(np.float32)
+    cells = _select_columns(cells, schema.inputs, source)
+    return _parse_cells(cells, schema.inputs, locate).astype(np.float32)
 
 
 def _select_columns(
-    cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], what: str
+    cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], source: str
 ) -> dict[str, Sequence[Any]]:
-    """The cells of a schema's columns; a DataError if one is missing, or two have its name."""
-    found: dict[str, Sequence[Any]] = {}
-    wanted = {column.name for column in columns}
+    """Return the cells of a schema's columns.
+
+    Raises:
+        DataError: a column is missing, or two have its name.
+    """
+    selected: dict[str, Sequence[Any]] = {}
+    required = {column.name for column in columns}
     for key, column in cells.items():
-        own = plain(key)
-        if own in found:
-            raise DataError(f"{what}: has column {own!r} twice (expected once)")
-        if own in wanted:
-            found[own] = column
-    if missing := [column.name for column in columns if column.name not in found]:
-        raise DataError(f"{what}: has no column {missing[0]!r} (expected those of the schema)")
-    return found
+        name = plain(key)
+        if name in selected:
+            raise DataError(f"{source}: has column {name!r} twice (expected once)")
+        if name in required:
+            selected[name] = column
+    if missing_columns := [column.name for column in columns if column.name not in selected]:
+        raise DataError(
+            f"{source}: has no column {missing_columns[0]!r} (expected all columns of the schema)"
+        )
+    return selected
 
 
 def _parse_cells(
-    cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], where: RowLocation
+    cells: Mapping[str, Sequence[Any]], columns: Sequence[SchemaColumn], locate: RowLocation
 ) -> Floats:
-    """``(N, columns)``, as :func:`encode_cells` says; of cells that are wrong the error has each column's first."""
+    """Return ``(N, columns)`` as described in :func:`encode_cells`; errors name the first invalid cell of
+    each column.
+    """
     numbers: list[list[float]] = []
     faults = []
     for column in columns:
-        read = [_parse_cell(cell, column) for cell in cells[column.name]]
-        wrong = [row for row, number in enumerate(read) if number is None]
-        if wrong:
-            text = _cell_text(cells[column.name][wrong[0]])
-            found = clip(text if column.type == "number" else repr(text), 60) if text else "nothing"
-            comma = column.type == "number" and has_decimal_comma(text)
-            point = ", with a decimal point and no comma" if comma else ""
-            told = f"column {column.name!r} is {found}: allowed is {column.allowed}{point}"
-            faults.append(f"{where(wrong[0])}: {told}{more_such(len(wrong))}")
-        numbers.append([math.nan if number is None else number for number in read])
+        parsed = [_parse_cell(cell, column) for cell in cells[column.name]]
+        invalid_rows = [row for row, number in enumerate(parsed) if number is None]
+        if invalid_rows:
+            text = _cell_text(cells[column.name][invalid_rows[0]])
+            shown = clip(text if column.type == "number" else repr(text), 60) if text else "nothing"
+            has_comma = column.type == "number" and has_decimal_comma(text)
+            hint = ", with a decimal point and no comma" if has_comma else ""
+            problem = f"column {column.name!r} is {shown} (expected {column.allowed}{hint})"
+            faults.append(f"{locate(invalid_rows[0])}: {problem}{more_such(len(invalid_rows))}")
+        numbers.append([math.nan if number is None else number for number in parsed])
     if faults:
-        more = f"; and {len(faults) - MAX_FAULTS} more columns" if faults[MAX_FAULTS:] else ""
-        raise DataError("; ".join(faults[:MAX_FAULTS]) + more)
+        other_columns = f"; and {len(faults) - MAX_FAULTS} more columns" if faults[MAX_FAULTS:] else ""
+        raise DataError("; ".join(faults[:MAX_FAULTS]) + other_columns)
     return np.stack(numbers, axis=1, dtype=np.float64)
 
 
 def _parse_cell(cell: Any, column: SchemaColumn) -> float | None:
-    """A cell as a number; None: it is not what the schema allows."""
+    """Return a cell as a number; None if it violates the schema."""
     text = _cell_text(cell)
-    if (place := column.place(text)) is not None:
-        return place
+    if (category := column.place(text)) is not None:
+        return category
     if text.lower() in EMPTY:
         return math.nan if column.missing else None
     if column.type != "number":
         return None
-    least, most = column.range
+    lowest, highest = column.range
     value = number_of(text)
-    return value if value is not None and least <= value <= most else None
+    return value if value is not None and lowest <= value <= highest else None
 
 
 def _cell_text(cell: Any) -> str:
-    """A cell as a file would have it: whole numbers without a point, nothing for what is missing."""
+    """Return a cell as a file would have it: whole numbers without a point, nothing if empty."""
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
     return name_of(cell)
 
 
-# --- sources ----------------------------------------------------------------------------------------------
+def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
+    """Check that features ``(N, F)`` can come from rows that the schema allows.
+
+    Raises:
+        DataError: the number of features is wrong, a number is outside [-1, 1], or a category is not 0 or 1.
+    """
+    names = schema.features
+    if inputs.shape[1:] != (len(names),):
+        problem = f"rows have {tuple(inputs.shape[1:])} features"
+        raise DataError(f"{source}: {problem} (expected {len(names)}, as in the schema)")
+    is_number = torch.zeros(len(names), dtype=torch.bool)
+    for column, feature_range in schema.places():
+        is_number[feature_range.start] = column.type == "number"
+    is_number = is_number.to(inputs.device)
+    is_valid = torch.where(is_number, inputs.abs() <= 1 + 1e-3, (inputs == 0) | (inputs == 1))
+    if not bool(is_valid.all()):
+        row, feature = torch.nonzero(~is_valid)[0].tolist()
+        problem = f"row {row} has {float(inputs[row, feature]):.4g} for {names[feature]!r}"
+        expected = "from -1 to 1, by the schema's range" if is_number[feature] else "0 or 1"
+        raise DataError(f"{source}: {problem} (expected {expected})")
+
+
+def sample_rows(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Sample rows ``(count, F)``, each cell uniformly from the values that the schema allows."""
+    features = torch.zeros(count, len(schema.features))
+    for column, feature_range in schema.places():
+        width = feature_range.stop - feature_range.start
+        if column.type == "number":
+            features[:, feature_range.start] = 2 * torch.rand(count, generator=generator) - 1
+            if column.missing:
+                is_empty = torch.rand(count, generator=generator) < 0.5
+                features[is_empty, feature_range.start], features[is_empty, feature_range.start + 1] = 0, 1
+        else:
+            category = torch.randint(width, (count,), generator=generator)
+            features[torch.arange(count), feature_range.start + category] = 1
+    return features
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class TableRows:
+    """Rows of a table as features, with metadata.
+
+    Args:
+        data: features ``(N, F)`` and targets.
+        split: 0 for training, 1 for testing, 2 for validation, ``(N,)``; None if the source has no split.
+        columns: metadata ``(N,)`` by name, which can define the nodes.
+    """
+
+    schema: Schema
+    data: TensorData
+    split: Ints | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", named_columns(self.columns))
 
 
 def read_rows(path: Path, schema: Schema) -> TableRows:
-    """The rows of one csv or Parquet file, which its ending tells apart.
+    """Read the rows of one csv or Parquet file.
 
-    Beside the schema's columns it may have ``split`` (train, test, validation) and any others, of which
-    ``patient`` and ``site`` are heeded.
+    It may have metadata columns: ``split`` (train, test, validation), ``patient``, ``site`` and others.
 
     Raises:
-        DataError: it cannot be read, or breaks the schema.
+        DataError: it cannot be read, or violates the schema.
     """
-    cells, where = read_cells(path)
-    data = encode_rows(cells, schema, str(path), where)
-    test = pop_split_column(cells, path)
-    return TableRows(schema, data, test, {key: np.array(column) for key, column in cells.items()})
+    cells, locate = read_cells(path)
+    data = encode_rows(cells, schema, str(path), locate)
+    split = pop_split_column(cells, path)
+    return TableRows(schema, data, split, {key: np.array(column) for key, column in cells.items()})
+
+
+def read_table_folder(path: Path, schema: Schema) -> TableRows:
+    """Read all csv and Parquet files of a folder; each file is a site, by its name.
+
+    Raises:
+        DataError: there are none, two of one site, or as in :func:`read_rows`; or only some have a column
+            ``split``, ``patient`` or ``site``.
+    """
+    visible = (file for file in path.iterdir() if not file.name.startswith("."))
+    files = sorted(file for file in visible if table_ending(file))
+    if not files:
+        raise DataError(f"{path}: has no csv or Parquet file (expected one for each site)")
+    sites = [plain(file.name[: -len(table_ending(file))]) for file in files]
+    if duplicate := named_twice(sites):
+        duplicates = " and ".join(
+            ascii(file.name) for file, site in zip(files, sites, strict=True) if site == duplicate
+        )
+        raise DataError(f"{path}: has {duplicates} (expected one file for each site)")
+    tables = [read_rows(file, schema) for file in files]
+    splits = [table.split for table in tables if table.split is not None]
+    _require_in_all("split", files, [table.split is not None for table in tables])
+    for column in ("patient", "site"):  # which keep rows together
+        _require_in_all(column, files, [column in table.columns for table in tables])
+    shared_columns = [key for key in tables[0].columns if all(key in table.columns for table in tables)]
+    columns = {key: np.concatenate([table.columns[key] for table in tables]) for key in shared_columns}
+    columns["site"] = np.repeat(sites, [len(table.data) for table in tables])
+    data = TensorData.joined([table.data for table in tables])
+    return TableRows(schema, data, np.concatenate(splits) if splits else None, columns)
+
+
+def _require_in_all(column: str, files: Sequence[Path], has_column: Sequence[bool]) -> None:
+    """Refuse a column that only some files have, as it would be dropped."""
+    if any(has_column) and not all(has_column):
+        problem = f"has no column {column!r}, which {files[has_column.index(True)].name} has"
+        raise DataError(f"{files[has_column.index(False)]}: {problem} (expected in all files or in none)")
 
 
 def read_cells(path: Path) -> tuple[dict[str, list[str]], RowLocation]:
-    """The cells of a csv or Parquet file, by column, and where each row stands.
+    """Read the cells of a csv or Parquet file, by column; also return a function that locates rows.
 
     Raises:
         DataError: it cannot be read.
@@ -291,7 +379,7 @@ def read_cells(path: Path) -> tuple[dict[str, list[str]], RowLocation]:
 
 
 def table_ending(file: Path) -> str:
-    """The ending that makes a file a table, in lower case; empty: it is none.
+    """Return the ending that makes a file a table, in lower case; empty if it is not a table.
 
     >>> table_ending(Path("St. Mary.CSV.gz")), table_ending(Path("schema.toml"))
     ('.csv.gz', '')
@@ -300,11 +388,11 @@ def table_ending(file: Path) -> str:
 
 
 def _read_csv_cells(path: Path) -> tuple[dict[str, list[str]], RowLocation]:
-    (_, header), *below = read_delimited_rows(path)
-    if twice := named_twice(header):
-        raise DataError(f"{path}: has column {twice!r} twice (expected once)")
-    cells = {column: [row[place] for _, row in below] for place, column in enumerate(header)}
-    lines = [line for line, _ in below]
+    (_, header), *rows_below = read_delimited_rows(path)
+    if duplicate := named_twice(header):
+        raise DataError(f"{path}: has column {duplicate!r} twice (expected once)")
+    cells = {column: [row[index] for _, row in rows_below] for index, column in enumerate(header)}
+    lines = [line for line, _ in rows_below]
     return cells, lambda row: f"{path}, line {lines[row]}"
 
 
@@ -313,137 +401,82 @@ def _read_parquet_cells(path: Path) -> tuple[dict[str, list[str]], RowLocation]:
     return cells, lambda row: f"{path}, row {row + 1}"
 
 
-def read_table_folder(path: Path, schema: Schema) -> TableRows:
-    """The rows of all csv and Parquet files of a folder, each a site by its name.
+def is_data_frame(value: Any) -> bool:
+    """Return whether a value is a DataFrame of pandas or polars, neither of which is imported."""
+    return all(hasattr(value, name) for name in ("columns", "shape", "__getitem__", "to_numpy"))
+
+
+def encode_frame(frame: Any, schema: Schema, source: str) -> TensorData:
+    """Encode the rows of a DataFrame; a column ``patient`` becomes the groups.
 
     Raises:
-        DataError: there are none, or two of one site, or as :func:`read_rows`; some with a column ``split``,
-            ``patient`` or ``site``, and some without.
-    """
-    seen = (file for file in path.iterdir() if not file.name.startswith("."))
-    files = sorted(file for file in seen if table_ending(file))
-    if not files:
-        raise DataError(f"{path}: has no csv or Parquet file (expected one for each site)")
-    sites = [plain(file.name[: -len(table_ending(file))]) for file in files]
-    if twice := named_twice(sites):
-        two = " and ".join(ascii(file.name) for file, site in zip(files, sites, strict=True) if site == twice)
-        raise DataError(f"{path}: has {two} (expected one file for each site)")
-    parts = [read_rows(file, schema) for file in files]
-    tests = [part.split for part in parts if part.split is not None]
-    _require_in_all("split", files, [part.split is not None for part in parts])
-    for heeded in ("patient", "site"):  # by which rows are kept together
-        _require_in_all(heeded, files, [heeded in part.columns for part in parts])
-    in_all = [key for key in parts[0].columns if all(key in part.columns for part in parts)]
-    columns = {key: np.concatenate([part.columns[key] for part in parts]) for key in in_all}
-    columns["site"] = np.repeat(sites, [len(part.data) for part in parts])
-    data = TensorData.joined([part.data for part in parts])
-    return TableRows(schema, data, np.concatenate(tests) if tests else None, columns)
-
-
-def _require_in_all(column: str, files: Sequence[Path], found: Sequence[bool]) -> None:
-    """Refuse a column that some files have and others have not, which would be lost."""
-    if any(found) and not all(found):
-        told = f"has no column {column!r}, which {files[found.index(True)].name} has"
-        raise DataError(f"{files[found.index(False)]}: {told} (expected in all files or in none)")
-
-
-def is_data_frame(given: Any) -> bool:
-    """Whether an object is a DataFrame, of pandas or polars, neither of which is imported here."""
-    return all(hasattr(given, name) for name in ("columns", "shape", "__getitem__", "to_numpy"))
-
-
-def encode_frame(frame: Any, schema: Schema, what: str) -> TensorData:
-    """The rows of a DataFrame; of one patient's, by a column ``patient``, each group is protected as one.
-
-    Raises:
-        DataError: it breaks the schema, or has a patient without a name or in two spellings.
+        DataError: a row violates the schema, or a patient has no name or two spellings.
     """
     cells = {str(column): list(frame[column]) for column in frame.columns}
-    data = encode_rows(cells, schema, what, lambda row: f"{what}, row {row}")
-    beside = {plain(key): column for key, column in cells.items()}
+    data = encode_rows(cells, schema, source, lambda row: f"{source}, row {row}")
+    metadata = {plain(key): column for key, column in cells.items()}
     for column in schema.columns:
-        beside.pop(column.name, None)
-    reject_misspelled_columns(beside, what)
-    if "patient" not in beside:
+        metadata.pop(column.name, None)
+    reject_misspelled_columns(metadata, source)
+    if "patient" not in metadata:
         return data
-    patients = np.array([name_of(cell) for cell in beside["patient"]], dtype=np.str_)
-    require_unit_names("patient", patients, what)
+    patients = np.array([name_of(cell) for cell in metadata["patient"]], dtype=np.str_)
+    require_unit_names("patient", patients, source)
     return replace(data, groups=hash_groups(patients.tolist()))
 
 
-def check_features(inputs: torch.Tensor, schema: Schema, what: str) -> None:
-    """Refuse features ``(N, F)`` that no row has which the schema allows.
-
-    Raises:
-        DataError: another number of features; numbers outside -1..1; others than 0 and 1 for categories.
-    """
-    names = schema.features
-    if inputs.shape[1:] != (len(names),):
-        told = f"rows have {tuple(inputs.shape[1:])} features"
-        raise DataError(f"{what}: {told}: allowed by the schema are {len(names)}")
-    number = torch.zeros(len(names), dtype=torch.bool)
-    for column, place in schema.places():
-        number[place.start] = column.type == "number"
-    number = number.to(inputs.device)
-    sound = torch.where(number, inputs.abs() <= 1 + 1e-3, (inputs == 0) | (inputs == 1))
-    if not bool(sound.all()):
-        row, feature = torch.nonzero(~sound)[0].tolist()
-        told = f"row {row} has {float(inputs[row, feature]):.4g} for {names[feature]!r}"
-        allowed = "from -1 to 1, by the schema's range" if number[feature] else "0 or 1"
-        raise DataError(f"{what}: {told} (expected {allowed})")
-
-
-def sample_rows(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Rows ``(count, F)`` of which each cell is drawn evenly from what the schema allows."""
-    made = torch.zeros(count, len(schema.features))
-    for column, place in schema.places():
-        width = place.stop - place.start
-        if column.type == "number":
-            made[:, place.start] = 2 * torch.rand(count, generator=generator) - 1
-            if column.missing:
-                empty = torch.rand(count, generator=generator) < 0.5
-                made[empty, place.start], made[empty, place.start + 1] = 0, 1
-        else:
-            which = torch.randint(width, (count,), generator=generator)
-            made[torch.arange(count), place.start + which] = 1
-    return made
+# --- data sets ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableData(DataConfig):
-    """Rows of a table. A subclass gives its schema and its columns of cells."""
+    """Custom table. A subclass implements :meth:`schema` and :meth:`cells`.
+
+    Example::
+
+        @dataclass(frozen=True, kw_only=True)
+        class Heights(TableData):
+            def schema(self):
+                height = SchemaColumn(name="height", range=(0.5, 2.5))
+                sex = SchemaColumn(name="sex", type="category", categories=("f", "m"))
+                return Schema("sex", (height, sex))
+
+            def cells(self):
+                return {"height": [1.6, 1.8] * 50, "sex": ["f", "m"] * 50}
+    """
 
     targets: ClassVar[tuple[Targets, ...]] = ("rows",)
 
     @abstractmethod
     def schema(self) -> Schema:
-        """Its columns, what they may be, and which is learned."""
+        """Return the columns, their ranges and categories, and the target."""
 
     @abstractmethod
     def cells(self) -> Mapping[str, Sequence[Any]]:
-        """The rows, by column: texts or numbers, None where there is none. Columns beside the schema's are
-        passed over."""
+        """Return the rows, by column: texts or numbers, None if empty. Columns that are not in the schema
+        are ignored.
+        """
 
     def read(self, task: TaskConfig) -> DataSet:
-        """These rows as features, divided into training and test parts."""
+        """Return the rows as features, divided into training and test parts."""
         name, schema = self.title or self.called, self.schema()
         data = encode_rows(self.cells(), schema, name, lambda row: f"{name}, row {row}")
         return prepare_table(TableRows(schema, data), self, task, name, self.note)
 
 
 def prepare_table(table: TableRows, config: DataConfig, task: TaskConfig, name: str, note: str) -> DataSet:
-    """The data set that a table and a configuration make: inputs (N, F) float32, targets as the task's.
+    """Return the data set of a table: inputs (N, F) float32, targets of the task.
 
     Raises:
-        DataError: the schema's target is not what the task learns.
+        DataError: the target of the schema does not fit the task.
     """
     schema, data = table.schema, table.data
-    wanted = {"number": "number", "time": "time until an event"}.get(task.task_class.kind, "category")
-    if schema.teaches != wanted:
-        told = f"target {schema.target!r} of the schema is a {schema.teaches}"
+    expected = {"number": "number", "time": "time until an event"}.get(task.task_class.kind, "category")
+    if schema.teaches != expected:
+        problem = f"target {schema.target!r} of the schema is a {schema.teaches}"
         hint = ", by event = in the schema" if task.task_class.kind == "time" else ""
-        raise DataError(f"{name}: {told}: allowed for task {task.called} is a {wanted}{hint}")
-    made = prepare_data_set(
+        raise DataError(f"{name}: {problem} (expected a {expected} for task {task.called}{hint})")
+    data_set = prepare_data_set(
         ExampleSource(
             name=name,
             targets=data.targets.numpy(),
@@ -458,4 +491,4 @@ def prepare_table(table: TableRows, config: DataConfig, task: TaskConfig, name: 
         ),
         config,
     )
-    return replace(made, schema=schema)
+    return replace(data_set, schema=schema)

@@ -30,7 +30,7 @@ from fedstill.data.config import DataConfig
 from fedstill.data.loading import PATIENT, SITE, ExampleSource, join_notes, prepare_data_set
 from fedstill.data.raw import encode_labels
 from fedstill.data.table_files import pop_split_column, read_csv
-from fedstill.models.hugging_face import swapped
+from fedstill.models.hugging_face import swap_padding
 from fedstill.tasks import Targets, TaskConfig
 
 IDS, MASK = "input_ids", "attention_mask"
@@ -64,7 +64,7 @@ def set_padding_to_zero(ids: Any, mask: Any, what: str) -> torch.Tensor:
     if bool((tokens[seen != 0] == own).any()):
         hint = "" if padding else ", or a longer length, so that there is padding"
         raise DataError(f"{what}: {MASK} is 1 where {IDS} are {own} (expected an id of padding alone{hint})")
-    return swapped(tokens, own)
+    return swap_padding(tokens, own)
 
 
 PADDING, UNKNOWN = 0, 1

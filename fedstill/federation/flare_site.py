@@ -77,13 +77,13 @@ def start(site: Site, **options: Any) -> subprocess.Popen[bytes]:
         DeployError: see :func:`run`; or the process ends at once.
     """
     _check(site)
-    if (number := running(site)) is not None:
+    if (number := process_id(site)) is not None:
         raise DeployError(f"{site.folder} runs already, as process {number}")
     check_port(site)
     environment = _environment(options.pop("env", None) or os.environ)
     words = [sys.executable, "-u", "-m", "fedstill.federation.flare_site", site.role, str(site.folder)]
     process = subprocess.Popen(words, env=environment, **options)
-    while running(site) != process.pid:  # until then, stop() would not know of it
+    while process_id(site) != process.pid:  # until then, stop() would not know of it
         if process.poll() is not None:
             raise DeployError(f"{site.folder} did not start: its process ended with {process.returncode}")
         time.sleep(0.05)
@@ -101,7 +101,7 @@ def stop(site: Site, grace: float = GRACE) -> bool:
     """
     import psutil
 
-    number = running(site)
+    number = process_id(site)
     if number is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(number)
@@ -116,7 +116,7 @@ def stop(site: Site, grace: float = GRACE) -> bool:
     return number is not None
 
 
-def running(site: Site) -> int | None:
+def process_id(site: Site) -> int | None:
     """Return the id of the site's process, or None if it does not run.
 
     Any number of processes may call it at once.

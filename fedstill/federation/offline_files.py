@@ -1,9 +1,9 @@
-"""Files of queries and of answers, which people carry to and from nodes that allow no link at all.
+"""Files of queries and of responses, carried by hand to and from nodes without a network connection.
 
-A file of queries holds all that a one-round method asks, and the public inputs that it asks about; a file
-of answers holds what one node replied, as it replies over a link. Each is one blob of safetensors with a JSON
-header, and signed (:mod:`fedstill.federation.signed_files`). The server learns from such files as it does
-from nodes that it can reach: they are a link, which carries queries to replies that are there already.
+A file of queries contains all queries of a one-round method and their public inputs. A file of responses
+contains one node's replies, in the same form as over a link. Both are safetensors data with a JSON header, and
+signed (:mod:`fedstill.federation.signed_files`). :mod:`fedstill.federation.offline_link` lets a server train
+from such files as from nodes that it can reach.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
-FORMAT = 6  # of both kinds of file
-QUERIES, ANSWERS = "queries", "answers"
-PUBLIC = "public."  # begins the names of its tensors
+FORMAT = 6  # version of both kinds of file
+QUERIES, RESPONSES = "queries", "responses"
+PUBLIC = "public."  # prefix of the names of public tensors
 
 H = TypeVar("H")
 
@@ -49,20 +49,20 @@ H = TypeVar("H")
 
 @dataclass(frozen=True)
 class QueriesHeader:
-    """The header of a file of queries, beside its table ``plan``: their names, in order."""
+    """Header of a file of queries, without its table ``plan``: names of the queries, in order."""
 
     queries: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """All that a run asks.
+    """All queries of a run.
 
     Args:
         plan: method, spec of inputs and classes, fingerprint of the public data.
-        public: what is asked about, or None.
-        calls: the queries, in order; their places are their numbers.
-        sha256: of the file, in hexadecimal digits.
+        public: public data, or None.
+        calls: the queries, in order; a query's index is its number.
+        sha256: SHA-256 of the file, in hexadecimal digits.
         signer: fingerprint of the key that signed it.
         trusted: whether that key was expected.
     """
@@ -75,24 +75,24 @@ class Queries:
     trusted: bool = False
 
     def declared(self) -> Mapping[str, Query]:
-        """What the method declares about its queries."""
+        """Return the method's query declarations by name."""
         setting = NodeSetting(self.plan.spec.make_task(), LocalConfig(), Compute(), self.public)
         queries: Mapping[str, Query] = build_node_side(self.plan.make_method(), setting).queries
         return queries
 
     def contents(self) -> tuple[str, ...]:
-        """The digest of each query's name and tensors."""
+        """Return the digest of each query's name and tensors."""
         return tuple(digest(call.query, call.tensors) for call in self.calls)
 
 
 def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
-    """Write and sign a file of queries; the same queries give the same bytes.
+    """Write and sign a file of queries. Equal queries give equal bytes.
 
     Returns:
-        Its SHA-256.
+        SHA-256 of the file.
 
     Raises:
-        BundleError: the place is taken by other queries, on which nodes may be at work.
+        BundleError: the path holds other queries, to which nodes may be responding.
     """
     tensors = _numbered({number: call.tensors for number, call in enumerate(queries.calls)})
     if queries.public is not None:
@@ -101,7 +101,7 @@ def write_queries(path: Path, queries: Queries, key: Ed25519PrivateKey) -> str:
     names = [call.query for call in queries.calls]
     blob = _pack(QUERIES, {"queries": names, "plan": queries.plan.to_dict()}, tensors)
     if path.exists() and path.read_bytes() != blob:
-        raise BundleError(f"{path} holds something else already: choose another place for these queries")
+        raise BundleError(f"{path} exists and holds other data: choose another path for these queries")
     signed_files.write(path, blob, key)
     return hashlib.sha256(blob).hexdigest()
 
@@ -113,16 +113,16 @@ def read_queries(
     methods: Collection[str] = (),
     tasks: Collection[str] = (),
 ) -> Queries:
-    """The queries in a file, once its signature has been found good.
+    """Read a file of queries after verifying its signature.
 
     Args:
-        signers: fingerprints of keys of which one must have signed; None is any.
-        max_header: bytes before its tensors; 0 is no limit.
-        methods, tasks: names that may be looked up beside the package's own.
+        signers: fingerprints of accepted keys; None accepts any key.
+        max_header: largest size of the header in bytes; 0 is no limit.
+        methods, tasks: names that may be imported in addition to the package's own.
 
     Raises:
-        BundleError: missing, changed, unsigned, of a key that is not expected, or no queries that this
-            version knows.
+        BundleError: the file is missing, modified, unsigned, signed by an unexpected key, or not a file of
+            queries of this version.
     """
     blob, signer = signed_files.read(path, signers)
     table, tensors = _unpack(path, QUERIES, blob, max_header)
@@ -148,34 +148,48 @@ def read_queries(
 
 @dataclass(frozen=True)
 class ResponsesHeader:
-    """The header of a file of answers, beside what the node ``told`` in its replies."""
+    """Header of a file of responses, without its table ``replies``."""
 
     queries: str  # SHA-256 of the file of queries
-    asked_by: str  # fingerprint of the key that signed it
-    compared: bool  # whether the node knew that key beforehand
+    server_key: str  # fingerprint of the key that signed it
+    key_verified: bool  # whether the node knew that key beforehand
     node: str
     policy: PolicyConfig
 
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """What a node replied to all that it was asked: of itself, how each answer is protected, and answers by
-    number."""
+    """A node's replies to a file of queries.
 
-    hello: Mapping[str, Any]
+    Args:
+        versions: reply with its versions.
+        join: reply with its status.
+        privacy: privacy cost of each response.
+        tensors: responses by query number.
+    """
+
+    versions: Mapping[str, Any]
     join: Mapping[str, Any]
     privacy: Sequence[Mapping[str, Any]]
     tensors: Mapping[int, Tensors]
 
     def mechanisms(self) -> list[str]:
-        """Those under which answers left."""
+        """Return the privacy mechanisms of the responses."""
         return sorted({str(each["mechanism"]) for each in self.privacy})
 
 
 @dataclass(frozen=True, eq=False)
 class NodeResponses:
-    """One node's file of answers: its header, what it holds, and who signed it, a known key of the node's or
-    not."""
+    """One node's file of responses.
+
+    Args:
+        path: of the file.
+        header: its header.
+        replies: its content.
+        signer: fingerprint of the key that signed it.
+        trusted: whether that key was expected.
+        sha256: SHA-256 of the file.
+    """
 
     path: Path
     header: ResponsesHeader
@@ -186,71 +200,72 @@ class NodeResponses:
 
 
 def pack_responses(header: ResponsesHeader, replies: Replies) -> bytes:
-    """What a file of answers holds; the same answers give the same bytes."""
-    told = {name: getattr(replies, name) for name in ("hello", "join", "privacy")}
-    return _pack(ANSWERS, {**asdict(header), "replies": told}, _numbered(replies.tensors))
+    """Serialize a file of responses. Equal responses give equal bytes."""
+    values = {name: getattr(replies, name) for name in ("versions", "join", "privacy")}
+    return _pack(RESPONSES, {**asdict(header), "replies": values}, _numbered(replies.tensors))
 
 
 def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]:
-    """What :func:`pack_responses` was given.
+    """Parse the bytes that :func:`pack_responses` returns.
 
     Raises:
-        BundleError: the bytes are no answers, or those of another version.
+        BundleError: they are no responses, or of another version.
     """
-    table, tensors = _unpack(path, ANSWERS, blob)
-    told = table.pop("replies", None)
+    table, tensors = _unpack(path, RESPONSES, blob)
+    values = table.pop("replies", None)
     header = _header(path, ResponsesHeader, table)
     try:
-        replies = Replies(**told, tensors=_by_number(path, tensors))
-        parse_node_status(replies.join, parse_reply(NodeVersions, replies.hello).versions)
+        replies = Replies(**values, tensors=_by_number(path, tensors))
+        parse_node_status(replies.join, parse_reply(NodeVersions, replies.versions).versions)
         for each in replies.privacy:
-            if not parse_release_cost({"privacy": each}).mechanism:
-                raise DataError("it does not say how an answer is protected")
+            if not parse_release_cost({"cost": each}).mechanism:
+                raise DataError("the mechanism of a response is missing")
     except (TypeError, AttributeError, DataError) as error:
-        raise BundleError(f"{path}: what its node tells is of another form: {error}") from error
+        raise BundleError(f"{path}: its node's replies are malformed: {error}") from error
     return header, replies
 
 
 def read_responses(path: Path, queries: Queries, keys: Mapping[str, str] | None = None) -> NodeResponses:
-    """One node's answers, once signature and content have been found to fit the queries.
+    """Read one node's responses after verifying the signature and that they belong to the queries.
 
     Args:
-        keys: fingerprints of the nodes' keys by name; None takes any key, and trusts none.
+        keys: fingerprints of the nodes' keys by name; None accepts any key as not trusted.
 
     Raises:
-        BundleError: missing, changed, unsigned, of an unknown key, or no answers to these queries.
+        BundleError: the file is missing, modified, unsigned, signed by an unknown key, or not a file of
+            responses to these queries.
     """
     blob, signer = signed_files.read(path, None if keys is None else set(keys.values()))
     header, replies = unpack_responses(path, blob)
     if keys is not None and keys.get(header.node) != signer:
         raise BundleError(
-            f"{path} says that it is of node {header.node!r}, and is signed by a key that is not that "
+            f"{path} claims to be from node {header.node!r}, but is signed by a key that is not that "
             f"node's: {signer}"
         )
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", header.node):
         raise BundleError(f"{path} names its node {header.node!r} (expected letters, digits, '-' and '_')")
     if header.queries != queries.sha256:
         raise BundleError(
-            f"{path} answers another file of queries (SHA-256 {header.queries[:16]}..., "
+            f"{path} responds to another file of queries (SHA-256 {header.queries[:16]}..., "
             f"not {queries.sha256[:16]}...)"
         )
-    if header.asked_by != queries.signer:
+    if header.server_key != queries.signer:
         raise BundleError(
-            f"{path} answers these queries as signed by another key ({header.asked_by}): what its node was "
-            f"given had a signature that is not that of {queries.signer}"
+            f"{path} responds to these queries as signed by another key ({header.server_key}): its node got "
+            f"a file that was not signed by {queries.signer}"
         )
     count = len(queries.calls)
     if set(replies.tensors) != set(range(count)) or len(replies.privacy) != count:
-        raise BundleError(f"{path} does not hold one answer to each of the {count} queries")
+        raise BundleError(f"{path} does not hold one response to each of the {count} queries")
     sha256 = hashlib.sha256(blob).hexdigest()
     return NodeResponses(path, header, replies, signer, keys is not None, sha256)
 
 
 def answered_queries_hash(path: Path) -> str:
-    """The SHA-256 of the queries that a file of answers is for.
+    """Return the SHA-256 of the queries that a file of responses belongs to.
 
     Raises:
-        BundleError: it is none.
+        BundleError: it is not a file of responses.
     """
     return unpack_responses(path, path.read_bytes())[0].queries
 
@@ -265,7 +280,7 @@ def _pack(kind: str, header: Mapping[str, Any], tensors: Tensors) -> bytes:
 def _unpack(
     path: Path, kind: str, blob: bytes, max_header: int = MAX_HEADER
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The header, less what all files say, and the tensors."""
+    """Return the header, without the entries that all files have, and the tensors."""
     try:
         header, tensors = unpack(blob, max_header)
     except (DataError, RecursionError) as error:
@@ -291,7 +306,7 @@ def _numbered(parts: Mapping[int, Tensors]) -> dict[str, torch.Tensor]:
 
 
 def _by_number(path: Path, tensors: Tensors) -> dict[int, dict[str, torch.Tensor]]:
-    """Tensors named ``NUMBER.NAME`` by number and name."""
+    """Group tensors named ``NUMBER.NAME`` by number and name."""
     parts: dict[int, dict[str, torch.Tensor]] = {}
     for whole, tensor in tensors.items():
         number, dot, name = whole.partition(".")

@@ -1,4 +1,4 @@
-"""Nodes that have answered everything beforehand, as a link to them."""
+"""Link to files of responses, for nodes without a network connection."""
 
 from __future__ import annotations
 
@@ -14,41 +14,45 @@ from fedstill.protocol.wire_format import Tensors, pack, unpack
 
 
 class ResponseFiles:
-    """Carries queries to files of answers.
+    """Link that replies to messages from files of responses.
+
+    Args:
+        queries: the file of queries.
+        responses: one file per node.
 
     Raises:
-        BundleError: no answers, or two files of one node.
+        BundleError: there are no files, or two files of one node.
     """
 
     def __init__(self, queries: Queries, responses: Sequence[NodeResponses]) -> None:
         if not responses:
-            raise BundleError("there are no answers: name one file or more")
-        self.bundles: dict[str, NodeResponses] = {}
-        for each in sorted(responses, key=lambda each: natural_sort_key(each.header.node)):
-            other = self.bundles.setdefault(each.header.node, each)
-            if other is not each:
-                raise BundleError(f"{other.path} and {each.path} are both of node {each.header.node!r}")
-        self.nodes: Sequence[str] = list(self.bundles)
+            raise BundleError("there are no responses: name one file or more")
+        self.files: dict[str, NodeResponses] = {}
+        for file in sorted(responses, key=lambda file: natural_sort_key(file.header.node)):
+            other = self.files.setdefault(file.header.node, file)
+            if other is not file:
+                raise BundleError(f"{other.path} and {file.path} are both of node {file.header.node!r}")
+        self.nodes: Sequence[str] = list(self.files)
         self._contents = dict(enumerate(queries.contents()))
 
     def call(self, node: str, message: bytes, seconds: float) -> bytes:
-        """What a node's file replies: see :class:`fedstill.federation.transport.Link`."""
+        """Return the reply from a node's file; see :class:`fedstill.federation.transport.Link`."""
         header, tensors = unpack(message)
-        replies = self.bundles[node].replies
-        told: Mapping[str, Any] = {}
+        replies = self.files[node].replies
+        body: Mapping[str, Any] = {}
         response: Tensors = {}
         match read_message(header)[0]:
             case IdentifyNode():
-                told = replies.hello
+                body = replies.versions
             case JoinRun():
-                told = replies.join
+                body = replies.join
             case ComputeGradients(query=query, number=number):
                 return _mismatch(node, query, number)
-            case AnswerQuery(query=query, number=number, differentiable=through):
-                if through or self._contents.get(number) != digest(query, tensors):
+            case AnswerQuery(query=query, number=number, differentiable=is_differentiable):
+                if is_differentiable or self._contents.get(number) != digest(query, tensors):
                     return _mismatch(node, query, number)
-                told, response = {"privacy": replies.privacy[number]}, replies.tensors[number]
-        return pack({"body": told, "seconds": 0.0}, response)
+                body, response = {"cost": replies.privacy[number]}, replies.tensors[number]
+        return pack({"body": body, "seconds": 0.0}, response)
 
 
 def _mismatch(node: str, query: str, number: int) -> bytes:

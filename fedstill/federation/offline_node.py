@@ -1,4 +1,4 @@
-"""A node's half of a federation by files: queries answered through its gate, into a signed file."""
+"""A node's side of a run by files: respond to a file of queries through the gate, into a signed file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedstill.core.errors import ArgumentError, BundleError, FedstillError, Quer
 from fedstill.core.registry import OWN, looking_in
 from fedstill.federation import signed_files
 from fedstill.federation.offline_files import (
-    ANSWERS,
+    RESPONSES,
     QUERIES,
     Queries,
     Replies,
@@ -37,28 +37,34 @@ from fedstill.protocol.method import QueryCall
 from fedstill.protocol.run_plan import RunPlan, public_tensors
 from fedstill.protocol.wire_format import Tensors, bytes_by_kind
 
-RELEASED_FILE = (
-    "answers.safetensors"  # in the node's folder of the run: what was let out, and what was said of it
-)
-SECONDS_BETWEEN = 0.5  # between two reports of local training
+RELEASED_FILE = "responses.safetensors"  # in the node's folder of the run: what was released
+REPORT_INTERVAL = 0.5  # seconds between two progress reports of local training
 
 
 @dataclass(frozen=True)
 class OfflineResult:
-    """What became of a file of queries at a node: where the answers are, what they are, whose key signed
-    them. ``left``: bytes that crossed the gate, by kind. ``cost``: of all that ever left these data, in
-    words. ``again``: these answers had left before; then nothing was charged."""
+    """Result of :func:`answer_queries`.
+
+    Args:
+        path: file of responses.
+        replies: its content.
+        signer: fingerprint of the key that signed it.
+        queries: the queries.
+        released_bytes: bytes that passed the gate, by payload kind.
+        cost: privacy cost of all releases from these data so far, in words.
+        was_released: whether the same responses had been released before; then nothing was charged.
+    """
 
     path: Path
     replies: Replies
     signer: str
     queries: Queries
-    left: Mapping[str, int]
+    released_bytes: Mapping[str, int]
     cost: str
-    again: bool = False
+    was_released: bool = False
 
 
-def answer(
+def answer_queries(
     folder: Path,
     queries: Path,
     out: Path | None = None,
@@ -66,111 +72,128 @@ def answer(
     server_key: str | None = None,
     report: Callable[[int], None] = lambda percent: None,
 ) -> OfflineResult:
-    """Answer a file of queries at the node of a folder, through its gate, and write a signed file.
+    """Respond to a file of queries at a node, through its gate, and write a signed file of responses.
 
-    The same file again gives the answers that were let out the first time, and what was said of them then,
-    and is not charged again, even if data or model are others by then; but today's policy is asked first.
-    Whoever was stopped before there were answers does it again, with the same data and model.
+    The same file of queries returns the stored responses and is not charged again, even if data or model have
+    changed since; the current policy is checked first. A call that was interrupted before the responses were
+    stored is repeated, with the same data and model.
 
     Args:
-        folder: of the node, as ``fedstill node init`` made it. Its key lies there, ``node.key``.
-        out: the file of answers; None is ``answers-NAME.safetensors`` in the working folder.
-        server_key: fingerprint of the server's key; None takes any, which is then not trusted.
-        report: is told now and then how far local training has come, in percent.
+        folder: of the node, created by ``fedstill node init``. It contains the node's key, ``node.key``.
+        queries: the file of queries.
+        out: the file of responses; None is ``responses-NAME.safetensors`` in the working folder.
+        server_key: fingerprint of the server's key; None accepts any key as not trusted.
+        report: called with the progress of local training in percent.
 
     Raises:
-        BundleError: the file cannot be believed.
-        QueryRefused: the owner's policy forbids a query; then nothing is trained and nothing leaves.
-        FedstillError: data, model and queries do not fit.
+        BundleError: the file is malformed, or its signature is invalid or unexpected.
+        QueryRefused: the owner's policy forbids a query; then nothing is trained or released.
+        FedstillError: data, model and queries do not fit together.
     """
-    host = NodeService(folder)
-    with looking_in(folder):  # what the file names is the owner's own, and never the working folder's
+    service = NodeService(folder)
+    with looking_in(folder):  # import custom modules from the owner's folder, never from the working folder
         try:
-            return _collect_responses(host, queries, out, server_key, report)
+            return _answer_queries(service, queries, out, server_key, report)
         except FedstillError as error:
-            host.refusals.record(host.server_fingerprint, getattr(error, "query", QUERIES), error, "")
+            service.refusals.record(service.server_fingerprint, getattr(error, "query", QUERIES), error, "")
             raise
 
 
-def _collect_responses(
-    host: NodeService, queries: Path, out: Path | None, server_key: str | None, report: Callable[[int], None]
+def _answer_queries(
+    service: NodeService,
+    queries: Path,
+    out: Path | None,
+    server_key: str | None,
+    report: Callable[[int], None],
 ) -> OfflineResult:
-    folder, policy = host.folder, host.file.policy
+    folder, policy = service.folder, service.file.policy
     bytes = queries.stat().st_size if queries.is_file() else 0
     if 0 < policy.max_message < bytes:
         rule = f"max_message: {policy.max_message}, and {queries} has {bytes} bytes"
-        raise QueryRefused(host.name, QUERIES, rule)
-    with enforce_limits(host.name, QUERIES):
+        raise QueryRefused(service.name, QUERIES, rule)
+    with enforce_limits(service.name, QUERIES):
         signers = None if server_key is None else [server_key]
-        given = read_queries(queries, signers, policy.max_header, policy.methods, policy.tasks)
-    # Named after what the file holds: another file is another run, and is paid for.
-    plan = replace(given.plan, run=f"{QUERIES}-{given.sha256[:32]}")
-    host.server_fingerprint = given.signer
-    path = Path(f"{ANSWERS}-{host.name}.safetensors") if out is None else out
-    key = signed_files.own_key(folder / "node.key")
-    signer = signed_files.fingerprint(signed_files.public_of(key))
-    signed_files.require_own(path, signer)
-    _require_same(path, given)
-    kept = folder / "runs" / plan.run / RELEASED_FILE
-    again = kept.exists()
-    if again:
-        host.require_approved(plan, given.public)
+        queries_file = read_queries(queries, signers, policy.max_header, policy.methods, policy.tasks)
+    # Named after the file's content: another file is another run, which is charged.
+    plan = replace(queries_file.plan, run=f"{QUERIES}-{queries_file.sha256[:32]}")
+    service.server_fingerprint = queries_file.signer
+    path = Path(f"{RESPONSES}-{service.name}.safetensors") if out is None else out
+    key = signed_files.load_or_create_key(folder / "node.key")
+    signer = signed_files.fingerprint(signed_files.public_key_bytes(key))
+    signed_files.require_same_signer(path, signer)
+    _require_same_queries(path, queries_file)
+    stored = folder / "runs" / plan.run / RELEASED_FILE
+    was_released = stored.exists()
+    if was_released:
+        service.require_approved(plan, queries_file.public)
     else:
-        _let_out(host, plan, given, kept, report)
-    header, replies = _again(host, given, kept)
+        _release_responses(service, plan, queries_file, stored, report)
+    header, replies = _stored_responses(service, queries_file, stored)
     signed_files.write(path, pack_responses(header, replies), key)
-    spent = audit_file.read_total_spent(host.file, folder)
-    mixed = "not one sum: runs were paid for by records and by groups of them"
-    paid = (
+    spent = audit_file.read_total_spent(service.file, folder)
+    mixed = "no total: some runs were charged per record and some per group"
+    total_cost = (
         mixed
         if len(spent.units) > 1
-        else describe_total_cost(host.file.privacy, spent.events, spent.no_guarantee)
+        else describe_total_cost(service.file.privacy, spent.events, spent.no_guarantee)
     )
-    return OfflineResult(path, replies, signer, given, _left(given, replies), paid, again)
+    return OfflineResult(
+        path, replies, signer, queries_file, _released_bytes(queries_file, replies), total_cost, was_released
+    )
 
 
-def _require_same(path: Path, given: Queries) -> None:
-    """Refuse to write over one's own answers to other queries, with ArgumentError."""
-    if path.exists() and answered_queries_hash(path) != given.sha256:
-        raise ArgumentError("--out", str(path), "another file: this one answers other queries")
+def _require_same_queries(path: Path, queries_file: Queries) -> None:
+    """Raise ArgumentError if the file holds this node's responses to other queries."""
+    if path.exists() and answered_queries_hash(path) != queries_file.sha256:
+        raise ArgumentError("--out", str(path), "another file: this one has responses to other queries")
 
 
-def _left(given: Queries, replies: Replies) -> dict[str, int]:
-    """Bytes that crossed the gate, by kind."""
-    declared, total = given.declared(), Counter[str]()
+def _released_bytes(queries_file: Queries, replies: Replies) -> dict[str, int]:
+    """Return the bytes that passed the gate, by payload kind."""
+    declared, total = queries_file.declared(), Counter[str]()
     for number, response in sorted(replies.tensors.items()):
-        total.update(bytes_by_kind(response, declared[given.calls[number].query].releases))
+        total.update(bytes_by_kind(response, declared[queries_file.calls[number].query].releases))
     return dict(total)
 
 
-def _let_out(
-    host: NodeService, plan: RunPlan, given: Queries, kept: Path, report: Callable[[int], None]
+def _release_responses(
+    service: NodeService, plan: RunPlan, queries_file: Queries, stored: Path, report: Callable[[int], None]
 ) -> None:
-    """Train, answer through the gate, and keep what left with all that is to be said of it."""
+    """Train, respond through the gate, and store the releases with their replies."""
     try:
-        told = host.join(plan, None if given.public is None else public_tensors(given.public))
-        session = host.session
+        status = service.join(
+            plan, None if queries_file.public is None else public_tensors(queries_file.public)
+        )
+        session = service.session
         if session is None:
-            raise BundleError("the public data that the queries are about are not in their file")
-        _admit(host, told.refused_queries, told.max_queries, given.calls, session.audit, plan.run)
-        responses = _answers(host, session, told.is_trained, given.calls, report)
+            raise BundleError("the file of queries lacks its public data")
+        _check_refusals(
+            service, status.refused_queries, status.max_queries, queries_file.calls, session.audit, plan.run
+        )
+        responses = _compute_responses(service, session, status.is_trained, queries_file.calls, report)
         privacy = [asdict(session.node.gate.release_cost(number, RESPONSE)) for number in responses]
-        header = ResponsesHeader(given.sha256, given.signer, given.trusted, host.name, host.file.policy)
-        done = replace(told, is_trained=True, last_query=-1, checkpoints=())  # it has answered all there is
-        blob = pack_responses(header, Replies(asdict(host.versions()), asdict(done), privacy, responses))
-        host.require_still_allowed(session, QUERIES)
-        # First the audit log: what is kept without an entry of its own does not leave.
-        session.audit.charge(_letting_out(plan.run, blob, host.folder))
-        private_files.replace(kept, blob, sync=True)
+        header = ResponsesHeader(
+            queries_file.sha256, queries_file.signer, queries_file.trusted, service.name, service.file.policy
+        )
+        final_status = replace(
+            status, is_trained=True, last_query=-1, checkpoints=()
+        )  # all queries are answered
+        blob = pack_responses(
+            header, Replies(asdict(service.versions()), asdict(final_status), privacy, responses)
+        )
+        service.require_still_allowed(session, QUERIES)
+        # The audit log first, as a stored file without an entry is not released.
+        session.audit.charge(_file_entry(plan.run, blob, service.folder))
+        private_files.replace(stored, blob, sync=True)
     finally:
-        host.leave()
+        service.leave()
 
 
-def _letting_out(run: str, blob: bytes, folder: Path) -> Entry:
-    """The entry that says which bytes were let out, and so may leave again; it costs nothing.
+def _file_entry(run: str, blob: bytes, folder: Path) -> Entry:
+    """Return the audit entry of the stored file, which may be released again without a charge.
 
-    Their fingerprint is keyed by the node's secret: by a plain one, whoever reads the log could try out which
-    answers without noise these are.
+    Its hash is keyed by the node's secret. With an unkeyed hash, a reader of the log could test guesses of
+    responses without noise.
     """
     key = hashlib.blake2b(str(owner_folder.read_secret(folder)).encode(), person=b"let out").digest()
     return Entry(
@@ -185,49 +208,50 @@ def _letting_out(run: str, blob: bytes, folder: Path) -> Entry:
     )
 
 
-def _again(host: NodeService, given: Queries, kept: Path) -> tuple[ResponsesHeader, Replies]:
-    """What was let out, byte for byte, if policy and log still allow it; who asked is said as it is now.
+def _stored_responses(
+    service: NodeService, queries_file: Queries, stored: Path
+) -> tuple[ResponsesHeader, Replies]:
+    """Return the stored responses if policy and audit log still allow them, with the current server's key.
 
-    Neither data nor model are read: they may be others by now, and nothing of them leaves.
+    Data and model are not read. They may have changed, and nothing of them is released.
     """
-    policy = host.file.policy
-    rules = {name: policy_refusal(policy, query) for name, query in given.declared().items()}
-    blob, run = kept.read_bytes(), kept.parent.name
-    with closing(audit_file.open_audit(host.file, host.folder)) as audit:
+    policy = service.file.policy
+    rules = {name: policy_refusal(policy, query) for name, query in queries_file.declared().items()}
+    blob, run = stored.read_bytes(), stored.parent.name
+    with closing(audit_file.open_audit(service.file, service.folder)) as audit:
         audit.require_sound()
         objections = {name: rule for name, rule in rules.items() if rule is not None}
-        _admit(host, objections, policy.max_queries or None, given.calls, audit, run)
-        if not audit.totals.entry_number(vars(_letting_out(run, blob, host.folder))):
+        _check_refusals(service, objections, policy.max_queries or None, queries_file.calls, audit, run)
+        if not audit.totals.entry_number(vars(_file_entry(run, blob, service.folder))):
             raise RunFolderError(
-                f"{kept} is not what was let out, or {host.file.privacy.audit_log} is not the audit log that "
-                "knows, or the node's secret is another: no entry has these bytes. Put the one that was "
-                "changed back as it was. Or delete the answers: then the queries are answered anew, and "
-                "charged anew"
+                f"{stored} was modified, or {service.file.privacy.audit_log} is another audit log, or the node's "
+                "secret has changed: no entry has the hash of this file. Restore the one that has changed. Or "
+                "delete the stored responses: then the queries are answered and charged again"
             )
-    header, replies = unpack_responses(kept, blob)
-    return replace(header, asked_by=given.signer, compared=given.trusted), replies
+    header, replies = unpack_responses(stored, blob)
+    return replace(header, server_key=queries_file.signer, key_verified=queries_file.trusted), replies
 
 
-def _answers(
-    host: NodeService,
+def _compute_responses(
+    service: NodeService,
     session: Session,
     learned: bool,
     calls: Sequence[QueryCall],
     report: Callable[[int], None],
 ) -> Mapping[int, Tensors]:
-    """What the gate lets out, after the training that comes first; a refusal is written down.
+    """Train the local model and return the responses released by the gate; record refusals.
 
-    That takes hours at times: before each step the owner's word is asked for again.
+    As training can take hours, the owner's approval is checked again before each step.
     """
     while not learned:
-        host.require_still_allowed(session, "train_locally")
-        done = session.train_locally(SECONDS_BETWEEN)
-        learned = done.is_trained
-        report(done.percent)
+        service.require_still_allowed(session, "train_locally")
+        final_status = session.train_locally(REPORT_INTERVAL)
+        learned = final_status.is_trained
+        report(final_status.percent)
     responses = {}
     for number, call in enumerate(calls):
         try:
-            host.require_still_allowed(session, call.query)
+            service.require_still_allowed(session, call.query)
             responses[number] = session.respond(call.query, number, call.tensors, False)
         except (FedstillError, *OWN) as error:
             record_in_audit_log(session, call.query, number, error)
@@ -235,19 +259,19 @@ def _answers(
     return responses
 
 
-def _admit(
-    host: NodeService,
+def _check_refusals(
+    service: NodeService,
     objections: Mapping[str, str],
-    most: int | None,
+    max_queries: int | None,
     calls: Sequence[QueryCall],
     audit: AuditLog,
     run: str,
 ) -> None:
-    """Refuse before any training what would be refused after it, and what is refused today."""
+    """Refuse queries before training that the policy would refuse after it."""
     for number, call in enumerate(calls):
         rule = objections.get(call.query)
-        if rule is None and most is not None and most < len(calls):
-            rule = f"max_queries: {most}, and the file asks {len(calls)}"
+        if rule is None and max_queries is not None and max_queries < len(calls):
+            rule = f"max_queries: {max_queries}, and the file asks {len(calls)}"
         if rule is not None:
-            audit.append(Entry(run, NODE_DATA, host.name, number, call.query, REFUSED, rule=rule))
-            raise QueryRefused(host.name, call.query, rule)
+            audit.append(Entry(run, NODE_DATA, service.name, number, call.query, REFUSED, rule=rule))
+            raise QueryRefused(service.name, call.query, rule)

@@ -1,15 +1,15 @@
-"""Startup kits: who may take part in a federation.
+"""Startup kits, which define the participants of a federation.
 
-NVIDIA FLARE's own tools make the certificates and kits (:mod:`nvflare.lighter`); each site's rules are put
-into them (:mod:`fedstill.federation.flare_permissions`).
+NVIDIA FLARE's own tools create certificates and kits (:mod:`nvflare.lighter`). Each site's permissions are then
+added (:mod:`fedstill.federation.flare_permissions`).
 
-Layout of a federation's folder, which belongs to whoever runs the server:
+Layout of a federation's folder, which belongs to the person who runs the server:
 
     server/         kit of the server
     nodes/NAME/     kit of a node: hand it over, then delete it here
     admin/          kit of the person who starts runs
     server.toml     what a run may use at the server (:mod:`fedstill.federation.server_rules`)
-    provision/      the root certificate authority: its key lets in whom it signs, so keep it secret
+    provision/      the root certificate authority: its key admits any node, so keep it secret
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from fedstill.core import private_files
 from fedstill.core.config_tables import commented
 from fedstill.core.errors import ArgumentError, DeployError
 from fedstill.federation.flare_permissions import (
-    ANSWER_WITHIN,
+    HEARTBEAT_TIMEOUT,
     write_json,
     write_node_rules,
     write_server_rules,
 )
 
-ADMIN = "admin@federation.local"  # FLARE wants the form of an e-mail address; nothing is ever sent there
-ROOT_DAYS = 3650  # the authority outlives the certificates it signs: they are for 360 days, fixed by FLARE
+ADMIN = "admin@federation.local"  # FLARE requires the form of an e-mail address; nothing is sent to it
+ROOT_DAYS = 3650  # validity of the root certificate; FLARE signs the others for 360 days
 
 FEDERATION = "provision/federation.json"  # in a federation's folder
 HOSTS = "a host name or an IPv4 address, without port"
-HEARTBEAT = 4.0  # seconds between two signs of life of a node; FLARE counts in steps of 2
-DEAD_AFTER = 30.0  # seconds without one until the server counts a node as gone
+HEARTBEAT = 4.0  # seconds between two heartbeats of a node; FLARE rounds to multiples of 2
+DEAD_AFTER = 30.0  # seconds without a heartbeat until the server counts a node as gone
 
 
 def require_flare() -> None:
-    """Say in one line how to install FLARE, where it is missing.
+    """Check that FLARE is installed.
 
     Raises:
-        DeployError: nvflare is not installed.
+        DeployError: nvflare is not installed. The message says how to install it.
     """
     try:
         import nvflare  # noqa: F401
@@ -66,87 +66,88 @@ def provision(
     heartbeat: float = HEARTBEAT,
     dead_after: float = DEAD_AFTER,
 ) -> int:
-    """Make the kits of a new federation.
+    """Create the kits of a new federation.
 
     Args:
-        folder: where to, see the layout above; it must be new or empty.
+        folder: target folder, see the layout above; it must be new or empty.
         host: name or IPv4 address by which the nodes reach the server.
-        nodes: their names, one kit each.
-        port: the one port that the server opens; None takes a free one of this machine.
-        heartbeat: seconds between two signs of life of a node, in steps of 2.
-        dead_after: seconds without one until the server counts a node as gone.
+        nodes: names of the nodes, one kit each.
+        name: of the federation.
+        port: the port of the server; None takes a free one of this machine.
+        heartbeat: seconds between two heartbeats of a node, a multiple of 2.
+        dead_after: seconds without a heartbeat until the server counts a node as gone.
 
     Returns:
         The server's port.
 
     Raises:
-        ArgumentError: a name or number that cannot be used.
-        DeployError: the folder is not empty, or FLARE refuses.
+        ArgumentError: a name or number is invalid.
+        DeployError: the folder is not empty, or FLARE fails.
     """
-    from fedstill.federation import server_rules  # imports torch, which a site's own process does without
+    from fedstill.federation import server_rules  # imports torch, which a site's process does not need
 
     require_flare()
     _check(host, nodes, name, port)
     if not 2 <= heartbeat < dead_after:
         raise ArgumentError("heartbeat", heartbeat, f"2 or more, and less than dead_after, {dead_after:g}")
     if folder.exists() and any(folder.iterdir()):
-        raise DeployError(f"{folder} is not empty: a federation is made in a new folder")
+        raise DeployError(f"{folder} is not empty: choose a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     port = port or free_port()
     federation = {"name": name, "host": host, "port": port, "heartbeat": heartbeat, "dead_after": dead_after}
     write_json(folder / FEDERATION, {**federation, "nodes": list(nodes)})
     (folder / server_rules.FILE).write_text(commented(server_rules.ServerRules()), encoding="utf-8")
-    made = _make(folder, nodes, admin=True)
-    _take(made / _server_name(host), folder / "server")
-    _take(made / ADMIN, folder / "admin")
+    built = _build_kits(folder, nodes, admin=True)
+    _install_kit(built / _server_name(host), folder / "server")
+    _install_kit(built / ADMIN, folder / "admin")
     write_server_rules(folder / "server", dead_after)
-    _hand_out(folder, made, nodes, heartbeat)
+    _write_node_kits(folder, built, nodes, heartbeat)
     return port
 
 
-def add(folder: Path, nodes: Sequence[str]) -> None:
-    """Kits for more nodes, or with new certificates for old ones; the server may go on running.
+def add_nodes(folder: Path, nodes: Sequence[str]) -> None:
+    """Create kits for more nodes, or new certificates for existing ones. The server may keep running.
 
     Raises:
-        ArgumentError: a name that cannot be used.
-        DeployError: no federation was made in this folder, a kit is still there, or FLARE refuses.
+        ArgumentError: a name is invalid.
+        DeployError: the folder contains no federation, a kit exists already, or FLARE fails.
     """
     require_flare()
     federation = read_federation(folder)
     _check(federation["host"], nodes, federation["name"], federation["port"])
-    there = {path.name.lower(): path for path in (folder / "nodes").glob("*")}
+    existing = {path.name.lower(): path for path in (folder / "nodes").glob("*")}
     for node in nodes:
-        if (kit := there.get(node.lower())) is not None:
-            raise DeployError(f"{kit} is there already: hand it over, or delete it first")
-    _hand_out(folder, _make(folder, nodes, admin=False), nodes, federation["heartbeat"])
+        if (kit := existing.get(node.lower())) is not None:
+            raise DeployError(f"{kit} exists already: hand it over, or delete it first")
+    _write_node_kits(folder, _build_kits(folder, nodes, admin=False), nodes, federation["heartbeat"])
     known = dict.fromkeys([*federation["nodes"], *nodes])
     write_json(folder / FEDERATION, {**federation, "nodes": list(known)})
 
 
-def renew(folder: Path) -> None:
-    """New certificates for the server and the admin, in their kits; the server takes its own when it starts.
+def renew_certificates(folder: Path) -> None:
+    """Create new certificates for the server and the admin, in their kits; the server loads its own at its start.
 
     Raises:
-        DeployError: no federation was made in this folder, or FLARE refuses.
+        DeployError: the folder contains no federation, or FLARE fails.
     """
     require_flare()
     federation = read_federation(folder)
     server = _server_name(federation["host"])
     _forget_keys(folder, federation["name"], [server, ADMIN])
-    made = _make(folder, [], admin=True)
+    built = _build_kits(folder, [], admin=True)
     for participant, kit in ((server, folder / "server"), (ADMIN, folder / "admin")):
         for suffix in ("*.crt", "*.key"):
-            for path in (made / participant / "startup").glob(suffix):
+            for path in (built / participant / "startup").glob(suffix):
                 shutil.move(path, kit / "startup" / path.name)
-    shutil.rmtree(made)
+    shutil.rmtree(built)
 
 
 def read_federation(folder: Path) -> dict[str, Any]:
-    """Name, host, port, times and names of the nodes of the federation in this folder.
+    """Return name, host, port, timeouts and node names of the federation in a folder.
 
     Raises:
-        DeployError: there is none.
+        DeployError: the folder contains no federation.
     """
     try:
         federation: dict[str, Any] = json.loads((folder / FEDERATION).read_text())
@@ -155,15 +156,15 @@ def read_federation(folder: Path) -> dict[str, Any]:
     return federation
 
 
-def revoked(folder: Path) -> list[str]:
-    """Names that the server of the federation in this folder lets in no more."""
+def revoked_nodes(folder: Path) -> list[str]:
+    """Return the names of revoked nodes of the federation in a folder."""
     path = folder / "server" / "disabled_clients.json"
     names: list[str] = json.loads(path.read_text())["disabled_clients"] if path.exists() else []
     return names
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """Return a port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         port: int = probe.getsockname()[1]
@@ -183,12 +184,12 @@ def _check(host: str, nodes: Sequence[str], name: str, port: int | None) -> None
     for node in nodes:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", node) or node.lower() == "server":
             raise ArgumentError(
-                "node", node, "1 to 64 letters, digits, - and _, not - at first, and not 'server'"
+                "node", node, "1 to 64 letters, digits, - and _, not starting with -, and not 'server'"
             )
         if node.lower() == _server_name(host).lower():
             raise ArgumentError("node", node, "another name than the server's host")
-    if len({node.lower() for node in nodes}) < len(nodes):  # on some disks their folders are one
-        raise ArgumentError("nodes", " ".join(nodes), "each name once, in whichever case")
+    if len({node.lower() for node in nodes}) < len(nodes):  # some file systems ignore case
+        raise ArgumentError("nodes", " ".join(nodes), "each name once, ignoring case")
     if not re.fullmatch(r"[A-Za-z0-9_]{1,64}", name):
         raise ArgumentError("name", name, "1 to 64 letters, digits and _")
     if port is not None and not 1 <= port <= 65535:
@@ -196,11 +197,11 @@ def _check(host: str, nodes: Sequence[str], name: str, port: int | None) -> None
 
 
 def _server_name(host: str) -> str:
-    return host[:63]  # FLARE's: the common name of a certificate is no longer
+    return host[:63]  # longest common name of a certificate
 
 
-def _make(folder: Path, nodes: Sequence[str], *, admin: bool) -> Path:
-    """Run FLARE's builders; the folder with one kit for each participant."""
+def _build_kits(folder: Path, nodes: Sequence[str], *, admin: bool) -> Path:
+    """Run FLARE's builders and return the folder with one kit for each participant."""
     from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.entity import Project
     from nvflare.lighter.impl.cert import CertBuilder
@@ -221,45 +222,45 @@ def _make(folder: Path, nodes: Sequence[str], *, admin: bool) -> Path:
         StaticFileBuilder(config_folder="config", scheme="grpc", require_signed_jobs=True),
         CertBuilder(root_valid_days=ROOT_DAYS),
     ]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         context = Provisioner(str(folder / "provision"), builders).provision(project)
-    made = context.get(CtxKey.CURRENT_PROD_DIR)
-    if made is None or context.get(CtxKey.BUILD_ERROR):
-        raise DeployError(f"FLARE could not make the kits: {_last_line(said.getvalue())}")
+    built = context.get(CtxKey.CURRENT_PROD_DIR)
+    if built is None or context.get(CtxKey.BUILD_ERROR):
+        raise DeployError(f"FLARE could not create the kits: {_last_line(output.getvalue())}")
     _forget_keys(folder, name, nodes)
-    return Path(made)
+    return Path(built)
 
 
 def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "it does not say why")
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "unknown reason")
 
 
 def _forget_keys(folder: Path, name: str, nodes: Sequence[str]) -> None:
-    """Remove private keys from what FLARE remembers: a node's key is in its kit, and nowhere else."""
+    """Delete nodes' private keys from FLARE's state, so that a node's key is in its kit only."""
     path = folder / "provision" / name / "state" / "cert.json"
     state = json.loads(path.read_text())
     kept = {key: value for key, value in state.items() if key not in nodes}
-    # In one move: the authority's own key is nowhere else.
+    # Atomically, as the authority's own key is stored only here.
     private_files.replace(path, (json.dumps(kept, indent=2) + "\n").encode(), sync=True)
 
 
-def _hand_out(folder: Path, made: Path, nodes: Sequence[str], heartbeat: float) -> None:
+def _write_node_kits(folder: Path, built: Path, nodes: Sequence[str], heartbeat: float) -> None:
     for node in nodes:
         kit = folder / "nodes" / node
-        _take(made / node, kit)
+        _install_kit(built / node, kit)
         write_node_rules(kit)
         write_json(kit / "local" / "fedstill.json", {"heartbeat": heartbeat})
         config = json.loads((kit / "startup" / "fed_client.json").read_text())
-        config["client"]["maint_msg_timeout"] = ANSWER_WITHIN
+        config["client"]["maint_msg_timeout"] = HEARTBEAT_TIMEOUT
         write_json(kit / "startup" / "fed_client.json", config)
-    shutil.rmtree(made)  # of a server's kit made again beside new nodes: nobody needs it
+    shutil.rmtree(built)  # it also has an unneeded new kit of the server
 
 
-def _take(source: Path, target: Path) -> None:
+def _install_kit(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(source, target)
     for script in (target / "startup").glob("*.sh"):
-        script.unlink()  # they would start a site with FLARE's own settings, and again whenever it ended
+        script.unlink()  # it would start the site with FLARE's own settings, and restart it
     (target / "readme.txt").unlink(missing_ok=True)
     target.chmod(0o700)

@@ -49,7 +49,7 @@ def parse_node_status(body: Mapping[str, Any], versions: Mapping[str, str]) -> N
 
 
 def parse_release_cost(body: Mapping[str, Any]) -> ReleaseCost:
-    """Parse the entry ``privacy`` of a reply: the mechanism and the privacy cost of a release.
+    """Parse the entry ``cost`` of a reply: the mechanism and the privacy cost of a release.
 
     Raises:
         DataError: it is malformed.
@@ -107,9 +107,9 @@ def parse_reply(kind: type[T], body: Mapping[str, Any]) -> T:
     Raises:
         DataError: a value is missing, of a wrong type or out of range.
 
-    >>> from fedstill.node.replies import Progress
+    >>> from fedstill.node.replies import TrainingProgress
     >>> parse_reply(Progress, {"percent": 40, "is_trained": False, "mood": "good"})
-    Progress(percent=40, learned=False)
+    TrainingProgress(percent=40, is_trained=False)
     >>> parse_reply(Progress, {"percent": 140, "is_trained": False})
     Traceback (most recent call last):
     ...

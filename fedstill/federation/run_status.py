@@ -71,7 +71,7 @@ def run_status_line(folder: Path, status: str = "", since: float = 0.0) -> str:
     if status in _WAITING_TEXTS:
         return _WAITING_TEXTS[status]
     if status and not status.startswith("FINISHED"):
-        if is_running(folder):
+        if has_running_job(folder):
             return f"running{progress_suffix(folder)}"
         if not _is_newer(folder / JOB, since):
             return _WAITING_TEXTS["DISPATCHED"]
@@ -90,10 +90,10 @@ def run_status_line(folder: Path, status: str = "", since: float = 0.0) -> str:
 
 def has_ended(folder: Path) -> bool:
     """Return whether the run in a folder at the server has finished or stopped, and all files are written."""
-    return ((folder / RESULT).exists() or (folder / STOPPED).exists()) and not is_running(folder)
+    return ((folder / RESULT).exists() or (folder / STOPPED).exists()) and not has_running_job(folder)
 
 
-def is_running(folder: Path) -> bool:
+def has_running_job(folder: Path) -> bool:
     """Return whether a job is running in the folder."""
     return is_locked(folder / JOB)
 

@@ -1,7 +1,7 @@
-"""What a run may use at a deployed server beside what fedstill brings: what its owner's ``server.toml`` says.
+"""Resources that a run may use at a deployed server, from the ``server.toml`` of the server's owner.
 
-Whoever holds an admin's kit writes the configuration that the server reads, and need not be whoever owns the
-machine. So no run brings code, names code or names a file there unless the owner lets it.
+The person with the admin's kit writes the configuration that the server reads, and may not be the owner of the
+machine. So a run cannot bring code, or name code or files there, unless the owner allows it.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from fedstill.data.config import DATA
 from fedstill.data.user_data import default_folders
 
 FILE = "server.toml"  # in the server's folder
-HF = "hf:"  # before a folder, where a model is named
-HUB = ("student.model", "data.vocabulary")  # where it is
-FILES = ("data.", "public.", "student.")  # under which a text may name what lies in the current folder
+HF = "hf:"  # prefix of a Hugging Face model or of a folder
+HUB = ("student.model", "data.vocabulary")  # options with such values
+FILES = ("data.", "public.", "student.")  # tables in which a text may name a file in the current folder
 
 
 @dataclass(frozen=True)
 class ServerRules(Checked):
-    """What a run may use at this server."""
+    """Resources that a run may use at this server."""
 
     under: ClassVar[str] = "server"
 
     data: tuple[str, ...] = ()
-    """Folders beneath which a run may name data and other files, relative to this file. What lies in
-    the folders of FEDSTILL_DATA, a run may ask for in any case."""
+    """Folders in which a run may name data and other files, relative to this file. Files in the folders of
+    FEDSTILL_DATA are always allowed."""
 
     modules: tuple[str, ...] = ()
-    """Methods, tasks, networks and data of your own that a run may name: ["my_methods:Prox"]. They run as the
-    server does."""
+    """Custom methods, tasks, networks and data that a run may name: ["my_methods:Prox"]. They run with the
+    server's rights."""
 
     plugins: tuple[str, ...] = ()
-    """Folders in which these lie, relative to this file; what is installed is found without."""
+    """Folders of these modules, relative to this file; installed modules need none."""
 
     downloads: bool = False
-    """Whether a run may have this machine fetch public data sets and models from the internet."""
+    """Whether a run may download public data sets and models from the internet to this machine."""
 
     def check(self, table: Mapping[str, Any], file: Path) -> None:
-        """Refuse a run's configuration that names what its server's owner has not let it use.
+        """Refuse a run's configuration that names resources which the server's owner has not allowed.
 
         Args:
-            table: the configuration, as TOML has it.
-            file: where the rules stand.
+            table: the configuration, as a TOML table.
+            file: file of these rules.
 
         Raises:
-            ArgumentError: code, a file, or folders with code that the rules do not let in.
+            ArgumentError: it names code, a file, or folders with code that the rules do not allow.
         """
         if table.get("plugins"):
-            raise ArgumentError("plugins", table["plugins"], f"none here, but those of {file}")
+            raise ArgumentError("plugins", table["plugins"], f"none, as {file} lists the server's plugins")
         if "extends" in table:
-            raise ArgumentError("extends", table["extends"], "nothing here: a run comes complete")
+            raise ArgumentError("extends", table["extends"], "none: a run's configuration is sent complete")
         for name, text in toml.texts(table):
             if _is_code(name, text) and text not in self.modules:
-                raise ArgumentError(name, text, f"one of fedstill's own here, or of `modules` in {file}")
-            place = place_of(name, text)
-            if place is not None and not any(place.is_relative_to(each) for each in self._folders(file)):
-                raise ArgumentError(name, text, f"what lies in a folder that `data` of {file} lists")
-            if place is None and _is_hub(name, text) and not self.downloads:
+                raise ArgumentError(name, text, f"one of fedstill's own, or of `modules` in {file}")
+            path = named_path(name, text)
+            if path is not None and not any(path.is_relative_to(each) for each in self._folders(file)):
+                raise ArgumentError(name, text, f"a path in a folder that `data` of {file} lists")
+            if path is None and _is_hub(name, text) and not self.downloads:
                 raise ArgumentError(name, text, f"a folder here, as {file} says downloads = false")
         for part in ("data", "public"):
             inner = table.get(part)
@@ -74,10 +74,10 @@ class ServerRules(Checked):
                 raise ArgumentError(f"{part}.download", True, f"false, as {file} says downloads = false")
 
     def plugin_folders(self, folder: Path) -> list[str]:
-        """Those of ``plugins``, whole.
+        """Return the absolute paths of ``plugins``.
 
         Args:
-            folder: the server's.
+            folder: of the server.
         """
         return [str((folder / Path(each).expanduser()).resolve()) for each in self.plugins]
 
@@ -87,10 +87,10 @@ class ServerRules(Checked):
 
 
 def read(folder: Path) -> ServerRules:
-    """The rules in a server's folder; where there are none, nothing is let in.
+    """Read the rules in a server's folder; without a file nothing is allowed.
 
     Raises:
-        FedstillError: the file cannot be read, or says something that is not known.
+        FedstillError: the file cannot be read or has an unknown key.
     """
     file = folder / FILE
     if not file.exists():
@@ -101,36 +101,36 @@ def read(folder: Path) -> ServerRules:
         raise FedstillError(f"{file}: {error}") from error
 
 
-def for_run(table: Mapping[str, Any]) -> ServerRules:
-    """The rules that let in exactly what a run names: of a rehearsal, whose server is the researcher's."""
+def rules_for_run(table: Mapping[str, Any]) -> ServerRules:
+    """Return rules that allow exactly what a run names, for a rehearsal on the researcher's own machine."""
     named = list(toml.texts(table))
-    places = {str(place) for name, text in named if (place := place_of(name, text)) is not None}
+    paths = {str(path) for name, text in named if (path := named_path(name, text)) is not None}
     modules = {text for name, text in named if _is_code(name, text)}
     plugins = [str(Path(each).resolve()) for each in table.get("plugins", ())]
-    return ServerRules(tuple(sorted(places)), tuple(sorted(modules)), tuple(plugins), downloads=True)
+    return ServerRules(tuple(sorted(paths)), tuple(sorted(modules)), tuple(plugins), downloads=True)
 
 
-def place_of(name: str, text: str) -> Path | None:
-    """The file or folder, whole, that a text names outside the usual folders of data, as whoever reads it
-    understands it; None if it names none.
+def named_path(name: str, text: str) -> Path | None:
+    """Return the absolute path that a configuration's text names outside the usual data folders, or None.
 
     Args:
-        name: the text's place in a configuration.
+        name: dotted name of the option.
+        text: its value.
 
     Raises:
-        ArgumentError: it can be no path on this machine.
+        ArgumentError: it is not a valid path on this machine.
 
-    >>> place_of("student.model", "small-cnn:16") is place_of("data.target", "mass/height") is None
+    >>> named_path("student.model", "small-cnn:16") is named_path("data.target", "mass/height") is None
     True
-    >>> place_of("data.root", "/srv/../etc").as_posix(), place_of("student.model", "hf:/a/b").as_posix()
+    >>> named_path("data.root", "/srv/../etc").as_posix(), named_path("student.model", "hf:/a/b").as_posix()
     ('/etc', '/a/b')
     """
-    told = text.removeprefix(HF) if _is_hub(name, text) else text
-    path = Path(told)
+    value = text.removeprefix(HF) if _is_hub(name, text) else text
+    path = Path(value)
     outside = path.is_absolute() or str(path).startswith("~") or ".." in path.parts
     if not outside:
-        known = name.endswith(".name") and text in DATA  # which no folder of that name stands for
-        if not told or known or not name.startswith(FILES):
+        known = name.endswith(".name") and text in DATA  # a data set, even if a folder has its name
+        if not value or known or not name.startswith(FILES):
             return None
         if not name.endswith(".root") and not os.path.lexists(path):
             return None
@@ -141,7 +141,7 @@ def place_of(name: str, text: str) -> Path | None:
 
 
 def _is_hub(name: str, text: str) -> bool:
-    """Whether a text is ``hf:`` with a folder or a name of the hub, where that means something."""
+    """Return whether a text names a folder or a model of the Hugging Face hub with ``hf:``."""
     return name in HUB and text.startswith(HF)
 
 

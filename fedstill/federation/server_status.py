@@ -12,7 +12,7 @@ from fedstill.core.errors import DeployError
 from fedstill.core.names import is_run_name
 from fedstill.federation import flare_kit, flare_site, provision
 from fedstill.federation.admin import Admin
-from fedstill.federation.run_status import is_running, run_status_line
+from fedstill.federation.run_status import has_running_job, run_status_line
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class ServerRun:
     Args:
         folder: of the run; a waiting run has none yet.
         begun: time at which it began.
-        run_status_line: its status in one line.
+        status_line: its status in one line.
         job: id of its latest job.
     """
 
     folder: Path
     begun: datetime
-    run_status_line: str
+    status_line: str
     job: str | None = None
 
 
@@ -66,15 +66,15 @@ class ServerMonitor:
 
     def read_status(self) -> ServerStatus:
         """Return the server's current status."""
-        process, error = flare_site.running(flare_kit.server(self._folder)), ""
+        process, error = flare_site.process_id(flare_kit.server(self._folder)), ""
         nodes: Mapping[str, float] = {}
         jobs: list[dict[str, Any]] = []
         if process is not None:
             try:
                 self._admin = self._admin or Admin(self._folder / "admin")
                 nodes, jobs = self._admin.nodes(), self._admin.jobs()
-            except DeployError as error:
-                error, self._admin = str(error), None
+            except DeployError as failure:
+                error, self._admin = str(failure), None
         address = f"{self._about['host']}:{self._about['port']}"
         runs = _runs(self._folder / "runs", jobs)
         return ServerStatus(str(self._about["name"]), address, process, nodes, runs, error)
@@ -93,7 +93,7 @@ def _runs(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[ServerRun]:
     for name in {*(path.name for path in folder.glob("*") if path.is_dir()), *latest}:
         path, job = folder / name, latest.get(name)
         if job is None:  # the server does not run, or was provisioned again
-            status_line = run_status_line(path, "RUNNING" if is_running(path) else "")
+            status_line = run_status_line(path, "RUNNING" if has_running_job(path) else "")
             runs.append(ServerRun(path, _utc_time(path.stat().st_mtime), status_line))
         else:
             submitted = float(job["submit_time"])

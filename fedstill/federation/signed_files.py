@@ -1,8 +1,9 @@
-"""Files that carry a signature: whoever reads one knows that no byte has changed, and whose key signed it.
+"""Signed files: a signature proves that no byte was changed, and which key signed the file.
 
-Beside ``FILE`` lies ``FILE.sig``: a few hundred bytes of JSON with the signer's public key and the Ed25519
-signature of all bytes of the file. Nothing of the file itself is parsed before that has been verified. A key
-alone says nothing about who holds it: its fingerprint has to be compared, once, by another way, as the phone.
+The signature of ``FILE`` is in ``FILE.sig``: a few hundred bytes of JSON with the signer's public key and the
+Ed25519 signature of all bytes of the file. The file is not parsed before the signature has been verified. A key
+does not prove its owner's identity: its fingerprint has to be compared once over another channel, such as the
+phone.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 ALGORITHM = "Ed25519"
 KEY_BYTES, SIGNATURE_BYTES = 32, 64
-MOST_SIGNATURE = 4096  # bytes of a .sig file
-MOST_PEM = 16_384  # bytes of a key's file
+MAX_SIGNATURE_FILE = 4096  # bytes of a .sig file
+MAX_KEY_FILE = 16_384  # bytes of a key's file
 
 
 def signature_path(path: Path) -> Path:
-    """Where the signature of a file lies.
+    """Return the path of a file's signature.
 
     >>> signature_path(Path("queries.safetensors")).name
     'queries.safetensors.sig'
@@ -38,15 +39,15 @@ def signature_path(path: Path) -> Path:
     return path.with_name(path.name + ".sig")
 
 
-def own_key(path: Path) -> Ed25519PrivateKey:
-    """The private key in a PEM file that only its owner may read; made at first use.
+def load_or_create_key(path: Path) -> Ed25519PrivateKey:
+    """Load the private key in a PEM file that only its owner may read; create it if it does not exist.
 
-    The public key is written beside it, as ``.pub``, for the others.
+    The public key is written to a file with the suffix ``.pub`` in the same folder.
 
     Raises:
         BundleError: the file holds no such key, or others may read it.
     """
-    _require()
+    _require_cryptography()
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -55,7 +56,7 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     if path.stat().st_mode & 0o077:
         raise BundleError(f"{path} can be read by others: chmod 600 {path}")
     try:
-        key = serialization.load_pem_private_key(_small(path), None)
+        key = serialization.load_pem_private_key(_read_key_file(path), None)
     except (ValueError, TypeError) as error:
         raise BundleError(f"{path} holds no private key in PEM form without a password") from error
     if not isinstance(key, Ed25519PrivateKey):
@@ -63,14 +64,14 @@ def own_key(path: Path) -> Ed25519PrivateKey:
     public = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    beside = path.with_suffix(".pub")
-    if not beside.exists() or beside.read_bytes() != public:
-        private_files.replace(beside, public)
+    public_path = path.with_suffix(".pub")
+    if not public_path.exists() or public_path.read_bytes() != public:
+        private_files.replace(public_path, public)
     return key
 
 
 def _make_key(path: Path) -> None:
-    """A new private key, whole or not at all; one that another process makes meanwhile stays."""
+    """Create a private key atomically; a key that another process creates meanwhile is kept."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -90,18 +91,18 @@ def _make_key(path: Path) -> None:
     private_files.sync_folder(path.parent)
 
 
-def public_of(key: Ed25519PrivateKey) -> bytes:
-    """The public key of a private one, 32 bytes."""
+def public_key_bytes(key: Ed25519PrivateKey) -> bytes:
+    """Return the public key of a private key, 32 bytes."""
     return key.public_key().public_bytes_raw()
 
 
-def expected(text: str) -> str:
-    """The fingerprint of a key that someone names: by its PEM file, or as it was read out over the phone.
+def parse_fingerprint(text: str) -> str:
+    """Return the fingerprint of a key given as a PEM file or as a typed fingerprint.
 
     Raises:
         BundleError: it is neither.
 
-    >>> expected("66687AADF862BD776C8FC18B8E9F8E20")
+    >>> parse_fingerprint("66687AADF862BD776C8FC18B8E9F8E20")
     '6668 7aad f862 bd77 6c8f c18b 8e9f 8e20'
     """
     if len(found := digits(text)) == 32:
@@ -112,18 +113,18 @@ def expected(text: str) -> str:
 
 
 def read_public(path: Path) -> bytes:
-    """The public key in a PEM file, 32 bytes.
+    """Read the public key in a PEM file, 32 bytes.
 
     Raises:
-        BundleError: there is none.
+        BundleError: the file holds none.
     """
-    _require()
+    _require_cryptography()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        key = serialization.load_pem_public_key(_small(path))
+        key = serialization.load_pem_public_key(_read_key_file(path))
     except (ValueError, UnsupportedAlgorithm) as error:
         raise BundleError(f"{path} holds no public key in PEM form") from error
     if not isinstance(key, Ed25519PublicKey):
@@ -132,42 +133,42 @@ def read_public(path: Path) -> bytes:
 
 
 def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
-    """Write a file and its signature, each in one move: whoever is stopped in between leaves no half file.
-    They are their owner's alone, to be handed on by hand: nothing in them is encrypted.
+    """Write a file and its signature, each atomically.
 
-    Ed25519 draws nothing: the same bytes and the same key give the same signature.
+    Only their owner may read them, as nothing is encrypted. Ed25519 is deterministic: equal bytes and an equal
+    key give an equal signature.
     """
     private_files.replace(path, blob, sync=True)
-    private_files.replace(signature_path(path), _encoded(public_of(key), key.sign(blob)), sync=True)
+    private_files.replace(signature_path(path), _encoded(public_key_bytes(key), key.sign(blob)), sync=True)
 
 
-def require_own(path: Path, signer: str) -> None:
-    """Refuse to write over a file that another key has signed.
+def require_same_signer(path: Path, signer: str) -> None:
+    """Refuse to overwrite a file that another key has signed.
 
     Raises:
-        BundleError: one has, or nobody can tell.
+        BundleError: another key has signed it, or its signature cannot be read.
     """
-    beside = signature_path(path)
-    if beside.exists() and fingerprint(_read_signature(beside)[0]) != signer:
-        raise BundleError(f"{path} is signed by another key than this one's: choose another place")
+    public_path = signature_path(path)
+    if public_path.exists() and fingerprint(_read_signature(public_path)[0]) != signer:
+        raise BundleError(f"{path} is signed by another key: choose another path")
 
 
 def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str]:
-    """The bytes of a file, and the fingerprint of the key that signed it, once its signature is found good.
+    """Return the bytes of a file and the fingerprint of its signer, after verifying the signature.
 
     Args:
-        signers: fingerprints of the keys of which one must have signed; None is any key.
+        signers: fingerprints of accepted keys; None accepts any key.
 
     Raises:
-        BundleError: there is no such file or no signature, the signature is not one of these bytes, or it is
-            of a key that is not expected.
+        BundleError: the file or its signature does not exist, the signature is invalid, or the key is
+            unexpected.
     """
-    _require()
+    _require_cryptography()
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     if not path.is_file():
-        raise BundleError(f"{path}: there is no such file")
+        raise BundleError(f"file not found: {path}")
     key, signature = _read_signature(signature_path(path))
     signer = fingerprint(key)
     if signers is not None and signer not in signers:
@@ -183,11 +184,11 @@ def read(path: Path, signers: Collection[str] | None = None) -> tuple[bytes, str
 
 
 def _read_signature(path: Path) -> tuple[bytes, bytes]:
-    """Public key and signature in a ``.sig`` file, which has one form: no other bytes say the same."""
+    """Return public key and signature of a ``.sig`` file. Only its canonical form is accepted."""
     if not path.is_file():
         raise BundleError(f"{path} is missing: a file without its signature is not read")
     with path.open("rb") as file:
-        text = file.read(MOST_SIGNATURE + 1)
+        text = file.read(MAX_SIGNATURE_FILE + 1)
     try:
         table = json.loads(text)
         parts = bytes.fromhex(table["key"]), bytes.fromhex(table["signature"])
@@ -203,13 +204,13 @@ def _encoded(key: bytes, signature: bytes) -> bytes:
     return (json.dumps(table) + "\n").encode()
 
 
-def _require() -> None:
+def _require_cryptography() -> None:
     if importlib.util.find_spec("cryptography") is None:
         raise BundleError("files cannot be signed without cryptography: pip install 'fedstill[offline]'")
 
 
-def _small(path: Path) -> bytes:
+def _read_key_file(path: Path) -> bytes:
     if not path.is_file():
-        raise BundleError(f"{path}: there is no such file")
+        raise BundleError(f"file not found: {path}")
     with path.open("rb") as file:
-        return file.read(MOST_PEM)
+        return file.read(MAX_KEY_FILE)

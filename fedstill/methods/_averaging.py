@@ -15,19 +15,19 @@ import torch
 from fedstill.core.options import PositiveInt, Share
 from fedstill.methods import (
     ArgumentError,
-    Group,
+    NodeGroup,
     Method,
     Needs,
     Server,
     Span,
-    Work,
+    TrainStep,
     query,
     torch_generator,
     train_round,
 )
 from fedstill.methods._histogram import HistogramState, TellsSize, Tensors
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
-from fedstill.models.module_utils import load_vector, to_vector, weighted_mean, whole_numbers
+from fedstill.models.module_utils import load_vector, to_vector, weighted_mean, integer_mask
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
 from fedstill.protocol.secure_aggregation import SumWeighting
 
@@ -52,9 +52,9 @@ class Rounds(Method):
         return True
 
     @query(name="begin", sends={"parameters": PARAMETERS}, times=1, when=lambda self, at: self.starts)
-    def take_start(self, nodes: Group, parameters: torch.Tensor) -> Tensors:
+    def take_start(self, nodes: NodeGroup, parameters: torch.Tensor) -> Tensors:
         """All nodes take the server's first weights; nothing leaves."""
-        nodes.load("model", parameters)
+        nodes.load_parameters("model", parameters)
         return {}
 
     def round_span(self, sent: Tensors) -> Span:
@@ -99,16 +99,16 @@ class Averaging(TellsSize, Rounds):
         extra_loss=lambda self, at: self.beside,
         sums=lambda self, at: self.summed(),
     )
-    def train(self, nodes: Group, parameters: torch.Tensor, round: int) -> Tensors:
+    def train(self, nodes: NodeGroup, parameters: torch.Tensor, round: int) -> Tensors:
         """Take parameters w, train on your own data, give yours back."""
-        nodes.load("model", parameters, self.shared)
+        nodes.load_parameters("model", parameters, self.shared)
         train_round(nodes, round, self.rounds, self.work(nodes))
-        trained = nodes.vectors("model", self.shared)
+        trained = nodes.parameter_vectors("model", self.shared)
         if (
-            nodes.at.secure_aggregation
+            nodes.setting.secure_aggregation
         ):  # numbers of batches follow from a node's size, and would be a second sum of it
             model = nodes.nodes[0].model
-            counts = whole_numbers(model.get_submodule(self.shared)).to(trained.device)
+            counts = integer_mask(model.get_submodule(self.shared)).to(trained.device)
             trained = torch.where(counts, parameters, trained)
         return {"parameters": trained}
 
@@ -131,7 +131,7 @@ class Averaging(TellsSize, Rounds):
             raise ArgumentError("method.participation", self.participation, "1 where link.secure_aggregation")
         return {"parameters": "size"}
 
-    def work(self, nodes: Group) -> Work | None:
+    def work(self, nodes: NodeGroup) -> TrainStep | None:
         """A round's training step, with the models as the server sent them; None is the task's own loss."""
         return None
 

@@ -23,7 +23,7 @@ from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.data.augmentation import flip_and_rotate
 from fedstill.methods import (
     ArgumentError,
-    Group,
+    NodeGroup,
     Method,
     Node,
     NodeSetting,
@@ -32,13 +32,13 @@ from fedstill.methods import (
     cosine_lr,
     seeded,
     set_lr,
-    stack,
+    stack_tensors,
 )
 from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
 from fedstill.models import PatchCritic
 from fedstill.models.critics import Norm, PatchGAN
 from fedstill.models.generators import TableCritic
-from fedstill.models.vgg import perceptual
+from fedstill.models.vgg import perceptual_loss
 from fedstill.node import dp_training
 from fedstill.privacy.dpsgd import sampling_rate
 from fedstill.protocol.payload_kinds import CRITIC, SOURCES
@@ -163,7 +163,7 @@ class Critics:
 
     def judge(
         self,
-        group: Group,
+        group: NodeGroup,
         number: int,
         x: torch.Tensor,
         maps: torch.Tensor | None = None,
@@ -195,13 +195,13 @@ class Critics:
             else:
                 real = self.drawn(group, number, x)["real"] if real is None else real
                 self._learn(group, real, seen.detach()[:, : real.shape[1]])
-            response["critic"] = group.bench("critic")(seen)
+            response["critic"] = group.module("critic")(seen)
         if self.compares and source is not None:
             each = zip(group.nodes, x, source, strict=True)
-            response["difference"] = stack([self._difference(*mine) for mine in each])
+            response["difference"] = stack_tensors([self._difference(*mine) for mine in each])
         return response
 
-    def drawn(self, group: Group, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def drawn(self, group: NodeGroup, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """``real``, what D_k learns on of the node's own beside x ``(G, B, ...)``; its learning rate is set.
 
         A critic that learns privately draws by itself.
@@ -212,12 +212,12 @@ class Critics:
         return {"real": self.own(group, number, min(self.config.critic_batch or x.shape[1], x.shape[1]))}
 
     @staticmethod
-    def _private(group: Group) -> bool:
-        return "critic" in group.nodes[0].private
+    def _private(group: NodeGroup) -> bool:
+        return "critic" in group.nodes[0].private_steps
 
-    def look(self, group: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
+    def look(self, group: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
         """D_k(x) as it is, ``(G, B, h, w)``; nothing is trained."""
-        return group.bench("critic")(self.seen(x, maps))
+        return group.module("critic")(self.seen(x, maps))
 
     def seen(self, x: torch.Tensor, maps: torch.Tensor | None) -> torch.Tensor:
         """What critics see: the image, or map and image, ``(..., conditions + channels, H, W)``."""
@@ -225,13 +225,15 @@ class Critics:
             return x
         return torch.cat([self.task.encode_maps(maps), x], -3)
 
-    def own(self, group: Group, number: int, size: int) -> torch.Tensor:
+    def own(self, group: NodeGroup, number: int, size: int) -> torch.Tensor:
         """x'_k as critics see them: some of each node's own, ``(G, size, ...)``."""
         if self.maps is None:
             return group.sample(size, "critic", number)[0]
         views = [seeing(node, self.gallery.of(node.data)) for node in group.nodes]
         parts = [view.sample(size, "critic", number) for view in views]
-        return self.seen(stack([part.inputs for part in parts]), stack([part.targets for part in parts]))
+        return self.seen(
+            stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
+        )
 
     def _set_rates(self, nodes: Sequence[Node]) -> None:
         """Each D_k's learning rate by the steps that it has taken, which its optimizer remembers."""
@@ -242,9 +244,9 @@ class Critics:
             set_lr(node.optimizers["critic"], rate)
             group["steps taken"] = taken + 1
 
-    def _learn(self, group: Group, real: torch.Tensor, fake: torch.Tensor) -> None:
+    def _learn(self, group: NodeGroup, real: torch.Tensor, fake: torch.Tensor) -> None:
         """A step of each D_k (Eq. 2), without pi_k, which would need the other nodes' sizes."""
-        critic, form = group.bench("critic"), self.config.gan_form
+        critic, form = group.module("critic"), self.config.gan_form
         with torch.enable_grad():
             critic.train(True)
             losses = on_real(critic(real), form) + on_fake(critic(fake), form)
@@ -285,7 +287,7 @@ class Critics:
         made = x[rows]
         found = self.maps.pixel * (made - real).abs().flatten(1).mean(1)
         if self.maps.perceptual and self.setting.perceptual is not None:
-            found = found + self.maps.perceptual * perceptual(self.setting.perceptual, made, real)
+            found = found + self.maps.perceptual * perceptual_loss(self.setting.perceptual, made, real)
         return difference.index_put((rows,), found)
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
-from fedstill.methods import Group, Node, NodeSetting, Tensors, query
+from fedstill.methods import NodeGroup, Node, NodeSetting, Tensors, query
 from fedstill.methods._student import StudentOptions
-from fedstill.models.normalization import remembered
+from fedstill.models.normalization import outputs_and_batch_norm_loss
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS, PayloadKind
 
 STATISTICS = PayloadKind(
@@ -29,7 +29,7 @@ STATISTICS = PayloadKind(
 
 def examined(model: nn.Module, x: torch.Tensor, bn: float) -> dict[str, torch.Tensor]:
     """What one model says of inputs ``(B, ...)``: ``logits`` (B, C), and ``statistics`` () if they count."""
-    z, apart = remembered(model, x)
+    z, apart = outputs_and_batch_norm_loss(model, x)
     return {"logits": z, **({"statistics": apart} if bn else {})}
 
 
@@ -68,12 +68,12 @@ class Examines(StudentOptions):
         depends_on_records=(),
         when=lambda self, at: self.examines,
     )
-    def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
+    def examine(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """z_k = f_k(x) ``(G, B, C)``, and the distance to what batch norm has kept ``(G,)``."""
-        seen, bench = nodes.at.task.observe(x), nodes.bench("model")
+        seen, model = nodes.setting.task.observe(x), nodes.module("model")
         if not self.bn:
-            return {"logits": bench(seen)}
-        bench.train(False)  # what flows inside is seen only where a model is computed by itself
+            return {"logits": model(seen)}
+        model.train(False)  # what flows inside is seen only where a model is computed by itself
         each = [examined(node.model, mine, self.bn) for node, mine in zip(nodes.nodes, seen, strict=True)]
         return {name: torch.stack([told[name] for told in each]) for name in each[0]}
 

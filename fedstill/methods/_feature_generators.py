@@ -26,9 +26,9 @@ from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.methods import CountsLabels, Needs, Server, seeded, torch_generator
 from fedstill.methods._averaging import Rounds
 from fedstill.models import example
-from fedstill.models.extractor_head import features, split
-from fedstill.models.generators import FeatureGenerator, condition
-from fedstill.models.module_utils import copied, load_vector
+from fedstill.models.extractor_head import count_features, split_model
+from fedstill.models.generators import FeatureGenerator, append_one_hot
+from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.node.node_group import NodeGroup, StackedModules, stack_tensors
 
 Diversity = Literal["none", "div0", "div1", "div2"]
@@ -60,9 +60,9 @@ class FeatureGenerators(CountsLabels, Rounds):
 
     def sizes(self, model: nn.Module, inputs: torch.Tensor, classes: int) -> tuple[int, int, int, int]:
         """Of such a generator: noise, classes, features and width."""
-        parts = split(model, "the model")
+        parts = split_model(model, "the model")
         device = next(model.parameters()).device
-        p = features(parts, inputs.to(device), "the model")
+        p = count_features(parts, inputs.to(device), "the model")
         return self.noise, classes, p, self.generator_width
 
     def first_generator(self, server: Server) -> nn.Module:
@@ -98,11 +98,11 @@ class Received:
         load_vector(self._generator, generator[0])
         self._noise, self._counts = method.noise, counts[0].cpu()
 
-    def features(self, group: NodeGroup, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
+    def count_features(self, group: NodeGroup, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
         """G(z, y) for labels ``(G, B)``, z drawn by each node: ``(G, B, p)``, constant."""
         z = draw_noise(group, y.shape, self._noise, self.t, *purpose)
         with torch.no_grad():
-            flat = self._generator(condition(z, y, self.classes).flatten(0, 1))
+            flat = self._generator(append_one_hot(z, y, self.classes).flatten(0, 1))
         f: torch.Tensor = flat.float().view(*y.shape, -1)
         return f
 
@@ -133,11 +133,11 @@ def imagined(
 
 def uploaded(like: nn.Module, vectors: torch.Tensor) -> StackedModules:
     """Networks like one, with the parameters that K nodes uploaded, ``(K, P)``: as used, never trained."""
-    bench = StackedModules([copied(like) for _ in vectors])
-    bench.train(False)
-    for module, vector in zip(bench.modules, vectors, strict=True):
+    stacked = StackedModules([deep_copy(like) for _ in vectors])
+    stacked.train(False)
+    for module, vector in zip(stacked.modules, vectors, strict=True):
         load_vector(module, vector)
-    return bench
+    return stacked
 
 
 def diversity(form: Diversity, f: torch.Tensor, z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedstill.methods import ArgumentError, CountsLabels, Group, Node, Responses, Server, Tensors
+from fedstill.methods import ArgumentError, CountsLabels, NodeGroup, Node, Responses, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
 from fedstill.methods._public import LogitAnswers
@@ -97,20 +97,20 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
             raise ArgumentError("link.secure_aggregation", True, allowed)
         return summed
 
-    def known(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def known(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """``known``, some of each node's own ``(G, B, ...)``, if pi_k(x) needs what D_k says of them."""
         if not self.relative:
             return {}
-        return {"known": self.critics(nodes.at).own(nodes, nodes.number, x.shape[1])}
+        return {"known": self.critics(nodes.setting).own(nodes, nodes.query_number, x.shape[1])}
 
     def rating(
-        self, nodes: Group, x: torch.Tensor, known: torch.Tensor | None = None
+        self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """E D_k(x'_k), (G,), if pi_k(x) needs it."""
         if not self.relative:
             return {}
         own = self.known(nodes, x)["known"] if known is None else known
-        real = nodes.bench("critic")(own)
+        real = nodes.module("critic")(own)
         return {"critic_real": real.sigmoid().flatten(1).mean(1)}
 
     @query(
@@ -125,14 +125,17 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         when=lambda self, at: self.student_inputs == "fresh",
         sums=lambda self, at: self.summed(at),
     )
-    def predict(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
+    def predict(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """z_k = T_k(x), and what pi_k(x) needs of the critic; nothing is trained (published code)."""
-        logits = nodes.bench("model")(nodes.at.task.observe(x))
+        logits = nodes.module("model")(nodes.setting.task.observe(x))
         return {"logits": logits, **(self.criticized(nodes, x, maps) if self.rated else {})}
 
-    def criticized(self, nodes: Group, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
+    def criticized(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """What pi_k(x) needs of the critics."""
-        return {"critic": self.critics(nodes.at).preview_responses(nodes, x, maps), **self.rating(nodes, x)}
+        return {
+            "critic": self.critics(nodes.setting).preview_responses(nodes, x, maps),
+            **self.rating(nodes, x),
+        }
 
     def preview_responses(
         self, nodes: Sequence[Node], x: torch.Tensor, z: torch.Tensor, at: NodeSetting
@@ -141,7 +144,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
         logits = {"logits": z}
         if at.task.condition_channels or not self.rated:
             return logits
-        each = [self.criticized(Group([node]).knowing(at), x.unsqueeze(0)) for node in nodes]
+        each = [self.criticized(NodeGroup([node]).for_query(at), x.unsqueeze(0)) for node in nodes]
         return logits | {name: torch.cat([told[name] for told in each]) for name in each[0]}
 
     # --- at the server ----------------------------------------------------------------------------------

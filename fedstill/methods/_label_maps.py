@@ -19,7 +19,17 @@ from torch import nn
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import flip_and_rotate
-from fedstill.methods import ArgumentError, Group, Method, Needs, Node, NodeFault, Server, TensorData, Tensors
+from fedstill.methods import (
+    ArgumentError,
+    NodeGroup,
+    Method,
+    Needs,
+    Node,
+    NodeFault,
+    Server,
+    TensorData,
+    Tensors,
+)
 from fedstill.methods._generated_inputs import GeneratorBatch
 from fedstill.models.generators import ConditionalGenerator
 from fedstill.protocol import payload_kinds
@@ -68,9 +78,9 @@ class FromMaps(Method):
         depends_on_records=("maps",),
         when=lambda self, at: self.conditions == "nodes",
     )
-    def tell_maps(self, nodes: Group) -> Tensors:
+    def tell_maps(self, nodes: NodeGroup) -> Tensors:
         """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
-        node, gallery = nodes.nodes[0], nodes.at.cached("gallery", lambda: Gallery(nodes.at.task))
+        node, gallery = nodes.nodes[0], nodes.setting.cached("gallery", lambda: Gallery(nodes.setting.task))
         return {"maps": gallery.of(node.data).targets[told(node)].unsqueeze(0)}
 
     def notes(self, at: NodeSetting) -> tuple[str, ...]:

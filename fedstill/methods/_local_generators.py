@@ -16,11 +16,20 @@ import torch
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import ArgumentError, Group, LabelHistogram, Node, Tensors, Work, seeded, train_round
+from fedstill.methods import (
+    ArgumentError,
+    NodeGroup,
+    LabelHistogram,
+    Node,
+    Tensors,
+    TrainStep,
+    seeded,
+    train_round,
+)
 from fedstill.methods._feature_generators import FeatureGenerators, Received, imagined, uploaded
 from fedstill.methods._server import Server, adam, descend
-from fedstill.models.extractor_head import HEAD, split
-from fedstill.models.generators import condition
+from fedstill.models.extractor_head import HEAD, split_model
+from fedstill.models.generators import append_one_hot
 from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
 from fedstill.node import local_training
 from fedstill.protocol.local_config import Span
@@ -81,11 +90,11 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     @query(name="begin", sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
     def take_start(  # type: ignore[override]  # a generator comes with the model
-        self, nodes: Group, parameters: torch.Tensor, generator: torch.Tensor
+        self, nodes: NodeGroup, parameters: torch.Tensor, generator: torch.Tensor
     ) -> Tensors:
         """All nodes take the server's first weights; nothing leaves."""
-        nodes.load("model", parameters)
-        nodes.load("generator", generator)
+        nodes.load_parameters("model", parameters)
+        nodes.load_parameters("generator", generator)
         return {}
 
     @query(
@@ -95,32 +104,35 @@ class LocalGenerators(FeatureGenerators, ABC):
         extra_loss="distances from what the global generator gives",
     )
     def train(
-        self, nodes: Group, generator: torch.Tensor, head: torch.Tensor, counts: torch.Tensor, round: int
+        self, nodes: NodeGroup, generator: torch.Tensor, head: torch.Tensor, counts: torch.Tensor, round: int
     ) -> Tensors:
         """One round at a node: take the global generator and head, train, give the local ones back.
 
         ``counts`` are the label counts of all nodes together, which p(y) follows.
         """
         G = Received(self, nodes, generator, counts, round)
-        nodes.load("model", head, HEAD)
+        nodes.load_parameters("model", head, HEAD)
         train_round(nodes, round, self.rounds, self.model_work(nodes, G))
         if self.renewed:
-            nodes.load("generator", generator)
+            nodes.load_parameters("generator", generator)
         span = Span.part(round, self.rounds)
         self.train_generators(nodes, span, self.generator_work(nodes, round))
-        return {"generator": nodes.vectors("generator"), "head": nodes.vectors("model", HEAD)}
+        return {
+            "generator": nodes.parameter_vectors("generator"),
+            "head": nodes.parameter_vectors("model", HEAD),
+        }
 
     @abstractmethod
-    def model_work(self, nodes: Group, G: Received) -> Work:
+    def model_work(self, nodes: NodeGroup, G: Received) -> TrainStep:
         """A step of F_i and D_i."""
 
     @abstractmethod
-    def generator_work(self, nodes: Group, t: int) -> Work:
+    def generator_work(self, nodes: NodeGroup, t: int) -> TrainStep:
         """A step of G_i in round ``t``, with F_i and D_i as the round has left them."""
 
-    def train_generators(self, nodes: Group, span: Span, work: Work) -> None:
+    def train_generators(self, nodes: NodeGroup, span: Span, work: TrainStep) -> None:
         """A round's part, ``span``, of the training of a group's generators, on the nodes' own data."""
-        at = nodes.at
+        at = nodes.setting
         local_training.train(
             nodes.nodes,
             at.task,
@@ -136,12 +148,12 @@ class LocalGenerators(FeatureGenerators, ABC):
 
     def init_state(self, server: Server) -> Averages:
         G = self.first_generator(server).eval()
-        split(server.student, "the student").head.eval()
+        split_model(server.student, "the student").head.eval()
         return Averages(G, LabelHistogram())
 
     def step(self, server: Server, state: Averages, t: int) -> Mapping[str, float]:
         """One round; ``consistency`` is how well local heads know what local generators give (Fig. 5)."""
-        G, D, histogram = state.G, split(server.student, "the student").head, state.histogram
+        G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
         if not histogram.names:
             server.query("begin", parameters=to_vector(server.student), generator=to_vector(G))
             histogram.gather(server)
@@ -174,7 +186,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         losses = torch.zeros(1)
         for turn in range(self.server_steps):
             z, y = imagined(server.compute, n_y, self.server_batch, self.noise, server.seed, t, turn)
-            c = condition(z, y, server.task.classes)
+            c = append_one_hot(z, y, server.task.classes)
             with server.compute.step(server.seed, "student", t, turn):
                 if self.aggregation == "kdc":
                     losses = crossed(uploads, G, D, c, tau[:, y], self.divergence)
@@ -193,7 +205,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         z, y = imagined(server.compute, n_y, CONSISTENCY, self.noise, server.seed, "consistency")
         tau = server.task.importance_weights(n_y).squeeze(1)[:, y]  # (K, B)
         with torch.no_grad(), server.compute.autocast():
-            told = uploads.heads(uploads.features(condition(z, y, server.task.classes)))
+            told = uploads.heads(uploads.features(append_one_hot(z, y, server.task.classes)))
             told = told.log_softmax(-1)  # (K, B, C)
         right = told.gather(2, y.expand(len(n_y), -1).unsqueeze(2)).squeeze(2)  # (K, B)
         return -(tau * right).sum(0).mean().item()

@@ -18,12 +18,12 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.methods import (
     ArgumentError,
-    Group,
+    NodeGroup,
     Node,
     PublicData,
     Responses,
     TensorData,
-    stack,
+    stack_tensors,
     torch_generator,
 )
 from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
@@ -202,11 +202,11 @@ def batches(
 # --- answering and learning ----------------------------------------------------------------------------
 
 
-def logits(group: Group, x: torch.Tensor) -> torch.Tensor:
+def logits(group: NodeGroup, x: torch.Tensor) -> torch.Tensor:
     """What each node's model answers about the same inputs ``(N, ...)``: ``(G, N, C, ...)``."""
-    bench = group.bench("model")
+    model = group.module("model")
     pieces = torch.split(x, min(AT_ONCE, inference_batch_size(x)))
-    return torch.cat([bench(part.expand(len(group), *part.shape)) for part in pieces], 1)
+    return torch.cat([model(part.expand(len(group), *part.shape)) for part in pieces], 1)
 
 
 def optimizer_of(model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "adam") -> torch.optim.Optimizer:
@@ -216,7 +216,7 @@ def optimizer_of(model: nn.Module, lr: float, how: Literal["adam", "sgd"] = "ada
 
 
 def study(
-    nodes: Group,
+    nodes: NodeGroup,
     x: torch.Tensor,
     targets: torch.Tensor,
     losses: Distance,
@@ -229,21 +229,21 @@ def study(
 
     ``losses`` takes outputs and targets ``(G, B, ...)`` to ``(G,)``; ``purpose`` names what is drawn.
     """
-    bench, first = nodes.bench("model"), nodes.nodes[0]
-    bench.train(True)
+    model, first = nodes.module("model"), nodes.nodes[0]
+    model.train(True)
     optimizers = [optimizer_of(node.model, lr) for node in nodes.nodes]
     for epoch in range(epochs):
-        orders = [passes(len(x), batch, node.draw(*purpose, epoch)) for node in nodes.nodes]
+        orders = [passes(len(x), batch, node.generator(*purpose, epoch)) for node in nodes.nodes]
         for step, rows in enumerate(zip(*orders, strict=True)):
-            chosen = stack(rows).to(x.device)  # (G, B)
+            chosen = stack_tensors(rows).to(x.device)  # (G, B)
             with (
                 torch.enable_grad(),
-                nodes.at.compute.step(first.seed, first.name, *purpose, epoch, step),
+                nodes.setting.compute.step(first.seed, first.name, *purpose, epoch, step),
             ):
-                bench.backward(losses(bench(x[chosen]), targets[chosen]))
+                model.backward(losses(model(x[chosen]), targets[chosen]))
             for optimizer in optimizers:
                 optimizer.step()
-    bench.train(False)
+    model.train(False)
 
 
 def distil(
@@ -265,7 +265,7 @@ def distil(
             loss = distance(student(x).float(), target).mean()
         descend(optimizer, loss)
         losses.append(loss.detach())
-    return torch.stack(losses).mean().item() if losses else 0.0
+    return torch.stack_tensors(losses).mean().item() if losses else 0.0
 
 
 def teach(

@@ -18,7 +18,7 @@ from torch import nn
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
     ArgumentError,
-    Group,
+    NodeGroup,
     Needs,
     Responses,
     Server,
@@ -30,7 +30,7 @@ from fedstill.methods import (
 from fedstill.methods._examining import Examines, examined
 from fedstill.methods._generated_inputs import FromLabels, GeneratesInputs
 from fedstill.methods._student import Known, Student
-from fedstill.models.module_utils import copied, load_vector
+from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.protocol.payload_kinds import PARAMETERS
 
 
@@ -100,9 +100,9 @@ class Recognizes(Examines, FromLabels, GeneratesInputs, ABC):
         ragged=("parameters",),
         when=lambda self, at: self.models == "uploaded",
     )
-    def upload(self, nodes: Group) -> Mapping[str, Any]:
+    def upload(self, nodes: NodeGroup) -> Mapping[str, Any]:
         """Each node's model."""
-        return {"parameters": list(nodes.vectors("model"))}
+        return {"parameters": list(nodes.parameter_vectors("model"))}
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class Recognizes(Examines, FromLabels, GeneratesInputs, ABC):
 
     def blank(self, server: Server) -> dict[str, nn.Module]:
         """A network of each node's architecture, for its parameters to be put into."""
-        models = {name: copied(like) for names, like in server.architectures for name in names}
+        models = {name: deep_copy(like) for names, like in server.architectures for name in names}
         for name, model in models.items():
             if not len(model.state_dict()):
                 allowed = f"asked, where a model has no parameters to give away, as that of {name}"

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augment_examples, sample_augmentation
-from fedstill.methods import Group, NodeFault, Responses, Server, descend, query, torch_generator
+from fedstill.methods import NodeGroup, NodeFault, Responses, Server, descend, query, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._generated_inputs import GeneratesInputs, made
 from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
@@ -98,9 +98,9 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
         trains=("critic",),
         owner_only=lambda self, at: tuple(self.critics(at).sends) if self.conditions == "nodes" else (),
     )
-    def judge(self, nodes: Group, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
+    def judge(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """D_j(x) after one step of D_j on x and as many of the node's own, and how far x is from those."""
-        return self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
+        return self.critics(nodes.setting).judge(nodes, nodes.query_number, x, **about)
 
     # --- at the server ----------------------------------------------------------------------------------
 

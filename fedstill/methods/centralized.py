@@ -12,7 +12,18 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedstill.methods import Group, Method, Needs, Node, Server, Span, TensorData, Tensors, query, stack
+from fedstill.methods import (
+    NodeGroup,
+    Method,
+    Needs,
+    Node,
+    Server,
+    Span,
+    TensorData,
+    Tensors,
+    query,
+    stack_tensors,
+)
 from fedstill.methods._public import labeled
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
@@ -82,11 +93,11 @@ class Centralized(Method):
         return Needs(public=self.public, public_labels=self.public)
 
     @query(releases={"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}, times=1, constant=True)
-    def hand_over(self, nodes: Group) -> Tensors:
+    def hand_over(self, nodes: NodeGroup) -> Tensors:
         """The data themselves."""
         return {
-            "inputs": stack([node.data.inputs for node in nodes.nodes]),
-            "targets": stack([node.data.targets for node in nodes.nodes]),
+            "inputs": stack_tensors([node.data.inputs for node in nodes.nodes]),
+            "targets": stack_tensors([node.data.targets for node in nodes.nodes]),
         }
 
     def init_state(self, server: Server) -> Gathered:

@@ -21,7 +21,7 @@ from fedstill.core.table_schema import Schema
 from fedstill.data.tables import SCHEMA_FILE, schema_text
 from fedstill.methods import (
     ArgumentError,
-    Group,
+    NodeGroup,
     Method,
     Needs,
     NodeSetting,
@@ -86,9 +86,11 @@ class ColumnSums(Method):
         sealed=True,
         sums={"moments": "sum"},
     )
-    def sum_columns(self, nodes: Group) -> Tensors:
+    def sum_columns(self, nodes: NodeGroup) -> Tensors:
         """``moments`` (K, M): of rows, then by column n (where some may be missing), sum x, sum x^2."""
-        return {"moments": torch.stack([sums(node.data.inputs, nodes.at.schema) for node in nodes.nodes])}
+        return {
+            "moments": torch.stack([sums(node.data.inputs, nodes.setting.schema) for node in nodes.nodes])
+        }
 
     # --- at the server ----------------------------------------------------------------------------------
 

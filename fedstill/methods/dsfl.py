@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import Group, Needs, Node, Server, Span, Tensors, train_round
+from fedstill.methods import NodeGroup, Needs, Node, Server, Span, Tensors, train_round
 from fedstill.methods._node_memory import memory, remember
 from fedstill.methods._public import (
     Weighed,
@@ -108,14 +108,14 @@ class DSFL(WeighsNodes):
         depends_on_records=(),
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
     )
-    def predict(self, nodes: Group, rows: torch.Tensor, round: int) -> Tensors:
+    def predict(self, nodes: NodeGroup, rows: torch.Tensor, round: int) -> Tensors:
         """Update on own data; then t_k of the rows of o_r that lack a label, as logits ``(G, B, C)``."""
         train_round(nodes, round, self.rounds)
         asked = rows[0].long()
         if not len(asked):  # all of o_r is labeled
-            return {"logits": torch.zeros(len(nodes), 0, nodes.at.task.classes, device=nodes.device)}
-        nodes.bench("model").train(False)
-        return {"logits": logits(nodes, known(nodes.at.public).inputs[asked])}
+            return {"logits": torch.zeros(len(nodes), 0, nodes.setting.task.classes, device=nodes.device)}
+        nodes.module("model").train(False)
+        return {"logits": logits(nodes, known(nodes.setting.public).inputs[asked])}
 
     @query(
         sends=lambda self, at: {
@@ -129,7 +129,7 @@ class DSFL(WeighsNodes):
     )
     def learn(
         self,
-        nodes: Group,
+        nodes: NodeGroup,
         rows: torch.Tensor,
         t_g: torch.Tensor,
         round: int,
@@ -142,8 +142,8 @@ class DSFL(WeighsNodes):
                 memory(node, "labels")["t_g"][d] = t_g
             d = torch.cat([d, kept[0].long()])
             t_g = memory(nodes.nodes[0], "labels")["t_g"][d]
-        task: Task = nodes.at.task
-        x = known(nodes.at.public).inputs[d]
+        task: Task = nodes.setting.task
+        x = known(nodes.setting.public).inputs[d]
 
         def losses(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
             return (

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.methods import Group, HistogramState, Server, Tensors, query
+from fedstill.methods import NodeGroup, HistogramState, Server, Tensors, query
 from fedstill.methods._public import WeighsNodes
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
@@ -34,9 +34,9 @@ class NodeEnsemble(WeighsNodes):
     consensus, which listens to those who know the classes that an input shows, or one of your own."""
 
     @query(sends={"x": INPUTS}, releases={"logits": LOGITS}, depends_on_records=())
-    def predict(self, nodes: Group, x: torch.Tensor) -> Tensors:
+    def predict(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """Logits of any inputs: what a use of the ensemble asks, and costs."""
-        return {"logits": nodes.bench("model")(x)}
+        return {"logits": nodes.module("model")(x)}
 
     def init_state(self, server: Server) -> HistogramState:
         return HistogramState()

@@ -18,7 +18,17 @@ from typing import ClassVar
 import torch
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import Group, Node, NodeSetting, Server, Tensors, Work, predict, query, train_round
+from fedstill.methods import (
+    NodeGroup,
+    Node,
+    NodeSetting,
+    Server,
+    Tensors,
+    TrainStep,
+    predict,
+    query,
+    train_round,
+)
 from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.methods._node_memory import memory, remember
@@ -67,9 +77,9 @@ class FD(ClassMeans):
         span=Rounds.round_span,
         extra_loss="the distance to what all others say of an example's class",
     )
-    def learn(self, nodes: Group, F_sum: torch.Tensor, round: int) -> Tensors:
+    def learn(self, nodes: NodeGroup, F_sum: torch.Tensor, round: int) -> Tensors:
         """Train beside the others' means; tell F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent labels."""
-        at: NodeSetting = nodes.at
+        at: NodeSetting = nodes.setting
         require_vectors("F_sum", F_sum, len(nodes), at.task.classes, at.task.classes)
         F_hat = {
             node.name: others(all_of, memory(node, "told"), round)
@@ -83,11 +93,11 @@ class FD(ClassMeans):
             told["round"].fill_(round)
         return {"F": torch.stack([memory(node, "told")["F"] for node in nodes.nodes])}
 
-    def work(self, task: Task, smoothing: float, F_hat: dict[str, torch.Tensor]) -> Work:
+    def work(self, task: Task, smoothing: float, F_hat: dict[str, torch.Tensor]) -> TrainStep:
         """A step on phi(F, y) + gamma phi(F, F_hat of y), phi the cross-entropy."""
 
-        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            z = group.bench("model")(x)  # (G, B, C)
+        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = group.module("model")(x)  # (G, B, C)
             losses: torch.Tensor = task.loss(z, y, smoothing)  # (G,)
             teacher = wanted(F_hat, group, y)  # (G, B, C), 0 where nobody else holds the label
             group.step("model", losses - self.gamma * (teacher * z.log_softmax(2)).sum(2).mean(1))

@@ -22,7 +22,7 @@ import torch
 from fedstill.core import timing
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import (
-    Group,
+    NodeGroup,
     Needs,
     Node,
     PublicData,
@@ -34,7 +34,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._one_shot import OneShot, OneShotState
 from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
-from fedstill.models.attention_maps import looked, place_of
+from fedstill.models.attention_maps import outputs_and_attention, find_attention_layer
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Ensemble
@@ -91,7 +91,7 @@ class FedAD(OneShot):
         places: dict[str, str] = at.cached("places", dict)
         for node in nodes if self.attention else ():
             shape = tuple(node.data.inputs.shape[1:])
-            places[node.name] = place_of(node.model, shape, f"the model of {node.name}")
+            places[node.name] = find_attention_layer(node.model, shape, f"the model of {node.name}")
 
     @query(
         sends={"rows": INDICES},
@@ -100,14 +100,14 @@ class FedAD(OneShot):
         rows=lambda self, at: min(len(at.public or ()), CHUNK),
         depends_on_records=(),
     )
-    def predict(self, nodes: Group, rows: torch.Tensor) -> Tensors:
+    def predict(self, nodes: NodeGroup, rows: torch.Tensor) -> Tensors:
         """z_k ``(G, B, C, ...)`` and A_k ``(G, B, 64)`` of public images from one row up to another."""
         first, last = bounds(rows)
-        x = known(nodes.at.public).inputs[first:last]
-        nodes.bench("model").train(False)
+        x = known(nodes.setting.public).inputs[first:last]
+        nodes.module("model").train(False)
         if not self.attention:
             return {"logits": logits(nodes, x)}
-        places: dict[str, str] = nodes.at.cached("places", dict)
+        places: dict[str, str] = nodes.setting.cached("places", dict)
         told = [self.attended(node, places[node.name], x) for node in nodes.nodes]
         return {"logits": torch.stack([z for z, _ in told]), "attention": torch.stack([A for _, A in told])}
 
@@ -116,7 +116,7 @@ class FedAD(OneShot):
         each = []
         for part in torch.split(x, AT_ONCE):
             timing.check()
-            each.append(looked(node.model, place, part, SIDE))
+            each.append(outputs_and_attention(node.model, place, part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 
     # --- at the server ----------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class FedAD(OneShot):
 
     def init_state(self, server: Server) -> Looking:
         """Nobody has been asked yet; a student without attention is refused."""
-        place = place_of(server.student, server.shape, "the student") if self.attention else ""
+        place = find_attention_layer(server.student, server.shape, "the student") if self.attention else ""
         return Looking(optimizer_of(server.student, self.lr), place=place)
 
     def targets(self, server: Server, state: Looking) -> Mapping[str, torch.Tensor]:
@@ -158,7 +158,7 @@ class FedAD(OneShot):
         L_A = target["outputs"].new_zeros(())
         with server.compute.step(server.seed, "student", e, step):
             if self.attention:
-                z, A = looked(server.student, state.place, x, SIDE)
+                z, A = outputs_and_attention(server.student, state.place, x, SIDE)
                 L_A = outside(A, target["least"], target["most"]).mean()
             else:
                 z = server.student(x)

@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import Group, Node, NodeSetting, Work, seeded
+from fedstill.methods import NodeGroup, Node, NodeSetting, TrainStep, seeded
 from fedstill.methods._feature_generators import Received, draw_noise
 from fedstill.methods._local_generators import LocalGenerators
-from fedstill.models.extractor_head import EXTRACTOR, HEAD, features, split
-from fedstill.models.generators import FeatureCritic, condition, hidden_widths
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, count_features, split_model
+from fedstill.models.generators import FeatureCritic, append_one_hot, hidden_widths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +48,19 @@ class FedCG(LocalGenerators):
         """A generator and a critic for each node."""
         super().prepare(nodes, at)
         for node in nodes:
-            parts = split(node.model, node.name)
-            p = features(parts, node.data.inputs[:2], node.name)
+            parts = split_model(node.model, node.name)
+            p = count_features(parts, node.data.inputs[:2], node.name)
             with seeded(node.seed, node.name, "critic"):
                 critic = FeatureCritic(p, at.task.classes, hidden_widths(parts.head))
             node.add_module("critic", critic, self.adam)
 
-    def model_work(self, nodes: Group, G: Received) -> Work:
+    def model_work(self, nodes: NodeGroup, G: Received) -> TrainStep:
         """Classification: a step of F_i and D_i on CE + gamma ||F_i(x) - G(z, y)||^2."""
-        task, smoothing, turns = nodes.at.task, nodes.at.local.smoothing, itertools.count()
+        task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
         gamma = self.gamma * ramp(G.t, self.rounds)
 
-        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            turn, model = next(turns), group.bench("model")
+        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            turn, model = next(turns), group.module("model")
             f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
             loss: torch.Tensor = task.loss(model(f, HEAD), y, smoothing)  # (G,)
             if gamma:
@@ -70,21 +70,21 @@ class FedCG(LocalGenerators):
 
         return work
 
-    def generator_work(self, nodes: Group, t: int) -> Work:
+    def generator_work(self, nodes: NodeGroup, t: int) -> TrainStep:
         """Generation: a step of the critic on (F_i(x), y) against (G_i(z, y), y), then one of G_i."""
-        classes, turns = nodes.at.task.classes, itertools.count()
+        classes, turns = nodes.setting.task.classes, itertools.count()
 
-        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            critic = group.bench("critic")
+        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            critic = group.module("critic")
             with torch.no_grad():
-                f = group.bench("model")(x, EXTRACTOR)  # F_i(x)  (G, B, p)
+                f = group.module("model")(x, EXTRACTOR)  # F_i(x)  (G, B, p)
             z = draw_noise(group, y.shape, self.noise, "generator", t, next(turns))
-            f_hat = group.bench("generator")(condition(z, y, classes))  # G_i(z, y)
-            real = critic(condition(f, y, classes))  # (G, B, 1)
-            fake = critic(condition(f_hat.detach(), y, classes))
+            f_hat = group.module("generator")(append_one_hot(z, y, classes))  # G_i(z, y)
+            real = critic(append_one_hot(f, y, classes))  # (G, B, 1)
+            fake = critic(append_one_hot(f_hat.detach(), y, classes))
             L_D = (F.softplus(-real) + F.softplus(fake)).mean((1, 2))
             group.step("critic", L_D)
-            L_G = F.softplus(-critic(condition(f_hat, y, classes))).mean((1, 2))
+            L_G = F.softplus(-critic(append_one_hot(f_hat, y, classes))).mean((1, 2))
             group.step("generator", L_G)
             return L_D + L_G
 

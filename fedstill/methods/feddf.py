@@ -32,7 +32,7 @@ from fedstill.methods import (
 from fedstill.methods._averaging import Averaging
 from fedstill.methods._histogram import CountsLabels, HistogramState, LabelHistogram
 from fedstill.methods._public import Batch, distil, known, optimizer_of
-from fedstill.models.module_utils import copied, load_vector, to_vector, weighted_mean
+from fedstill.models.module_utils import deep_copy, load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import architecture_key
 from fedstill.protocol.local_config import cosine_lr, set_lr
 from fedstill.tasks import Ensemble
@@ -86,7 +86,7 @@ class FedDF(CountsLabels, Averaging):
         students: dict[str, nn.Module] = {}
         for names, network in server.architectures:
             mine = architecture_key(network) == architecture_key(server.student)
-            students[names[0]] = server.student if mine else copied(network)
+            students[names[0]] = server.student if mine else deep_copy(network)
         if server.student not in students.values():
             allowed = f"an architecture of the nodes: {', '.join(f'that of {name}' for name in students)}"
             raise ArgumentError("student.model", type(server.student).__name__, allowed)
@@ -140,7 +140,7 @@ class FedDF(CountsLabels, Averaging):
         """The mean of all received models' logits, or what else their ensemble is: ``(U, C, ...)``."""
         responses: dict[str, torch.Tensor] = {}
         for first, models in received.items():
-            teacher = copied(state.students[first]).eval()
+            teacher = deep_copy(state.students[first]).eval()
             for name, x_k in models.items():
                 load_vector(teacher, x_k)
                 responses[name] = predict(teacher, x, server.compute)

@@ -21,7 +21,7 @@ from annotated_types import Gt, Le
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import LabelHistogram, Server, Tensors, Work, adam, descend, query, train_round
+from fedstill.methods import LabelHistogram, Server, Tensors, TrainStep, adam, descend, query, train_round
 from fedstill.methods._averaging import KINDS
 from fedstill.methods._feature_generators import (
     Diversity,
@@ -31,8 +31,8 @@ from fedstill.methods._feature_generators import (
     imagined,
     uploaded,
 )
-from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
-from fedstill.models.generators import condition
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
+from fedstill.models.generators import append_one_hot
 from fedstill.models.module_utils import load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import NodeGroup, StackedModules
 from fedstill.protocol.payload_kinds import GENERATOR_PARAMETERS, LABEL_COUNTS, SCHEDULE
@@ -98,7 +98,7 @@ class FedGEN(FeatureGenerators):
         train_round(nodes, round, self.rounds, self.work(nodes, G))
         return {"parameters": nodes.parameter_vectors("model", self.part)}
 
-    def work(self, nodes: NodeGroup, G: Received) -> Work:
+    def work(self, nodes: NodeGroup, G: Received) -> TrainStep:
         """A step of F_i and D_i on their own data, on G(z, y') and, if so wished, on G(z, y)."""
         task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
         alpha, beta = (weight * self.decay**G.t for weight in (self.alpha, self.beta))
@@ -127,7 +127,7 @@ class FedGEN(FeatureGenerators):
         return Teaching(G, adam(G, self.server_lr), LabelHistogram())
 
     def step(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
-        shared, histogram = split(server.student, "the student").get_submodule(self.part), state.histogram
+        shared, histogram = split_model(server.student, "the student").get_submodule(self.part), state.histogram
         if not histogram.names:
             server.query("begin", parameters=to_vector(server.student))
             histogram.gather(server)
@@ -170,7 +170,7 @@ class FedGEN(FeatureGenerators):
 
         Of noise z ``(B, q)``, labels y ``(B,)`` and the examples of each that nodes hold, n_y ``(K, C)``.
         """
-        c = condition(z, y, task.classes)
+        c = append_one_hot(z, y, task.classes)
         f = G(c).float()  # G(z, y)  (B, p)
         d = uploads(f.expand(len(n_y), *f.shape), "" if self.part else HEAD)  # D_k(G(z, y))  (K, B, C)
         alpha = task.importance_weights(n_y).squeeze(1)[:, y]  # alpha_k^y  (K, B)

@@ -23,7 +23,17 @@ import torch
 from torch import nn
 
 from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import ArgumentError, Group, Needs, Responses, Server, cosine_lr, descend, query, set_lr
+from fedstill.methods import (
+    ArgumentError,
+    NodeGroup,
+    Needs,
+    Responses,
+    Server,
+    cosine_lr,
+    descend,
+    query,
+    set_lr,
+)
 from fedstill.methods._generated_inputs import FromNoise, GeneratesInputs, GeneratorBatch
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._importance import Importance
@@ -123,11 +133,11 @@ class FedIOD(Importance, FromNoise, GeneratesInputs):
         finite_differences=lambda self, at: bool(self.directions),
     )
     def examine(
-        self, nodes: Group, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
+        self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
     ) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
-        response = self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
-        z = nodes.bench("model")(nodes.at.task.observe(x))
+        response = self.critics(nodes.setting).judge(nodes, nodes.query_number, x, **about)
+        z = nodes.module("model")(nodes.setting.task.observe(x))
         own = {} if known is None else {"known": known}
         return {"logits": z, **response, **self.rating(nodes, x, **own)}
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 
 from fedstill.core.options import NonNegativeInt
-from fedstill.methods import ArgumentError, Group, Server, Tensors, cosine_lr, descend, query, set_lr
+from fedstill.methods import ArgumentError, NodeGroup, Server, Tensors, cosine_lr, descend, query, set_lr
 from fedstill.methods._critics import doubts
 from fedstill.methods._label_maps import FromMaps
 from fedstill.methods.fediod import Distilling, FedIOD
@@ -53,9 +53,9 @@ class FedIODMaps(FromMaps, FedIOD):
         trains=("critic",),
         when=lambda self, at: self.pretrain > 0,
     )
-    def judge(self, nodes: Group, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
+    def judge(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """What critics alone answer: D_k(x) after a step, and how far x is from the node's own."""
-        return self.critics(nodes.at).judge(nodes, nodes.number, x, **about)
+        return self.critics(nodes.setting).judge(nodes, nodes.query_number, x, **about)
 
     def step(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
         """A step of G and the critics alone, or a distillation step."""

@@ -27,7 +27,7 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import random_shift
 from fedstill.methods import (
     ArgumentError,
-    Group,
+    NodeGroup,
     Needs,
     Node,
     PublicData,
@@ -153,16 +153,16 @@ class FedKD(OneShot):
                 inputs = torch.cat([node.data.inputs, public.inputs])
                 node.data = TensorData(inputs, torch.cat([node.data.targets, public.targets]))
 
-    def predicted(self, nodes: Group, view: int) -> torch.Tensor:
+    def predicted(self, nodes: NodeGroup, view: int) -> torch.Tensor:
         """What each node's model answers about all public inputs under one view, ``(G, N, C, ...)``.
 
         Models learn no more once the first query is asked: the last pass of each group is kept, since all
         queries about one view come from it.
         """
         names = tuple(node.name for node in nodes.nodes)
-        kept: dict[tuple[str, ...], tuple[int, torch.Tensor]] = nodes.at.cached("predicted", dict)
+        kept: dict[tuple[str, ...], tuple[int, torch.Tensor]] = nodes.setting.cached("predicted", dict)
         if names not in kept or kept[names][0] != view:
-            kept[names] = view, logits(nodes, viewed(nodes.at.public, view))
+            kept[names] = view, logits(nodes, viewed(nodes.setting.public, view))
         return kept[names][1]
 
     @query(
@@ -172,7 +172,7 @@ class FedKD(OneShot):
         times=lambda self, at: self.predictions,
         depends_on_records=(),
     )
-    def tell_range(self, nodes: Group, view: int) -> Tensors:
+    def tell_range(self, nodes: NodeGroup, view: int) -> Tensors:
         """max over examples and classes of abs(z^k), ``(G,)``."""
         return {"largest": self.predicted(nodes, view).abs().flatten(1).amax(1)}
 
@@ -195,7 +195,7 @@ class FedKD(OneShot):
         shift_seed="view",
         sums=lambda self, at: self.summed(at),
     )
-    def predict(self, nodes: Group, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
+    def predict(self, nodes: NodeGroup, rows: torch.Tensor, view: int, z_max: float = 0.0) -> Tensors:
         """z^k of the public examples from one row up to another, ``(G, B, C, ...)``."""
         first, last = bounds(rows)
         z = self.predicted(nodes, view)[:, first:last]

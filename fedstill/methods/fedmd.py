@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.methods import Group, Needs, Server, Span, Tensors, cosine_lr, set_lr, train_round
+from fedstill.methods import NodeGroup, Needs, Server, Span, Tensors, cosine_lr, set_lr, train_round
 from fedstill.methods._public import (
     Weighed,
     WeighsNodes,
@@ -118,10 +118,10 @@ class FedMD(WeighsNodes):
         depends_on_records=(),
         span=lambda self, sent: self.alone,
     )
-    def transfer(self, nodes: Group) -> Tensors:
+    def transfer(self, nodes: NodeGroup) -> Tensors:
         """Train f_k on the labeled public data, then on the first part of its own."""
-        at: NodeSetting = nodes.at
-        if not nodes.nodes[0].only_answers:
+        at: NodeSetting = nodes.setting
+        if not nodes.nodes[0].is_frozen:
             public, losses = labeled(at.public), partial(at.task.loss, smoothing=at.local.smoothing)
             steps = {"epochs": self.public_epochs, "batch": self.digest_batch}
             study(nodes, public.inputs, public.targets, losses, "transfer", **steps, lr=self.digest_lr)
@@ -137,17 +137,17 @@ class FedMD(WeighsNodes):
         rows=max_rows,
         depends_on_records=(),
     )
-    def communicate(self, nodes: Group, rows: torch.Tensor) -> Tensors:
+    def communicate(self, nodes: NodeGroup, rows: torch.Tensor) -> Tensors:
         """f_k(x) for x in d_j, ``(G, B, C, ...)``."""
-        nodes.bench("model").train(False)
-        z = logits(nodes, known(nodes.at.public).inputs[rows[0].long()])
+        nodes.module("model").train(False)
+        z = logits(nodes, known(nodes.setting.public).inputs[rows[0].long()])
         return {"logits": z}
 
     @query(sends=TAKEN, times=1, depends_on_records=(), span=revisited)
-    def digest(self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
+    def digest(self, nodes: NodeGroup, rows: torch.Tensor, consensus: torch.Tensor, round: int) -> Tensors:
         """Approach the consensus on d_j, then revisit the node's own data."""
-        if not nodes.nodes[0].only_answers:
-            d = known(nodes.at.public).inputs[rows[0].long()]
+        if not nodes.nodes[0].is_frozen:
+            d = known(nodes.setting.public).inputs[rows[0].long()]
             self.approach(nodes, d, consensus[0], self.digest_epochs, "digest", round)
             train_round(nodes, self.first + round, self.first + self.rounds)
         return {}
@@ -161,17 +161,22 @@ class FedMD(WeighsNodes):
         span=revisited,
     )
     def digest_and_communicate(
-        self, nodes: Group, rows: torch.Tensor, consensus: torch.Tensor, round: int, rows_next: torch.Tensor
+        self,
+        nodes: NodeGroup,
+        rows: torch.Tensor,
+        consensus: torch.Tensor,
+        round: int,
+        rows_next: torch.Tensor,
     ) -> Tensors:
         """Digest and revisit, then answer for the next round."""
         self.digest(nodes, rows, consensus, round)
         return self.communicate(nodes, rows_next)
 
     def approach(
-        self, nodes: Group, x: torch.Tensor, consensus: torch.Tensor, epochs: int, *purpose: str | int
+        self, nodes: NodeGroup, x: torch.Tensor, consensus: torch.Tensor, epochs: int, *purpose: str | int
     ) -> None:
         """Have each node's model approach a consensus ``(N, C, ...)`` about public examples."""
-        task = nodes.at.task
+        task = nodes.setting.task
 
         def losses(z: torch.Tensor, consensus: torch.Tensor) -> torch.Tensor:
             each = self.mismatch(task, z.flatten(0, 1), consensus.flatten(0, 1))

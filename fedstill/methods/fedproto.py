@@ -22,14 +22,14 @@ from fedstill.core.options import NonNegativeFloat, NonNegativeInt
 from fedstill.methods import (
     ArgumentError,
     CountsLabels,
-    Group,
+    NodeGroup,
     HistogramState,
     Needs,
     NodeSetting,
     Responses,
     Server,
     Tensors,
-    Work,
+    TrainStep,
     predict,
     query,
     train_round,
@@ -37,7 +37,7 @@ from fedstill.methods import (
 from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
 from fedstill.models import example
-from fedstill.models.extractor_head import EXTRACTOR, features, split
+from fedstill.models.extractor_head import EXTRACTOR, count_features, split_model
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
 from fedstill.tasks import Task
 
@@ -82,9 +82,9 @@ class Prototypical(ClassMeans):
         span=Rounds.round_span,
         extra_loss="the distance of features to the prototype of an example's class",
     )
-    def learn(self, nodes: Group, C: torch.Tensor, round: int) -> Tensors:
+    def learn(self, nodes: NodeGroup, C: torch.Tensor, round: int) -> Tensors:
         """Train beside the global prototypes; tell C_i^(j), ``(G, C, p)``, 0 of absent classes."""
-        at: NodeSetting = nodes.at
+        at: NodeSetting = nodes.setting
         require_vectors("C", C, len(nodes), at.task.classes)
         by_name = {node.name: each for node, each in zip(nodes.nodes, C, strict=True)}
         train_round(nodes, round, self.rounds, self.work(at.task, at.local.smoothing, by_name))
@@ -98,11 +98,11 @@ class Prototypical(ClassMeans):
         """Features ``(..., p')`` in the size of prototypes."""
         return F.adaptive_avg_pool1d(f, self.features) if self.features else f
 
-    def work(self, task: Task, smoothing: float, C: dict[str, torch.Tensor]) -> Work:
+    def work(self, task: Task, smoothing: float, C: dict[str, torch.Tensor]) -> TrainStep:
         """A step on L_S + lambda L_R (Eq. 7); L_R is 0 for classes that have no prototype yet."""
 
-        def work(group: Group, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            model = group.bench("model")
+        def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            model = group.module("model")
             f = model(x, EXTRACTOR)  # (G, B, p')
             sent = C[group.nodes[0].name].unsqueeze(0)  # all nodes got the same
             require_vectors("C", sent, 1, task.classes, self.features or f.shape[2])
@@ -125,7 +125,7 @@ class Prototypical(ClassMeans):
         """
         some = example(server.shape, server.task.form).to(server.device)
         nets = {"the student": server.student, **{names[0]: net for names, net in server.architectures}}
-        found = {whose: features(split(net, whose), some.to(_at(net)), whose) for whose, net in nets.items()}
+        found = {whose: count_features(split_model(net, whose), some.to(_at(net)), whose) for whose, net in nets.items()}
         if not self.features and len({*found.values()}) > 1:
             told = ", ".join(f"{p} values of {whose}" for whose, p in found.items())
             raise ArgumentError("method.features", 0, f"a size for all, where features differ: {told}")

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import Group, Work
+from fedstill.methods import NodeGroup, TrainStep
 from fedstill.methods._averaging import Averaging
 
 
@@ -27,18 +27,20 @@ class FedProx(Averaging):
     mu: NonNegativeFloat = 0.01
     """Weight of the proximal term mu/2 ||w - w^t||^2; 0 is FedAvg."""
 
-    def work(self, nodes: Group) -> Work:
+    def work(self, nodes: NodeGroup) -> TrainStep:
         """A step on F_k(w) + mu/2 ||w - w^t||^2."""
-        task, smoothing = nodes.at.task, nodes.at.local.smoothing
+        task, smoothing = nodes.setting.task, nodes.setting.local.smoothing
         sent: dict[str, torch.Tensor] = {}  # w^t, by name (G, ...)
 
-        def work(group: Group, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            model = group.bench("model")
+        def work(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            model = group.module("model")
             if not sent:  # the models are as they were sent until the first step is taken
-                everyone = model.trained(len(group))
+                everyone = model.trainable_parameters(len(group))
                 sent.update({name: w.detach().clone() for name, w in everyone.items()})
             losses: torch.Tensor = task.loss(model(inputs), targets, smoothing)  # F_k(w)  (G,)
-            held = losses + self.mu / 2 * squared_distance(model.trained(len(inputs)), sent)  # Eq. 2
+            held = losses + self.mu / 2 * squared_distance(
+                model.trainable_parameters(len(inputs)), sent
+            )  # Eq. 2
             group.step("model", held)
             return losses
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import Group, Needs, Server, cosine_lr, descend, query, set_lr
+from fedstill.methods import NodeGroup, Needs, Server, cosine_lr, descend, query, set_lr
 from fedstill.methods._generated_inputs import FromLabels, GeneratesInputs
 from fedstill.methods._histogram import LabelHistogram, Tensors
 from fedstill.methods._public import WeighsNodes
@@ -90,9 +90,9 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, GeneratesInputs):
         sums=lambda self, at: self.summed(at),
         finite_differences=True,
     )
-    def examine(self, nodes: Group, x: torch.Tensor) -> Tensors:
+    def examine(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """f_k(x), of inputs and of their surroundings."""
-        return {"logits": nodes.bench("model")(nodes.at.task.observe(x))}
+        return {"logits": nodes.module("model")(nodes.setting.task.observe(x))}
 
     # --- at the server ----------------------------------------------------------------------------------
 

@@ -26,20 +26,20 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QueryRefused
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
-    Group,
+    NodeGroup,
     HistogramState,
     Needs,
     Node,
     Server,
     Tensors,
-    Work,
+    TrainStep,
     adam,
     seeded,
-    stack,
+    stack_tensors,
     train_round,
 )
 from fedstill.methods._averaging import Averaging
-from fedstill.models.extractor_head import EXTRACTOR, split
+from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import load_vector, to_vector
 from fedstill.protocol.payload_kinds import PARAMETERS, SCHEDULE, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
@@ -109,7 +109,7 @@ class FLMRCM(Averaging):
             ModelError: a network's latent features are neither maps nor vectors.
         """
         for node in nodes if self.lambda_adv else ():
-            model = split(node.model, node.name)
+            model = split_model(node.model, node.name)
             with torch.no_grad():
                 z = coarse(model.eval().get_submodule(latent(model))(node.data.inputs[:2]))
             if z.ndim != 2:
@@ -129,16 +129,16 @@ class FLMRCM(Averaging):
         depends_on_records=("features",),
         when=lambda self, at: self.lambda_adv > 0,
     )
-    def tell_features(self, nodes: Group, parameters: torch.Tensor, round: int) -> Tensors:
+    def tell_features(self, nodes: NodeGroup, parameters: torch.Tensor, round: int) -> Tensors:
         """z_t = E_t(x) of some of the target's own images, with E_t the server's: ``(1, M, p)``."""
         for node in nodes.nodes:
             if self.target not in ("", node.name):
                 raise QueryRefused(node.name, "tell_features", f"method.target: {self.target}")
-        nodes.load("model", parameters)
+        nodes.load_parameters("model", parameters)
         x, _ = nodes.sample(self.told, "target", round)
-        bench = nodes.bench("model")
-        bench.train(False)
-        return {"features": coarse(bench(x, latent(nodes.nodes[0].model)))}
+        model = nodes.module("model")
+        model.train(False)
+        return {"features": coarse(model(x, latent(nodes.nodes[0].model)))}
 
     @query(
         sends={**SENT, "features": FEATURES},
@@ -147,27 +147,29 @@ class FLMRCM(Averaging):
         span=Averaging.round_span,
         when=lambda self, at: self.lambda_adv > 0,
     )
-    def align(self, nodes: Group, parameters: torch.Tensor, round: int, features: torch.Tensor) -> Tensors:
+    def align(
+        self, nodes: NodeGroup, parameters: torch.Tensor, round: int, features: torch.Tensor
+    ) -> Tensors:
         """One round at source sites, from the server's parameters on."""
-        nodes.load("model", parameters)
+        nodes.load_parameters("model", parameters)
         train_round(nodes, round, self.rounds, self.aligned(nodes, features[0], round))
-        return {"parameters": nodes.vectors("model")}
+        return {"parameters": nodes.parameter_vectors("model")}
 
-    def aligned(self, nodes: Group, features: torch.Tensor, t: int) -> Work:
+    def aligned(self, nodes: NodeGroup, features: torch.Tensor, t: int) -> TrainStep:
         """A step at source sites: one of C^k, and one of the model on its loss + lambda_adv L_advE.
 
         C^k learns to be high on the target's features ``(M, p)`` and low on the site's own; the encoder
         learns to make it high on these. Both are binary cross-entropies, the encoder's non-saturating.
         """
-        task, smoothing, turns = nodes.at.task, nodes.at.local.smoothing, itertools.count()
+        task, smoothing, turns = nodes.setting.task, nodes.setting.local.smoothing, itertools.count()
 
-        def work(group: Group, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            model, identifier, turn = group.bench("model"), group.bench("identifier"), next(turns)
+        def work(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            model, identifier, turn = group.module("model"), group.module("identifier"), next(turns)
             identifier.train(True)
             part, (active, batch) = latent(group.nodes[0].model), inputs.shape[:2]
-            draws = [node.draw("target's", t, turn) for node in group.nodes[:active]]
+            draws = [node.generator("target's", t, turn) for node in group.nodes[:active]]
             rows = [torch.randint(len(features), (batch,), generator=draw) for draw in draws]
-            z_t = features[stack(rows).to(features.device)]  # (G, B, p)
+            z_t = features[stack_tensors(rows).to(features.device)]  # (G, B, p)
             z = coarse(model(inputs, part))  # z^k = E^k(x)
             L_C = (F.softplus(-identifier(z_t)) + F.softplus(identifier(z.detach()))).mean((1, 2)) / 2
             group.step("identifier", L_C)
@@ -217,5 +219,5 @@ class FLMRCM(Averaging):
         # In the order of the nodes, whichever query they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
         n = state.histogram.of(list(updates)).sizes  # (K,)
-        load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))
+        load_vector(student, self.combine(state, w, torch.stack_tensors(list(updates.values())), n))
         return {"moved": (to_vector(student) - w).norm().item()}

@@ -37,7 +37,7 @@ from fedstill.models.image_classifiers import (
     SmallCNN,
     UnitLinear,
 )
-from fedstill.models.module_check import FORWARD, check, example
+from fedstill.models.module_check import FORWARD_ERRORS, check_module, example_inputs
 from fedstill.models.module_utils import in_mode
 from fedstill.models.tabular import MLP, Linear, ResidualMLP
 
@@ -137,10 +137,10 @@ def made(
     """
     name, _, folder = spec.partition(":")
     if name == "hf" and folder and (vocabulary or len(shape) > 1):
-        from fedstill.models.hugging_face import classifier  # heavy, and an extra
+        from fedstill.models.hugging_face import load_classifier  # heavy, and an extra
 
         with seeded(seed, *names):
-            return classifier(folder, shape, classes, vocabulary)
+            return load_classifier(folder, shape, classes, vocabulary)
     form = (shape, classes, vocabulary) if vocabulary else (shape, classes)
     name, width = _parsed(spec, "texts" if vocabulary else "images" if len(shape) > 1 else "rows")
     factory = MODELS[name]
@@ -201,10 +201,10 @@ def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:
         return False
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with in_mode(model, False), torch.enable_grad():
-        x = example(shape).to(device).requires_grad_()
+        x = example_inputs(shape).to(device).requires_grad_()
         try:
             output = model(x)
             (gradient,) = torch.autograd.grad(output.sum(), x, allow_unused=True)
-        except FORWARD:  # of what needs no gradient, or of x.numpy()
+        except FORWARD_ERRORS:  # of what needs no gradient, or of x.numpy()
             return False
     return gradient is not None

@@ -17,7 +17,7 @@ from fedstill.core.errors import ModelError
 from fedstill.models.module_utils import in_mode
 
 
-def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
+def find_attention_layer(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
     """The name of the layer whose activation is looked at: the last one with places, before the output.
 
     Args:
@@ -48,13 +48,15 @@ def place_of(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
     return named[-1]
 
 
-def looked(model: nn.Module, place: str, x: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs_and_attention(
+    model: nn.Module, place: str, x: torch.Tensor, side: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A network's outputs on inputs ``(B, ...)`` and where it looks: ``(B, side^2)`` of L2 norm 1.
 
     Gradients reach both. An input on which nothing is active has a map of zeros.
 
     Args:
-        place: of the layer, as :func:`place_of` names it.
+        place: of the layer, as :func:`find_attention_layer` names it.
         side: cells of a map, each way: activations are averaged, or repeated, to that.
     """
     seen: list[torch.Tensor] = []

@@ -12,7 +12,7 @@ from torch import nn
 from fedstill.core.errors import ModelError
 from fedstill.core.names import plain
 
-LEAST = 1e-6  # smaller probabilities count as this: a forest's zero is no infinite certainty
+MIN_PROBABILITY = 1e-6  # smaller probabilities count as this: a forest's zero is no infinite certainty
 
 
 class ClassMap(nn.Module):
@@ -40,7 +40,7 @@ class ClassMap(nn.Module):
     def __init__(self, own: Sequence[Any], classes: Sequence[str]) -> None:
         super().__init__()
         own = [plain(each) if isinstance(each, str) else each for each in own]
-        self.given, self.parts = len(own), _parts(own, list(map(plain, classes)))
+        self.given, self.parts = len(own), _outputs_by_class(own, list(map(plain, classes)))
 
     @property
     def changes(self) -> bool:
@@ -59,18 +59,18 @@ class ClassMap(nn.Module):
         if not all(self.parts):  # those that are known share what there is
             known = [place for part in self.parts for place in part]
             z = z - z[:, known].logsumexp(1, keepdim=True)
-        nothing = torch.full_like(z[:, 0], math.log(LEAST))
+        nothing = torch.full_like(z[:, 0], math.log(MIN_PROBABILITY))
         return torch.stack([z[:, part].logsumexp(1) if part else nothing for part in self.parts], 1)
 
 
-class Mapped(nn.Sequential):
+class ClassMappedModel(nn.Sequential):
     """A network and behind it the map of its classes."""
 
     def __init__(self, model: nn.Module, classes: ClassMap) -> None:
         super().__init__(model, classes)
 
 
-def _parts(own: Sequence[Any], classes: list[str]) -> list[list[int]]:
+def _outputs_by_class(own: Sequence[Any], classes: list[str]) -> list[list[int]]:
     """By class of the federation, the model's outputs that are it."""
     numbers = not any(str(name) in classes for name in own)
     parts: list[list[int]] = [[] for _ in classes]

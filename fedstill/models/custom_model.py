@@ -23,11 +23,17 @@ from fedstill.core.hashing import fingerprint
 from fedstill.core.names import name_of
 from fedstill.core.registry import first_line, looking_in
 from fedstill.models import predictors
-from fedstill.models.class_map import ClassMap, Mapped
-from fedstill.models.hugging_face import HuggingFace, adapted
+from fedstill.models.class_map import ClassMap, ClassMappedModel
+from fedstill.models.hugging_face import HuggingFace, adapt
 from fedstill.models.interface import Interface
-from fedstill.models.model_config import FILES, PICKLES, ModelConfig, OwnModel, placed
-from fedstill.models.predictors import SCHEMES, Endpoint, Predictor
+from fedstill.models.model_config import (
+    MODEL_SUFFIXES,
+    PICKLE_SUFFIXES,
+    ModelConfig,
+    CustomModel,
+    resolve_path,
+)
+from fedstill.models.predictors import URL_SCHEMES, Endpoint, Predictor
 
 LOADERS = {".onnx": predictors.load_onnx, ".skops": predictors.load_skops}
 
@@ -46,39 +52,39 @@ def make(
     Raises:
         FedstillError: it cannot be made, does not fit, or its weights are another model's.
     """
-    source = config.source if isinstance(config, OwnModel) else None
+    source = config.source if isinstance(config, CustomModel) else None
     if source is None:
-        source = _named(config, to, folder, whose, seed, names)
+        source = _load_source(config, to, folder, whose, seed, names)
         whose = f"{whose} {config.name!r}"
     if isinstance(source, type):
         models.check(source, to.shape, to.outputs, whose, to.task.form)
     if isinstance(source, nn.Module):
-        source = adapted(source)
+        source = adapt(source)
         for option, allowed in {"takes": ("inputs",), "gives": ("auto", "logits")}.items():
             value = getattr(config, option)
             if value not in allowed:
                 told = f"{' or '.join(allowed)}, for a torch.nn.Module"
                 raise ArgumentError(f"model.{option}", value, told)
         if config.weights:
-            _load_weights(source, placed(config.weights, folder, "model.weights"))
+            _load_weights(source, resolve_path(config.weights, folder, "model.weights"))
         model: nn.Module = source
-        own = config.classes or _told(source, to)
+        own = config.classes or _known_labels(source, to)
         if own and to.task.kind == "class":
             mapped = ClassMap(own, to.classes)
-            model = Mapped(source, mapped) if mapped.changes else source
+            model = ClassMappedModel(source, mapped) if mapped.changes else source
     else:
         if config.weights:
             raise ArgumentError("model.weights", config.weights, "none, for what is no torch.nn.Module")
         model = Predictor(source, to, config)
-        if config.name.endswith(FILES):
-            model.file = fingerprint(_file(config.name, folder, whose).read_bytes())
+        if config.name.endswith(MODEL_SUFFIXES):
+            model.file = fingerprint(_model_file(config.name, folder, whose).read_bytes())
     if not config.train:
         model.requires_grad_(False)
     models.check(model, to.shape, to.outputs, whose, to.task.form)
     return model
 
 
-def _told(source: nn.Module, to: Interface) -> list[str]:
+def _known_labels(source: nn.Module, to: Interface) -> list[str]:
     """A network's outputs by the federation's classes, where it names some of these itself."""
     labels = list(map(name_of, source.labels)) if isinstance(source, HuggingFace) else []
     return [label if label in to.classes else "" for label in labels] if {*labels} & {*to.classes} else []
@@ -90,10 +96,10 @@ def check_name(name: str, folder: Path, whose: str) -> None:
     Raises:
         FedstillError: there is no such model, file or address.
     """
-    if name.startswith(SCHEMES):
+    if name.startswith(URL_SCHEMES):
         Endpoint(name)
-    elif name.endswith((*FILES, *PICKLES)):
-        _file(name, folder, whose)
+    elif name.endswith((*MODEL_SUFFIXES, *PICKLE_SUFFIXES)):
+        _model_file(name, folder, whose)
     else:
         try:
             with looking_in(folder):
@@ -102,23 +108,23 @@ def check_name(name: str, folder: Path, whose: str) -> None:
             raise ArgumentError(whose, name, error.allowed) from error
 
 
-def _named(
+def _load_source(
     config: ModelConfig, to: Interface, folder: Path, whose: str, seed: int, names: tuple[str | int, ...]
 ) -> Any:
     """What has a name: a network with its first weights, or what is no torch module."""
     name = config.name
-    if name.startswith(SCHEMES):
+    if name.startswith(URL_SCHEMES):
         return Endpoint(name)
-    if name.endswith((*FILES, *PICKLES)):
-        path = _file(name, folder, whose)
+    if name.endswith((*MODEL_SUFFIXES, *PICKLE_SUFFIXES)):
+        path = _model_file(name, folder, whose)
         return LOADERS[path.suffix](path)
     classes = len(config.classes) or len(to.classes)
-    with blamed(whose, name, to.shape), looking_in(folder):
+    with name_option_in_errors(whose, name, to.shape), looking_in(folder):
         return models.made(name, to.shape, classes, seed, *names, vocabulary=to.vocabulary)
 
 
 @contextmanager
-def blamed(whose: str, name: str, shape: tuple[int, ...]) -> Iterator[None]:
+def name_option_in_errors(whose: str, name: str, shape: tuple[int, ...]) -> Iterator[None]:
     """Say of what goes wrong as a model is made which option names it.
 
     Raises:
@@ -135,12 +141,12 @@ def blamed(whose: str, name: str, shape: tuple[int, ...]) -> Iterator[None]:
         raise ModelError(line) from error
 
 
-def _file(name: str, folder: Path, whose: str) -> Path:
+def _model_file(name: str, folder: Path, whose: str) -> Path:
     """A model's file, if it is there and no pickle."""
-    if name.endswith(PICKLES):
-        allowed = f"a {' or '.join(FILES)} file, or .safetensors weights: no pickle is read"
+    if name.endswith(PICKLE_SUFFIXES):
+        allowed = f"a {' or '.join(MODEL_SUFFIXES)} file, or .safetensors weights: no pickle is read"
         raise ArgumentError(whose, name, allowed)
-    path = placed(name, folder, whose)
+    path = resolve_path(name, folder, whose)
     if not path.is_file():
         raise ModelError(f"{whose} {name!r}: there is no file {path}")
     return path
@@ -154,7 +160,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     for name in (name for name in wanted if name in weights):
         mine, given = wanted[name], weights[name]
         if mine.shape != given.shape or mine.dtype != given.dtype:
-            faults.append(f"{name} is {_described(given)}, and in this model {_described(mine)}")
+            faults.append(f"{name} is {_describe_tensor(given)}, and in this model {_describe_tensor(mine)}")
     if faults:
         more = f", and {len(faults) - 1} more such tensors" if len(faults) > 1 else ""
         raise ModelError(f"model.weights {path.name!r} are of another model: {faults[0]}{more}")
@@ -173,5 +179,5 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _described(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

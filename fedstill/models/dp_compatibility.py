@@ -12,19 +12,21 @@ from torch.func import functional_call, grad, vmap
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.seeds import seeded
 from fedstill.models import image_classifiers, tabular
-from fedstill.models.module_utils import copied
+from fedstill.models.module_utils import deep_copy
 
-OURS = (image_classifiers.__name__, tabular.__name__)
-FEW = 6  # layers that are named
+BUILTIN_MODULES = (image_classifiers.__name__, tabular.__name__)
+MAX_LISTED_LAYERS = 6  # layers that are named
 
 
-class NotPrivate(ModelError):
+class DPIncompatibleError(ModelError):
     """A network that DP-SGD cannot train, with what takes the place of each layer, by name, that cannot."""
 
     def __init__(self, whose: str, layers: dict[str, str], *, ours: bool = False) -> None:
         self.layers = layers
         named = [f"{name or 'the network itself'}: {what}" for name, what in layers.items()]
-        told = "; ".join(named[:FEW]) + (f"; and {len(named) - FEW} more" if len(named) > FEW else "")
+        told = "; ".join(named[:MAX_LISTED_LAYERS]) + (
+            f"; and {len(named) - MAX_LISTED_LAYERS} more" if len(named) > MAX_LISTED_LAYERS else ""
+        )
         why = " (batch norm mixes examples)" if any("BatchNorm" in what for what in named) else ""
         other = "; small-cnn, lenet5 and mlp have none of these" if ours else ""
         super().__init__(f"{whose} cannot learn privately{why}: {told}{other}")
@@ -39,21 +41,21 @@ def check(model: nn.Module, whose: str, inputs: torch.Tensor | None = None) -> N
     that keep what they saw, or draw. ``whose`` are the first words of the error.
 
     Raises:
-        NotPrivate: naming every layer that stands in the way, and what takes its place.
+        DPIncompatibleError: naming every layer that stands in the way, and what takes its place.
         FedstillError: Opacus is not installed.
     """
     layers, last = {}, None
     for name, layer in model.named_modules():
-        if found := _instead(layer, last):
+        if found := _describe_replacement(layer, last):
             layers[name] = found
         last = layer if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) else last
     if not layers and inputs is not None:
-        layers = _tried(model, inputs)
+        layers = _try_per_example_gradients(model, inputs)
     if layers:
-        raise NotPrivate(whose, layers, ours=type(model).__module__ in OURS)
+        raise DPIncompatibleError(whose, layers, ours=type(model).__module__ in BUILTIN_MODULES)
 
 
-def _instead(layer: nn.Module, last: nn.Module | None) -> str:
+def _describe_replacement(layer: nn.Module, last: nn.Module | None) -> str:
     """What is wrong with a layer and what takes its place, or nothing; ``last`` gives its inputs."""
     try:
         import opacus.layers as private
@@ -70,7 +72,7 @@ def _instead(layer: nn.Module, last: nn.Module | None) -> str:
     for kind in type(layer).__mro__:
         if kind in ModuleValidator.VALIDATORS and ModuleValidator.VALIDATORS[kind](layer):
             other = ModuleValidator.FIXERS[kind](layer)
-            return f"{name} -> {_named(other)}"
+            return f"{name} -> {_layer_name(other)}"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return f"{name} -> GroupNorm"
     if isinstance(layer, nn.RReLU):
@@ -80,17 +82,17 @@ def _instead(layer: nn.Module, last: nn.Module | None) -> str:
     return ""
 
 
-def _named(layer: nn.Module) -> str:
+def _layer_name(layer: nn.Module) -> str:
     if isinstance(layer, nn.GroupNorm):
         return f"GroupNorm({layer.num_groups}, {layer.num_channels})"
     name = type(layer).__name__
     return f"opacus.layers.{name}" if type(layer).__module__.startswith("opacus") else repr(layer)
 
 
-def _tried(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
+def _try_per_example_gradients(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
     """What the examples' gradients run into, tried on a copy."""
-    twin = copied(model).train()
-    before = {name: tensor.clone() for name, tensor in _state(twin).items()}
+    twin = deep_copy(model).train()
+    before = {name: tensor.clone() for name, tensor in _buffers_and_tensors(twin).items()}
     leaves = {name: own.detach() for name, own in twin.named_parameters()}
     x = inputs.to(next(iter(leaves.values())).device if leaves else "cpu")
     if x.is_floating_point():  # what a network keeps of zeros may not show
@@ -109,7 +111,7 @@ def _tried(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
     try:
         with torch.no_grad(), seeded(0, "try"):
             fresh = output(twin)
-            after = _state(twin)
+            after = _buffers_and_tensors(twin)
             kept = [
                 name.rpartition(".")
                 for name, tensor in after.items()
@@ -124,7 +126,7 @@ def _tried(model: nn.Module, inputs: torch.Tensor) -> dict[str, str]:
     return {layer: f"{buffer!r} keeps what it saw -> a layer without it" for layer, _, buffer in kept}
 
 
-def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+def _buffers_and_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the buffers of a model, and tensors that are plain attributes of its layers, by name."""
     plain = {
         f"{layer}.{name}" if layer else name: value

@@ -33,7 +33,7 @@ class Split(nn.Module):
         return outputs
 
 
-def split(model: nn.Module, whose: str) -> Split:
+def split_model(model: nn.Module, whose: str) -> Split:
     """A network in two parts that share its parameters.
 
     A network with modules ``extractor`` and ``head`` says itself where it parts. An ``nn.Sequential``
@@ -43,7 +43,7 @@ def split(model: nn.Module, whose: str) -> Split:
     Raises:
         ModelError: neither, or a part would have nothing to learn.
 
-    >>> parts = split(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "model")
+    >>> parts = split_model(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "model")
     >>> len(parts.extractor), len(parts.head)
     (2, 1)
     """
@@ -69,7 +69,7 @@ def split(model: nn.Module, whose: str) -> Split:
     return Split(nn.Sequential(OrderedDict(named[:at])), nn.Sequential(OrderedDict(named[at:])))
 
 
-def features(model: Split, example: torch.Tensor, whose: str, *, maps: bool = False) -> int:
+def count_features(model: Split, example: torch.Tensor, whose: str, *, maps: bool = False) -> int:
     """Values p that an extractor gives for an input, which the head must take.
 
     Args:

@@ -2,7 +2,7 @@
 
 Networks in the space of features, behind a classifier's extractor: a conditional generator, its critic.
 
-Both take a vector with the label's one-hot vector behind it (:func:`condition`).
+Both take a vector with the label's one-hot vector behind it (:func:`append_one_hot`).
 
 What FedIOD adds to networks for tables: the server's generator of rows, and each node's critic of them.
 """
@@ -21,7 +21,7 @@ from fedstill.core.table_schema import Schema
 from fedstill.models.normalization import GroupNorm
 
 
-class _Normalized(nn.Module):
+class _NormalizedImages(nn.Module):
     """Gives images normalized by a data set's declared mean and standard deviation, per channel."""
 
     mean: torch.Tensor
@@ -36,7 +36,7 @@ class _Normalized(nn.Module):
         return (pixels - self.mean) / self.std
 
 
-class Generator(_Normalized):
+class Generator(_NormalizedImages):
     """Noise to images of any height and width divisible by 4.
 
     As published for 32x32: a linear layer to ``2w x H/4 x W/4``, batch norm, twice (nearest
@@ -77,7 +77,7 @@ class Generator(_Normalized):
         return self.normalized(self.body(self.linear(w).view(-1, *self.start)))
 
 
-def _layer(convolution: nn.Conv2d | nn.ConvTranspose2d) -> tuple[nn.Module, ...]:
+def _conv_norm_relu(convolution: nn.Conv2d | nn.ConvTranspose2d) -> tuple[nn.Module, ...]:
     """A convolution, which has no bias: the instance norm behind it would take that away again."""
     return convolution, instance_norm(convolution.out_channels), nn.ReLU()
 
@@ -93,7 +93,7 @@ class ResidualBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *_layer(nn.Conv2d(width, width, 3, padding=1, padding_mode="reflect", bias=False)),
+            *_conv_norm_relu(nn.Conv2d(width, width, 3, padding=1, padding_mode="reflect", bias=False)),
             nn.Conv2d(width, width, 3, padding=1, padding_mode="reflect", bias=False),
             instance_norm(width),
         )
@@ -104,7 +104,7 @@ class ResidualBlock(nn.Module):
         return x + y
 
 
-class ConditionalGenerator(_Normalized):
+class ConditionalGenerator(_NormalizedImages):
     """Label maps, as a network takes them, to images of their size: the residual generator of pix2pix.
 
     Isola et al., "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017, in the form
@@ -131,12 +131,12 @@ class ConditionalGenerator(_Normalized):
     ) -> None:
         super().__init__(mean, std)
         self.body = nn.Sequential(
-            *_layer(nn.Conv2d(conditions, width, 7, padding=3, padding_mode="reflect", bias=False)),
-            *_layer(nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False)),
-            *_layer(nn.Conv2d(2 * width, 4 * width, 3, 2, 1, bias=False)),
+            *_conv_norm_relu(nn.Conv2d(conditions, width, 7, padding=3, padding_mode="reflect", bias=False)),
+            *_conv_norm_relu(nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False)),
+            *_conv_norm_relu(nn.Conv2d(2 * width, 4 * width, 3, 2, 1, bias=False)),
             *(ResidualBlock(4 * width) for _ in range(blocks)),
-            *_layer(nn.ConvTranspose2d(4 * width, 2 * width, 3, 2, 1, output_padding=1, bias=False)),
-            *_layer(nn.ConvTranspose2d(2 * width, width, 3, 2, 1, output_padding=1, bias=False)),
+            *_conv_norm_relu(nn.ConvTranspose2d(4 * width, 2 * width, 3, 2, 1, output_padding=1, bias=False)),
+            *_conv_norm_relu(nn.ConvTranspose2d(2 * width, width, 3, 2, 1, output_padding=1, bias=False)),
             nn.Conv2d(width, channels, 7, padding=3, padding_mode="reflect"),
             nn.Sigmoid(),
         )
@@ -146,10 +146,10 @@ class ConditionalGenerator(_Normalized):
         return self.normalized(self.body(condition))
 
 
-def condition(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
+def append_one_hot(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
     """``[v; one-hot y]``: vectors ``(..., n)`` and labels ``(...)`` to ``(..., n + classes)``.
 
-    >>> condition(torch.tensor([[5.0], [6.0]]), torch.tensor([1, 0]), 2)
+    >>> append_one_hot(torch.tensor([[5.0], [6.0]]), torch.tensor([1, 0]), 2)
     tensor([[5., 0., 1.],
             [6., 1., 0.]])
     """
@@ -238,23 +238,27 @@ class TableGenerator(nn.Module):
         """``w`` (B, noise) to ``x`` (B, F)."""
         raw = self.body(w)
         return torch.cat(
-            [_number(raw[:, place]) if number else chosen(raw[:, place]) for number, place in self.places], 1
+            [
+                _number_features(raw[:, place]) if number else straight_through_one_hot(raw[:, place])
+                for number, place in self.places
+            ],
+            1,
         )
 
 
-def _number(raw: torch.Tensor) -> torch.Tensor:
+def _number_features(raw: torch.Tensor) -> torch.Tensor:
     """A number, alone or with whether it is missing: ``(B, 1 or 2)``."""
     value = raw[:, :1].tanh()
     if raw.shape[1] == 1:
         return value
-    missing = chosen(F.pad(raw[:, 1:], (0, 1)))[:, :1]  # against a score of 0
+    missing = straight_through_one_hot(F.pad(raw[:, 1:], (0, 1)))[:, :1]  # against a score of 0
     return torch.cat([value * (1 - missing), missing], 1)
 
 
-def chosen(scores: torch.Tensor) -> torch.Tensor:
+def straight_through_one_hot(scores: torch.Tensor) -> torch.Tensor:
     """Categories by their scores ``(B, n)``: 1 for the highest and 0, with the gradient of the softmax.
 
-    >>> chosen(torch.tensor([[0.5, 2.0, 1.0]])).tolist()
+    >>> straight_through_one_hot(torch.tensor([[0.5, 2.0, 1.0]])).tolist()
     [[0.0, 1.0, 0.0]]
     """
     soft = scores.softmax(1)

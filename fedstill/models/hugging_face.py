@@ -1,7 +1,7 @@
 """Hugging Face models, from a folder or from the hub: ``"hf:FOLDER"`` or ``"hf:distilbert-base-uncased"``.
 
 Weights are read from safetensors files only, never from pickles, and no code that a model brings along is
-run. A folder needs no network. ``transformers`` comes with the extra "text".
+run. A folder needs no network. ``import_transformers`` comes with the extra "text".
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fedstill.core.registry import first_line
 
 PREFIX = "hf:"
 PADDING = 0
-UNLOADED = (OSError, ValueError, KeyError, RuntimeError)  # what the library raises of what it cannot load
+LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)  # what the library raises of what it cannot load
 
 
-def transformers(spec: str) -> ModuleType:
+def import_transformers(spec: str) -> ModuleType:
     """The library.
 
     Raises:
@@ -35,7 +35,7 @@ def transformers(spec: str) -> ModuleType:
         raise ArgumentError(spec, "transformers is not installed", "pip install 'fedstill[text]'") from error
 
 
-def _loaded(auto: Any, where: str, **options: Any) -> Any:
+def _load_pretrained(auto: Any, where: str, **options: Any) -> Any:
     """What one of the library's classes makes of a folder, or of a name on the hub.
 
     What looks like a path is never asked for on the hub, and no code of the model's is run.
@@ -45,10 +45,10 @@ def _loaded(auto: Any, where: str, **options: Any) -> Any:
     return auto.from_pretrained(folder, trust_remote_code=False, local_files_only=local, **options)
 
 
-def swapped(ids: torch.Tensor, padding: int) -> torch.Tensor:
+def swap_padding(ids: torch.Tensor, padding: int) -> torch.Tensor:
     """Token ids with a padding of 0 from ids with another one, and the other way round: the two are swapped.
 
-    >>> swapped(torch.tensor([0, 5, 2, 1, 1]), 1)
+    >>> swap_padding(torch.tensor([0, 5, 2, 1, 1]), 1)
     tensor([1, 5, 2, 0, 0])
     """
     if padding == PADDING:
@@ -83,12 +83,12 @@ class HuggingFace(nn.Module):
         seen = (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
         mask = seen.to(torch.int64)
         logits: torch.Tensor = self.model(
-            input_ids=swapped(ids, self.padding), attention_mask=mask, return_dict=True
+            input_ids=swap_padding(ids, self.padding), attention_mask=mask, return_dict=True
         ).logits
         return logits
 
 
-def classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
+def load_classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
     """A model with a classification head: its own where it has one of so many classes, else a new one.
 
     Args:
@@ -97,22 +97,22 @@ def classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int
         vocabulary: how many token ids there are; the model must know them all. 0: inputs are images.
 
     Raises:
-        ArgumentError: ``transformers`` is not installed.
+        ArgumentError: ``import_transformers`` is not installed.
         ModelError: no such model, weights in no safetensors file, or fewer tokens than the data have.
     """
     spec = PREFIX + where
-    library = transformers(spec)
+    library = import_transformers(spec)
     try:
         # A head of other classes gives way to a new one.
         how = {"num_labels": classes, "ignore_mismatched_sizes": True, "use_safetensors": True}
         kind = "Sequence" if vocabulary else "Image"
-        model = _loaded(getattr(library, f"AutoModelFor{kind}Classification"), where, **how)
-    except UNLOADED as error:
+        model = _load_pretrained(getattr(library, f"AutoModelFor{kind}Classification"), where, **how)
+    except LOAD_ERRORS as error:
         raise ModelError(f"model {spec!r} cannot be loaded: {first_line(error)}") from error
-    return adapted(model) if not vocabulary else _of_tokens(model, spec, shape[0], vocabulary)
+    return adapt(model) if not vocabulary else _check_text_model(model, spec, shape[0], vocabulary)
 
 
-def adapted(model: nn.Module) -> nn.Module:
+def adapt(model: nn.Module) -> nn.Module:
     """A model of the library as one that gives logits alone; any other module as it is."""
     if not any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__):
         return model
@@ -120,7 +120,7 @@ def adapted(model: nn.Module) -> nn.Module:
     return HuggingFace(model, PADDING if padding is None else int(padding))
 
 
-def _of_tokens(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.Module:
+def _check_text_model(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.Module:
     """The same for texts, if it takes them."""
     known = int(getattr(model.config, "vocab_size", 0) or 0)
     if known < vocabulary:
@@ -128,15 +128,15 @@ def _of_tokens(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.
             f"model {spec!r} knows {known} tokens and the data have {vocabulary}: "
             f"allowed is data.vocabulary = {spec!r}, its own tokens"
         )
-    most = int(getattr(model.config, "max_position_embeddings", 0) or length) - _before_first_position(model)
+    most = int(getattr(model.config, "max_position_embeddings", 0) or length) - _unused_positions(model)
     if most < length:
         raise ModelError(
             f"model {spec!r} takes {most} tokens and texts have {length} (expected data.length = {most})"
         )
-    return adapted(model)
+    return adapt(model)
 
 
-def _before_first_position(model: nn.Module) -> int:
+def _unused_positions(model: nn.Module) -> int:
     """Return the number of positions that no token has: RoBERTa's, up to the padding's id."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
@@ -156,17 +156,17 @@ def tokenize(where: str, texts: Sequence[str], length: int) -> tuple[torch.Tenso
         Token ids ``(N, L)`` int64, 0 for padding, and how many ids there are.
 
     Raises:
-        ArgumentError: no such tokenizer, one that cannot pad, or ``transformers`` is not installed.
+        ArgumentError: no such tokenizer, one that cannot pad, or ``import_transformers`` is not installed.
     """
     spec = PREFIX + where
-    library = transformers(spec)
+    library = import_transformers(spec)
     try:
-        tokenizer = _loaded(library.AutoTokenizer, where)
-    except UNLOADED as error:
+        tokenizer = _load_pretrained(library.AutoTokenizer, where)
+    except LOAD_ERRORS as error:
         allowed = f"a folder with a tokenizer, or its name on the hub ({first_line(error)})"
         raise ArgumentError("data.vocabulary", spec, allowed) from error
     if tokenizer.pad_token_id is None:
         raise ArgumentError("data.vocabulary", spec, "a tokenizer with a token for padding")
     found = tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")["input_ids"]
     ids = torch.tensor(found, dtype=torch.int64).view(len(texts), length)
-    return swapped(ids, int(tokenizer.pad_token_id)), len(tokenizer)
+    return swap_padding(ids, int(tokenizer.pad_token_id)), len(tokenizer)

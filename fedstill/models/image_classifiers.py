@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.models.normalization import GroupNorm
 
-MOST_SQUARES = 8  # a side, that RandomConv's features are averaged in
+MAX_POOLED_SIDE = 8  # a side, that RandomConv's features are averaged in
 
 
 class SmallCNN(nn.Sequential):
@@ -184,7 +184,7 @@ class UnitNorm(nn.Module):
         return F.layer_norm(f, f.shape[1:]) / math.sqrt(f.shape[1])
 
 
-def _head(features: int, classes: int) -> nn.Linear:
+def zero_head(features: int, classes: int) -> nn.Linear:
     """Logits of features of unit norm; first weights 0. A bias would say which classes are frequent, and
     where nodes differ in that, their ensemble guesses."""
     head = nn.Linear(features, classes, bias=False)
@@ -200,7 +200,7 @@ class UnitLinear(nn.Sequential):
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
-        super().__init__(nn.Flatten(), UnitNorm(), _head(math.prod(shape), classes))
+        super().__init__(nn.Flatten(), UnitNorm(), zero_head(math.prod(shape), classes))
 
 
 class RandomConv(nn.Sequential):
@@ -214,12 +214,12 @@ class RandomConv(nn.Sequential):
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 64) -> None:
         channels, height, side = shape
-        pool = max(2, -(-max(height, side) // MOST_SQUARES))
+        pool = max(2, -(-max(height, side) // MAX_POOLED_SIDE))
         conv = nn.Conv2d(channels, width, 3, padding=1, bias=False).requires_grad_(False)
         filters = torch.randn_like(conv.weight).flatten(1)
         filters = F.normalize(filters - filters.mean(1, keepdim=True), dim=1)
         conv.weight.copy_(filters.view_as(conv.weight))
         features = width * (height // pool) * (side // pool)
         super().__init__(
-            conv, nn.ReLU(), nn.AvgPool2d(pool), nn.Flatten(), UnitNorm(), _head(features, classes)
+            conv, nn.ReLU(), nn.AvgPool2d(pool), nn.Flatten(), UnitNorm(), zero_head(features, classes)
         )

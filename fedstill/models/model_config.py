@@ -14,8 +14,8 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.options import Checked
 from fedstill.core.registry import first_line
 
-FILES = (".skops", ".onnx")  # of models that are no torch modules
-PICKLES = (".pkl", ".pickle", ".joblib", ".pt", ".pth")
+MODEL_SUFFIXES = (".skops", ".onnx")  # of models that are no torch modules
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class ModelConfig(Checked):
 
 
 @dataclass(frozen=True)
-class OwnModel(ModelConfig):
-    """A model that is here already, for :func:`fedstill.distil`: ``OwnModel(source=forest, takes="raw")``."""
+class CustomModel(ModelConfig):
+    """A model that is here already, for :func:`fedstill.distil`: ``CustomModel(source=forest, takes="raw")``."""
 
     source: Any = None
     """A torch module, an estimator, an ONNX session or a function; None: what has the name."""
 
 
-def read(name: str, folder: Path, whose: str) -> ModelConfig:
+def read_model_config(name: str, folder: Path, whose: str) -> ModelConfig:
     """What a name says of a model, or a ``.toml`` file with the same keys as [model] in a node's file.
 
     Args:
@@ -72,18 +72,18 @@ def read(name: str, folder: Path, whose: str) -> ModelConfig:
         FedstillError: it is not TOML.
     """
     if not name.endswith(".toml"):
-        return _anchored(ModelConfig(name=name), folder, whose)
-    path = placed(name, folder, whose)
+        return _with_absolute_paths(ModelConfig(name=name), folder, whose)
+    path = resolve_path(name, folder, whose)
     try:
         text = toml.read_text(path)
     except FedstillError as error:
         allowed = f"a file that says which model it is ({first_line(error)})"
         raise ArgumentError(whose, name, allowed) from error
     said = read_table(ModelConfig, toml.parse(text, str(path)), f"{path.name}: ")
-    return _anchored(said, path.parent, whose)
+    return _with_absolute_paths(said, path.parent, whose)
 
 
-def placed(path: str, folder: Path, whose: str) -> Path:
+def resolve_path(path: str, folder: Path, whose: str) -> Path:
     """A path from a folder, where it does not begin elsewhere.
 
     Raises:
@@ -99,11 +99,11 @@ def placed(path: str, folder: Path, whose: str) -> Path:
     return folder / sound
 
 
-def _anchored(config: ModelConfig, folder: Path, whose: str) -> ModelConfig:
+def _with_absolute_paths(config: ModelConfig, folder: Path, whose: str) -> ModelConfig:
     """The same from whatever folder it is looked at."""
     name, weights = config.name, config.weights
-    if name.endswith(FILES):
-        name = str(placed(name, folder, whose).resolve())
+    if name.endswith(MODEL_SUFFIXES):
+        name = str(resolve_path(name, folder, whose).resolve())
     if weights:
-        weights = str(placed(weights, folder, f"{whose}: weights").resolve())
+        weights = str(resolve_path(weights, folder, f"{whose}: weights").resolve())
     return replace(config, name=name, weights=weights)

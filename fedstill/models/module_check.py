@@ -12,20 +12,28 @@ from fedstill.core.dataset import Form
 from fedstill.core.errors import ModelError
 from fedstill.core.registry import first_line
 from fedstill.core.seeds import seeded
-from fedstill.models.module_utils import copied, in_mode
+from fedstill.models.module_utils import deep_copy, in_mode
 
 # What a module's forward raises when an input does not suit it.
-FORWARD = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError)
+FORWARD_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+)
 
 
-def example(shape: tuple[int, ...], form: Form = "images", count: int = 2) -> torch.Tensor:
+def example_inputs(shape: tuple[int, ...], form: Form = "images", count: int = 2) -> torch.Tensor:
     """Inputs to try a network with: images or rows of zeros, or texts of the first token."""
     if form == "texts":
         return torch.ones(count, *shape, dtype=torch.int64)
     return torch.zeros(count, *shape, dtype=torch.float32)
 
 
-def check(
+def check_module(
     model: object, shape: tuple[int, ...], outputs: tuple[int, ...], whose: str, form: Form = "images"
 ) -> None:
     """Refuse a network that does not map inputs ``(B, *shape)`` of a form to ``(B, *outputs)``.
@@ -45,29 +53,31 @@ def check(
     trained = {name: own for name, own in model.named_parameters() if own.requires_grad}
     _check_kind(model, whose, bool(trained))
     _check_tensors(model, trained, whose)
-    x = example(shape, form).to(next((own.device for own in model.parameters()), torch.device("cpu")))
+    x = example_inputs(shape, form).to(next((own.device for own in model.parameters()), torch.device("cpu")))
     try:
         with in_mode(model, False), torch.no_grad():
             output = model(x)
-    except FORWARD as error:
+    except FORWARD_ERRORS as error:
         raise ModelError(f"{whose} cannot take inputs of shape {shape}: {first_line(error)}") from error
     _check_output(output, outputs, whose, "")
     if trained and not any(isinstance(own, nn.parameter.UninitializedParameter) for own in trained.values()):
         _check_training(model, x, outputs, whose)
 
 
-def needs_two(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> bool:
+def needs_two_examples(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> bool:
     """Return whether a network needs two examples to train, as batch norm over a single value does.
 
-    >>> needs_two(nn.BatchNorm1d(4), (4,), "rows"), needs_two(nn.BatchNorm2d(1), (1, 8, 8))
+    >>> needs_two_examples(nn.BatchNorm1d(4), (4,), "rows"), needs_two_examples(nn.BatchNorm2d(1), (1, 8, 8))
     (True, False)
     """
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules()):
         return False
-    x = example(shape, form, 1).to(next((own.device for own in model.parameters()), torch.device("cpu")))
+    x = example_inputs(shape, form, 1).to(
+        next((own.device for own in model.parameters()), torch.device("cpu"))
+    )
     with seeded(0, "try"), torch.no_grad():
         try:
-            copied(model).train()(x)
+            deep_copy(model).train()(x)
         except ValueError as error:
             return "more than 1 value per channel" in str(error)
     return False
@@ -132,13 +142,13 @@ def _check_output(output: object, outputs: tuple[int, ...], whose: str, where: s
 def _check_training(model: nn.Module, x: torch.Tensor, outputs: tuple[int, ...], whose: str) -> None:
     """Try a copy in training mode."""
     try:
-        twin = copied(model).train()
-    except (*FORWARD, NotImplementedError) as error:
+        twin = deep_copy(model).train()
+    except (*FORWARD_ERRORS, NotImplementedError) as error:
         raise ModelError(f"{whose} cannot be copied: {first_line(error)}") from error
     try:
         with seeded(0, "try"), torch.enable_grad():
             output = twin(x)
-    except FORWARD as error:
+    except FORWARD_ERRORS as error:
         told = f"{whose} cannot be trained on inputs of shape {tuple(x.shape[1:])}"
         raise ModelError(f"{told}: {first_line(error)}") from error
     _check_output(output, outputs, whose, " in training mode")

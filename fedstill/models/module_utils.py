@@ -23,30 +23,30 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError
 
-Network = TypeVar("Network", bound=nn.Module)
+ModuleT = TypeVar("Network", bound=nn.Module)
 
 
-def computed(layer: nn.Module) -> set[str]:
+def reparametrized_names(layer: nn.Module) -> set[str]:
     """Names of a layer's tensors that an older reparametrization computes again in each forward.
 
-    >>> computed(torch.nn.utils.spectral_norm(nn.Linear(2, 3))), computed(nn.Linear(2, 3))
+    >>> reparametrized_names(torch.nn.utils.spectral_norm(nn.Linear(2, 3))), reparametrized_names(nn.Linear(2, 3))
     ({'weight'}, set())
     """
     own = [name for name, _ in layer.named_parameters(recurse=False)]
     return {name.removesuffix(end) for name in own for end in ("_orig", "_g") if name.endswith(end)}
 
 
-def settle(module: nn.Module) -> None:
+def detach_computed(module: nn.Module) -> None:
     """Detach what was computed in the last forward, so that the network can be copied."""
     for layer in module.modules():
-        for name in computed(layer):
+        for name in reparametrized_names(layer):
             if isinstance(value := vars(layer).get(name), torch.Tensor):
                 setattr(layer, name, value.detach())
 
 
-def copied(module: Network) -> Network:
+def deep_copy(module: ModuleT) -> ModuleT:
     """A deep copy of a network."""
-    settle(module)
+    detach_computed(module)
     return copy.deepcopy(module)
 
 
@@ -88,10 +88,10 @@ def to_vector(module: nn.Module) -> torch.Tensor:
     return torch.cat(tensors) if tensors else torch.zeros(0)
 
 
-def whole_numbers(module: nn.Module) -> torch.Tensor:
+def integer_mask(module: nn.Module) -> torch.Tensor:
     """Return which numbers of :func:`to_vector` are counts, such as batch norm's of its batches: ``(P,)``.
 
-    >>> whole_numbers(nn.BatchNorm1d(1)).tolist()
+    >>> integer_mask(nn.BatchNorm1d(1)).tolist()
     [False, False, False, False, True]
     """
     own = module.state_dict().values()

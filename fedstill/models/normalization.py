@@ -34,13 +34,13 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``(B, C, H, W)`` or any other ``(B, C, ...)`` to the same shape and layout."""
-        if not _slow(x):
+        if not _has_slow_layout(x):
             return super().forward(x)
         y = super().forward(x.contiguous())
         return y.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap knows no memory formats
 
 
-def _slow(x: torch.Tensor) -> bool:
+def _has_slow_layout(x: torch.Tensor) -> bool:
     """Whether torch's kernels for this input's layout are to be kept from it.
 
     In float32 they are as quick, if a gradient goes to the input or none to anything.
@@ -52,7 +52,7 @@ def _slow(x: torch.Tensor) -> bool:
     return x.dtype != torch.float32 or (torch.is_grad_enabled() and not x.requires_grad)
 
 
-def remembered(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def outputs_and_batch_norm_loss(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A network's outputs on inputs ``(B, ...)``, and sum_l |mu_l(x) - mu_l| + |sigma_l^2(x) - sigma_l^2|.
 
     The sum, a scalar, is over layers of batch norm, of what flows into each; mu_l and sigma_l^2 are its
@@ -60,7 +60,7 @@ def remembered(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.T
     layers has 0.
 
     >>> norm = nn.BatchNorm1d(1).eval()  # it has kept mean 0 and variance 1
-    >>> remembered(norm, torch.tensor([[2.0], [6.0]]))[1]  # mean 4 and variance 4
+    >>> outputs_and_batch_norm_loss(norm, torch.tensor([[2.0], [6.0]]))[1]  # mean 4 and variance 4
     tensor(7.)
     """
     apart: list[torch.Tensor] = []

@@ -46,7 +46,7 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, PredictorError
 from fedstill.core.registry import OWN, first_line
-from fedstill.models.class_map import LEAST, ClassMap
+from fedstill.models.class_map import MIN_PROBABILITY, ClassMap
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig
 
@@ -129,7 +129,7 @@ class OnnxGraph:
 
 
 # Beside those that skops itself trusts: what estimators that have learned consist of, and hold only numbers.
-TRUSTED = (
+TRUSTED_TYPES = (
     "collections.OrderedDict",
     "lightgbm.basic.Booster",
     "lightgbm.sklearn.LGBMClassifier",
@@ -163,23 +163,23 @@ def load_skops(path: Path) -> Any:
         allowed = "pip install 'fedstill[skops]'"
         raise ArgumentError(path.name, "skops is not installed", allowed) from error
     try:
-        others = [kind for kind in skops.get_untrusted_types(file=path) if kind not in TRUSTED]
+        others = [kind for kind in skops.get_untrusted_types(file=path) if kind not in TRUSTED_TYPES]
         if others:
             allowed = "those of scikit-learn, XGBoost and LightGBM, or a function of your own that loads it"
             raise ModelError(f"{path.name} holds types {', '.join(others)} (expected {allowed})")
-        return skops.load(path, trusted=list(TRUSTED))
+        return skops.load(path, trusted=list(TRUSTED_TYPES))
     except (*OWN, BadZipFile) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"{path.name} is no skops file that can be read: {first_line(error)}") from error
 
 
-SCHEMES = ("http://", "https://")
-SECONDS = 60.0  # that an answer may take, from the first byte asked to the last one read
-MOST_BYTES = 2**26  # of an answer
-MOST_VALUES = 2**18  # in a query: more inputs are several queries
-GIVES = ("probabilities", "logits", "numbers")
-PIECE = 2**16  # bytes read at once
+URL_SCHEMES = ("http://", "https://")
+TIMEOUT_SECONDS = 60.0  # that an answer may take, from the first byte asked to the last one read
+MAX_RESPONSE_BYTES = 2**26  # of an answer
+MAX_REQUEST_VALUES = 2**18  # in a query: more inputs are several queries
+OUTPUT_KEYS = ("probabilities", "logits", "numbers")
+READ_BYTES = 2**16  # bytes read at once
 
 
 class Endpoint:
@@ -197,7 +197,7 @@ class Endpoint:
         ArgumentError: no such address, or one with a name and a password in it.
     """
 
-    def __init__(self, url: str, seconds: float = SECONDS) -> None:
+    def __init__(self, url: str, seconds: float = TIMEOUT_SECONDS) -> None:
         allowed = "http://host:port/path, without name and password"
         try:
             parts = urlsplit(url)
@@ -229,7 +229,7 @@ class Endpoint:
         Raises:
             PredictorError: it cannot be reached, takes too long, or answers anything else.
         """
-        rows = max(MOST_VALUES // max(math.prod(x.shape[1:]), 1), 1)
+        rows = max(MAX_REQUEST_VALUES // max(math.prod(x.shape[1:]), 1), 1)
         parts = [self._ask(x[first : first + rows]) for first in range(0, len(x), rows)]
         return np.concatenate(parts) if parts else np.zeros((0, max(len(self.classes), 1)))
 
@@ -259,7 +259,7 @@ class Endpoint:
             link = http.client.HTTPConnection(self._host, self._port, timeout=self._seconds)
         # http.client bounds each line of what comes before the answer, and not how long all of them take.
         over = threading.Event()
-        watch = threading.Timer(self._seconds, lambda: _end(link, over))
+        watch = threading.Timer(self._seconds, lambda: _shut_down(link, over))
         watch.daemon = True
         try:
             told = {"Content-Type": "application/json", "Accept": "application/json"}
@@ -269,10 +269,10 @@ class Endpoint:
             response, read = link.getresponse(), bytearray()
             if response.status != http.client.OK:
                 raise self._wrong(f"answers with status {response.status} (expected 200)")
-            while piece := response.read1(PIECE):
+            while piece := response.read1(READ_BYTES):
                 read += piece
-                if len(read) > MOST_BYTES:
-                    raise self._wrong(f"answers more than {MOST_BYTES} bytes")
+                if len(read) > MAX_RESPONSE_BYTES:
+                    raise self._wrong(f"answers more than {MAX_RESPONSE_BYTES} bytes")
             if over.is_set():
                 raise late
             return bytes(read)
@@ -286,9 +286,9 @@ class Endpoint:
 
     def _read(self, response: Any, rows: int) -> Floats:
         """The numbers in an answer, once it is what it should be."""
-        given = [name for name in GIVES if isinstance(response, dict) and name in response]
+        given = [name for name in OUTPUT_KEYS if isinstance(response, dict) and name in response]
         if len(given) != 1:
-            raise self._wrong(f"answers none, or more than one, of {', '.join(GIVES)}")
+            raise self._wrong(f"answers none, or more than one, of {', '.join(OUTPUT_KEYS)}")
         names = response.get("classes", ())
         if not isinstance(names, list | tuple) or not all(isinstance(name, str | int) for name in names):
             raise self._wrong("answers classes that are no list of names")
@@ -308,7 +308,7 @@ class Endpoint:
         return PredictorError(f"the {self.called} {what}")
 
 
-def _end(link: http.client.HTTPConnection, over: threading.Event) -> None:
+def _shut_down(link: http.client.HTTPConnection, over: threading.Event) -> None:
     """Whoever reads from a link reads its end, and finds why."""
     over.set()
     with contextlib.suppress(OSError):
@@ -320,13 +320,13 @@ logger = logging.getLogger("fedstill.node")
 Numbers = npt.NDArray[Any]
 
 
-def file_of(model: nn.Module) -> str:
+def file_fingerprint(model: nn.Module) -> str:
     """The fingerprint of the file from which a model that only predicts is; empty: it is from none. Weights
     of a network are not meant: a run remembers these itself."""
     return "".join(part.file for part in model.modules() if isinstance(part, Predictor))
 
 
-def tell_no_failures(model: nn.Module) -> None:
+def hide_failures(model: nn.Module) -> None:
     """Have a model that only predicts give NaN from now on where it fails, and say so in this log alone."""
     for part in model.modules():
         if isinstance(part, Predictor):
@@ -381,7 +381,7 @@ class Predictor(nn.Module):
         self._called = getattr(source, "called", type(source).__name__)
         self._to, self._takes = to, how.takes
         probe = self._taken(np.zeros((2, *to.shape), dtype=np.float32))
-        opened = _opened(source, probe, to.task.kind == "number", self._called)
+        opened = _open_source(source, probe, to.task.kind == "number", self._called)
         self._predict = opened.predict
         self._probabilities = how.gives == "probabilities" or (how.gives == "auto" and opened.probabilities)
         own = [] if to.task.kind == "number" else how.classes or list(opened.classes)
@@ -393,7 +393,7 @@ class Predictor(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs, without gradient.
 
-        Where it is not to tell that the model fails (:func:`tell_no_failures`), which would tell of what it
+        Where it is not to tell that the model fails (:func:`hide_failures`), which would tell of what it
         has learned, NaN stand for what should have come out.
 
         Raises:
@@ -413,7 +413,7 @@ class Predictor(nn.Module):
     def _outputs(self, x: torch.Tensor) -> torch.Tensor:
         inputs = x.detach().cpu()
         taken = self._taken((inputs.float() if inputs.is_floating_point() else inputs).numpy())
-        given = _asked(self._predict, taken, self._called)
+        given = _call_predict(self._predict, taken, self._called)
         outputs = self._numbers(given) if self._to.task.kind == "number" else self._logits(given)
         found, allowed = tuple(outputs.shape), (len(x), self._given)
         if found != allowed:
@@ -449,7 +449,7 @@ class Predictor(nn.Module):
                 f"a {self._called} gives from {least:.3g} to {most:.3g}: allowed are probabilities, or "
                 'gives = "logits"'
             )
-        return given.clamp_min(LEAST).log()
+        return given.clamp_min(MIN_PROBABILITY).log()
 
     def extra_repr(self) -> str:
         """What it wraps."""
@@ -461,16 +461,16 @@ class Predictor(nn.Module):
         return self
 
 
-def _opened(source: Any, probe: Any, numbers: bool, called: str) -> _Source:
+def _open_source(source: Any, probe: Any, numbers: bool, called: str) -> _Source:
     """A source as a function, tried on a probe where what it says of itself follows from that."""
     if hasattr(source, "run") and hasattr(source, "get_inputs"):
         source = OnnxGraph(source, probe.shape[1:])
     if numbers and hasattr(source, "predict"):
-        return _Source(_flattening(source.predict, probe))
+        return _Source(_accept_flattened(source.predict, probe))
     for name in () if numbers else ("predict_proba", "decision_function"):
         if hasattr(source, name):
             classes = np.asarray(getattr(source, "classes_", [])).tolist()
-            return _Source(_flattening(getattr(source, name), probe), classes, name == "predict_proba")
+            return _Source(_accept_flattened(getattr(source, name), probe), classes, name == "predict_proba")
     if not callable(source):
         predicts = "predict" if numbers else "predict_proba or decision_function"
         raise ModelError(
@@ -478,24 +478,24 @@ def _opened(source: Any, probe: Any, numbers: bool, called: str) -> _Source:
             f"{predicts}, an ONNX session, or a function"
         )
     if hasattr(source, "probabilities"):  # which an endpoint or a graph knows once it has answered
-        _asked(source, probe, called)
+        _call_predict(source, probe, called)
     return _Source(source, getattr(source, "classes", ()), getattr(source, "probabilities", False))
 
 
-def _asked(predict: Callable[[Any], Any], taken: Any, called: str) -> torch.Tensor:
+def _call_predict(predict: Callable[[Any], Any], taken: Any, called: str) -> torch.Tensor:
     """What a model gives, in float32; whatever its own kind raises is one line."""
     try:
         responses = np.asarray(predict(taken))
         if np.iscomplexobj(responses):  # whose imaginary part would be lost
             raise PredictorError(f"a {called} gives complex numbers (expected real ones)")
         return torch.from_numpy(responses.astype(np.float32))
-    except _refusals() as error:
+    except _model_errors() as error:
         if isinstance(error, FedstillError):
             raise
         raise PredictorError(f"a {called} cannot take these inputs: {first_line(error)}") from error
 
 
-def _flattening(predict: Callable[[Any], Any], probe: Any) -> Callable[[Any], Any]:
+def _accept_flattened(predict: Callable[[Any], Any], probe: Any) -> Callable[[Any], Any]:
     """An estimator's function, of flattened images if it takes them."""
 
     def flattened(inputs: Numbers) -> Any:
@@ -515,7 +515,7 @@ def _flattening(predict: Callable[[Any], Any], probe: Any) -> Callable[[Any], An
     raise ModelError(f"the model takes {neither}{kind}: {first_line(refused)}") from refused
 
 
-def _refusals() -> tuple[type[Exception], ...]:
+def _model_errors() -> tuple[type[Exception], ...]:
     """What a model of another's making raises; onnxruntime, where it is in use, has kinds of its own."""
     module = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
     found = vars(module).values() if module else ()

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.models.image_classifiers import UnitNorm, _head
+from fedstill.models.image_classifiers import UnitNorm, zero_head
 
 SCALES = 2  # J: pixels are averaged to squares of 2^J x 2^J
-GROUPS = 27  # that coefficients are normalized in, of the 81 of a gray image with 8 angles
-FAR = 5  # deviations at which a Gaussian is taken to end
-PIECE = 2**16  # pixels whose coefficients are computed at once: some 120 MB
+NORM_GROUPS = 27  # that coefficients are normalized in, of the 81 of a gray image with 8 angles
+GAUSSIAN_RADIUS = 5  # deviations at which a Gaussian is taken to end
+PIXELS_PER_BATCH = 2**16  # pixels whose coefficients are computed at once: some 120 MB
 
 
 class WaveletModuli(nn.Module):
@@ -40,22 +40,20 @@ class WaveletModuli(nn.Module):
             # Neither weights nor buffers: they follow from the shape, and no file holds them.
             self.filters = (
                 torch.stack(spectra).float(),  # (2, L, H, W) the wavelets' spectra: fine, then coarse
-                averages(height).float(),  # (H / 4, H) over rows
-                averages(width).float(),  # (W / 4, W)
+                gaussian_averages(height).float(),  # (H / 4, H) over rows
+                gaussian_averages(width).float(),  # (W / 4, W)
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The transform."""
         filters = tuple(each.to(x.device, non_blocking=True) for each in self.filters)
         if torch.jit.is_tracing():  # type: ignore[no-untyped-call, attr-defined]  # which fixes the number of pieces
-            return _transformed(x, *filters)
-        few = max(1, PIECE // x[0].numel())
-        return torch.cat([_transformed(piece, *filters) for piece in torch.split(x, few)])
+            return _scatter(x, *filters)
+        few = max(1, PIXELS_PER_BATCH // x[0].numel())
+        return torch.cat([_scatter(piece, *filters) for piece in torch.split(x, few)])
 
 
-def _transformed(
-    x: torch.Tensor, psi: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor
-) -> torch.Tensor:
+def _scatter(x: torch.Tensor, psi: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     x = x.float().unsqueeze(2)  # (B, C, 1, H, W)
     spectrum = torch.fft.fft2(x)
     fine, coarse = (torch.fft.ifft2(spectrum * each).abs() for each in psi)  # (B, C, L, H, W)
@@ -74,7 +72,7 @@ def morlet(height: int, width: int, j: int, turn: int, angles: int) -> torch.Ten
     sigma, slant = 0.8 * 2**j, 4 / angles
     theta = (angles / 2 - 1 - turn) * math.pi / angles
     most = sigma * max(1.0, 1 / slant)  # the longer of both deviations
-    (y, rows), (x, columns) = (_unrolled(size, most) for size in (height, width))
+    (y, rows), (x, columns) = (_periodic_positions(size, most) for size in (height, width))
     along = x * math.cos(theta) + y.unsqueeze(1) * math.sin(theta)  # (rows H, columns W)
     across = y.unsqueeze(1) * math.cos(theta) - x * math.sin(theta)
     bell = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
@@ -84,18 +82,18 @@ def morlet(height: int, width: int, j: int, turn: int, angles: int) -> torch.Ten
     return psi
 
 
-def averages(size: int) -> torch.Tensor:
+def gaussian_averages(size: int) -> torch.Tensor:
     """Gaussian averages of a periodic line about each 4th place: ``(size / 4, size)``, each of sum 1."""
     sigma, step = 0.8 * 2 ** (SCALES - 1), 2**SCALES
-    places, copies = _unrolled(size, sigma)
+    places, copies = _periodic_positions(size, sigma)
     near = torch.exp(-((places - step * torch.arange(size // step).unsqueeze(1)) ** 2) / (2 * sigma**2))
     rows = near.view(size // step, copies, size).sum(1)
     return rows / rows.sum(1, keepdim=True)
 
 
-def _unrolled(size: int, sigma: float) -> tuple[torch.Tensor, int]:
+def _periodic_positions(size: int, sigma: float) -> tuple[torch.Tensor, int]:
     """A line's places and its copies', as far as a Gaussian about any place goes, and how many copies."""
-    beside = max(2, math.ceil(FAR * sigma / size))
+    beside = max(2, math.ceil(GAUSSIAN_RADIUS * sigma / size))
     return torch.arange(-beside * size, (beside + 1) * size, dtype=torch.float64), 2 * beside + 1
 
 
@@ -118,8 +116,8 @@ class Scattering(nn.Sequential):
         coefficients = channels * (1 + SCALES * width + width**2)
         super().__init__(
             WaveletModuli(height, side, width),
-            nn.GroupNorm(math.gcd(GROUPS, coefficients), coefficients, affine=False),
+            nn.GroupNorm(math.gcd(NORM_GROUPS, coefficients), coefficients, affine=False),
             nn.Flatten(),
             UnitNorm(),
-            _head(coefficients * (height // 4) * (side // 4), classes),
+            zero_head(coefficients * (height // 4) * (side // 4), classes),
         )

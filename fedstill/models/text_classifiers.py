@@ -15,7 +15,7 @@ from torch import nn
 from fedstill.models.extractor_head import Split
 
 PADDING = 0
-UNSEEN = -1e9  # what padding weighs in a softmax; finite, as of padding alone all weigh the same
+MASKED_SCORE = -1e9  # what padding weighs in a softmax; finite, as of padding alone all weigh the same
 HEADS = 4
 DEPTH = 2
 
@@ -33,11 +33,11 @@ class Tokens(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-def pooled(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def masked_mean(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     """The mean over a text's own tokens: ``(B, L, D)`` and ``(B, L)`` in 0..1 to ``(B, D)``; none gives 0.
 
     >>> x = torch.tensor([[[1.0], [3.0], [100.0]]])
-    >>> pooled(x, torch.tensor([[1.0, 1.0, 0.0]]))
+    >>> masked_mean(x, torch.tensor([[1.0, 1.0, 0.0]]))
     tensor([[2.]])
     """
     return (x * seen.unsqueeze(2)).sum(1) / seen.sum(1, keepdim=True).clamp_min(1)
@@ -57,7 +57,7 @@ class Attention(nn.Module):
         parts = self.inside(x).view(count, length, 3, HEADS, width // HEADS)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, L, D / H) each
         scores = query @ key.transpose(2, 3) / math.sqrt(width // HEADS)  # (B, H, L, L)
-        weights = (scores + UNSEEN * (1 - seen)[:, None, None]).softmax(3)
+        weights = (scores + MASKED_SCORE * (1 - seen)[:, None, None]).softmax(3)
         mixed: torch.Tensor = self.outside((weights @ value).transpose(1, 2).reshape(count, length, width))
         return mixed
 
@@ -94,7 +94,7 @@ class TextEncoder(nn.Module):
         x = self.tokens(ids) + self.positions[: ids.shape[1]]  # (B, L, D)
         for block in self.blocks:
             x = block(x, seen)
-        return pooled(self.norm(x), seen)
+        return masked_mean(self.norm(x), seen)
 
 
 class Transformer(Split):
@@ -121,7 +121,7 @@ class BagEncoder(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """``(B, L)`` int64 to ``(B, D)``."""
-        return torch.relu(self.hidden(pooled(self.tokens(ids), (ids != PADDING).float())))
+        return torch.relu(self.hidden(masked_mean(self.tokens(ids), (ids != PADDING).float())))
 
 
 class Bag(Split):

@@ -16,22 +16,22 @@ from fedstill.models.normalization import GroupNorm
 Norm = Callable[[int], nn.Module]  # from a number of channels to the layer that normalizes them
 
 
-def depth_of(height: int, side: int) -> int:
+def unet_depth(height: int, side: int) -> int:
     """How often a U-Net halves an image: four times, or as often as both sides divide and 2 pixels are left.
 
-    >>> depth_of(64, 64), depth_of(8, 8), depth_of(12, 32), depth_of(4, 4)
+    >>> unet_depth(64, 64), unet_depth(8, 8), unet_depth(12, 32), unet_depth(4, 4)
     (4, 2, 2, 1)
     """
     fits = (depth for depth in (4, 3, 2, 1) if height % 2**depth == side % 2**depth == 0)
     return next((depth for depth in fits if min(height, side) >= 2 * 2**depth), 0)
 
 
-def by_group(channels: int) -> nn.Module:
+def make_group_norm(channels: int) -> nn.Module:
     """Group norm, of the most groups up to 8."""
     return GroupNorm(math.gcd(8, channels), channels)
 
 
-def block(inside: int, outside: int, norm: Norm) -> nn.Sequential:
+def conv_block(inside: int, outside: int, norm: Norm) -> nn.Sequential:
     """Twice a 3x3 convolution, a norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``."""
     return nn.Sequential(
         nn.Conv2d(inside, outside, 3, padding=1, bias=False),
@@ -49,7 +49,7 @@ class UNetEncoder(nn.Module):
     def __init__(self, channels: int, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
         widths = [channels, *(width * 2**level for level in range(depth + 1))]
-        self.blocks = nn.ModuleList(block(*pair, norm) for pair in pairwise(widths))
+        self.blocks = nn.ModuleList(conv_block(*pair, norm) for pair in pairwise(widths))
         self.pool = nn.MaxPool2d(2)
 
     def levels(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -72,7 +72,7 @@ class Decoder(nn.Module):
         widths = [width * 2**level for level in range(depth, -1, -1)]  # the bottom's first
         pairs = list(pairwise(widths))
         self.ups = nn.ModuleList(nn.ConvTranspose2d(low, high, 2, 2) for low, high in pairs)
-        self.blocks = nn.ModuleList(block(2 * high, high, norm) for _, high in pairs)
+        self.blocks = nn.ModuleList(conv_block(2 * high, high, norm) for _, high in pairs)
 
     def forward(self, levels: list[torch.Tensor]) -> torch.Tensor:
         """The encoder's levels, the finest first, to ``(B, w, H, W)``."""
@@ -100,16 +100,16 @@ class UNet(Split):
     """Ronneberger, Fischer, Brox, "U-Net", MICCAI 2015: ``(B, channels, H, W)`` to ``(B, classes, H, W)``.
 
     As published but for group norm behind each convolution, padding (so that the output has the input's
-    size), and fewer levels for images whose sides four halvings do not divide (:func:`depth_of`). Each level
+    size), and fewer levels for images whose sides four halvings do not divide (:func:`unet_depth`). Each level
     has twice the channels of the one above; published width: 64. It parts before its last layer; its latent
     features are those of the submodule ``extractor.encoder``.
     """
 
-    norm: Norm = staticmethod(by_group)
+    norm: Norm = staticmethod(make_group_norm)
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
         channels, height, side = shape
-        body = Body(channels, width, depth_of(height, side), self.norm)
+        body = Body(channels, width, unet_depth(height, side), self.norm)
         super().__init__(body, nn.Conv2d(width, classes, 1))
 
 
@@ -144,7 +144,7 @@ class ResidualUNet(UNet):
         if classes != channels:
             allowed = f"{channels}, as many as its input has"
             raise ModelError(f"a residual U-Net of {classes} output channels (expected {allowed})")
-        self.extractor = ResidualBody(channels, width, depth_of(height, side), self.norm)
+        self.extractor = ResidualBody(channels, width, unet_depth(height, side), self.norm)
         self.head = nn.Conv2d(width + channels, classes, 1)
         with torch.no_grad():
             self.head.weight.zero_()

@@ -20,12 +20,12 @@ from fedstill.core.errors import ArgumentError, DataError, ModelError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what the networks learned with
 # Where torchvision has the convolutions among its layers: a ReLU behind each, a pooling behind each block.
-PLACES = {
+CONV_INDICES = {
     "VGG-16": [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28],
     "VGG-19": [0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34],
 }
-TOLD = {"VGG-16": (2, 7, 14, 21), "VGG-19": (2, 7, 14, 23)}  # those of relu1_2, relu2_2, relu3_3 and relu4_3
-NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
+OUTPUT_INDICES = {"VGG-16": (2, 7, 14, 21), "VGG-19": (2, 7, 14, 23)}  # those of relu1_2, relu2_2, relu3_3 and relu4_3
+TENSOR_NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
 
 
 class VGGFeatures(nn.Module):
@@ -92,16 +92,16 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
     try:
         with safe_open(str(path), "pt") as file:
             # Only what is wanted: the published classifier has 120 million numbers.
-            tensors = {name: file.get_tensor(name) for name in file.keys() if NAME.fullmatch(name)}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys() if TENSOR_NAME.fullmatch(name)}  # noqa: SIM118
     except FileNotFoundError as error:
         raise DataError(f"VGG weights {str(path)!r}: there is no such file") from error
     except (SafetensorError, OSError) as error:
         raise DataError(f"VGG weights {str(path)!r} (expected a safetensors file ({error}))") from error
     form, convolutions = _convolutions(tensors, str(path))
-    return VGGFeatures(convolutions, TOLD[form], mean, std)
+    return VGGFeatures(convolutions, OUTPUT_INDICES[form], mean, std)
 
 
-def perceptual(
+def perceptual_loss(
     features: Callable[[torch.Tensor], Sequence[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
     """The perceptual loss of each pair of images ``(B, channels, H, W)``: ``(B,)``, with gradients to both.
@@ -116,9 +116,9 @@ def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, 
     """Which form a file has, and its convolutions by their places."""
     whose = f"VGG weights {path!r}"
     places = sorted(int(name.split(".")[1]) for name in tensors if name.endswith(".weight"))
-    form = next((form for form, known in PLACES.items() if known == places), None)
+    form = next((form for form, known in CONV_INDICES.items() if known == places), None)
     if form is None:
-        allowed = " or ".join(f"those of {name}, features.{known}" for name, known in PLACES.items())
+        allowed = " or ".join(f"those of {name}, features.{known}" for name, known in CONV_INDICES.items())
         raise ModelError(f"{whose} have convolutions at {places} (expected {allowed})")
     channels, convolutions = 3, {}
     for place in places:

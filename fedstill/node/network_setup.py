@@ -11,8 +11,8 @@ from fedstill.core.compute import Compute
 from fedstill.core.dataset import Form
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.core.seeds import torch_generator
-from fedstill.models.extractor_head import features, split
-from fedstill.models.module_check import needs_two
+from fedstill.models.extractor_head import count_features, split_model
+from fedstill.models.module_check import needs_two_examples
 from fedstill.node.local_training import predict
 from fedstill.protocol.local_config import LocalConfig
 
@@ -35,12 +35,12 @@ def prepare_network(
     placed = compute.place(model)
     if not parted:
         return placed
-    parts = split(placed, whose)
+    parts = split_model(placed, whose)
     x = torch.randn(2, *shape, generator=torch_generator(seed, "try"))
     x = (x.abs() * vocabulary).long() % vocabulary if vocabulary else x
     x = x.to(compute.device)
     whole, in_parts = (predict(network, x, compute) for network in (placed, parts))
-    features(parts, x, whose, maps=whole.ndim > 2)
+    count_features(parts, x, whose, maps=whole.ndim > 2)
     if not torch.allclose(whole, in_parts, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
         raise ModelError(f"{whose} cannot be split (expected a head that follows its extractor)")
     return parts
@@ -55,7 +55,7 @@ def check_local_batch(
         ArgumentError: naming the batch's option.
     """
     learns = any(own.requires_grad for own in model.parameters())
-    if local.batch == 1 and learns and needs_two(model, shape, form):
+    if local.batch == 1 and learns and needs_two_examples(model, shape, form):
         raise ArgumentError("nodes.local.batch", 1, f"2 or more, for the batch norm of {whose}")
 
 

@@ -13,7 +13,7 @@ from fedstill.core.compute import lay_out, onto
 from fedstill.core.cuda_graphs import Recorded
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import torch_generator
-from fedstill.models.module_utils import settle
+from fedstill.models.module_utils import detach_computed
 from fedstill.node.gate import Gate
 from fedstill.privacy.dpsgd import DPParameters
 
@@ -97,7 +97,7 @@ class Node:
         """A copy to try things on: own networks, the same data, no gate to release anything."""
         twin = copy.copy(self)
         for module in self.modules.values():
-            settle(module)
+            detach_computed(module)
         # One deep copy for both, so that the copied optimizers hold the copied parameters.
         twin.modules, twin.optimizers = copy.deepcopy((self.modules, self.optimizers))
         del twin.gate

@@ -18,7 +18,7 @@ from fedstill.core import timing
 from fedstill.core.compute import as_laid_out, lay_out
 from fedstill.core.cuda_graphs import draws
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.models.module_utils import computed, load_vector, to_vector
+from fedstill.models.module_utils import reparametrized_names, load_vector, to_vector
 from fedstill.node.node import Node
 from fedstill.protocol.digests import digest
 
@@ -59,7 +59,9 @@ def _describe_layers(module: nn.Module, described: Callable[[Any], str]) -> tupl
                 sorted(
                     (key, described(value))
                     for key, value in vars(layer).items()
-                    if not key.startswith("_") and key != "training" and key not in computed(layer)
+                    if not key.startswith("_")
+                    and key != "training"
+                    and key not in reparametrized_names(layer)
                 )
             ),
         )
@@ -263,7 +265,7 @@ class NodeGroup:
             QueryRefused: the network learns privately, and this step has no noise.
             ArgumentError: the network has no optimizer now, or there is not one loss for each node.
         """
-        bench = self.module(role)
+        stacked = self.module(role)
         if losses.ndim != 1 or not 0 < len(losses) <= len(self.nodes):
             allowed = f"a vector of {len(self.nodes)}, one loss for each node"
             raise ArgumentError("losses of nodes.step", tuple(losses.shape), allowed)
@@ -275,7 +277,7 @@ class NodeGroup:
             if role not in node.optimizers:
                 allowed = "a network with an optimizer: a model has one in train_round alone, others have "
                 raise ArgumentError("nodes.step", role, f"{allowed}that of node.add")
-        bench.backward(losses)
+        stacked.backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimizers[role].step()
 
@@ -342,10 +344,10 @@ def _supports_vmap(pair: Sequence[Node]) -> bool:
     group = NodeGroup([node.copy_without_gate() for node in pair])
     x = group.sample(2, "try")[0]
     try:
-        bench = group.module("model")
+        model = group.module("model")
         for mode in (True, False):
-            bench.train(mode)
-            bench(x)
+            model.train(mode)
+            model(x)
     except RuntimeError:  # random draws, .item(), a branch on values: torch says so in many ways
         return False
     return True

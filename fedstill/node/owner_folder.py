@@ -241,11 +241,15 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         found += policy_faults(file.policy)
     if "privacy" not in spoilt:
         found += privacy_faults(file.privacy, data, model, file.data)
-        told = attempt("audit log", lambda: spent(file, folder))
+        told = attempt("audit log", lambda: read_total_spent(file, folder))
         if told is not None and told.trouble is not None:
             settle = f"nothing leaves until `fedstill audit accept {folder}`"
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
-        why = None if told is None else attempt("audit log", lambda: closed(audit_file(file, folder)))
+        why = (
+            None
+            if told is None
+            else attempt("audit log", lambda: unwritable_reason(audit_file(file, folder)))
+        )
         if why:
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {why}")
     if (fault := SecurityLog(folder).verify()) is not None:

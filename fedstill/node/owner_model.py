@@ -11,7 +11,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ModelError
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import custom_model
-from fedstill.models.module_utils import copied
+from fedstill.models.module_utils import deep_copy
 from fedstill.node import memory_limits
 from fedstill.node.network_setup import prepare_network
 from fedstill.node.node_file import NodeFile
@@ -43,7 +43,7 @@ def _check_memory(name: str, file: NodeFile, spec: InputSpec, most: int) -> None
     def build() -> nn.Module:
         return models.build(name, spec.shape, classes, file.seed, vocabulary=spec.vocabulary)
 
-    with custom_model.blamed(MODEL_OPTION, name, spec.shape):
+    with custom_model.name_option_in_errors(MODEL_OPTION, name, spec.shape):
         memory_limits.check_model(build, spec, file.local.batch, most)
 
 
@@ -71,7 +71,7 @@ def unfit_reason(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compu
         return "nothing of its model is trained here, and every round trains it"
     if needs.split_models:
         try:
-            own, vocabulary = copied(model), spec.vocabulary
+            own, vocabulary = deep_copy(model), spec.vocabulary
             prepare_network(own, compute, spec.shape, 0, "its model", parted=True, vocabulary=vocabulary)
         except ModelError as error:
             return str(error)

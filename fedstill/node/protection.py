@@ -16,7 +16,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest_group_size, limit_groups
 from fedstill.models import dp_compatibility
-from fedstill.models.module_utils import copied, to_vector
+from fedstill.models.module_utils import deep_copy, to_vector
 from fedstill.node.network_setup import architecture_hash
 from fedstill.node.node import Node, frozen_parameter_names
 from fedstill.node.run_budgets import RunBudgets
@@ -153,7 +153,7 @@ def require_unchanged_data(node: Node) -> None:
 
 def _install_teachers(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> None:
     """Copies of the node's model in its place, each with its own part of the records."""
-    networks = [copied(node.model) for _ in parts]
+    networks = [deep_copy(node.model) for _ in parts]
     node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
     node.frozen["model"] = frozen_parameter_names(node.model)
     node.teachers = make_teachers(node, parts)

@@ -33,7 +33,7 @@ from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
 from fedstill.models.module_utils import parameter_count
-from fedstill.models.predictors import file_of, tell_no_failures
+from fedstill.models.predictors import file_fingerprint, hide_failures
 from fedstill.node import audit_file, memory_limits, owner_folder, owner_model
 from fedstill.node.admission import require_records
 from fedstill.node.audit_entries import NODE_DATA
@@ -110,7 +110,7 @@ class Session:
         method = plan.make_method()
         self.task = spec.make_task()
         try:
-            data, _ = node_data.load_node_data(file.data, folder, spec, most=self._max_memory)
+            data, _ = node_data.load_node_data(file.data, folder, spec, max_bytes=self._max_memory)
             require_records(file.name, file.policy, len(data))
             model = owner_model.make_model(file, folder, spec, self._max_memory)
             owner_folder.require_valid(file, data, model)
@@ -150,7 +150,7 @@ class Session:
         told = {
             "plan": plan.to_dict(),
             "data": examples,
-            "model": architecture_hash(network) + file_of(network),
+            "model": architecture_hash(network) + file_fingerprint(network),
         }
         self.audit.require_sound()
         self._start_run(method, secret, told)
@@ -179,7 +179,7 @@ class Session:
         self.masks = SumMasks.from_folder(*masked) if self.plan.secure_aggregation else None
         budgets = self.node.gate.budgets
         if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
-            tell_no_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
+            hide_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
         self.size_limits = QuerySizeLimits(self.node, self.setting.public, self.plan.spec, self._max_memory)
         self.handler = self._new_handler()
         asked = any(query.differentiable for query in self.side.queries.values())

@@ -1,12 +1,13 @@
-"""Mechanisms, accounting and budgets: pure functions, no files; and what a mechanism of one's own imports.
+"""Privacy mechanisms, accounting and budgets, as pure functions without file access.
 
-``config`` is the base of all mechanisms; ``dpsgd``, ``pate`` and ``noisy_outputs`` are one each.
-``release_rules`` say what is done to a tensor that leaves, and its price: ``clipping``, ``noise``,
-``pate_teachers`` and their votes. ``events`` are prices; ``accounting`` composes them to an epsilon, by
-``privacy_loss`` and ``renyi``; ``budget`` says whether one more fits, ``budget_text`` what is left.
-``statement`` says all of this in words, ``epsilon_lower_bounds`` what an attack proves.
+``config`` holds the base class of all mechanisms. ``dpsgd``, ``pate`` and ``noisy_outputs`` hold one
+mechanism each. ``release_rules`` bound and noise a tensor before its release and state its privacy cost,
+with the help of ``clipping`` and ``noise``. ``events`` represent privacy costs, ``accounting`` composes
+them to an epsilon, and ``budget`` checks whether one more cost fits. ``statement`` describes a node's
+guarantee in words, and ``epsilon_lower_bounds`` computes the epsilon that an attack proves.
 
-May import protocol and what lies below. A newcomer writes a mechanism as docs/own-mechanism.md says.
+This package may import protocol and the packages below it. A custom mechanism is a subclass of
+:class:`PrivacyConfig` (docs/own-mechanism.md); this module exports all names that it needs.
 """
 
 from fedstill.core.errors import ArgumentError

@@ -1,18 +1,13 @@
-"""Privacy loss distributions of events and of what they compose to, by dp-accounting.
+"""Epsilon of composed privacy events at a delta, computed with dp-accounting.
 
-Pessimistic ("connect the dots", Doroshenko et al., PoPETs 2022): whatever the grid, the figure is an upper
-bound; a finer grid makes it tighter, a coarser one faster.
+There are two accountants. "pld" composes privacy loss distributions and is tight, but its theorem assumes
+that events are chosen in advance. "rdp" adds Rényi divergences and is looser, but it also holds for events
+that are chosen adaptively, from earlier responses (Mironov, "Rényi Differential Privacy", CSF 2017,
+Proposition 1). Both return upper bounds. Neighboring data sets differ by adding or removing one record (or
+group).
 
-Rényi differential privacy of one event, at a fixed set of orders, and what it means as an epsilon.
-
-Curves of events that follow one another add up, whatever was asked in between (Mironov, "Rényi
-Differential Privacy", CSF 2017, Proposition 1), which makes them cheap: computed once per event, then sums.
-
-What events cost together, as epsilon at a delta: by dp-accounting, with bounds for what it cannot take.
-
-Two accountants. "pld" composes privacy loss distributions and is tight; its theorem is for events that were
-chosen beforehand. "rdp" adds up Rényi curves and is looser; it holds too where events are chosen by earlier
-answers. Both figures are upper bounds, for neighbors by adding or removing one record (or group).
+The privacy loss distributions are pessimistic ("connect the dots", Doroshenko et al., PoPETs 2022): the
+result is an upper bound on any grid; a finer grid makes it tighter, a coarser one faster.
 """
 
 from __future__ import annotations
@@ -34,15 +29,13 @@ RdpCurve = NDArray[np.float64]
 ORDERS: RdpCurve = np.array(
     [1.02, 1.05] + [1 + tenth / 10 for tenth in range(1, 100)] + list(range(11, 64)) + [128, 256, 512, 1024]
 )
-"""Those of dp-accounting, and two near 1 for epsilons in the hundreds and above."""
-MAX_COMPOSED_EPSILON = (
-    500.0  # epsilon up to which losses are composed; e to the power of more is near what floats hold
-)
-MAX_COMPOSED_EVENTS = 10_000_000  # events whose losses are composed
-MIN_COMPOSED_DELTA = 1e-12  # above it rounding in the transforms does not matter
-MIN_NOISE = 1e-100  # below it epsilon is said to be inf: squares leave what floats hold
-MAX_CLOSED_FORM_EPSILON = 1e9  # epsilon up to which its root is found
-MAX_DISTINCT_EVENTS = 32  # of different events that are composed one by one
+"""Rényi orders: those of dp-accounting, and two near 1 for epsilons in the hundreds and above."""
+MAX_COMPOSED_EPSILON = 500.0  # losses are composed up to here; the exponential of more nearly overflows
+MAX_COMPOSED_EVENTS = 10_000_000
+MIN_COMPOSED_DELTA = 1e-12  # below it, rounding errors of the transforms matter
+MIN_NOISE = 1e-100  # below it epsilon is inf, as squares underflow
+MAX_CLOSED_FORM_EPSILON = 1e9
+MAX_DISTINCT_EVENTS = 32  # more are rounded to so many
 POINTS_PER_LOSS = (
     24  # grid points per typical loss of one event: within 0.1 % of the limit in all that was tried
 )
@@ -60,22 +53,23 @@ NOISE_FACTOR_STEP, NOISE_FACTOR_SLACK = (
 
 
 def compute_epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "pld") -> float:
-    """The least epsilon at delta that is known to hold for all events together; 0 for none.
+    """Return the smallest epsilon at delta that is known to hold for all events together; 0 for no events.
 
-    "pld": Gaussian noise on all records has a closed form (Balle and Wang, "Improving the Gaussian Mechanism
-    for Differential Privacy", ICML 2018, Theorem 8), everything else is composed numerically. Where the
-    Rényi bound is above 500, there are over 10 million events or delta is below 1e-12, that bound is the
-    answer (some percent more, where it is above 500).
+    "pld": Gaussian noise on all records has a closed form (Balle and Wang, "Improving the Gaussian
+    Mechanism for Differential Privacy", ICML 2018, Theorem 8); all other events are composed numerically.
+    The Rényi bound is returned where it is above 500 (a few percent looser), for more than 10 million
+    events, and for delta below 1e-12.
 
-    "rdp": groups in a sample are integrated numerically, see :func:`fedstill.privacy.accounting.rdp_curve`.
+    "rdp": sampled groups are integrated numerically, see :func:`fedstill.privacy.accounting.rdp_curve`.
 
-    More than 32 different events, but for Gaussian noise on all records: noise is rounded down and rates up,
-    by as little as makes them 32, so that the figure stays a bound and comes fast.
+    With more than 32 different events, not counting Gaussian noise on all records, noise is rounded down
+    and rates are rounded up just enough to leave 32. The result stays an upper bound.
 
     Args:
-        spent: events and how often each.
-        delta: at 0 the sum of the pure epsilons, inf with any Gaussian event.
-        accountant: which.
+        spent: events and their counts.
+        delta: 0 or more, below 1. At 0 the result is the sum of the pure epsilons; inf with any Gaussian
+            event.
+        accountant: "pld" or "rdp".
 
     Raises:
         ArgumentError: delta outside its range.
@@ -117,8 +111,9 @@ def compute_epsilon(spent: Mapping[Event, int], delta: float, accountant: Accoun
 def is_within_epsilon(
     spent: Mapping[Event, int], limit: float, delta: float, accountant: Accountant = "pld"
 ) -> bool:
-    """Whether ``epsilon(spent, delta, accountant) <= limit``, without composing where a cheap bound says
-    so."""
+    """Return whether ``compute_epsilon(spent, delta, accountant) <= limit``, and avoid the composition
+    where the cheaper Rényi bound suffices.
+    """
     if compute_epsilon(spent, delta, "rdp") <= limit:
         return True
     return accountant == "pld" and compute_epsilon(spent, delta) <= limit
@@ -132,9 +127,9 @@ def max_repetitions(
     accountant: Accountant = "pld",
     max_times: int = 1_000_000,
 ) -> int:
-    """How many times more a price can be paid until all would cost more than ``limit`` at delta: 0 .. up_to.
+    """Return how many more times a cost fits before the total exceeds ``limit`` at delta: 0 .. max_times.
 
-    >>> max_repetitions({}, {Event("laplace", 10.0): 1}, limit=1.0, delta=1e-9, up_to=100)
+    >>> max_repetitions({}, {Event("laplace", 10.0): 1}, limit=1.0, delta=1e-9, max_times=100)
     10
     """
     return max_steps(lambda times: _add_repetitions(spent, cost, times), limit, delta, accountant, max_times)
@@ -147,8 +142,10 @@ def max_steps(
     accountant: Accountant = "pld",
     max_times: int = 1_000_000,
 ) -> int:
-    """The most steps, 0 .. up_to, of a schedule within ``limit`` at delta: all events of so many; more
-    cost no less.
+    """Return the largest number of steps, 0 .. max_times, whose events stay within ``limit`` at delta.
+
+    Args:
+        schedule: all events of a number of steps; more steps must not cost less.
 
     >>> max_steps(lambda k: {Event("laplace", 5.0): k, Event("laplace", 2.0): 1}, limit=1.0, delta=0.0)
     2
@@ -162,15 +159,15 @@ def calibrate_noise(
     delta: float,
     accountant: Accountant = "pld",
 ) -> float:
-    """The least noise factor under which a schedule stays within ``limit``, to half a percent.
+    """Return the smallest noise factor that keeps a schedule within ``limit``, to half a percent.
 
     Args:
-        schedule: all events that a noise factor leads to, 0.001 .. 1,000,000; more noise costs less.
+        schedule: all events that follow from a noise factor of 0.001 .. 1,000,000; more noise must cost less.
         limit: epsilon, above 0 and finite.
 
     Raises:
-        ArgumentError: no noise in that range is enough (other events may cost too much by themselves), or an
-            argument outside its range.
+        ArgumentError: no noise factor in that range is large enough (the other events may exceed the limit by
+            themselves), or an argument is outside its range.
 
     >>> s = calibrate_noise(lambda s: {Event("gaussian", s, rate=0.01): 1000}, 1.83, 1e-5)
     >>> round(s, 2)
@@ -192,7 +189,7 @@ def calibrate_noise(
 
 
 def _pure_epsilon(spent: Mapping[Event, int]) -> float:
-    """Epsilon at delta 0: that of Laplace noise and of pure events adds up, and no less holds."""
+    """Epsilon at delta 0: Laplace and pure events add up, and Gaussian noise has none."""
     return sum(
         math.inf if event.kind == "gaussian" else times / event.noise for event, times in spent.items()
     )
@@ -210,9 +207,9 @@ def _add_repetitions(spent: Mapping[Event, int], cost: Mapping[Event, int], time
 
 
 def _reduce_events(spent: Mapping[Event, int]) -> PrivacyCost:
-    """The same cost, or a little more, in few events.
+    """Return at most about 32 events of the same or a slightly larger cost.
 
-    Gaussian noise on all records composes exactly to one such event: precisions add up.
+    Gaussian noise on all records composes exactly to one such event, as precisions add up.
     """
     events = PrivacyCost({event: times for event, times in spent.items() if times > 0})
     unsampled = [event for event in events if event.kind == "gaussian" and event.rate == 1]
@@ -229,7 +226,7 @@ def _reduce_events(spent: Mapping[Event, int]) -> PrivacyCost:
 
 
 def _costlier_event(event: Event, step: float) -> Event:
-    """An event with no more noise and no lower rate, from a grid of that logarithmic step."""
+    """Round an event to no more noise and no lower rate, on a grid of a logarithmic step."""
     noise = math.exp(math.floor(math.log(event.noise) / step) * step)
     if event.rate == 1:
         return Event(event.kind, noise)
@@ -241,15 +238,16 @@ def _costlier_event(event: Event, step: float) -> Event:
 
 
 def rdp_to_epsilon(curve: RdpCurve, delta: float) -> float:
-    """The least epsilon that a curve over :data:`ORDERS` proves at delta (Canonne, Kamath and Steinke, "The
-    Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12)."""
+    """Return the smallest epsilon that a curve over :data:`ORDERS` proves at delta (Canonne, Kamath and
+    Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Proposition 12).
+    """
     from dp_accounting.rdp import rdp_privacy_accountant
 
     return float(rdp_privacy_accountant.compute_epsilon(ORDERS, curve, delta)[0])
 
 
 def compose_rdp(spent: Mapping[Event, int]) -> RdpCurve:
-    """The curve of all events together, (orders,)."""
+    """Return the Rényi curve of all events together, (orders,)."""
     total = np.zeros_like(ORDERS)
     for event, times in spent.items():
         total += times * rdp_curve(event)
@@ -258,14 +256,15 @@ def compose_rdp(spent: Mapping[Event, int]) -> RdpCurve:
 
 @lru_cache(maxsize=1024)
 def rdp_curve(event: Event) -> RdpCurve:
-    """An upper bound on the Rényi divergence, in both directions, at each of :data:`ORDERS`.
+    """Return an upper bound on the Rényi divergence of an event, in both directions, at each of
+    :data:`ORDERS`.
 
-    Laplace noise: by dp-accounting's RdpAccountant. Pure events: of randomized response, than which none is
-    worse (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Samples: exactly, see :func:`_sampled_gaussian_rdp`;
-    dp-accounting has no groups, and between whole orders a looser bound. Where an order is out of reach
-    (little noise), the bound is that of the next one up, since divergences do not fall as the order rises, or
-    that of the statistic over all records, which sampling can only improve on (the divergence is
-    quasi-convex).
+    Laplace noise is bounded by dp-accounting's RdpAccountant. Pure events are bounded by randomized
+    response, the worst pure mechanism (Kairouz, Oh, Viswanath, ICML 2015, Theorem 2.5). Sampled events are
+    exact, see :func:`_sampled_gaussian_rdp`; dp-accounting has no groups, and a looser bound between
+    integer orders. An order that is out of reach (little noise) gets the bound of the next higher one, as
+    divergences do not fall with the order, or the bound of the statistic over all records, as sampling can
+    only improve it (the divergence is quasi-convex).
     """
     if event.kind == "gaussian":
         unsampled: RdpCurve = ORDERS * event.group**2 / (2 * event.noise**2)
@@ -287,17 +286,17 @@ def rdp_curve(event: Event) -> RdpCurve:
 
 
 def _sampled_gaussian_rdp(event: Event) -> RdpCurve:
-    """A group of k records, each drawn into the sum at the rate q, each moving it by up to 1.
+    """Rényi curve of a sampled Gaussian event for a group of k records.
 
-    Whoever is drawn moves the sum by Binomial(k, q) at most, and so the worst pair is
-    ``sum_i Binomial(i; k, q) N(i, noise^2)`` against ``N(0, noise^2)`` (Ganesh, "Tight Group-Level DP
-    Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms", 2024). Its divergences are
-    integrals of smooth functions that vanish at both ends, for which the trapezoidal rule is exact up to
-    rounding once its step is well below both the noise and the distance of the ratio's complex zeros from
-    the real line, pi noise^2 / k.
+    Each record is sampled at rate q and moves the sum by up to 1, so that the group moves it by Binomial(k,
+    q) at most. The worst pair is ``sum_i Binomial(i; k, q) N(i, noise^2)`` against ``N(0, noise^2)``
+    (Ganesh, "Tight Group-Level DP Guarantees for DP-SGD with Sampling via Mixture of Gaussians Mechanisms",
+    2024). Its divergences are integrals of smooth functions that vanish at both ends. For these the
+    trapezoidal rule is exact up to rounding once its step is well below both the noise and pi noise^2 / k,
+    the distance of the ratio's complex zeros from the real line.
 
     Returns:
-        (orders,); inf where the integral would take too many points.
+        (orders,); inf where the integral would need too many points.
     """
     from scipy.stats import binom
 
@@ -333,7 +332,7 @@ def _log_sum(logs: RdpCurve) -> float:
 
 
 def pld_epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
-    """What the events, one or more, compose to at delta, on a grid of that step."""
+    """Compose one or more events on a grid of a given step, and return their epsilon at delta."""
     total: Any = None
     for event, times in spent.items():
         timing.check()
@@ -343,14 +342,14 @@ def pld_epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
 
 
 def discretization_interval(spent: Mapping[Event, int], epsilon_bound: float) -> float:
-    """How far apart the points of a grid lie, in units of epsilon: a power of 2, so that it changes rarely.
+    """Return the step of the loss grid in units of epsilon, a power of 2 so that it changes rarely.
 
-    The typical loss of one event is the root of its divergence of order 2, and events count by what they
-    add to the total.
+    The typical loss of one event is the square root of its divergence of order 2. Events are weighted by
+    their share of the total.
 
     Args:
         spent: not empty.
-        epsilon: an upper bound on what it costs.
+        epsilon_bound: upper bound on the epsilon of ``spent``.
     """
     (order_2,) = np.flatnonzero(ORDERS == 2)
     typical = {event: math.sqrt(rdp_curve(event)[order_2]) for event in spent}
@@ -365,15 +364,18 @@ def discretization_interval(spent: Mapping[Event, int], epsilon_bound: float) ->
 
 
 def _loss_range(event: Event) -> float:
-    """About how far apart the losses of an event lie that count: of Gaussian noise, 12 standard deviations
-    to either side."""
+    """Approximate width of an event's relevant losses; for Gaussian noise, 12 standard deviations to either
+    side.
+    """
     if event.kind != "gaussian":
         return 2 / event.noise
     return (event.group**2 / event.noise + 24 * event.group) / event.noise
 
 
 def _self_compose(losses: Any, times: int) -> Any:
-    """Composed with itself, in stages: each cuts off tails that the next would otherwise carry along."""
+    """Compose a loss distribution with itself, in stages: each stage truncates tails that the next one
+    would keep.
+    """
     timing.check()
     if times <= MAX_SELF_COMPOSITIONS:
         return losses if times == 1 else losses.self_compose(times)
@@ -384,7 +386,7 @@ def _self_compose(losses: Any, times: int) -> Any:
 
 @lru_cache(maxsize=64)
 def _event_pld(event: Event, step: float) -> Any:
-    """The losses of one event, for adding and for removing a record (or a group)."""
+    """Privacy loss distribution of one event, for adding and removing a record (or a group)."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     options: dict[str, float] = {"value_discretization_interval": step}
@@ -419,12 +421,11 @@ def _last_within(
     last: int,
     slack: int = 1,
 ) -> int:
-    """The last k of 0 .. high whose events cost at most ``limit``, -1 for none; the cost rises with k. It
-    may be ``slack`` too low.
+    """Return the last k of 0 .. last whose events cost at most ``limit``, or -1; it may be ``slack`` too low.
 
-    First by the Rényi bound, which is cheap. What that allows is allowed. Then losses are composed there,
-    which shows how much tighter they are, and so about where they reach the limit; from that guess on in
-    growing strides.
+    The cost must not fall with k. The cheap Rényi bound is searched first, and what it allows is allowed.
+    The losses at that point are then composed, which shows how much tighter they are, and so about where
+    they reach the limit. The search goes on from that guess in growing strides.
     """
 
     def bound(k: int) -> float:
@@ -461,8 +462,12 @@ def _search_between(
     high: tuple[int, float],
     slack: int = 1,
 ) -> int:
-    """A k with ``cost(k) <= limit`` where k + slack has it no more, given one such (or -1) and one above
-    it, each with its cost, NaN where it is not known."""
+    """Return a k with ``cost(k) <= limit`` whose k + slack exceeds it, by interpolation and bisection.
+
+    Args:
+        low: k within the limit (or -1), and its cost.
+        high: k above the limit, and its cost. A cost is NaN where it is not known.
+    """
     bisect = False
     while (width := high[0] - low[0]) > slack:
         probe = low[0] + width // 2

@@ -1,7 +1,7 @@
-"""What a release costs, as events that accountants compose: the currency of budgets and audit logs.
+"""Privacy costs as counted events, which budgets and audit logs store and accountants compose.
 
-An event is kept exactly (which noise, at which rate) and not as an epsilon: epsilons of single releases
-do not add up to the epsilon of all of them, events compose to it.
+An event records the exact noise and sampling rate of a release, and not an epsilon: the epsilons of single
+releases do not add up to the epsilon of all of them, whereas events compose to it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from typing import Literal
 
 from fedstill.core.errors import ArgumentError
 
-MAX_NOISE = 1e12  # noise; with more, accountants meet their own rounding
-MAX_COUNT = 2**31  # times of an event in one price
-MAX_GROUP = 1000  # of more, losses take minutes to work out, and others name what is worked out here
+MAX_NOISE = 1e12  # above it, rounding errors dominate the accountants' results
+MAX_COUNT = 2**31  # of one event in one cost
+MAX_GROUP = 1000  # larger groups take minutes to account, and remote nodes choose the events
 
 _EVENT_PATTERN = re.compile(r"(gaussian|laplace|pure)\(([^,()]+)(?:, rate=([^,()]+))?(?:, group=(\d+))?\)")
 
 
 @dataclass(frozen=True)
 class Event:
-    """One draw of noise on a statistic of bounded sensitivity; or what else has a known epsilon at delta 0.
+    """One use of a noise mechanism, or any mechanism with a known epsilon at delta 0.
 
     Args:
-        kind: of the noise. ``pure``: whatever it is, no record makes anything it says more than
-            ``e^(1 / noise)`` times likelier, as in randomized response.
-        noise: its standard deviation (Gaussian) or scale (Laplace) over how far one record can move the
-            statistic (in L2, in L1), above 0, up to 1e12. Of ``pure``, one over its epsilon.
-        rate: at which records are drawn into the statistic, each by itself (Poisson sampling); 1 is all.
-        group: records of one protected unit (a patient, say), each of which may move a sampled statistic
-            by that much, up to 1000. At rate 1 that is a smaller ``noise``, and said so.
+        kind: mechanism. ``pure`` is any mechanism under which no record makes an output more than ``e^(1 /
+            noise)`` times likelier, such as randomized response.
+        noise: standard deviation (Gaussian) or scale (Laplace) divided by the sensitivity of the statistic
+            (L2 or L1): above 0, up to 1e12. For ``pure``, the inverse of epsilon.
+        rate: Poisson sampling rate of the records in the statistic; 1 means all records.
+        group: number of records of one protected unit (such as a patient), up to 1000, each of which may
+            move a sampled statistic by the sensitivity. At rate 1, divide ``noise`` by the group size
+            instead.
 
     Raises:
-        ArgumentError: a value outside its range; a rate for other than Gaussian noise.
+        ArgumentError: a value outside its range; a rate below 1 for noise that is not Gaussian.
 
     >>> str(Event("gaussian", 1.1, rate=0.01)), str(Event("laplace", 50.0))
     ('gaussian(1.1, rate=0.01)', 'laplace(50.0)')
@@ -66,14 +67,16 @@ class Event:
 
     @classmethod
     def parse(cls, text: str) -> Event:
-        """The event that ``str`` has written.
+        """Parse an event from its ``str`` form.
 
         Raises:
-            ArgumentError: the text is none.
+            ArgumentError: the text is not an event.
         """
         match = _EVENT_PATTERN.fullmatch(text)
         if match is None:
-            raise ArgumentError("event", text, "as gaussian(1.1, rate=0.01), laplace(50.0) or pure(2.0)")
+            raise ArgumentError(
+                "event", text, "a form such as gaussian(1.1, rate=0.01), laplace(50.0), pure(2.0)"
+            )
         kind, noise, rate, group = match.groups()
         try:
             numbers = float(noise), float(rate or 1), int(group or 1)
@@ -85,19 +88,22 @@ class Event:
 
 
 PrivacyCost = Counter[Event]
-"""Events and how often each. Empty: nothing beyond what is paid for already (post-processing)."""
+"""Privacy cost of one or more releases: the number of times that each event occurred. An empty cost means
+that a release only post-processes earlier ones. A cost of None, where it is allowed, means that there is
+no guarantee.
+"""
 
 
 CostBreakdown = dict[str, PrivacyCost | None]
-"""Prices by what they are for; None where something has no guarantee."""
+"""Privacy costs by purpose; None for a purpose without a guarantee."""
 
 
 def add_cost(costs: CostBreakdown, purpose: str, cost: PrivacyCost | None) -> None:
-    """Put a price on a bill; what has no guarantee stays without.
+    """Add a cost to one purpose of a breakdown, in place. A purpose without a guarantee stays without one.
 
-    >>> bill = CostBreakdown(counts=PrivacyCost({Event("laplace", 10.0): 1}))
-    >>> add_cost(bill, "counts", PrivacyCost({Event("laplace", 10.0): 2}))
-    >>> bill["counts"].total()
+    >>> costs = CostBreakdown(counts=PrivacyCost({Event("laplace", 10.0): 1}))
+    >>> add_cost(costs, "counts", PrivacyCost({Event("laplace", 10.0): 2}))
+    >>> costs["counts"].total()
     3
     """
     before = costs.get(purpose, PrivacyCost())
@@ -105,7 +111,7 @@ def add_cost(costs: CostBreakdown, purpose: str, cost: PrivacyCost | None) -> No
 
 
 def total_cost(costs: CostBreakdown) -> PrivacyCost | None:
-    """All of a bill; None if a part of it has no guarantee."""
+    """Return the sum of all costs; None if a purpose has no guarantee."""
     total = PrivacyCost()
     for cost in costs.values():
         if cost is None:
@@ -115,7 +121,7 @@ def total_cost(costs: CostBreakdown) -> PrivacyCost | None:
 
 
 def cost_to_dict(cost: Mapping[Event, int]) -> dict[str, int]:
-    """A price as JSON can hold it.
+    """Return a cost in a form that JSON can hold.
 
     >>> cost_to_dict(PrivacyCost({Event("laplace", 10.0): 2}))
     {'laplace(10.0)': 2}
@@ -124,13 +130,13 @@ def cost_to_dict(cost: Mapping[Event, int]) -> dict[str, int]:
 
 
 def cost_from_dict(table: Mapping[str, int], max_count: int = MAX_COUNT) -> PrivacyCost:
-    """The price that :func:`cost_to_dict` wrote.
+    """Return the cost that :func:`cost_to_dict` wrote.
 
     Args:
-        most: times of one event; a sum of prices may have more.
+        max_count: largest count of one event; a sum of costs may have a larger one.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: an entry is not an event and a count.
     """
     cost = PrivacyCost()
     for text, times in table.items():

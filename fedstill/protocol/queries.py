@@ -419,7 +419,7 @@ def query(**declaration: Any) -> Callable[[F], F]:
     """Declare a function of a method as the handler of a query, which gets the function's name.
 
     Nodes call the function as ``function(method, nodes, **inputs)``, where ``nodes`` is a
-    :class:`~fedstill.node.node_group.Group`. Inputs and outputs have its nodes as first axis, ``(G, ...)``. A
+    :class:`~fedstill.node.node_group.NodeGroup`. Inputs and outputs have its nodes as first axis, ``(G, ...)``. A
     tensor without dimensions arrives as a number.
 
     Args:
@@ -494,7 +494,7 @@ def _build_query(
 
     def as_handler(function: Callable[..., Any]) -> Handler:
         def handler(group: Any, number: int, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            response: Mapping[str, torch.Tensor] = function(method, group.knowing(at, number), **inputs)
+            response: Mapping[str, torch.Tensor] = function(method, group.for_query(at, number), **inputs)
             return response
 
         return handler

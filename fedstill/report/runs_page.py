@@ -67,7 +67,7 @@ def run(runs: Mapping[str, Path], path: str, served: str) -> str | None:
 
 def server_page(server: ServerStatus, served: str) -> str:
     """The page of a federation's server."""
-    runs = {run.folder.name: (run.folder, run.outcome) for run in server.runs[:MOST]}
+    runs = {run.folder.name: (run.folder, run.status_line) for run in server.runs[:MOST]}
     rows = [
         Row(clip(name), [Cell(f"{human_seconds(seconds)} ago")])
         for name, seconds in sorted(server.nodes.items())
@@ -81,7 +81,7 @@ def server_page(server: ServerStatus, served: str) -> str:
         Section(
             "Nodes",
             "Those that are there, and when each gave its last sign of life.",
-            server.trouble,
+            server.error,
             Table("Nodes that are there", "Node", [Column("Seen")], rows, style="price"),
             empty="None.",
         ),

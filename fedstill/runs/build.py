@@ -22,8 +22,8 @@ from fedstill.data.stratified_sampling import hash_groups, require_no_gaps
 from fedstill.data.text import TextData
 from fedstill.models import custom_model
 from fedstill.models.interface import Interface
-from fedstill.models.model_config import ModelConfig, read
-from fedstill.models.predictors import SCHEMES, Endpoint
+from fedstill.models.model_config import ModelConfig, read_model_config
+from fedstill.models.predictors import URL_SCHEMES, Endpoint
 from fedstill.protocol.method import unmet_need
 from fedstill.runs.config import RunConfig, fingerprint_options
 from fedstill.runs.setting import Setting
@@ -195,8 +195,8 @@ def node_models(spec: str) -> ModelConfig:
         ArgumentError: an address elsewhere: files that describe runs pass from hand to hand, and whoever runs
             one would send inputs there.
     """
-    said = read(spec, Path(), "nodes.models")
-    if said.name.startswith(SCHEMES) and not Endpoint(said.name).loopback:
+    said = read_model_config(spec, Path(), "nodes.models")
+    if said.name.startswith(URL_SCHEMES) and not Endpoint(said.name).loopback:
         allowed = "an address on this machine, as http://127.0.0.1:8080/predict; others stand in a node.toml"
         raise ArgumentError("nodes.models", said.name, allowed)
     return said

@@ -28,7 +28,7 @@ from fedstill.data.splits import Dirichlet
 from fedstill.federation.admin import Admin
 from fedstill.federation.flare_job import write_job
 from fedstill.federation.node_order import natural_sort_key
-from fedstill.federation.run_status import STOPPED, stop
+from fedstill.federation.run_status import STOPPED, read_stop_reason
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
 from fedstill.track.listeners import Listeners
@@ -279,7 +279,7 @@ def raise_if_stopped(served: Path, out: Path) -> None:
     Args:
         served: the run's folder at the server, or what was fetched of it.
     """
-    why = stop(served)
+    why = read_stop_reason(served)
     if why is None:
         return
     again = _resuming(out)

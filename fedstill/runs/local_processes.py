@@ -37,8 +37,8 @@ from fedstill.federation.admin import Admin
 from fedstill.federation.flare import NODES, SERVER_FOLDER
 from fedstill.federation.flare_permissions import NODE_CLASSES, SERVER_CLASSES, write_json
 from fedstill.federation.provision import provision, require_flare
-from fedstill.federation.run_status import STOPPED, over
-from fedstill.models.class_map import Mapped
+from fedstill.federation.run_status import STOPPED, has_ended
+from fedstill.models.class_map import ClassMappedModel
 from fedstill.node import owner_folder
 from fedstill.node.audit_log import FILE
 from fedstill.node.node_file import ComputeConfig, NodeFile, NodeModelConfig
@@ -102,7 +102,7 @@ def _let_in(config: RunConfig, folder: Path) -> None:
         folder: the server's.
     """
     table = toml.parse(server_config_toml(config)) | {"plugins": config.plugins}
-    rules = server_rules.for_run(table)
+    rules = server_rules.rules_for_run(table)
     write_text(folder / server_rules.FILE, tomli_w.dumps(as_table(rules)))
 
 
@@ -133,7 +133,7 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             private_files.touch(own / name)
         save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, own / "data.safetensors")
         model = simulation.setting.models[index]
-        model = model[0] if isinstance(model, Mapped) else model  # its file maps it again
+        model = model[0] if isinstance(model, ClassMappedModel) else model  # its file maps it again
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
         if weights:  # else what only predicts
             save_file(weights, own / "model.safetensors")
@@ -268,10 +268,10 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
         job = admin.submit(write_run_job(config, run, names, names, home / "job"))
         status = ""
         # FLARE ends a job's processes at leisure: seconds after the run, and later still without a node.
-        while not over(served) and not status.startswith("FINISHED"):
+        while not has_ended(served) and not status.startswith("FINISHED"):
             time.sleep(0.2)
             status = admin.status(job)
-    if not over(served):
+    if not has_ended(served):
         raise DeployError(f"the job ended as {status} and left no result: see {deployed / 'server.log'}")
 
 

@@ -27,7 +27,7 @@ from fedstill.core.text_format import finite
 from fedstill.core.timing import Clock
 from fedstill.federation.federation import Federation
 from fedstill.methods._server import Server
-from fedstill.models.module_check import needs_two
+from fedstill.models.module_check import needs_two_examples
 from fedstill.models.module_utils import parameter_count
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.audit_log import FILE, AuditLog
@@ -101,7 +101,7 @@ class Run(ABC):
             alone.append("public.name")
         for whose, model in networks.items():
             learns = any(own.requires_grad for own in model.parameters())
-            if alone and learns and needs_two(model, self.shape, self.task.form):
+            if alone and learns and needs_two_examples(model, self.shape, self.task.form):
                 raise ArgumentError(alone[0], "1 example", f"2 or more, for the batch norm of the {whose}")
 
     @property

@@ -116,7 +116,7 @@ def distil(
             "signed_by": given.signer,
             "public_inputs": 0 if given.public is None else len(given.public),
         },
-        "answers": [_about(files.bundles[node]) for node in files.nodes],
+        "answers": [_about(files.files[node]) for node in files.nodes],
         "missing": [node for node in keys or () if node not in files.nodes],
     }
     listeners = Listeners(config.track, to_dict(config))
@@ -175,10 +175,10 @@ def _about(node: NodeResponses) -> dict[str, Any]:
         "bytes": node.path.stat().st_size,
         "signed_by": node.signer,
         "key_known": node.trusted,
-        "asker_known": node.header.compared,
+        "asker_known": node.header.key_verified,
         "policy": asdict(node.header.policy),
         "noise": node.replies.mechanisms(),
-        "versions": dict(parse_reply(NodeVersions, node.replies.hello).versions),
+        "versions": dict(parse_reply(NodeVersions, node.replies.versions).versions),
     }
 
 

@@ -100,7 +100,7 @@ class RemoteRun(Run):
         alike = {name: told.architecture == kind for name, told in joined.items()}
         # Of several architectures a server knows no other network than its student.
         same = self.needs.same_architecture or self.needs.student_architecture
-        needs, frozen = replace(self.needs, same_architecture=same), {n: joined[n].frozen for n in joined}
+        needs, frozen = replace(self.needs, same_architecture=same), {n: joined[n].is_frozen for n in joined}
         check_networks(self.method.title, needs, frozen, alike)
         # Made before anything is trained: it refuses what a node would refuse later.
         self._begun = self._server(self.federation, self.student, ((self.federation.nodes, self.student),))

@@ -18,7 +18,7 @@ from fedstill.core.progress import Bars
 from fedstill.core.run_writer import Records
 from fedstill.federation.inprocess import group_nodes, should_stack
 from fedstill.methods._server import Server
-from fedstill.models.predictors import file_of
+from fedstill.models.predictors import file_fingerprint
 from fedstill.node import local_training
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
@@ -161,7 +161,9 @@ class Simulation(MeasuredSimulation):
 
     def _models(self) -> dict[str, str]:
         """What the networks are beside their weights, and the files of those that only predict."""
-        told = {node.name: architecture_hash(node.model) + file_of(node.model) for node in self.nodes}
+        told = {
+            node.name: architecture_hash(node.model) + file_fingerprint(node.model) for node in self.nodes
+        }
         return told | {"student": architecture_hash(self.student)}
 
     def _close(self) -> None:

@@ -17,7 +17,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import finite
 from fedstill.federation.federation import Responses
 from fedstill.methods._histogram import LabelHistogram
-from fedstill.models.module_utils import copied, load_vector, parameter_count, to_vector, weighted_mean
+from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
@@ -49,7 +49,7 @@ class MeasuredSimulation(PreparedSimulation, ABC):
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
         """See :class:`~fedstill.runs.loop.Run`; also of a model or an ensemble made only to be measured."""
         if self.method.evaluated_model == "virtual":
-            virtual = copied(self.student)
+            virtual = deep_copy(self.student)
             load_vector(virtual, self._average())
             return float32_outputs(virtual, inputs, self.compute)
         return (

@@ -16,7 +16,7 @@ from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import derive, seeded
 from fedstill.federation.inprocess import InProcess
 from fedstill.methods._server import Server
-from fedstill.models.module_utils import copied
+from fedstill.models.module_utils import deep_copy
 from fedstill.node import local_training
 from fedstill.node.gate import Gate
 from fedstill.node.network_setup import check_local_batch
@@ -122,7 +122,7 @@ class PreparedSimulation(Run, ABC):
         # Would every node answer what the method asks, and do the options go with task, student and public
         # data? The server itself knows, so one is made and let go.
         with seeded(setting.seed, "trial server"):
-            self.make_server([[node] for node in self.nodes], copied(self.student))
+            self.make_server([[node] for node in self.nodes], deep_copy(self.student))
         self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
         self.groups: dict[str, list[list[str]]] = {}  # who was computed together, by phase
         self.mark: Node | None = None
@@ -153,4 +153,6 @@ class PreparedSimulation(Run, ABC):
         kinds: dict[tuple[Any, ...], list[Node]] = {}
         for node in self.nodes:
             kinds.setdefault(kind_of(node.model), []).append(node)
-        return tuple((tuple(node.name for node in alike), copied(alike[0].model)) for alike in kinds.values())
+        return tuple(
+            (tuple(node.name for node in alike), deep_copy(alike[0].model)) for alike in kinds.values()
+        )

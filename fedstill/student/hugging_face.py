@@ -1,7 +1,7 @@
 """A student as a model of Hugging Face's library: ``AutoModel.from_pretrained(FOLDER)``.
 
 Whoever loads it imports this module first, which registers the kind; so no code travels with the weights, and
-``trust_remote_code`` is not needed. ``transformers`` comes with the extra "text".
+``trust_remote_code`` is not needed. ``import_transformers`` comes with the extra "text".
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.models.hugging_face import transformers
+from fedstill.models.hugging_face import import_transformers
 from fedstill.runs.student_file import StudentFile
 from fedstill.student.central_model import CentralModel, Portable
 
 try:
-    library: Any = transformers("--format huggingface")
+    library: Any = import_transformers("--format huggingface")
 except ArgumentError as error:
     raise FedstillError("--format huggingface needs transformers: pip install 'fedstill[text]'") from error
 

@@ -1,0 +1,60 @@
+"""Text from other parties on a terminal: a server's, a node's or a file's.
+
+Control characters are replaced, so that no text can move the cursor, change the window's title or reverse
+the direction of the text around it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def shown(text: str) -> str:
+    """A text with a space in place of each sign that is not printed, but for ends of lines and tabs.
+
+    >>> shown("two\\nlines \\x1b[31mred\\u202e")
+    'two\\nlines  [31mred '
+    """
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else " " for sign in text)
+
+
+class SafeStream:
+    """A stream of text that shows it safely; else it is the stream."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        """See :meth:`io.TextIOBase.write`."""
+        self.stream.write(shown(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def safe_output() -> Iterator[None]:
+    """Within, all that is printed is shown safely; rich's own sequences pass by :mod:`safe_console`."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(SafeStream, map(_writable, before))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _writable(stream: Any) -> Any:
+    """Return a stream that accepts any text, with `?` for what its encoding lacks, also for a closed one."""
+    if stream is None:  # as of `fedstill ... >&-`
+        return open(os.devnull, "w", encoding="utf-8")
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    return stream
