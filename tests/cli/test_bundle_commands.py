@@ -161,7 +161,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     ]  # fmt: skip
     page = (here / "out" / "report.html").read_text()
     for name in NAMES:
-        key = signed_files.expected(f"{name}/node.pub")
+        key = signed_files.parse_fingerprint(f"{name}/node.pub")
         assert f"{name:<11} {key}" in out
         assert f"signed by key {key}, which nobody compared" in page
     assert "keys were not compared" in out
@@ -186,7 +186,7 @@ def test_report_names_verified_keys_and_missing_nodes(here: Path, command: Main)
 
 
 def test_output_of_each_offline_step(here: Path, command: Main) -> None:
-    fingerprint = signed_files.expected("server.pub")
+    fingerprint = signed_files.parse_fingerprint("server.pub")
     for name in (
         "queries.safetensors",
         "queries.safetensors.sig",
@@ -205,7 +205,7 @@ def test_output_of_each_offline_step(here: Path, command: Main) -> None:
     assert "left        label counts 44 B, logits 5.8 kB" in out
     assert "noise       none; no guarantee" in out
     assert "cost        no guarantee: in all 3 releases left without noise" in out
-    assert f"your key    {signed_files.expected('node-0/node.pub')}" in out
+    assert f"your key    {signed_files.parse_fingerprint('node-0/node.pub')}" in out
     assert "have them read out theirs" in out
     for known in (fingerprint, "server.pub"):
         code, out, _ = command("offline", "answer", "node-0", "queries.safetensors", "--server-key", known)
@@ -368,7 +368,7 @@ def test_repeated_queries_name_the_current_server(here: Path, command: Main) -> 
     signature = Path("queries.safetensors.sig").read_bytes()
     shutil.rmtree("node-0/runs")
     blob = Path("queries.safetensors").read_bytes()
-    signed_files.write(Path("queries.safetensors"), blob, signed_files.own_key(Path("thief.key")))
+    signed_files.write(Path("queries.safetensors"), blob, signed_files.load_or_create_key(Path("thief.key")))
     assert command("offline", "answer", "node-0", "queries.safetensors")[0] == 0
     Path("queries.safetensors.sig").write_bytes(signature)
     assert f"{ANSWERS[0]} answers these queries as signed by another key" in refused(command(*DISTIL))
@@ -472,7 +472,7 @@ def test_a_node_with_other_classes_or_inputs_answers_nothing(here: Path, command
     header, tensors = unpack(Path("queries.safetensors").read_bytes())
     header["plan"]["spec"]["classes"] = header["plan"]["spec"]["classes"][:-2]
     signed_files.write(
-        Path("fewer.safetensors"), pack(header, tensors), signed_files.own_key(Path("server.key"))
+        Path("fewer.safetensors"), pack(header, tensors), signed_files.load_or_create_key(Path("server.key"))
     )
     # node-0 was given examples of the classes that are left out here.
     assert {8, 9} & set(np.load("node-0/data.npz")["labels"].tolist())

@@ -131,7 +131,7 @@ def test_list_fits_one_screen(command: Main, monkeypatch: pytest.MonkeyPatch) ->
     assert (code, err) == (0, "")
     for name in (*METHODS, "digits", "fashion-mnist", "small-cnn", "resnet8", "segmentation"):
         assert name in out
-    assert len(out.splitlines()) <= 46  # a line a method, and what else there is below
+    assert len(out.splitlines()) <= 48  # a line a method, and what else there is below
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -145,17 +145,14 @@ def test_list_of_a_method_tells_each_need(command: Main, monkeypatch: pytest.Mon
 
 def test_list_has_more_of_each(command: Main) -> None:
     output = " ".join(command("list", "fedavg")[1].split())
-    assert (
-        "options rounds 20, participation 1.0 in words fedstill run demo --method.name fedavg --help"
-        in output
-    )
+    assert "options rounds 20, participation 1.0 usage fedstill run demo --method.name fedavg" in output
     assert "in compare --fedavg.OPTION" in output
     output = command("list", "lg-fedavg")[1]
     assert "data sizes, head parameters" in output
     assert "same architecture, extractor and head" in output
-    assert "begin, tell_size, train x20" in " ".join(output.split())
     listed = command("list", "presets")[1].splitlines()
-    assert [line.split()[0] for line in listed] == presets.names()
+    assert listed[0] == "preset\tdescription"
+    assert [line.split("\t")[0] for line in listed[1:]] == presets.names()
     assert one_line(command("list", "fedavgs")).startswith("unknown method 'fedavgs'")
     assert one_line(command("list", "FedIOD")) == "unknown method 'FedIOD': did you mean 'fediod'?"
     assert one_line(command("list", "fedavg", "fedkd"))
@@ -164,8 +161,8 @@ def test_list_has_more_of_each(command: Main) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in kinds() if kind != "tasks"])
 def test_list_has_a_line_for_each_of_a_kind(command: Main, kind: str) -> None:
     all_kinds = {**json.loads(command("list", "--json")[1]), "presets": presets.names()}
-    lines = [line.split(maxsplit=1) for line in command("list", kind)[1].splitlines()]
-    assert [name for name, _ in lines] == list(all_kinds[kind])
+    lines = [line.split("\t") for line in command("list", kind)[1].splitlines()]
+    assert [name for name, description in lines[1:] if description] == list(all_kinds[kind])
 
 
 def test_list_of_tasks_fits_80_columns_and_breaks_no_word(
@@ -238,8 +235,8 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
             "run fashion-mnist",
             "unknown preset 'fashion-mnist': `fedstill list presets` shows all; nearest: '",
         ),
-        ("show lain", "unknown preset 'lain': did you mean 'lain/config.toml'?"),
-        ("show a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
+        ("config lain", "unknown preset 'lain': did you mean 'lain/config.toml'?"),
+        ("config a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
         ("run mine.toml other.toml", "fedstill run takes no 'other.toml' (see `fedstill run --help`)"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help-all` lists all"),
@@ -287,7 +284,7 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
         ("compare fedavg --seeds 0", "invalid --seeds = '0' (expected how many: 1 or more"),
         ("compare fedavg --seed 3", "unknown option '--seed': did you mean '--seeds'?"),
         ("compare fedavg fedavg", "invalid methods = 'fedavg, fedavg' (expected each once"),
-        ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz' (expected --fedavg."),
+        ("compare fedavg --fedavg.zz 3", "unknown option '--fedavg.zz'"),
         ("compare fedavg --zz 3", "unknown option '--zz': `fedstill compare fedavg --help-all` lists all"),
         ("compare fedavg --method.rounds 3", "--method.rounds is an option of one method"),
         ("compare fedavg --split.alpha few", "invalid split.alpha = 'few' (expected a number"),
