@@ -126,7 +126,7 @@ _OFFERED = {
     "methods.lg_fedavg": "LGFedAvg",
     "methods.public_only": "PublicOnly",
     "methods.standalone": "Standalone",
-    "models.model_config": "OwnModel",
+    "models.model_config": "CustomModel",
     "node.policy": "PolicyConfig",
     "privacy.config": "GradientsConfig NoPrivacy PrivacyConfig DPTrainingConfig",
     "privacy.dpsgd": "DPSGD",

@@ -30,7 +30,7 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import custom_model
 from fedstill.models.hugging_face import adapt
 from fedstill.models.interface import Interface
-from fedstill.models.model_config import ModelConfig, CustomModel, read_model_config
+from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
 from fedstill.node.policy import PolicyConfig
 from fedstill.privacy.config import PrivacyConfig
 from fedstill.protocol.digests import digest

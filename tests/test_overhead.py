@@ -29,8 +29,8 @@ def test_a_query_costs_no_more_than_it_did(overhead: Any) -> None:
 
 def test_counting_sees_calls_operations_and_copies(overhead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that copies what it is asked, and calls two functions for it, shows in all three."""
-    group = overhead.Group
-    before, sample = overhead.count(2), group.bench
+    group = overhead.NodeGroup
+    before, sample = overhead.count(2), group.module
 
     def copying(self: Any, role: str) -> Any:
         module = sample(self, role)

@@ -1,16 +1,17 @@
-"""How a server reaches its nodes: the contract, and one file an engine.
+"""Communication between server and nodes, with one module per engine.
 
-``federation`` is the contract, a differentiable function of what is asked (``autograd``): every engine
-answers to it. ``inprocess`` has all nodes in this process, ``remote`` nodes behind a ``transport``, as
-``link_config`` says: ``flare`` over NVIDIA FLARE; by files that people carry (``offline_files``, signed by
-``signed_files``; a node's half is ``offline_node``, the server's ``offline_link``). ``joining`` is what
-comes before a node's first query, ``arrivals`` the server's log. ``replies`` and ``answer_checks`` decide
-whom a server believes, ``meter`` counts what the link costs, ``node_order`` is the order of nodes. ``summed``
-is what holds where a server sees sums only, and ``sum_exchange`` what it carries between nodes for that.
+``federation`` is the base class: queries with gradients (``autograd``). ``inprocess`` has all nodes in this
+process. ``remote`` reaches nodes over a ``transport``, with the options of ``link_config``: over NVIDIA FLARE
+(``flare``), or by files carried by hand (``offline_files``, signed by ``signed_files``; the node's side is
+``offline_node``, the server's is ``offline_link``). ``joining`` sends the messages before a node's first
+query. ``replies`` and ``response_checks`` validate data from nodes, ``server_audit`` records them,
+``link_costs`` measures communication, ``node_order`` sorts nodes. ``secure_aggregation`` and
+``mask_exchange`` implement secure aggregation at the server.
 
-A real federation is made by ``provision``, ``flare_permissions`` and ``admin``, and runs by FLARE's public
-parts: ``flare_kit``, ``flare_site``, ``flare_component``, ``flare_job``; ``run_status``, ``connection_log``
-and ``server_view`` tell how it is.
+``provision``, ``flare_permissions`` and ``admin`` set up and control a deployed federation on FLARE. Its
+processes are ``flare_kit``, ``flare_site``, ``flare_component``, ``flare_job`` and ``flare_lost_nodes``.
+``run_status``, ``connection_log`` and ``server_status`` report its state; ``server_rules`` restricts runs.
 
-May import node and what lies below. A newcomer adds another way to reach nodes here.
+This package may import ``node`` and the packages below it. To add another way to reach nodes, add a module
+here.
 """

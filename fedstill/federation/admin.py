@@ -102,7 +102,8 @@ class Admin:
             time.sleep(0.2)
 
     def submit(self, job: Path) -> str:
-        """Submit a job's folder, written by :func:`~fedstill.federation.flare_job.write_job`; return its id."""
+        """Submit a job's folder, written by :func:`~fedstill.federation.flare_job.write_job`; return its
+        id."""
         with self._flare_errors():
             return str(self._session.submit_job(str(job.resolve())))
 

@@ -168,7 +168,7 @@ class Federation(SumAggregation):
         self.number = max(self.number, number + 1)
         declared = self.queries[query]
         tensors: dict[str, torch.Tensor] = {
-            name: json_to_tensor(value) if name in declared.values else value
+            name: json_to_tensor(value) if name in declared.json_values else value
             for name, value in inputs.items()
         }
         needs_grad = torch.is_grad_enabled() and any(

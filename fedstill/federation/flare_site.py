@@ -1,9 +1,9 @@
 """Process of a site (server or node) on this machine: run, start, stop, and query it.
 
 The process is FLARE's own server or client program, with the command line of FLARE's ``sub_start.sh`` and one
-component of fedstill (:mod:`fedstill.federation.flare_component`). This module ensures one process per folder, a
-log file, and that stopping a site ends all its processes. FLARE runs each job in another process, which
-outlives its site by seconds or longer.
+component of fedstill (:mod:`fedstill.federation.flare_component`). This module ensures one process per
+folder, a log file, and that stopping a site ends all its processes. FLARE runs each job in another process,
+which outlives its site by seconds or longer.
 """
 
 from __future__ import annotations
@@ -184,7 +184,8 @@ def _command(site: Site) -> list[str]:
 
 
 def _write_settings(site: Site) -> None:
-    """Write settings that depend on the kit's location: log file, fedstill's component, and the folder of jobs."""
+    """Write settings that depend on the kit's location: log file, fedstill's component, and the folder of
+    jobs."""
     file = {"class": "logging.handlers.WatchedFileHandler", "filename": str(site.log), "formatter": "line"}
     console = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout", "formatter": "line"}
     handlers = {"console": console, "file": file}

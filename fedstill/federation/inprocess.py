@@ -11,7 +11,7 @@ from fedstill.core.compute import Compute
 from fedstill.federation.federation import Federation
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import SentQuery
-from fedstill.models import PREDICTS, carries_gradient
+from fedstill.models import PREDICTION_ONLY, carries_gradient
 from fedstill.models.module_utils import parameter_count
 from fedstill.node.exchanges import MAX_EXCHANGES
 from fedstill.node.node import Node
@@ -84,7 +84,7 @@ class InProcess(Federation):
         member = self._members[node]
         shape = tuple(member.data.inputs.shape[1:])
         if query.differentiable and not carries_gradient(member.model, shape):
-            return PREDICTS
+            return PREDICTION_ONLY
         return member.gate.refusal_reason(query)
 
     def _query_limit(self, node: str) -> int | None:

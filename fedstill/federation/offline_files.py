@@ -1,9 +1,9 @@
 """Files of queries and of responses, carried by hand to and from nodes without a network connection.
 
 A file of queries contains all queries of a one-round method and their public inputs. A file of responses
-contains one node's replies, in the same form as over a link. Both are safetensors data with a JSON header, and
-signed (:mod:`fedstill.federation.signed_files`). :mod:`fedstill.federation.offline_link` lets a server train
-from such files as from nodes that it can reach.
+contains one node's replies, in the same form as over a link. Both are safetensors data with a JSON header,
+and signed (:mod:`fedstill.federation.signed_files`). :mod:`fedstill.federation.offline_link` lets a server
+train from such files as from nodes that it can reach.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def unpack_responses(path: Path, blob: bytes) -> tuple[ResponsesHeader, Replies]
         replies = Replies(**values, tensors=_by_number(path, tensors))
         parse_node_status(replies.join, parse_reply(NodeVersions, replies.versions).versions)
         for each in replies.privacy:
-            if not parse_release_cost({"cost": each}).mechanism:
+            if not parse_release_cost({"privacy": each}).mechanism:
                 raise DataError("the mechanism of a response is missing")
     except (TypeError, AttributeError, DataError) as error:
         raise BundleError(f"{path}: its node's replies are malformed: {error}") from error

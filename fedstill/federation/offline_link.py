@@ -51,7 +51,7 @@ class ResponseFiles:
             case AnswerQuery(query=query, number=number, differentiable=is_differentiable):
                 if is_differentiable or self._contents.get(number) != digest(query, tensors):
                     return _mismatch(node, query, number)
-                body, response = {"cost": replies.privacy[number]}, replies.tensors[number]
+                body, response = {"privacy": replies.privacy[number]}, replies.tensors[number]
         return pack({"body": body, "seconds": 0.0}, response)
 
 

@@ -14,8 +14,8 @@ from fedstill.core.errors import ArgumentError, BundleError, FedstillError, Quer
 from fedstill.core.registry import OWN, looking_in
 from fedstill.federation import signed_files
 from fedstill.federation.offline_files import (
-    RESPONSES,
     QUERIES,
+    RESPONSES,
     Queries,
     Replies,
     ResponsesHeader,

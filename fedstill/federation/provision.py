@@ -1,7 +1,7 @@
 """Startup kits, which define the participants of a federation.
 
-NVIDIA FLARE's own tools create certificates and kits (:mod:`nvflare.lighter`). Each site's permissions are then
-added (:mod:`fedstill.federation.flare_permissions`).
+NVIDIA FLARE's own tools create certificates and kits (:mod:`nvflare.lighter`). Each site's permissions are
+then added (:mod:`fedstill.federation.flare_permissions`).
 
 Layout of a federation's folder, which belongs to the person who runs the server:
 
@@ -126,7 +126,8 @@ def add_nodes(folder: Path, nodes: Sequence[str]) -> None:
 
 
 def renew_certificates(folder: Path) -> None:
-    """Create new certificates for the server and the admin, in their kits; the server loads its own at its start.
+    """Create new certificates for the server and the admin, in their kits; the server loads its own at its
+    start.
 
     Raises:
         DeployError: the folder contains no federation, or FLARE fails.

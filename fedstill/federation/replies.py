@@ -49,19 +49,23 @@ def parse_node_status(body: Mapping[str, Any], versions: Mapping[str, str]) -> N
 
 
 def parse_release_cost(body: Mapping[str, Any]) -> ReleaseCost:
-    """Parse the entry ``cost`` of a reply: the mechanism and the privacy cost of a release.
+    """Parse the entry ``privacy`` of a reply: the mechanism and the privacy cost of a release.
 
     Raises:
         DataError: it is malformed.
 
-    >>> parse_release_cost({"privacy": {"mechanism": "pate", "cost": {"gaussian(2.0)": 1}}}).price
+    >>> parse_release_cost({"privacy": {"mechanism": "pate", "cost": {"gaussian(2.0)": 1}}}).cost
     {'gaussian(2.0)': 1}
     """
-    paid = parse_reply(ReleaseReply, body).privacy
+    release = parse_reply(ReleaseReply, body).privacy
     try:
-        return paid if paid.cost is None else replace(paid, cost=cost_to_dict(cost_from_dict(paid.cost)))
+        return (
+            release
+            if release.cost is None
+            else replace(release, cost=cost_to_dict(cost_from_dict(release.cost)))
+        )
     except ArgumentError as error:
-        raise DataError(f"price: {error}") from error
+        raise DataError(f"cost: {error}") from error
 
 
 @dataclass(frozen=True)

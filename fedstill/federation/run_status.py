@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.core.private_files import is_locked
-from fedstill.core.progress_suffix import PROGRESS, Note
+from fedstill.core.progress import PROGRESS, Note
 
 STOPPED = "stopped.json"  # in a run's folder: why it stopped
 PROGRESS_TOPIC = "progress"  # FLARE command that returns the progress of a job

@@ -1,7 +1,7 @@
 """Resources that a run may use at a deployed server, from the ``server.toml`` of the server's owner.
 
-The person with the admin's kit writes the configuration that the server reads, and may not be the owner of the
-machine. So a run cannot bring code, or name code or files there, unless the owner allows it.
+The person with the admin's kit writes the configuration that the server reads, and may not be the owner of
+the machine. So a run cannot bring code, or name code or files there, unless the owner allows it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Signed files: a signature proves that no byte was changed, and which key signed the file.
 
 The signature of ``FILE`` is in ``FILE.sig``: a few hundred bytes of JSON with the signer's public key and the
-Ed25519 signature of all bytes of the file. The file is not parsed before the signature has been verified. A key
-does not prove its owner's identity: its fingerprint has to be compared once over another channel, such as the
-phone.
+Ed25519 signature of all bytes of the file. The file is not parsed before the signature has been verified. A
+key does not prove its owner's identity: its fingerprint has to be compared once over another channel, such as
+the phone.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def read_public(path: Path) -> bytes:
 def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
     """Write a file and its signature, each atomically.
 
-    Only their owner may read them, as nothing is encrypted. Ed25519 is deterministic: equal bytes and an equal
-    key give an equal signature.
+    Only their owner may read them, as nothing is encrypted. Ed25519 is deterministic: equal bytes and an
+    equal key give an equal signature.
     """
     private_files.replace(path, blob, sync=True)
     private_files.replace(signature_path(path), _encoded(public_key_bytes(key), key.sign(blob)), sync=True)

@@ -114,7 +114,9 @@ def check_server(setting: Setting) -> None:
     """
     setting.task.check(setting.test, "test data")
     shape, public = shape_of(setting), setting.public
-    models.check(setting.student, shape, setting.task.output_shape(shape), "student", setting.task.form)
+    models.check_module(
+        setting.student, shape, setting.task.output_shape(shape), "student", setting.task.form
+    )
     if not any(parameter.requires_grad for parameter in setting.student.parameters()):
         raise ArgumentError("student", "all frozen", "a network with something to train")
     if public is not None:
@@ -153,7 +155,7 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
             found = tuple(part.inputs.shape[1:])
             raise ArgumentError(f"input shape of {name}", found, f"{shape}, as in the test data")
         check_range(setting, part, f"data of {name}")
-        models.check(model, shape, outputs, f"model of {name}", setting.task.form)
+        models.check_module(model, shape, outputs, f"model of {name}", setting.task.form)
     owners = [*zip(names, setting.models, strict=True), ("the student", setting.student)]
     seen: dict[int, str] = {}
     for owner, model in owners:

@@ -16,7 +16,7 @@ from fedstill.attacks.model_updates import ModelPart, ObservedUpdate, shared_par
 from fedstill.core.errors import ArgumentError
 from fedstill.data import load, make_data_config
 from fedstill.models import build
-from fedstill.models.extractor_head import split
+from fedstill.models.extractor_head import split_model
 from tests.attacks.runs import PACKS, needs_fashion, released
 
 
@@ -28,7 +28,9 @@ def fashion(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def believing(release: ObservedUpdate, extractor: nn.Module) -> ObservedUpdate:
     """The same release, to an adversary who takes the node's extractor for that of another network."""
     model = copy.deepcopy(release.model)
-    split(model, "model").extractor.load_state_dict(split(extractor, "other").extractor.state_dict())
+    split_model(model, "model").extractor.load_state_dict(
+        split_model(extractor, "other").extractor.state_dict()
+    )
     return replace(release, model=model)
 
 
@@ -52,7 +54,7 @@ def test_features_and_slopes_of_each_image_follow_exactly(count: int, precision:
     model = build("lenet5", (1, 28, 28), 10, 0).to(precision)
     release = released(model, inputs.to(precision), targets)
     found, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], count)
-    true = split(model, "model").extractor(inputs.to(precision)).detach().double()
+    true = split_model(model, "model").extractor(inputs.to(precision)).detach().double()
     assert furthest(found, true) < 1e-4
     assert int((found > 0).sum()) == int((true > 0).sum()), "rounding must not make units fire"
     torch.testing.assert_close(deltas.sum(0), release.target["7.bias"].double(), rtol=0, atol=1e-6)
@@ -86,7 +88,7 @@ def test_each_image_of_a_batch_has_its_own_label(part: ModelPart, smoothing: flo
     model = build("lenet5", (1, 28, 28), 10, 0)
     release = released(model, inputs, targets, part, smoothing)
     found, deltas = factor_gradient(release.target["7.weight"], release.target["7.bias"], 5)
-    true = split(model, "model").extractor(inputs).detach().double()
+    true = split_model(model, "model").extractor(inputs).detach().double()
     order = (found[:, None] - true).norm(dim=2).argmin(0)
     assert layerwise_inversion._labels(release, found, deltas)[order].equal(targets)
 
@@ -102,9 +104,9 @@ def test_sharpened_it_is_the_network_and_its_gradient() -> None:
     blocks, linear = layerwise_inversion._find_blocks(model, x)
     assert linear == "7"
     outputs = layerwise_inversion._outputs(blocks, x)
-    torch.testing.assert_close(outputs.flatten(1), split(model, "model").extractor(x).detach())
+    torch.testing.assert_close(outputs.flatten(1), split_model(model, "model").extractor(x).detach())
     features = outputs.flatten(1).requires_grad_()
-    loss = nn.functional.cross_entropy(split(model, "model").head(features), targets)
+    loss = nn.functional.cross_entropy(split_model(model, "model").head(features), targets)
     (pulls,) = torch.autograd.grad(loss, features)
     slopes = tuple(release.target[name] for name in shared_parameters(model, "extractor"))
     known = layerwise_inversion._KnownValues(outputs, pulls.view_as(outputs), slopes)

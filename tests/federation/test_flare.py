@@ -132,7 +132,7 @@ def started(folder: Path, config: Any, engine: str) -> Iterator[Started]:
 
 def kill(here: flare_kit.Site) -> None:
     """SIGKILL for a site and the processes of its jobs."""
-    number = flare_site.running(here)
+    number = flare_site.process_id(here)
     assert number is not None
     jobs = list(flare_site.jobs_of(here))
     assert jobs
@@ -211,7 +211,7 @@ def test_flare_goes_on_without_a_node_where_the_quorum_allows_it(tmp_path: Path,
         since = time.monotonic()
         killed = flare_kit.node(run.out / "federation/nodes/node-1")
         kill(killed)
-        until(lambda: flare_site.running(killed) is None, pause=0.1)
+        until(lambda: flare_site.process_id(killed) is None, pause=0.1)
         flare_site.start(killed, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         before = len(run.left("node-0"))
         until(lambda: len(run.left("node-0")) > before + 4, pause=0.1)

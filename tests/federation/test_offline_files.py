@@ -101,10 +101,10 @@ class World:
         return self.folder / f"{name}.safetensors"
 
     def key(self, name: str) -> Any:
-        return signed_files.own_key(self.folder / f"{name}.key")
+        return signed_files.load_or_create_key(self.folder / f"{name}.key")
 
     def print(self, name: str) -> str:
-        return signed_files.fingerprint(signed_files.public_of(self.key(name)))
+        return signed_files.fingerprint(signed_files.public_key_bytes(self.key(name)))
 
     def keys(self) -> dict[str, str]:
         return {name: self.print(name) for name in NAMES}

@@ -81,7 +81,7 @@ def make_queries(path: Path, method: str = "fedkd", **other: torch.Tensor) -> Pa
     plan = RunPlan(path.stem, table, SPEC, public=public_fingerprint(public), public_note=("made", "by hand"))
     *calls, last = CONFIG.calls(public, 4)
     calls.append(replace(last, tensors={**last.tensors, **other}))
-    key = signed_files.own_key(path.with_name("server.key"))
+    key = signed_files.load_or_create_key(path.with_name("server.key"))
     write_queries(path, Queries(plan, public, tuple(calls)), key)
     return path
 
@@ -108,17 +108,17 @@ def test_code_comes_from_the_nodes_folder_and_never_from_the_working_folder(
     elsewhere.mkdir()
     (elsewhere / f"{own_module}.py").write_text(f"open('ran', 'w').close()\n{METHOD}")
     monkeypatch.chdir(elsewhere)
-    answered = offline_node.answer(node, queries)
-    assert answered.left[kind] > 0
+    answered = offline_node.answer_queries(node, queries)
+    assert answered.released_bytes[kind] > 0
     assert not (elsewhere / "ran").exists()
     assert Path(str(sys.modules[own_module].__file__)).parent == node
-    assert offline_node.answer(node, queries).again
+    assert offline_node.answer_queries(node, queries).was_released
 
 
 def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
     queries = make_queries(tmp_path / "queries.safetensors")
-    offline_node.answer(node, queries, tmp_path / "answers")
+    offline_node.answer_queries(node, queries, tmp_path / "answers")
     (entry,) = [line for line in entries(node) if line["part"] == "kept"]
     (kept,) = node.glob(f"runs/*/{offline_node.RELEASED_FILE}")
     blob = kept.read_bytes()
@@ -126,7 +126,7 @@ def test_the_log_does_not_say_what_answers_left_to_whoever_can_guess_them(tmp_pa
     assert entry["content_hash"] not in {*tried, hashlib.blake2b(blob, digest_size=32).hexdigest()}
     (node / "secret").write_text("rehearsal 8\n")
     with pytest.raises(RunFolderError, match="is not what was let out"):
-        offline_node.answer(node, queries, tmp_path / "again")
+        offline_node.answer_queries(node, queries, tmp_path / "again")
 
 
 def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
@@ -135,19 +135,19 @@ def test_a_file_that_nobody_approved_is_refused_and_an_approved_one_is_answered(
     node = make_node(tmp_path / "clinic", 'approve = "each run"\n')
     queries, out = make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
     with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
-        offline_node.answer(node, queries, out)
+        offline_node.answer_queries(node, queries, out)
     assert entries(node) == []
     with pytest.raises(SystemExit):
         cli.main(["offline", "show", str(queries)])
     shown = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("run "))
     with pytest.raises(SystemExit):  # what the university reads out is what waits here
         cli.main(["node", "approve", str(node), shown.removeprefix("run ")])
-    offline_node.answer(node, queries, out)
-    assert offline_node.answer(node, queries, out).again
+    offline_node.answer_queries(node, queries, out)
+    assert offline_node.answer_queries(node, queries, out).was_released
     with pytest.raises(SystemExit):
         cli.main(["node", "reject", str(node), shown.removeprefix("run ")])
     with pytest.raises(QueryRefused, match="rejected by its owner"):
-        offline_node.answer(node, queries, out)  # not even what has left already
+        offline_node.answer_queries(node, queries, out)  # not even what has left already
     told = [(line["event"], line["who"]) for line in SecurityLog(node).lines()]
     signer = signed_files.fingerprint(signed_files.read_public(tmp_path / "server.pub"))
     assert [event for event, _ in told] == [
@@ -165,16 +165,16 @@ def test_the_same_queries_under_another_key_neither_use_nor_undo_an_approval(tmp
     first, second = files
     assert first.read_bytes() == second.read_bytes()
     with pytest.raises(QueryRefused):
-        offline_node.answer(node, first, out)
+        offline_node.answer_queries(node, first, out)
     requests = ApprovalRequests(node, owner_folder.read_node_file(node))
     (asked,) = requests.list_all()
     requests.decide(asked.sha256, True)
     for _ in range(2):
         with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
-            offline_node.answer(node, second, out)
-    offline_node.answer(node, first, out)
+            offline_node.answer_queries(node, second, out)
+    offline_node.answer_queries(node, first, out)
     with pytest.raises(QueryRefused, match=r"by rule approve: run .* waits"):
-        offline_node.answer(node, second, out)  # not even what has left already
+        offline_node.answer_queries(node, second, out)  # not even what has left already
     assert {request.server == asked.server: request.state for request in requests.list_all()} == {
         True: "used",
         False: "waits",
@@ -188,7 +188,7 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
     node, out = make_node(tmp_path / "clinic", 'approve = "each run"\n'), tmp_path / "answers"
     queries = make_queries(tmp_path / "queries.safetensors")
     with pytest.raises(QueryRefused):
-        offline_node.answer(node, queries, out)
+        offline_node.answer_queries(node, queries, out)
     requests = ApprovalRequests(node, owner_folder.read_node_file(node))
     (sha256,) = [request.sha256 for request in requests.list_all()]
     requests.decide(sha256, True)
@@ -215,7 +215,7 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
         monkeypatch.setattr(Session, "learn", learn)
     monkeypatch.setattr(Session, "answer", response)
     with pytest.raises(QueryRefused, match="is rejected by its owner"):
-        offline_node.answer(node, queries, out, report=reject if at == "training" else lambda _: None)
+        offline_node.answer_queries(node, queries, out, report=reject if at == "training" else lambda _: None)
     assert len(asked) == {"training": 0, "answers": 1, "the end": ASKS}[at]
     assert len(learned) == (at == "training")
     assert not out.exists()
@@ -229,16 +229,16 @@ def test_only_keys_that_are_allowed_may_ask_by_files(tmp_path: Path) -> None:
         make_node(tmp_path / allowed[:4], f'allowed_servers = ["{allowed}"]\n')
         for allowed in (signer, "0" * 32)
     )
-    assert offline_node.answer(one, queries, tmp_path / "answers").signer
+    assert offline_node.answer_queries(one, queries, tmp_path / "answers").signer
     with pytest.raises(QueryRefused, match=f"by rule allowed_servers: not {signer}"):
-        offline_node.answer(other, queries, tmp_path / "others")
+        offline_node.answer_queries(other, queries, tmp_path / "others")
 
 
 def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic")
     queries = make_queries(tmp_path / "queries.safetensors", rows=torch.tensor([3, 1000]).int())
     with pytest.raises(QueryRefused, match="names rows outside the 23"):
-        offline_node.answer(node, queries, tmp_path / "answers")
+        offline_node.answer_queries(node, queries, tmp_path / "answers")
     (refusal,) = entries(node, "refused")
     assert refusal["number"] == len(list(entries(node, "answer"))) > 0
     assert refusal["query"] == "predict"
@@ -248,7 +248,9 @@ def test_a_refusal_once_answers_are_computed_is_written_down(tmp_path: Path) -> 
 def test_a_refusal_of_the_policys_bytes_is_written_down_too(tmp_path: Path) -> None:
     node = make_node(tmp_path / "clinic", "max_bytes = 100\n")
     with pytest.raises(QueryRefused, match="max_bytes: 100"):
-        offline_node.answer(node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers")
+        offline_node.answer_queries(
+            node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
+        )
     (refusal,) = entries(node, "refused")
     assert refusal["rule"] == "max_bytes: 100 bytes"
 
@@ -258,10 +260,10 @@ def test_what_is_left_of_a_limit_is_known_before_any_training(
 ) -> None:
     asked = len(CONFIG.calls(PublicData("made", torch.zeros(23, *SHAPE)), 4))
     node = make_node(tmp_path / "clinic", f"max_queries = {asked + 1}\n")
-    offline_node.answer(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
+    offline_node.answer_queries(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
     monkeypatch.setattr(Session, "learn", lambda *given: pytest.fail("it trained for nothing"))
     with pytest.raises(QueryRefused, match=f"max_queries: 1, and the file asks {asked}"):
-        offline_node.answer(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
+        offline_node.answer_queries(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 
 
 def test_what_fails_in_another_library_is_a_refusal_in_the_log(
@@ -273,7 +275,9 @@ def test_what_fails_in_another_library_is_a_refusal_in_the_log(
     node = make_node(tmp_path / "clinic")
     monkeypatch.setattr(Session, "answer", fails)
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="patient 4711"):
-        offline_node.answer(node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers")
+        offline_node.answer_queries(
+            node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"
+        )
     (refusal,) = entries(node, "refused")
     assert refusal["rule"] == "its data or model fail here: its own log says more"
     assert not caplog.messages
@@ -308,9 +312,9 @@ def test_a_folder_whose_name_is_no_text_is_one_line(
 def test_answers_to_other_queries_are_not_written_over(tmp_path: Path) -> None:
     node, out = make_node(tmp_path / "clinic"), tmp_path / "answers"
     first, second = (make_queries(tmp_path / name) for name in ("one.safetensors", "two.safetensors"))
-    offline_node.answer(node, first, out)
+    offline_node.answer_queries(node, first, out)
     before = out.read_bytes()
     with pytest.raises(ArgumentError, match="this one answers other queries"):
-        offline_node.answer(node, second, out)
+        offline_node.answer_queries(node, second, out)
     assert out.read_bytes() == before
-    assert offline_node.answer(node, first, out).again  # the same may be written again
+    assert offline_node.answer_queries(node, first, out).was_released  # the same may be written again

@@ -229,12 +229,12 @@ def test_certificates_are_for_a_year_and_new_ones_can_be_made(kits: Path) -> Non
     first = [certificate(kits / kit) for kit in ("server", "admin", "nodes/east")]
     assert {(item.not_valid_after_utc - item.not_valid_before_utc).days for item in first} == {360}
 
-    provision.add(kits, ["west"])
+    provision.add_nodes(kits, ["west"])
     with pytest.raises(DeployError, match="nodes/east is there already"):
-        provision.add(kits, ["east"])
+        provision.add_nodes(kits, ["east"])
     shutil.rmtree(kits / "nodes/east")
-    provision.add(kits, ["east"])
-    provision.renew(kits)
+    provision.add_nodes(kits, ["east"])
+    provision.renew_certificates(kits)
     second = [certificate(kits / kit) for kit in ("server", "admin", "nodes/east")]
     for old, new in zip(first, second, strict=True):
         assert new.serial_number != old.serial_number
@@ -330,15 +330,15 @@ def test_the_command_says_what_to_give_to_whom(tmp_path: Path, capsys: pytest.Ca
 
 def test_whoever_asks_whether_a_site_runs_is_not_taken_for_it(tmp_path: Path) -> None:
     here = flare_kit.Site("client", tmp_path)
-    assert flare_site.running(here) is None
+    assert flare_site.process_id(here) is None
     here.pid.write_text("1")  # of a site that was killed, and that number is somebody else's now
     with here.pid.open() as other:
         fcntl.flock(other, fcntl.LOCK_SH)  # another who asks, at this moment
-        assert flare_site.running(here) is None
+        assert flare_site.process_id(here) is None
         assert flare_site.stop(here) is False
     with here.pid.open("r+") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
-        assert flare_site.running(here) == 1
+        assert flare_site.process_id(here) == 1
 
 
 def test_a_sites_own_process_is_up_without_torch() -> None:
@@ -421,7 +421,7 @@ def test_the_status_names_runs_and_what_became_of_them(
 def test_a_name_that_is_no_node_is_neither_revoked_nor_readmitted(federation: Federation, word: str) -> None:
     with pytest.raises(ArgumentError, match="one of east, north; did you mean 'north'"):
         command.main([word, str(federation.folder), "nort"])
-    assert provision.revoked(federation.folder) == []
+    assert provision.revoked_nodes(federation.folder) == []
 
 
 def test_a_node_that_is_away_can_be_revoked_all_the_same(
@@ -506,7 +506,7 @@ def _handshake(port: int, root: Path, kit: Path | None) -> str:
 
 
 def test_a_second_start_is_refused(federation: Federation) -> None:
-    number = flare_site.running(flare_kit.node(federation.node("east")))
+    number = flare_site.process_id(flare_kit.node(federation.node("east")))
     assert number is not None
     with pytest.raises(DeployError, match=f"runs already, as process {number}"):
         flare_site.start(flare_kit.node(federation.node("east")))
@@ -593,7 +593,7 @@ def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federa
     """Though this federation's server lets the admin do both."""
     from nvflare.fuel.flare_api.api_spec import AuthorizationError, InternalError
 
-    number = flare_site.running(flare_kit.node(federation.node("east")))
+    number = flare_site.process_id(flare_kit.node(federation.node("east")))
     with federation.admin() as admin:
         try:
             told = admin._session.ls_target("east")
@@ -605,7 +605,7 @@ def test_the_admin_cannot_read_a_nodes_files_nor_shut_it_down(federation: Federa
             admin._session.do_command("shutdown client east")
         time.sleep(3)
         assert "east" in admin.nodes()
-    assert flare_site.running(flare_kit.node(federation.node("east"))) == number
+    assert flare_site.process_id(flare_kit.node(federation.node("east"))) == number
 
 
 def test_revoked_is_out_and_readmitted_is_in(
@@ -696,13 +696,13 @@ def test_a_killed_node_is_gone_and_back(federation: Federation) -> None:
     import psutil
 
     owner = federation.node("north")
-    number = flare_site.running(flare_kit.node(owner))
+    number = flare_site.process_id(flare_kit.node(owner))
     assert number is not None
     psutil.Process(number).kill()
     with federation.admin() as admin:
         until(lambda: "north" not in admin.nodes())
         assert (
-            flare_site.running(flare_kit.node(owner)) is None
+            flare_site.process_id(flare_kit.node(owner)) is None
         )  # though its file of the process number is there
         process = flare_site.start(flare_kit.node(owner), stdout=subprocess.DEVNULL)
         admin.wait_for(NODES, 60)
@@ -777,6 +777,6 @@ def test_stop_ends_all_that_was_started(federation: Federation) -> None:
         with pytest.raises(DeployError, match="is gone, or the way to it"):
             admin.nodes()
     assert _processes(federation.folder) == []
-    assert flare_site.running(flare_kit.server(federation.folder)) is None
+    assert flare_site.process_id(flare_kit.server(federation.folder)) is None
     assert [path.read_text() for path in federation.folder.rglob("*.pid")] == [""] * 3
     assert "ended" in log(federation, "east")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.core.progress import Noted
-from fedstill.federation.run_status import outcome
+from fedstill.federation.run_status import run_status_line
 from fedstill.federation.server_status import _runs
 
 COMPLETED = "FINISHED:COMPLETED"
@@ -33,35 +33,37 @@ def stopped(folder: Path, error: str, at: float = 1000.0) -> None:
 )
 def test_a_run_that_stopped_says_why_though_its_job_completed(error: str, said: str, tmp_path: Path) -> None:
     stopped(tmp_path, error)
-    assert outcome(tmp_path, COMPLETED, 999.0) == outcome(tmp_path) == said
+    assert run_status_line(tmp_path, COMPLETED, 999.0) == run_status_line(tmp_path) == said
     (tmp_path / "result.json").write_text("{}")
-    assert outcome(tmp_path, COMPLETED, 999.0) == outcome(tmp_path) == "done"
+    assert run_status_line(tmp_path, COMPLETED, 999.0) == run_status_line(tmp_path) == "done"
 
 
 def test_why_an_earlier_job_stopped_is_not_why_this_one_did(tmp_path: Path) -> None:
     stopped(tmp_path, "NodeFault")
-    said = outcome(tmp_path, "FINISHED:FAILED_TO_RUN", 1001.0)
+    said = run_status_line(tmp_path, "FINISHED:FAILED_TO_RUN", 1001.0)
     assert said == f"no result, and not said why; FLARE's word for it is FAILED_TO_RUN{AGAIN}"
 
 
 def test_only_a_job_that_holds_its_run_is_running(tmp_path: Path) -> None:
     waits = "waiting: it begins once all its nodes are there and free"
-    assert outcome(tmp_path / "none", "SUBMITTED") == waits
-    assert outcome(tmp_path / "none", "RUNNING") == "starting"
+    assert run_status_line(tmp_path / "none", "SUBMITTED") == waits
+    assert run_status_line(tmp_path / "none", "RUNNING") == "starting"
     noted = Noted(tmp_path / "progress.json")
     noted.show("distillation", 31, 400)
     with (tmp_path / "job.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert outcome(tmp_path, "RUNNING") == "running, distillation 31 of 400"
+        assert run_status_line(tmp_path, "RUNNING") == "running, distillation 31 of 400"
         noted.wait_for(["north"])
-        assert outcome(tmp_path, "RUNNING").startswith(
+        assert run_status_line(tmp_path, "RUNNING").startswith(
             "running, distillation 31 of 400, waits for north for "
         )
         noted.wait_for([])
     gone = f"the server ended before it did, distillation 31 of 400{AGAIN}"
-    assert outcome(tmp_path, "RUNNING") == outcome(tmp_path) == gone  # FLARE takes it for running for ever
+    assert (
+        run_status_line(tmp_path, "RUNNING") == run_status_line(tmp_path) == gone
+    )  # FLARE takes it for running for ever
     os.utime(tmp_path / "job.lock", (1000.0, 1000.0))  # an earlier job's
-    assert outcome(tmp_path, "RUNNING", 1001.0) == "starting"
+    assert run_status_line(tmp_path, "RUNNING", 1001.0) == "starting"
 
 
 def test_a_job_whose_name_is_no_runs_is_not_looked_for(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_an_ordinary_run_needs_no_rules_and_a_rehearsal_lets_in_its_own(tmp_path
     told = json.loads((job / "app/config/config_fed_server.json").read_text())["components"][0]["args"]
     assert told["config"] == plain
     table = {"method": {"name": "fedkd"}, "data": {"root": str(tmp_path)}, "track": ["a:B"]}
-    rules = server_rules.for_run({**table, "plugins": [str(tmp_path)]})
+    rules = server_rules.rules_for_run({**table, "plugins": [str(tmp_path)]})
     assert rules == ServerRules(
         (str(tmp_path.resolve()),), ("a:B",), (str(tmp_path.resolve()),), downloads=True
     )

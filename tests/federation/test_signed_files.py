@@ -18,16 +18,18 @@ pytest.importorskip("cryptography")
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    signed_files.write(tmp_path / "file", b"what was said", signed_files.own_key(tmp_path / "a.key"))
+    signed_files.write(
+        tmp_path / "file", b"what was said", signed_files.load_or_create_key(tmp_path / "a.key")
+    )
     return tmp_path / "file"
 
 
 def test_a_key_is_made_once_for_its_owner_alone_and_the_public_part_beside_it(tmp_path: Path) -> None:
-    key = signed_files.public_of(signed_files.own_key(tmp_path / "a.key"))
+    key = signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "a.key"))
     assert (tmp_path / "a.key").stat().st_mode & 0o777 == 0o600
-    assert signed_files.public_of(signed_files.own_key(tmp_path / "a.key")) == key
+    assert signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "a.key")) == key
     assert signed_files.read_public(tmp_path / "a.pub") == key
-    assert signed_files.public_of(signed_files.own_key(tmp_path / "b.key")) != key
+    assert signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "b.key")) != key
     assert len(signed_files.fingerprint(key).replace(" ", "")) == 32
 
 
@@ -38,7 +40,7 @@ def test_a_key_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", killed)
         with pytest.raises(KeyboardInterrupt):
-            signed_files.own_key(tmp_path / "a.key")
+            signed_files.load_or_create_key(tmp_path / "a.key")
     assert not (tmp_path / "a.key").exists()
     link = os.link
 
@@ -47,27 +49,30 @@ def test_a_key_is_made_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "b.key").rename(path)
         link(part, path)
 
-    theirs = signed_files.public_of(signed_files.own_key(tmp_path / "b.key"))
+    theirs = signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "b.key"))
     monkeypatch.setattr(os, "link", slower)
-    assert signed_files.public_of(signed_files.own_key(tmp_path / "a.key")) == theirs
+    assert signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / "a.key")) == theirs
 
 
 def test_a_public_part_of_another_key_is_put_right(tmp_path: Path) -> None:
-    keys = {name: signed_files.public_of(signed_files.own_key(tmp_path / f"{name}.key")) for name in "ab"}
+    keys = {
+        name: signed_files.public_key_bytes(signed_files.load_or_create_key(tmp_path / f"{name}.key"))
+        for name in "ab"
+    }
     mine, other = tmp_path / "a.pub", tmp_path / "b.pub"
     swapped = other.read_bytes(), mine.read_bytes()
     mine.write_bytes(swapped[0])
     other.write_bytes(swapped[1])
     for name, key in keys.items():
-        signed_files.own_key(tmp_path / f"{name}.key")
+        signed_files.load_or_create_key(tmp_path / f"{name}.key")
         assert signed_files.read_public(tmp_path / f"{name}.pub") == key
 
 
 def test_a_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
-    signed_files.own_key(tmp_path / "a.key")
+    signed_files.load_or_create_key(tmp_path / "a.key")
     (tmp_path / "a.key").chmod(0o644)
     with pytest.raises(BundleError, match="can be read by others: chmod 600"):
-        signed_files.own_key(tmp_path / "a.key")
+        signed_files.load_or_create_key(tmp_path / "a.key")
 
 
 @pytest.mark.parametrize(
@@ -78,16 +83,18 @@ def test_what_is_no_key_is_said_in_one_line(tmp_path: Path, text: bytes) -> None
         (tmp_path / name).write_bytes(text)
         (tmp_path / name).chmod(0o600)
     with pytest.raises(BundleError, match="holds no private key"):
-        signed_files.own_key(tmp_path / "a.key")
+        signed_files.load_or_create_key(tmp_path / "a.key")
     with pytest.raises(BundleError, match="holds no public key"):
         signed_files.read_public(tmp_path / "a.pub")
 
 
 def test_a_signed_file_is_read_and_a_key_is_trusted_only_if_it_was_expected(file: Path) -> None:
-    mine = signed_files.expected(str(file.with_name("a.pub")))
+    mine = signed_files.parse_fingerprint(str(file.with_name("a.pub")))
     assert signed_files.read(file) == (b"what was said", mine)
     assert signed_files.read(file, [mine]) == (b"what was said", mine)
-    other = signed_files.fingerprint(signed_files.public_of(signed_files.own_key(file.with_name("b.key"))))
+    other = signed_files.fingerprint(
+        signed_files.public_key_bytes(signed_files.load_or_create_key(file.with_name("b.key")))
+    )
     with pytest.raises(BundleError, match=r"signed by a key that is not expected here: .{39}$"):
         signed_files.read(file, [other])
     with pytest.raises(BundleError, match="not expected"):
@@ -97,10 +104,10 @@ def test_a_signed_file_is_read_and_a_key_is_trusted_only_if_it_was_expected(file
 def test_a_key_is_named_by_its_file_or_by_what_was_read_out(file: Path) -> None:
     mine = signed_files.fingerprint(signed_files.read_public(file.with_name("a.pub")))
     for spoken in (mine, mine.upper(), mine.replace(" ", ""), mine.replace(" ", "-")):
-        assert signed_files.expected(spoken) == mine
+        assert signed_files.parse_fingerprint(spoken) == mine
     for wrong in (mine[:-1], "g" + mine[1:], "", str(file.with_name("c.pub"))):
         with pytest.raises(BundleError, match="is no public key: allowed are"):
-            signed_files.expected(wrong)
+            signed_files.parse_fingerprint(wrong)
 
 
 def test_one_changed_bit_is_refused_wherever_it_is(file: Path) -> None:

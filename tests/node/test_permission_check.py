@@ -16,7 +16,7 @@ pytest.importorskip("cryptography")
 from fedstill.cli import node
 from fedstill.federation import offline_node
 from fedstill.federation.offline_files import write_queries
-from fedstill.federation.signed_files import own_key
+from fedstill.federation.signed_files import load_or_create_key
 from fedstill.node import owner_folder
 from fedstill.node.node_service import NodeService
 from fedstill.node.permission_check import find_open_files
@@ -70,8 +70,8 @@ def work(home: Path, umask: int) -> None:
                 wanted = 0o700 if stat.S_ISDIR(mode) else 0o600
                 seen[str(path.relative_to(folder))] = [stat.S_IMODE(mode), wanted]
 
-    write_queries(home / "queries", make(config), own_key(home / "server.key"))
-    offline_node.answer(folder, home / "queries", folder / "answers", report=look)
+    write_queries(home / "queries", make(config), load_or_create_key(home / "server.key"))
+    offline_node.answer_queries(folder, home / "queries", folder / "answers", report=look)
     look()
     host = NodeService(folder)
 

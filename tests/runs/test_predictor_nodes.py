@@ -27,7 +27,7 @@ from fedstill.data import make_data_config
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.loading import load
 from fedstill.models.module_utils import to_vector
-from fedstill.models.predictors import file_of
+from fedstill.models.predictors import file_fingerprint
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.node_service import NodeService
 from fedstill.protocol.local_config import LocalConfig
@@ -72,7 +72,7 @@ def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp
         known = [WINE.classes[number] for number in boosted.classes_]
         return {"probabilities": boosted.predict_proba(asked["inputs"]).tolist(), "classes": known}
 
-    graph = fedstill.OwnModel(str(tmp_path / "linear.onnx"), classes=(WINE.classes[0], WINE.classes[2]))
+    graph = fedstill.CustomModel(str(tmp_path / "linear.onnx"), classes=(WINE.classes[0], WINE.classes[2]))
     public = X[torch.randperm(len(X), generator=torch.Generator().manual_seed(0))]
     with serving(response) as url:
         method = fedstill.FedKD(epochs=60, ensemble="probs", levels=0, gamma=float("inf"))
@@ -181,13 +181,13 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     folder = tmp_path / "nodes" / begun.nodes[0].name
     owner = owner_folder.read_node_file(folder)
     spec = InputSpec.from_data(config.task, WINE)
-    first = file_of(owner_model.make_model(owner, folder, spec))
+    first = file_fingerprint(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
     replaced, _ = build.prepare(config)
     with pytest.raises(ModelError, match=f"{begun.nodes[0].name}: another model than the run began"):
         replaced._open(kept)
     write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
-    assert "" != first != file_of(owner_model.make_model(owner, folder, spec))
+    assert "" != first != file_fingerprint(owner_model.make_model(owner, folder, spec))
 
 
 def test_a_run_asks_only_addresses_of_this_machine() -> None:
