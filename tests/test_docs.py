@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 GALLERY = sorted((ROOT / "examples" / "gallery").glob("*.py"))
 NAMES = [name for name in fedstill.__all__ if name != "__version__"]
-ROOMS = ("data", "metrics", "methods", "models", "privacy", "tasks", "track")  # with whose names others write
+PACKAGES = ("data", "figures", "methods", "models", "privacy", "tasks", "track")  # public names for plug-ins
 
 pytestmark = pytest.mark.skipif(not (DOCS / "conf.py").exists(), reason="without the docs")
 
@@ -90,12 +90,12 @@ def test_every_public_name_is_in_the_reference() -> None:
     shown = documented()
     assert sorted({f"fedstill.{name}" for name in fedstill.__all__} - shown) == []
     things = [inspect.unwrap(look_up(name)) for name in shown]
-    for room in ROOMS:
-        offered = importlib.import_module(f"fedstill.{room}")
+    for package in PACKAGES:
+        offered = importlib.import_module(f"fedstill.{package}")
         for name in offered.__all__:
             thing = getattr(offered, name)
             if inspect.isclass(thing) or inspect.isfunction(thing):  # by whichever name it is shown
-                assert inspect.unwrap(thing) in things, f"fedstill.{room}.{name}"
+                assert inspect.unwrap(thing) in things, f"fedstill.{package}.{name}"
 
 
 def look_up(name: str) -> Any:
