@@ -16,7 +16,7 @@ import torch
 
 from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.node.local_training import at_once
+from fedstill.node.local_training import inference_batch_size
 
 IMAGES = 1000
 PASSES = 7
@@ -57,7 +57,7 @@ def main() -> None:
             compute = Compute(EngineConfig(precision=precision))
             network = compute.place(models.build(spec, shape, 2, 0)).eval()
             cells = [
-                f"{IMAGES / took:,.0f}{'*' * (piece == at_once(x))}"
+                f"{IMAGES / took:,.0f}{'*' * (piece == inference_batch_size(x))}"
                 for piece, took in seconds(compute, network, x).items()
             ]
             print(f"| {spec} | {'x'.join(map(str, shape))} | {precision} | {' | '.join(cells)} |", flush=True)

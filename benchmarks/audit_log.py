@@ -38,19 +38,19 @@ def entry(number: int) -> Entry:
         number=number,
         query="examine",
         part="answer",
-        content=f"{number:032x}",
-        after=f"{number + 1:032x}",
+        content_hash=f"{number:032x}",
+        history_hash=f"{number + 1:032x}",
         up={"logits": 2560, "critic": 256},
         rule="logits: votes of 10 teachers, Gaussian noise of 20 votes; critic: learned with DP-SGD",
-        price={f"gaussian({14.1 + number % EVENTS})": 1, "gaussian(1.1, rate=0.0123)": 5},
+        cost={f"gaussian({14.1 + number % EVENTS})": 1, "gaussian(1.1, rate=0.0123)": 5},
     )
 
 
 def measured(path: Path, rows: int, charges: int, durable: bool) -> dict[str, Any]:
     """Charge on top of some rows, then open the file anew."""
-    with closing(AuditLog(path, durable=False)) as audit, audit._db.turn():
+    with closing(AuditLog(path, durable=False)) as audit, audit._database.write_transaction():
         for number in range(rows):  # all in one transaction: only what comes after is timed
-            audit._take(*audit._insert(entry(number)))
+            audit._apply_entry(*audit._insert_entry(entry(number)))
     times = []
     with closing(AuditLog(path, durable=durable)) as audit:
         busy = time.process_time()

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 from fedstill.node.policy import PolicyConfig
-from fedstill.node.sum_history import Cohort
-from fedstill.node.sum_masks import SumMasks, stream
+from fedstill.node.sum_history import SumHistory
+from fedstill.node.sum_masks import SumMasks, mask_stream
 from fedstill.protocol.secure_aggregation import SumRequest, add_contributions, from_ring, to_ring
 
 NODES, VALUES, ROUNDS = (3, 5, 20, 50), (640, 196_608, 1_000_000), 3
@@ -44,13 +44,13 @@ def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, 
     names = [f"n{index}" for index in range(count)]
     policy = PolicyConfig(sums_may_differ=True)
     masks = {
-        name: SumMasks({}, name, Unproved(), policy, Cohort(folder / f"{count}-{name}"))  # type: ignore[arg-type]
+        name: SumMasks({}, name, Unproved(), policy, SumHistory(folder / f"{count}-{name}"))  # type: ignore[arg-type]
         for name in names
     }
     start = time.perf_counter()
     cards = {name: each.card() for name, each in masks.items()}
     for each in masks.values():
-        each.meet(cards)
+        each.exchange_keys(cards)
     met = (time.perf_counter() - start) / count
     draw = torch.Generator().manual_seed(0)
     own = {name: torch.randn(values, generator=draw) for name in names}
@@ -68,7 +68,7 @@ def measured(count: int, values: int, recover: bool, folder: Path) -> dict[str, 
             words = {name: masks[name].agree(number, names) for name in names}
             for name in names:
                 heard = {other: words[other][name] for other in names if other != name}
-                ring -= stream(bytes.fromhex(masks[name].reveal(number, heard)[name]), 0, ring.shape)
+                ring -= mask_stream(bytes.fromhex(masks[name].reveal(number, heard)[name]), 0, ring.shape)
         server.append(time.perf_counter() - start)
         assert (from_ring(ring) - torch.stack(list(own.values())).double().sum(0)).abs().max() < 1e-6
     return {

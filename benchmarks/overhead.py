@@ -30,7 +30,7 @@ from fedstill.node.audit_entries import Entry
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.digests import digest
 from fedstill.protocol.queries import NodeSide, Query
@@ -92,7 +92,7 @@ def free_query(nodes: int, batch: int) -> Iterator[tuple[Callable[[], None], tor
             name = f"node-{k}"
             all_nodes.append(Node(name, data, torch.nn.Identity(), Gate(name, PolicyConfig(), audit), k))
 
-        def echo(group: Group, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        def echo(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
             return {"logits": x.flatten(2)[:, :, :CLASSES] * 1.0}
 
         query = Query("echo", echo, {"x": "inputs"}, {"logits": "logits"}, ("x",))

@@ -39,7 +39,7 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator, PatchCritic
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import prepare
+from fedstill.node.local_training import make_optimizers
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
@@ -213,7 +213,7 @@ def ours(
         nodes.append(Node(name, examples, compute.place(network), gate, options.seed))
     side = method.node_side(NodeSetting(task, local, compute))
     side.prepare(nodes)
-    prepare(nodes, local)
+    make_optimizers(nodes, local)
     if method.initial_training is not None:  # local training leaves them so
         for node in nodes:
             node.model.eval().requires_grad_(False)

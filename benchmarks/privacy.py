@@ -29,7 +29,7 @@ from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.methods.fediod import FedIOD
 from fedstill.node import local_training
-from fedstill.node.audit_entries import ANSWER, GRADIENT, Asked
+from fedstill.node.audit_entries import GRADIENT, RESPONSE, ReceivedQuery
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
@@ -90,13 +90,13 @@ def query_seconds(
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(ROWS, *shape, generator=generator)
     response = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
-    gate.objection(examine)  # is the whole run affordable? computed once, before the first query
+    gate.refusal_reason(examine)  # is the whole run affordable? computed once, before the first query
     seconds = []
     for number in range(times):
-        asked = Asked(number, "examine", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes})
+        asked = ReceivedQuery(number, "examine", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes})
         start = time.perf_counter()
         gate.admit(asked, examine, {"x": x})
-        gate.release(asked, ANSWER, response, examine, {"x": x})
+        gate.release(asked, RESPONSE, response, examine, {"x": x})
         gate.release(asked, GRADIENT, {"d/dx": x}, examine, {})
         seconds.append(time.perf_counter() - start)
     return seconds[5:]
@@ -112,7 +112,7 @@ def step_seconds(model: str, shape: tuple[int, ...], batch: int, rounds: int) ->
     privacy = replace(LEARNED, epsilon=float("inf"))
     protect(private, privacy, side, method, setting, secret=1)
     took: dict[str, list[float]] = {"plain": [], "private": []}
-    local_training.prepare([plain, private], local)
+    local_training.make_optimizers([plain, private], local)
     for turn in range(rounds):
         for name, node in (("plain", plain), ("private", private)):
             start = time.perf_counter()

@@ -38,7 +38,7 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models import Generator
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
-from fedstill.node.local_training import prepare, train
+from fedstill.node.local_training import make_optimizers, train
 from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig, cosine_lr, set_lr
@@ -364,7 +364,7 @@ def local_training(
     if way == "plain":
         plain = PlainLocal(options, compute, nodes)
         return lambda: plain.turn(options.local_steps), timing
-    prepare(nodes, config)
+    make_optimizers(nodes, config)
     groups, done = group_nodes(nodes, way == "stacked"), 0
 
     def turn() -> Losses:

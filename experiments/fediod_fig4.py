@@ -133,7 +133,7 @@ def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.
     local, compute = replace(JUDGE, epochs=epochs), Compute(setting.engine)
     model = compute.place(build("resnet8:8", shape_of(setting), setting.task.classes, setting.seed, name))
     node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
-    local_training.prepare([node], local)
+    local_training.make_optimizers([node], local)
     local_training.train([node], setting.task, local, compute)
     return model.eval()
 

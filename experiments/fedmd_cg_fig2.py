@@ -21,13 +21,13 @@ from fedstill.core.seeds import torch_generator
 from fedstill.data import load, make_data_config
 from fedstill.methods.fedmd_cg import FedMDCG
 from fedstill.models import build
-from fedstill.models.extractor_head import split
-from fedstill.models.generators import condition
+from fedstill.models.extractor_head import split_model
+from fedstill.models.generators import append_one_hot
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.node import Node
-from fedstill.node.node_group import Group
+from fedstill.node.node_group import NodeGroup
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig
 from fedstill.protocol.queries import NodeSetting
@@ -64,9 +64,9 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
     task = Classification(len(data.classes))
     channels, height, width = data.test.inputs.shape[1:]
     setting = NodeSetting(task, LocalConfig(epochs=epochs, batch=64, smoothing=0.0), compute)
-    model = split(build("lenet5", (channels, height, width), task.classes, seed), "teacher")
+    model = split_model(build("lenet5", (channels, height, width), task.classes, seed), "teacher")
     node = Node("teacher", data.train, model, Gate("teacher", PolicyConfig(), AuditLog()), seed)
-    local_training.prepare([node], setting.local)
+    local_training.make_optimizers([node], setting.local)
     local_training.train([node], task, setting.local, compute)
 
     test = data.test
@@ -83,11 +83,13 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
         {"method": "teacher", "metric": "spread within a class", "value": within(real, labels)},
     ]
     for form in ("none", "div0", "div1", "div2"):
-        method, nodes = FedMDCG(diversity=form), Group([node]).knowing(setting)
+        method, nodes = FedMDCG(diversity=form), NodeGroup([node]).for_query(setting)
         method.prepare([node], setting)
         method.train_generators(nodes, FULL_TRAINING, method.generator_work(nodes, 0))
         z = torch.randn(len(labels), method.noise, generator=torch_generator(seed, "z"))
-        made = local_training.predict(node.modules["generator"], condition(z, labels, task.classes), compute)
+        made = local_training.predict(
+            node.modules["generator"], append_one_hot(z, labels, task.classes), compute
+        )
         known = task.compute_metrics(local_training.predict(model.head, made, compute), labels)["accuracy"]
         panels.append(Panel(form, (made - mean) @ axes, labels))
         rows.append({"method": form, "metric": "known by the head, %", "value": known})

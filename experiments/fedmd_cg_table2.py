@@ -21,7 +21,7 @@ from typing import Any
 
 import plots
 
-from fedstill.attacks.gradient_inversion import GradientInversion, inverted
+from fedstill.attacks.gradient_inversion import GradientInversion, run_inversion
 from fedstill.attacks.transcript import ReplayedRun
 from fedstill.core.errors import FedstillError
 from fedstill.runs.config import from_dict
@@ -126,7 +126,7 @@ def attacked(
     start = time.monotonic()
     asked = GradientInversion(victims=victims, round=round, attacks=ATTACKS[network], steps=steps)
     try:
-        got = inverted(ReplayedRun.of(config), asked, seed)
+        got = run_inversion(ReplayedRun.of(config), asked, seed)
     except FedstillError as error:
         return {"refused": str(error)}, None
     return {**got.part, "refused_attacks": got.skipped, "seconds": time.monotonic() - start}, got.pictures

@@ -104,7 +104,7 @@ def run(name: str, seed: int, validation: float, folder: Path) -> dict[str, floa
     write_onnx(linear, folder / "linear.onnx")
     server = serve(boosted, data.classes)
     known = tuple(data.classes[number] for number in linear.classes_)
-    graph = fedstill.OwnModel(str(folder / "linear.onnx"), classes=known)
+    graph = fedstill.CustomModel(str(folder / "linear.onnx"), classes=known)
     own = [forest, graph, f"http://127.0.0.1:{server.server_address[1]}/predict"]
     public = {"held-out": held, "noise": load_public(PublicConfig(name="noise"), data, task)[1]}
     test = (data.test.inputs, data.test.targets)

@@ -1,4 +1,4 @@
-"""The Python API: ``distil``, a federation of your own modules and data, one each a node, in ten lines."""
+"""The Python API: :func:`distil` trains a student from your own modules and data, one per node."""
 
 from __future__ import annotations
 
@@ -46,19 +46,28 @@ from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.track import Tracker
 from fedstill.track.listeners import Listeners
 
-# A DataFrame has no type here: pandas and polars are nobody's need.
+# DataFrames have no type here, as pandas and polars are optional.
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any] | Any
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a federation; printed, it is a summary of a few lines.
+    """Result of :func:`distil`. Its ``repr`` is a summary of a few lines.
 
     Args:
-        student: the central model, the module that was given; None where the method has none, as those whose
-            nodes keep a part of their model.
-        result: accuracies in percent, bytes, queries, seconds: what ``result.json`` holds.
-        folder: the run's files; None: none were kept.
+        student: the trained student, which is the module passed to :func:`distil`, in evaluation mode. None if
+            the method trains no whole global model, for example if nodes keep a part of their model.
+        result: content of ``result.json``: metrics in their units (accuracy in percent), transmitted bytes,
+            numbers of queries, seconds, and the privacy cost. The keys are listed in
+            ``docs/reference/files.md``.
+        folder: folder with the run's files and its report, or None if no files were written.
+
+    Example:
+        >>> outcome = fedstill.distil(data, models, student, test, 10)  # doctest: +SKIP
+        >>> outcome.result["accuracy"], outcome.result["bytes"]["up"]  # doctest: +SKIP
+        (96.4, 1843200)
+        >>> outcome.student(images).argmax(1)  # doctest: +SKIP
+        tensor([3, 8, 1])
     """
 
     student: nn.Module | None
@@ -98,64 +107,102 @@ def distil(
     track: Sequence[str | Tracker] = (),
     progress: bool = False,
 ) -> Outcome:
-    """Train one student from data and models that stay at their nodes.
+    """Train a student by federated distillation from the models and private data of several nodes.
+
+    It simulates a federation in one process. Each node trains its own model on its own data. The server then
+    queries the nodes and trains the student from their responses, as the method defines. All releases of a node
+    pass its gate, which enforces its policy, applies its privacy mechanism and accounts for the cost. All
+    arguments are checked before training. To run presets and TOML files from Python, see
+    :func:`fedstill.run_preset`.
+
+    Examples (of ``data``, ``test`` and ``public``) may be
+
+    - a tuple ``(inputs, targets)`` of tensors or arrays,
+    - a map-style :class:`torch.utils.data.Dataset` of ``(input, target)`` or of ``{"image": input, "label":
+      target}``, or a ``DataLoader`` of one,
+    - a Hugging Face ``datasets.Dataset`` of images and labels,
+    - a pandas or polars DataFrame, for tables with a ``schema``,
+    - a :class:`fedstill.TensorData`.
+
+    Shapes depend on the task:
+
+    ============== ========================= ==================================================================
+    inputs         shape                     values
+    ============== ========================= ==================================================================
+    images         ``(N, C, H, W)``          float, normalized; PIL images and those of Hugging Face data sets
+                                             are normalized by ``mean`` and ``std``
+    texts          ``(N, L)``                token ids from 0 to ``vocabulary - 1``; 0 is padding
+    tables         ``(N, F)``                float features, or DataFrames with a ``schema``
+    ============== ========================= ==================================================================
+
+    ============== ========================= ==================================================================
+    targets        shape                     values
+    ============== ========================= ==================================================================
+    class          ``(N,)``                  indices from 0, or class names
+    multi-label    ``(N, classes)``          1 (present), 0 (absent) or -1 (unknown)
+    segmentation   ``(N, H, W)``             class index of each pixel
+    reconstruction ``(N, 1, H, W)``          image
+    regression     ``(N,)``                  number
+    survival       ``(N, 2)``                follow-up time in intervals; 1 if the event ended it, else 0
+    ============== ========================= ==================================================================
 
     Args:
-        data: each node's private examples: ``(inputs (N, C, H, W), labels (N,))``, labels as numbers from 0
-            or, where ``classes`` names them, texts; a map-style
-            torch data set of ``(input, label)`` or of ``{"image": input, "label": label}``, a ``DataLoader``
-            of such a one, a Hugging Face ``datasets.Dataset`` of images and labels, or
-            :class:`~fedstill.core.dataset.TensorData`. Inputs may be images of PIL; their pixels, and those
-            of Hugging Face data sets, are normalized here. Other tasks
-            have other targets: a class for each pixel ``(N, H, W)``, findings ``(N, classes)`` of 1, 0 and
-            -1 (unknown), images ``(N, 1, H, W)``; of texts, inputs are token ids ``(N, L)``, 0 for padding;
-            of tables (tasks "tabular", "regression" and "survival"), features ``(N, F)``, or DataFrames with
-            a schema, with a class, a number or, for survival, ``(N, 2)`` each: the time of follow-up in
-            intervals, and 1 where the event ended it.
-        models: each node's own module, of any architecture; trained in place. Or a model that is there
-            already and only answers: an estimator, an ONNX session, a function, or a name as in nodes.models
-            (a .skops or .onnx file, an endpoint's address); with what must be known to read it in an
-            :class:`~fedstill.models.model_config.CustomModel` (docs/own-model.md).
-        student: the server's module; trained in place.
-        test: examples that no node has.
-        classes: number of classes, or their names, by which reports call them; every module gives
-            ``(B, classes)``, or ``(B, classes, H, W)`` where each pixel has one, or ``(B, 1, H, W)`` where
-            outputs are images.
-        task: what is learned: a name, as in ``fedstill list``, or ``module:Name``, or a task with options, as
-            ``SegmentationConfig(dice=0.5)``.
-        method: which method, with its options, as ``FedAvg(rounds=10)``, or its name, as ``"fedkd"``, for
-            its defaults; None is FedIOD with its own.
-        local: how nodes train their models; None is the default.
-        engine: device, precision, stacked or one by one; None is the default.
-        names: of the nodes; none is ``node-0``, ``node-1``...
-        policies: of the nodes' gates; none is ``PolicyConfig()`` for each, which lets only outputs pass:
-            methods that share parameters need ``PolicyConfig(outputs_only=False)``.
-        privacies: one a node: how it protects its records, and its budget, as
-            ``DPSGD(epsilon=3.0)``; none is no mechanism, and no guarantee.
-        mean, std: how inputs were normalized, per channel, ``(pixel - mean) / std`` of pixels from 0 to 1.
-            None is 0.5 and 0.5: inputs from -1 to 1.
-        seed: of every random draw.
-        public: public inputs ``(N, C, H, W)``, or examples with labels of the same classes, for methods
-            that need some.
-        vocabulary: how many token ids there are, where inputs are texts.
-        schema: what columns tables have, or a file that says so (docs/data.md): by it DataFrames become
-            features, and methods that make rows know what rows may be. None: features are any numbers.
-        perceptual: a .safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, for
-            methods that compare images by features; "" is none: they do without.
-        every: the server's steps or rounds between two evaluations; 0 is only at the end, None ten times.
-        link: in which form tensors would travel, and what is done about a node that answers nonsense; None
-            is the default: full precision, and the run stops.
-        out: a new folder for the run's files and report, or None to keep none. If a run with the same
-            arguments was stopped in this folder, it goes on. (Networks must then start from the same
-            weights: a state that was saved replaces them, but one that was not cannot.)
-        track: who else hears the run's metrics: names, as ``"tensorboard"``, or a
-            :class:`~fedstill.track.Tracker` of your own; they write into ``out``.
-        progress: show how far it is on standard error: bars on a terminal, else (in notebooks, too) lines.
+        data: private examples, one entry per node.
+        models: one model per node, of any architecture. A module is trained in place. A model that can only
+            predict may be an estimator, an ONNX session, a function, or a string as in ``nodes.models`` (path
+            of a .skops or .onnx file, address of an endpoint), also in a :class:`fedstill.CustomModel` with
+            its input format.
+        student: the server's module, trained in place.
+        test: examples for evaluation that no node has.
+        classes: number of classes (1 or more) or their names. Modules return ``(B, classes)`` logits,
+            ``(B, classes, H, W)`` for segmentation, ``(B, 1, H, W)`` for reconstruction.
+        task: a name from ``fedstill list tasks``, ``"module:Name"`` of a custom task, or a task's config such
+            as ``SegmentationConfig(dice=0.5)``. Default: ``"classification"``.
+        method: a method with its options such as ``FedAvg(rounds=10)``, or the name of a method, such as
+            ``"fedkd"``, with its default options. Default: ``FedIOD()``.
+        public: public data for methods that need them: inputs only, or examples with labels of the same
+            classes. Default: None.
+        local: options of the nodes' local training. Default: ``LocalConfig()``.
+        names: names of the nodes. Default: ``node-0``, ``node-1``, ...
+        policies: one policy per node, for its gate. The default ``PolicyConfig()`` releases only outputs of
+            models. Methods that share parameters need ``PolicyConfig(outputs_only=False)``.
+        privacies: one privacy mechanism per node, such as ``DPSGD(epsilon=3.0)``. Default: none, without a
+            guarantee.
+        mean, std: normalization of the inputs, one value per channel: ``(pixel - mean) / std`` of pixels from 0
+            to 1; ``std`` above 0. Default: 0.5 and 0.5, inputs from -1 to 1.
+        vocabulary: number of token ids, for texts. Default: 0.
+        schema: columns of the tables, or the path of a TOML schema. It converts DataFrames to features, and
+            methods that generate rows respect it. Default: None, features are any numbers.
+        perceptual: path of a .safetensors file of VGG-16 or VGG-19 weights with torchvision's names, for
+            perceptual losses. Default: ``""``, these losses are off.
+        engine: device, precision, and whether equal models are stacked. Default: ``EngineConfig()``.
+        link: wire format of the tensors, and rules for nodes that fail. Default: ``LinkConfig()``, full
+            precision, the run stops.
+        seed: non-negative seed of all random draws. Default: 0.
+        every: steps or rounds between two evaluations; 0 evaluates only at the end. Default: None, ten
+            evaluations.
+        out: folder for the run's files and its report; it must be new or empty. A run that was interrupted in
+            this folder with the same arguments resumes, if its networks start from the same weights. Default:
+            None, no files are written.
+        track: trackers of metrics: names such as ``"tensorboard"``, or custom :class:`fedstill.track.Tracker`
+            objects. They write into ``out``, which is required. Default: none.
+        progress: show progress on standard error, as bars on a terminal and as lines elsewhere. Default: False.
+
+    Returns:
+        The student, the run's metrics and costs, and its folder.
 
     Raises:
-        FedstillError: data, models, policies and method do not fit together; one line says why.
+        ArgumentError: an argument has an invalid value. The message names it.
+        DataError: examples do not fit the task.
+        ModelError: a model does not accept the inputs or returns another shape than the task needs.
+        MethodRefused: the method cannot learn the task, or lacks public data or an equal architecture.
+        QueryRefused: a node's policy forbids a query of the method.
+        RunFolderError: ``out`` holds another run or other files.
+        FedstillError: base class of all of these.
 
-    Three clinics with digits of their own, and three kinds of model:
+
+    Example:
+        Three clinics with models of three architectures:
 
     >>> import fedstill, torch
     >>> from sklearn.datasets import load_digits

@@ -14,7 +14,7 @@ import fedstill
 from fedstill.data import DataSet
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Responses
-from fedstill.methods._histogram import LabelHistogram
+from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models import MLP
 from fedstill.protocol.method import QueryCall
 

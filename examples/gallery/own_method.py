@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import fedstill
-from fedstill.methods import Group, Method, Needs, Server, payload_kinds, query, torch_generator
+from fedstill.methods import Method, Needs, NodeGroup, Server, payload_kinds, query, torch_generator
 from fedstill.models import SmallCNN
 
 
@@ -49,11 +49,11 @@ class MeanTeacher(Method):
         return Needs(public=True)
 
     @query(releases={"logits": payload_kinds.LOGITS}, rows=lambda self, at: len(at.public.inputs))
-    def answer(self, nodes: Group) -> Mapping[str, torch.Tensor]:
+    def answer(self, nodes: NodeGroup) -> Mapping[str, torch.Tensor]:
         """At the nodes: z_k = T_k(x) of all public x, (G, N, C)."""
-        x = nodes.at.public.inputs.expand(len(nodes.nodes), *nodes.at.public.inputs.shape)
+        x = nodes.setting.public.inputs.expand(len(nodes.nodes), *nodes.setting.public.inputs.shape)
         with torch.no_grad():
-            return {"logits": nodes.bench("model")(x)}
+            return {"logits": nodes.module("model")(x)}
 
     def init_state(self, server: Server) -> State:
         """At the server, before its first turn. Nobody is asked yet."""

@@ -22,7 +22,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.builtin import Digits
 from fedstill.data.loading import load
-from fedstill.methods.audited import Audited
+from fedstill.methods.audit_method import Audited
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog

@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from fedstill.cli.arguments import HELP_FLAGS, dispatch, leave
 from fedstill.cli.commands import COMMANDS, overview
-from fedstill.core.safe_output import safe_output
 from fedstill.core.errors import ArgumentError, FedstillError
+from fedstill.core.safe_output import safe_output
 from fedstill.core.version import __version__
 
 CLOSED_PIPE = 128 + signal.SIGPIPE  # exit code of a shell for a command that wrote into a closed pipe

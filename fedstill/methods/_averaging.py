@@ -15,9 +15,9 @@ import torch
 from fedstill.core.options import PositiveInt, Share
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     Method,
     Needs,
+    NodeGroup,
     Server,
     Span,
     TrainStep,
@@ -25,9 +25,9 @@ from fedstill.methods import (
     torch_generator,
     train_round,
 )
-from fedstill.methods._histogram import HistogramState, TellsSize, Tensors
+from fedstill.methods._label_histogram import HistogramState, TellsSize, Tensors
 from fedstill.models.extractor_head import EXTRACTOR, HEAD
-from fedstill.models.module_utils import load_vector, to_vector, weighted_mean, integer_mask
+from fedstill.models.module_utils import integer_mask, load_vector, to_vector, weighted_mean
 from fedstill.protocol.payload_kinds import EXTRACTOR_PARAMETERS, HEAD_PARAMETERS, PARAMETERS, SCHEDULE
 from fedstill.protocol.secure_aggregation import SumWeighting
 

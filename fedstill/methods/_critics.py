@@ -23,9 +23,9 @@ from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.data.augmentation import flip_and_rotate
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     Method,
     Node,
+    NodeGroup,
     NodeSetting,
     TensorData,
     adam,

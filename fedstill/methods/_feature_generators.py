@@ -25,7 +25,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fedstill.methods import CountsLabels, Needs, Server, seeded, torch_generator
 from fedstill.methods._averaging import Rounds
-from fedstill.models import example
+from fedstill.models import example_inputs
 from fedstill.models.extractor_head import count_features, split_model
 from fedstill.models.generators import FeatureGenerator, append_one_hot
 from fedstill.models.module_utils import deep_copy, load_vector
@@ -68,7 +68,7 @@ class FeatureGenerators(CountsLabels, Rounds):
     def first_generator(self, server: Server) -> nn.Module:
         """The global generator G before anybody has taught it, on the device."""
         with seeded(server.seed, "generator"):
-            some = example(server.shape, server.task.form)
+            some = example_inputs(server.shape, server.task.form)
             G = self.make_generator(server.student, some, server.task.classes)
         return server.compute.place(G)
 

@@ -21,11 +21,11 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import flip_and_rotate
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     Method,
     Needs,
     Node,
     NodeFault,
+    NodeGroup,
     Server,
     TensorData,
     Tensors,

@@ -18,9 +18,9 @@ from torch import nn
 from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     LabelHistogram,
     Node,
+    NodeGroup,
     Tensors,
     TrainStep,
     seeded,

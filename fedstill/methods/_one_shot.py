@@ -11,7 +11,7 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import PublicData, QueryCall, Responses, Server, cosine_lr, set_lr
-from fedstill.methods._public import Weighed, WeighsNodes, known
+from fedstill.methods._public_data import Weighed, WeighsNodes, known
 
 # Options that only the student's learning depends on.
 STUDENT = ("ensemble", "tau", "epochs", "batch", "lr", "lr_end")

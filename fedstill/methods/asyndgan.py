@@ -19,12 +19,12 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.data.augmentation import augment_examples, sample_augmentation
-from fedstill.methods import NodeGroup, NodeFault, Responses, Server, descend, query, torch_generator
+from fedstill.methods import NodeFault, NodeGroup, Responses, Server, descend, query, torch_generator
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._generated_inputs import GeneratesInputs, made
-from fedstill.methods._histogram import LabelHistogram, TellsSize, Tensors
+from fedstill.methods._label_histogram import LabelHistogram, TellsSize, Tensors
 from fedstill.methods._label_maps import FromMaps, Maps
-from fedstill.methods._public import optimizer_of
+from fedstill.methods._public_data import optimizer_of
 from fedstill.protocol.local_config import cosine_lr, set_lr
 from fedstill.protocol.payload_kinds import INPUTS
 

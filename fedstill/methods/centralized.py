@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 
 from fedstill.methods import (
-    NodeGroup,
     Method,
     Needs,
     Node,
+    NodeGroup,
     Server,
     Span,
     TensorData,
@@ -24,7 +24,7 @@ from fedstill.methods import (
     query,
     stack_tensors,
 )
-from fedstill.methods._public import labeled
+from fedstill.methods._public_data import labeled
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import Needs, Responses, Server, torch_generator
-from fedstill.methods._recognized_inputs import Recognizes, Recognizing
+from fedstill.methods._class_conditional_generator import Recognizes, Recognizing
 from fedstill.methods._student import Known
 from fedstill.tasks import Ensemble
 

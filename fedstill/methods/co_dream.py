@@ -27,9 +27,9 @@ from fedstill.methods import (
     descend,
     torch_generator,
 )
-from fedstill.methods._examining import Examines
-from fedstill.methods._public import WeighsNodes
+from fedstill.methods._public_data import WeighsNodes
 from fedstill.methods._student import Student
+from fedstill.methods._teacher_queries import Examines
 from fedstill.tasks import Ensemble
 
 

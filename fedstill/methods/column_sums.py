@@ -21,9 +21,9 @@ from fedstill.core.table_schema import Schema
 from fedstill.data.tables import SCHEMA_FILE, schema_text
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     Method,
     Needs,
+    NodeGroup,
     NodeSetting,
     PublicData,
     QueryCall,

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat, PositiveOrInf
 from fedstill.methods import LabelHistogram, Server
-from fedstill.methods._public import WeighsNodes
-from fedstill.methods._recognized_inputs import Recognizes, Recognizing
+from fedstill.methods._class_conditional_generator import Recognizes, Recognizing
+from fedstill.methods._public_data import WeighsNodes
 from fedstill.tasks import Ensemble
 
 

@@ -23,9 +23,9 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from fedstill.methods import NodeGroup, Needs, Node, Server, Span, Tensors, train_round
-from fedstill.methods._node_memory import memory, remember
-from fedstill.methods._public import (
+from fedstill.methods import Needs, Node, NodeGroup, Server, Span, Tensors, train_round
+from fedstill.methods._node_buffers import memory, remember
+from fedstill.methods._public_data import (
     Weighed,
     WeighsNodes,
     drawn,

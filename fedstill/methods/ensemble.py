@@ -13,8 +13,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fedstill.methods import NodeGroup, HistogramState, Server, Tensors, query
-from fedstill.methods._public import WeighsNodes
+from fedstill.methods import HistogramState, NodeGroup, Server, Tensors, query
+from fedstill.methods._public_data import WeighsNodes
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.tasks import Ensemble
 

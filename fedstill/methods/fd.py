@@ -19,8 +19,8 @@ import torch
 
 from fedstill.core.options import NonNegativeFloat
 from fedstill.methods import (
-    NodeGroup,
     Node,
+    NodeGroup,
     NodeSetting,
     Server,
     Tensors,
@@ -31,7 +31,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
-from fedstill.methods._node_memory import memory, remember
+from fedstill.methods._node_buffers import memory, remember
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
 from fedstill.tasks import Task
 

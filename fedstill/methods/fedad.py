@@ -22,9 +22,9 @@ import torch
 from fedstill.core import timing
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.methods import (
-    NodeGroup,
     Needs,
     Node,
+    NodeGroup,
     PublicData,
     QueryCall,
     Server,
@@ -33,8 +33,8 @@ from fedstill.methods import (
     torch_generator,
 )
 from fedstill.methods._one_shot import OneShot, OneShotState
-from fedstill.methods._public import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
-from fedstill.models.attention_maps import outputs_and_attention, find_attention_layer
+from fedstill.methods._public_data import AT_ONCE, bounds, known, logits, optimizer_of, parts, passes
+from fedstill.models.attention_maps import find_attention_layer, outputs_and_attention
 from fedstill.protocol.payload_kinds import INDICES, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query
 from fedstill.tasks import Ensemble

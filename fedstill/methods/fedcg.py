@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from fedstill.core.options import NonNegativeFloat
-from fedstill.methods import NodeGroup, Node, NodeSetting, TrainStep, seeded
+from fedstill.methods import Node, NodeGroup, NodeSetting, TrainStep, seeded
 from fedstill.methods._feature_generators import Received, draw_noise
 from fedstill.methods._local_generators import LocalGenerators
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, count_features, split_model

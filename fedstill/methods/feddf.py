@@ -30,8 +30,8 @@ from fedstill.methods import (
     torch_generator,
 )
 from fedstill.methods._averaging import Averaging
-from fedstill.methods._histogram import CountsLabels, HistogramState, LabelHistogram
-from fedstill.methods._public import Batch, distil, known, optimizer_of
+from fedstill.methods._label_histogram import CountsLabels, HistogramState, LabelHistogram
+from fedstill.methods._public_data import Batch, distil, known, optimizer_of
 from fedstill.models.module_utils import deep_copy, load_vector, to_vector, weighted_mean
 from fedstill.node.node_group import architecture_key
 from fedstill.protocol.local_config import cosine_lr, set_lr

@@ -127,7 +127,10 @@ class FedGEN(FeatureGenerators):
         return Teaching(G, adam(G, self.server_lr), LabelHistogram())
 
     def step(self, server: Server, state: Teaching, t: int) -> Mapping[str, float]:
-        shared, histogram = split_model(server.student, "the student").get_submodule(self.part), state.histogram
+        shared, histogram = (
+            split_model(server.student, "the student").get_submodule(self.part),
+            state.histogram,
+        )
         if not histogram.names:
             server.query("begin", parameters=to_vector(server.student))
             histogram.gather(server)

@@ -25,8 +25,8 @@ from torch import nn
 from fedstill.core.options import Finite, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     Needs,
+    NodeGroup,
     Responses,
     Server,
     cosine_lr,
@@ -35,8 +35,8 @@ from fedstill.methods import (
     set_lr,
 )
 from fedstill.methods._generated_inputs import FromNoise, GeneratesInputs, GeneratorBatch
-from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods._importance import Importance
+from fedstill.methods._importance_weights import Importance
+from fedstill.methods._label_histogram import LabelHistogram, Tensors
 from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._student import Known, Student
 from fedstill.methods._zeroth_order import ask_around

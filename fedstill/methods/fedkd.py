@@ -27,18 +27,18 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import random_shift
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     Needs,
     Node,
+    NodeGroup,
     PublicData,
     QueryCall,
     Server,
     TensorData,
     Tensors,
 )
+from fedstill.methods._logit_perturbation import dequantize, laplace, quantize, require_numbers
 from fedstill.methods._one_shot import STUDENT, OneShot, OneShotState
-from fedstill.methods._perturbing import dequantize, laplace, quantize, require_numbers
-from fedstill.methods._public import (
+from fedstill.methods._public_data import (
     batches,
     bounds,
     distil,

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.options import NonNegativeFloat, NonNegativeInt, PositiveInt, PositiveOrInf
-from fedstill.methods import NodeGroup, Needs, Server, Span, Tensors, cosine_lr, set_lr, train_round
-from fedstill.methods._public import (
+from fedstill.methods import Needs, NodeGroup, Server, Span, Tensors, cosine_lr, set_lr, train_round
+from fedstill.methods._public_data import (
     Weighed,
     WeighsNodes,
     drawn,

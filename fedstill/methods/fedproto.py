@@ -22,9 +22,9 @@ from fedstill.core.options import NonNegativeFloat, NonNegativeInt
 from fedstill.methods import (
     ArgumentError,
     CountsLabels,
-    NodeGroup,
     HistogramState,
     Needs,
+    NodeGroup,
     NodeSetting,
     Responses,
     Server,
@@ -36,7 +36,7 @@ from fedstill.methods import (
 )
 from fedstill.methods._averaging import Rounds
 from fedstill.methods._class_means import ClassMeans, means, require_vectors, wanted
-from fedstill.models import example
+from fedstill.models import example_inputs
 from fedstill.models.extractor_head import EXTRACTOR, count_features, split_model
 from fedstill.protocol.payload_kinds import SCHEDULE, PayloadKind
 from fedstill.tasks import Task
@@ -123,9 +123,12 @@ class Prototypical(ClassMeans):
         Raises:
             ArgumentError: networks differ in them.
         """
-        some = example(server.shape, server.task.form).to(server.device)
+        some = example_inputs(server.shape, server.task.form).to(server.device)
         nets = {"the student": server.student, **{names[0]: net for names, net in server.architectures}}
-        found = {whose: count_features(split_model(net, whose), some.to(_at(net)), whose) for whose, net in nets.items()}
+        found = {
+            whose: count_features(split_model(net, whose), some.to(_at(net)), whose)
+            for whose, net in nets.items()
+        }
         if not self.features and len({*found.values()}) > 1:
             told = ", ".join(f"{p} values of {whose}" for whose, p in found.items())
             raise ArgumentError("method.features", 0, f"a size for all, where features differ: {told}")

@@ -20,7 +20,7 @@ from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import Responses, Server, descend, seeded, torch_generator
-from fedstill.methods._public import passes
+from fedstill.methods._public_data import passes
 from fedstill.methods.fedproto import Prototypes, Prototypical
 
 

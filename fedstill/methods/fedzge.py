@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveFloat, PositiveInt, PositiveOrInf
-from fedstill.methods import NodeGroup, Needs, Server, cosine_lr, descend, query, set_lr
+from fedstill.methods import Needs, NodeGroup, Server, cosine_lr, descend, query, set_lr
 from fedstill.methods._generated_inputs import FromLabels, GeneratesInputs
-from fedstill.methods._histogram import LabelHistogram, Tensors
-from fedstill.methods._public import WeighsNodes
+from fedstill.methods._label_histogram import LabelHistogram, Tensors
+from fedstill.methods._public_data import WeighsNodes
 from fedstill.methods._student import Student, StudentOptions
 from fedstill.methods._zeroth_order import ask_around
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS

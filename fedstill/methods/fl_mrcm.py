@@ -26,10 +26,10 @@ from torch import nn
 from fedstill.core.errors import ArgumentError, ModelError, NodeFault, QueryRefused
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
-    NodeGroup,
     HistogramState,
     Needs,
     Node,
+    NodeGroup,
     Server,
     Tensors,
     TrainStep,
@@ -219,5 +219,5 @@ class FLMRCM(Averaging):
         # In the order of the nodes, whichever query they answered.
         updates = {name: updates[name] for name in federation.nodes if name in updates}
         n = state.histogram.of(list(updates)).sizes  # (K,)
-        load_vector(student, self.combine(state, w, torch.stack_tensors(list(updates.values())), n))
+        load_vector(student, self.combine(state, w, torch.stack(list(updates.values())), n))
         return {"moved": (to_vector(student) - w).norm().item()}

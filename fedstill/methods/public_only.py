@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedstill.methods import Method, Needs, Server
-from fedstill.methods._public import known, labeled
+from fedstill.methods._public_data import known, labeled
 from fedstill.methods.centralized import Gathered, Trainee
 
 

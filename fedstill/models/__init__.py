@@ -42,11 +42,11 @@ from fedstill.models.module_utils import in_mode
 from fedstill.models.tabular import MLP, Linear, ResidualMLP
 
 __all__ = [
-    "FORWARD",
+    "FORWARD_ERRORS",
     "MLP",
     "MODELS",
-    "PREDICTS",
-    "TEXTS",
+    "PREDICTION_ONLY",
+    "TEXT_MODELS",
     "BatchNormLeNet",
     "Generator",
     "LeNet5",
@@ -60,10 +60,10 @@ __all__ = [
     "UnitLinear",
     "build",
     "carries_gradient",
-    "check",
+    "check_module",
     "check_name",
-    "example",
-    "made",
+    "example_inputs",
+    "instantiate",
 ]
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
@@ -89,33 +89,37 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
     takes="shape and classes",
 )
 
-PREDICTS = (  # by which rule a node refuses that gradients are pulled back through its model
+PREDICTION_ONLY = (  # by which rule a node refuses that gradients are pulled back through its model
     "model: it predicts, and no gradient goes through it; allowed are methods that ask for answers alone "
     "(docs/own-model.md)"
 )
-TEXTS = ("transformer", "bag")  # of these, those whose inputs are texts
-FIXED = ("linear", "unit-linear")  # and those of one width
-TABLES = ("linear", "mlp", "residual-mlp")  # and those that take rows of a table, or whatever is flattened
+TEXT_MODELS = ("transformer", "bag")  # of these, those whose inputs are texts
+FIXED_WIDTH_MODELS = ("linear", "unit-linear")  # and those of one width
+TABULAR_MODELS = (
+    "linear",
+    "mlp",
+    "residual-mlp",
+)  # and those that take rows of a table, or whatever is flattened
 
 
 def build(
     spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
 ) -> nn.Module:
-    """A network from its name, with first weights that follow from seed and names: :func:`made`, a module.
+    """A network from its name, with first weights that follow from seed and names: :func:`instantiate`, a module.
 
     Raises:
-        ArgumentError, ModelError: as :func:`made`; or one's own is no torch module.
+        ArgumentError, ModelError: as :func:`instantiate`; or one's own is no torch module.
 
     >>> build("mlp:8", (1, 8, 8), 10, 0)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    model = made(spec, shape, classes, seed, *names, vocabulary=vocabulary)
+    model = instantiate(spec, shape, classes, seed, *names, vocabulary=vocabulary)
     if not isinstance(model, nn.Module):
         raise ModelError(f"model {spec!r} gives a {type(model).__name__} (expected a torch.nn.Module)")
     return model
 
 
-def made(
+def instantiate(
     spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
 ) -> object:
     """What has a name: a network, or whatever one's own factory gives.
@@ -142,7 +146,7 @@ def made(
         with seeded(seed, *names):
             return load_classifier(folder, shape, classes, vocabulary)
     form = (shape, classes, vocabulary) if vocabulary else (shape, classes)
-    name, width = _parsed(spec, "texts" if vocabulary else "images" if len(shape) > 1 else "rows")
+    name, width = _parse_model_name(spec, "texts" if vocabulary else "images" if len(shape) > 1 else "rows")
     factory = MODELS[name]
     with seeded(seed, *names):
         if name in MODELS.own:
@@ -164,19 +168,25 @@ def check_name(spec: str) -> None:
     """
     name, _, folder = spec.partition(":")
     if not (name == "hf" and folder):
-        MODELS[_parsed(spec)[0]]
+        MODELS[_parse_model_name(spec)[0]]
 
 
-def _parsed(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
+def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
     """A network's name in the registry, and its width, if it is given one, for inputs of a form."""
     name, colon, width = spec.partition(":")
-    known = [each for each in MODELS if form is None or each not in MODELS.own or _takes(each, form)]
-    if name in known and (not colon or (name not in FIXED and re.fullmatch("[1-9][0-9]*", width))):
+    known = [each for each in MODELS if form is None or each not in MODELS.own or _accepts_form(each, form)]
+    if name in known and (
+        not colon or (name not in FIXED_WIDTH_MODELS and re.fullmatch("[1-9][0-9]*", width))
+    ):
         return name, {"width": int(width)} if colon else {}
     if is_path(spec) and name not in (*MODELS.own, "hf"):
         return spec, {}
     if name in known:
-        one = f"{name}, which has no width" if name in FIXED else f"{name}:WIDTH, a whole number from 1 up"
+        one = (
+            f"{name}, which has no width"
+            if name in FIXED_WIDTH_MODELS
+            else f"{name}:WIDTH, a whole number from 1 up"
+        )
         raise ArgumentError("model", spec, one)
     meant = nearest(name, known)
     hint = "" if meant is None else f"; did you mean {meant!r}?"
@@ -186,9 +196,15 @@ def _parsed(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
     raise ArgumentError("model", spec, f"one of {', '.join(known)} (with :width){own}{inputs}{hint}")
 
 
-def _takes(name: str, form: Form) -> bool:
+def _accepts_form(name: str, form: Form) -> bool:
     """Whether one of the package's own networks takes inputs of a form."""
-    return name in TEXTS if form == "texts" else name in TABLES if form == "rows" else name not in TEXTS
+    return (
+        name in TEXT_MODELS
+        if form == "texts"
+        else name in TABULAR_MODELS
+        if form == "rows"
+        else name not in TEXT_MODELS
+    )
 
 
 def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:

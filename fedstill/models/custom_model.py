@@ -29,8 +29,8 @@ from fedstill.models.interface import Interface
 from fedstill.models.model_config import (
     MODEL_SUFFIXES,
     PICKLE_SUFFIXES,
-    ModelConfig,
     CustomModel,
+    ModelConfig,
     resolve_path,
 )
 from fedstill.models.predictors import URL_SCHEMES, Endpoint, Predictor
@@ -57,7 +57,7 @@ def make(
         source = _load_source(config, to, folder, whose, seed, names)
         whose = f"{whose} {config.name!r}"
     if isinstance(source, type):
-        models.check(source, to.shape, to.outputs, whose, to.task.form)
+        models.check_module(source, to.shape, to.outputs, whose, to.task.form)
     if isinstance(source, nn.Module):
         source = adapt(source)
         for option, allowed in {"takes": ("inputs",), "gives": ("auto", "logits")}.items():
@@ -80,7 +80,7 @@ def make(
             model.file = fingerprint(_model_file(config.name, folder, whose).read_bytes())
     if not config.train:
         model.requires_grad_(False)
-    models.check(model, to.shape, to.outputs, whose, to.task.form)
+    models.check_module(model, to.shape, to.outputs, whose, to.task.form)
     return model
 
 
@@ -120,7 +120,7 @@ def _load_source(
         return LOADERS[path.suffix](path)
     classes = len(config.classes) or len(to.classes)
     with name_option_in_errors(whose, name, to.shape), looking_in(folder):
-        return models.made(name, to.shape, classes, seed, *names, vocabulary=to.vocabulary)
+        return models.instantiate(name, to.shape, classes, seed, *names, vocabulary=to.vocabulary)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def name_option_in_errors(whose: str, name: str, shape: tuple[int, ...]) -> Iter
         yield
     except ArgumentError as error:
         raise ArgumentError(whose, name, error.allowed) from error
-    except models.FORWARD as error:
+    except models.FORWARD_ERRORS as error:
         if isinstance(error, FedstillError):
             raise
         line = f"{whose} {name!r} cannot take inputs of shape {shape}: {first_line(error)}"

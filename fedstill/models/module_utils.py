@@ -23,7 +23,7 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError
 
-ModuleT = TypeVar("Network", bound=nn.Module)
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def reparametrized_names(layer: nn.Module) -> set[str]:

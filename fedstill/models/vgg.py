@@ -24,7 +24,10 @@ CONV_INDICES = {
     "VGG-16": [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28],
     "VGG-19": [0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34],
 }
-OUTPUT_INDICES = {"VGG-16": (2, 7, 14, 21), "VGG-19": (2, 7, 14, 23)}  # those of relu1_2, relu2_2, relu3_3 and relu4_3
+OUTPUT_INDICES = {
+    "VGG-16": (2, 7, 14, 21),
+    "VGG-19": (2, 7, 14, 23),
+}  # those of relu1_2, relu2_2, relu3_3 and relu4_3
 TENSOR_NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
 
 

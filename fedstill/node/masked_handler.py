@@ -82,7 +82,7 @@ class MaskedHandler(RequestHandler):
     def _sum_contribution(
         self, node: Node, call: SumRequest | None, kept: Exchange, pull: Tensors | None = None
     ) -> SumContribution | None:
-        adding = super()._adding(node, call, kept)
+        adding = super()._sum_contribution(node, call, kept)
         if adding is None or call is None:
             return None
         told = (kept.query_history_hash, "" if pull is None else sha256_digest(pull, _memory_layout(pull)))

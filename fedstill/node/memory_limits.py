@@ -25,7 +25,7 @@ from fedstill.data.input_spec import (
     require_memory,
     round_up_to_power_of_two,
 )
-from fedstill.models import FORWARD, example
+from fedstill.models import FORWARD_ERRORS, example_inputs
 from fedstill.models.module_utils import in_mode
 
 DEFAULT_SHARE = 0.75  # of a machine's memory, where its owner says nothing
@@ -106,11 +106,11 @@ def bytes_per_input(model: nn.Module, shape: tuple[int, ...], form: Form = "imag
     36
     """
     device = next((own.device for own in model.parameters()), torch.device("cpu"))
-    x = example(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm takes no row alone
+    x = example_inputs(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm takes no row alone
     with in_mode(model, False):
         try:
             return _saved_bytes(model, x, torch.device("meta")) // len(x)
-        except FORWARD:
+        except FORWARD_ERRORS:
             return _saved_bytes(model, x, device) // len(x)
 
 

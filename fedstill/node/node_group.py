@@ -18,7 +18,7 @@ from fedstill.core import timing
 from fedstill.core.compute import as_laid_out, lay_out
 from fedstill.core.cuda_graphs import draws
 from fedstill.core.errors import ArgumentError, QueryRefused
-from fedstill.models.module_utils import reparametrized_names, load_vector, to_vector
+from fedstill.models.module_utils import load_vector, reparametrized_names, to_vector
 from fedstill.node.node import Node
 from fedstill.protocol.digests import digest
 

@@ -24,7 +24,7 @@ from fedstill.core.startup_kit import KIT, StartupKit
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
-from fedstill.models import PREDICTS
+from fedstill.models import PREDICTION_ONLY
 from fedstill.node.audit_path import audit_file, read_total_spent, unwritable_reason
 from fedstill.node.gate import policy_refusal
 from fedstill.node.kit_faults import kit_faults, server_faults
@@ -306,7 +306,7 @@ def refused_queries(file: NodeFile, through: bool, queries: Mapping[str, Query])
         if rule is None and 0 < file.policy.max_rows < query.rows:
             rule = f"max_rows: {file.policy.max_rows}, and it is about {query.rows}"
         if rule is None and query.differentiable and not through:
-            rule = PREDICTS
+            rule = PREDICTION_ONLY
         if rule is not None:
             rules[name] = rule
     return rules

@@ -97,7 +97,7 @@ def protect(
     mechanism.has_groups = several
     mechanism.setup_hash = _setup_hash(node, mechanism, method, setting, secret)
     if "model" in config.dp_trained:
-        example = models.example(data.inputs.shape[1:], setting.task.form)
+        example = models.example_inputs(data.inputs.shape[1:], setting.task.form)
         dp_compatibility.check(node.model, f"model of {node.name}", example)
     node.private_steps = mechanism.private_steps()
     if parts := config.shards(data):

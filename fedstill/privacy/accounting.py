@@ -36,20 +36,14 @@ MIN_COMPOSED_DELTA = 1e-12  # below it, rounding errors of the transforms matter
 MIN_NOISE = 1e-100  # below it epsilon is inf, as squares underflow
 MAX_CLOSED_FORM_EPSILON = 1e9
 MAX_DISTINCT_EVENTS = 32  # more are rounded to so many
-POINTS_PER_LOSS = (
-    24  # grid points per typical loss of one event: within 0.1 % of the limit in all that was tried
-)
-MAX_POINTS_PER_EVENT = 2**20  # of the grid of one event
-MAX_POINTS_PER_EPSILON = (
-    2**18
-)  # grid points per epsilon: what the fast Fourier transforms of a composition may take
-MAX_SELF_COMPOSITIONS = 8192  # self-compositions in one transform
-MAX_INTEGRATION_POINTS = 100_000  # points of an integral over a mixture
+POINTS_PER_LOSS = 24  # grid points per typical loss of an event: within 0.1 % of the limit in all trials
+MAX_POINTS_PER_EVENT = 2**20  # grid points
+MAX_POINTS_PER_EPSILON = 2**18  # grid points that the Fourier transforms of a composition can handle
+MAX_SELF_COMPOSITIONS = 8192  # in one transform
+MAX_INTEGRATION_POINTS = 100_000
 NOISE_FACTOR_RANGE = (1e-3, 1e6)
-NOISE_FACTOR_STEP, NOISE_FACTOR_SLACK = (
-    1e-3,
-    5,
-)  # of a noise factor: the grid it is sought on, and points that it may be too high
+NOISE_FACTOR_STEP = 1e-3  # relative step of the search grid
+NOISE_FACTOR_SLACK = 5  # grid points by which a calibrated factor may be too high
 
 
 def compute_epsilon(spent: Mapping[Event, int], delta: float, accountant: Accountant = "pld") -> float:
@@ -104,7 +98,7 @@ def compute_epsilon(spent: Mapping[Event, int], delta: float, accountant: Accoun
         or sum(events.values()) > MAX_COMPOSED_EVENTS
     ):
         return bound
-    timing.check()  # composing takes seconds where a server declares a million steps
+    timing.check()  # a composition takes seconds if a server declares a million steps
     return min(bound, pld_epsilon(events, delta, discretization_interval(events, bound)))
 
 
@@ -184,7 +178,7 @@ def calibrate_noise(
 
     index = _last_within(less_noise, limit, delta, accountant, steps, NOISE_FACTOR_SLACK)
     if index < 0:
-        raise ArgumentError("epsilon", limit, f"more: noise times {largest:,.0f} is not enough for it")
+        raise ArgumentError("epsilon", limit, f"a larger one, as noise times {largest:,.0f} is not enough")
     return float(largest / ratio**index)
 
 
@@ -219,7 +213,7 @@ def _reduce_events(spent: Mapping[Event, int]) -> PrivacyCost:
         events = PrivacyCost()
         for event, times in unrounded.items():
             events[_costlier_event(event, step)] += times
-        step *= 2  # each next grid is a part of the one before, so that more events never cost less
+        step *= 2  # each grid is a subset of the previous one, so that more events never cost less
     if precision > 0:
         events[Event("gaussian", 1 / math.sqrt(precision))] += 1
     return events
@@ -303,7 +297,7 @@ def _sampled_gaussian_rdp(event: Event) -> RdpCurve:
     k, noise = event.group, event.noise
     step = min(noise / 8, noise**2 / (2 * k))
     divergences = np.full_like(ORDERS, math.inf)
-    upper_ends = k * ORDERS + 24 * noise  # of what counts, from -12 noise on
+    upper_ends = k * ORDERS + 24 * noise  # the relevant range starts at -12 noise
     usable = upper_ends <= MAX_INTEGRATION_POINTS * step
     if not usable.any():
         return divergences
@@ -356,7 +350,7 @@ def discretization_interval(spent: Mapping[Event, int], epsilon_bound: float) ->
     squares = sum(times * typical[event] ** 2 for event, times in spent.items())
     losses = sum(times * typical[event] for event, times in spent.items())
     preferred = squares / losses / POINTS_PER_LOSS if losses > 0 else 0.0
-    # Of little noise one event alone could have more points than fit into memory.
+    # With little noise, a single event could need more points than fit into memory.
     smallest = max(
         epsilon_bound / MAX_POINTS_PER_EPSILON, max(map(_loss_range, spent)) / MAX_POINTS_PER_EVENT, 1e-12
     )
@@ -402,7 +396,7 @@ def _event_pld(event: Event, step: float) -> Any:
         return pld.from_gaussian_mechanism(event.noise, sampling_prob=event.rate, **options)
     from scipy.stats import binom
 
-    sampled = np.arange(event.group + 1)  # records of the group: see renyi._mixture
+    sampled = np.arange(event.group + 1)  # records of the group, see _sampled_gaussian_rdp
     probabilities = binom.pmf(sampled, event.group, event.rate)
     possible = probabilities > 0
     return pld.from_mixture_gaussian_mechanism(
@@ -471,7 +465,7 @@ def _search_between(
     bisect = False
     while (width := high[0] - low[0]) > slack:
         probe = low[0] + width // 2
-        if not bisect and low[1] < high[1] < math.inf:  # both known
+        if not bisect and low[1] < high[1] < math.inf:  # both costs are known
             guess = low[0] + round((limit - low[1]) / (high[1] - low[1]) * width)
             probe = min(max(guess, low[0] + 1), high[0] - 1)
         measured = probe, cost(probe)
@@ -479,5 +473,5 @@ def _search_between(
             low = measured
         else:
             high = measured
-        bisect = high[0] - low[0] > width // 2  # interpolation that did not pay is not tried at once again
+        bisect = high[0] - low[0] > width // 2  # after a poor interpolation, bisect once
     return low[0]

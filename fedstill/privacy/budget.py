@@ -1,6 +1,7 @@
-"""Epsilons and what is left of budgets, in words: rounded so that nothing looks cheaper than it is.
+"""Privacy budgets: check whether a cost fits, and show what is spent and left.
 
-What may be spent, and whether a price still fits: asked before every release, so mostly a look-up.
+A node checks its budgets before every release, so a check is mostly a look-up. Numbers are rounded so that
+spending never looks smaller than it is.
 """
 
 from __future__ import annotations
@@ -19,21 +20,25 @@ from fedstill.privacy.events import Event, cost_from_dict
 
 
 class BudgetExceeded(FedstillError):
-    """A release would cost more than what is ``left``: epsilon spent so far, and with it; inf without a
-    guarantee.
+    """A release would cost more than the budget has left.
+
+    Attributes:
+        spent: epsilon spent so far.
+        cost: epsilon spent including the release; inf without a guarantee.
+        remaining: the budget's epsilon minus ``spent``, 0 or more.
 
     >>> raise BudgetExceeded(3.0, 1e-5, 2.9612, 3.0721)
     Traceback (most recent call last):
     ...
-    fedstill.privacy.budget.BudgetExceeded: the budget is epsilon 3 at delta 1e-05, of which 0.0388 is left: this
-    would raise what is spent from 2.9612 to 3.0721
+    fedstill.privacy.budget.BudgetExceeded: the budget is epsilon 3 at delta 1e-05, of which 0.0388 is
+    left: this would raise the epsilon spent from 2.9612 to 3.0721
     """
 
     def __init__(self, limit: float, delta: float, spent: float, cost: float) -> None:
         self.spent, self.cost = spent, cost
         self.left = max(0.0, limit - spent)
         consequence = (
-            f"would raise what is spent from {spent:.5g} to {cost:.5g}"
+            f"would raise the epsilon spent from {spent:.5g} to {cost:.5g}"
             if cost < math.inf
             else "would leave without any guarantee"
         )
@@ -44,19 +49,20 @@ class BudgetExceeded(FedstillError):
 
 
 class UnprotectedReleases(BudgetExceeded):
-    """Releases without any guarantee have left before: no budget can have paid for them.
+    """Releases without a guarantee were made earlier, so that no budget can hold.
 
-    It does not say in which runs, and of other runs than a server's own not how many: a server that is told
-    of it may have no part in these.
+    The message does not name their runs. For runs of other servers it does not give a count either, as a
+    server that reads the message may have no part in those runs.
 
     Args:
-        count: how many; None: not said.
+        count: number of these releases; None: not disclosed.
+        remedy: advice for the node's owner.
 
     >>> raise UnprotectedReleases(3.0, 1e-5, 61, "inf does without a budget")
     Traceback (most recent call last):
     ...
-    fedstill.privacy.budget.UnprotectedReleases: the budget of epsilon 3 at delta 1e-05 cannot hold, as 61 releases left
-    without any guarantee before it was set: inf does without a budget
+    fedstill.privacy.budget.UnprotectedReleases: the budget of epsilon 3 at delta 1e-05 cannot hold, as 61
+    releases left without any guarantee before it was set: inf does without a budget
     """
 
     def __init__(self, limit: float, delta: float, count: int | None, remedy: str) -> None:
@@ -69,7 +75,9 @@ class UnprotectedReleases(BudgetExceeded):
 
 
 class ProtectedUnitChanged(BudgetExceeded):
-    """What was paid before protects another unit (a record, and now a patient): it adds up with nothing."""
+    """Earlier costs protect another unit (such as a record instead of a patient), so that they cannot be
+    added up.
+    """
 
     def __init__(
         self,
@@ -87,10 +95,21 @@ class ProtectedUnitChanged(BudgetExceeded):
 
 @dataclass
 class Budget(Checked):
-    """The most that may be spent (inf: no budget); what is spent is told anew each time, and kept elsewhere.
+    """Largest epsilon that may be spent; inf: no budget. The epsilon spent is passed to each check and
+    stored elsewhere.
 
-    It remembers amounts that are known to fit (:meth:`check` compares counts with them) and nothing that
-    it could not work out again: a fresh one gives the same answers.
+    The object caches amounts that are known to fit, which speeds up :meth:`check`. The cache never changes
+    a result.
+
+    Args:
+        epsilon: above 0; inf: no budget.
+        delta: above 0, below 1.
+        accountant: "pld" or "rdp".
+
+    >>> budget = Budget(1.0, 1e-5)
+    >>> budget.check(spent={}, cost={Event("laplace", 2.0): 1})
+    >>> round(budget.remaining({Event("laplace", 2.0): 1}), 2)
+    0.5
     """
 
     under: ClassVar[str] = "budget"
@@ -106,14 +125,14 @@ class Budget(Checked):
     )
 
     def check(self, spent: Mapping[Event, int], cost: Mapping[Event, int] | None) -> None:
-        """Whether a price can be paid, on top of what is spent.
+        """Check that a cost fits on top of the events spent.
 
         Args:
-            spent: all that was paid so far, by whomever.
-            cost: None: no guarantee, which no finite budget allows. Empty: costs nothing, always allowed.
+            spent: all events charged so far, by any process.
+            cost: None has no guarantee, which no finite budget allows. An empty cost is always allowed.
 
         Raises:
-            BudgetSpent: it cannot.
+            BudgetExceeded: the cost does not fit.
         """
         if self.epsilon == math.inf:
             return
@@ -126,7 +145,9 @@ class Budget(Checked):
             total[event] = total.get(event, 0) + times
         if self._fits(total):
             return
-        known_epsilon = self._costs.get(frozenset(total.items()))  # who is refused may ask again and again
+        known_epsilon = self._costs.get(
+            frozenset(total.items())
+        )  # a refused query may be repeated many times
         if not (
             is_within_epsilon(total, self.epsilon, self.delta, self.accountant)
             if known_epsilon is None
@@ -136,9 +157,9 @@ class Budget(Checked):
         self._extend_affordable(spent, cost, total)
 
     def left(self, spent: Mapping[Event, int]) -> float:
-        """Epsilon of the budget less that of what is spent, 0 or more; inf without a budget.
+        """Return the budget's epsilon minus that of the events spent, 0 or more; inf without a budget.
 
-        What it can still pay for is not the same: epsilons do not add up.
+        A release whose own epsilon is larger may still fit, as epsilons do not add up.
         """
         return math.inf if self.epsilon == math.inf else max(0.0, self.epsilon - self._cost(spent))
 
@@ -150,18 +171,18 @@ class Budget(Checked):
         return self._costs[key]
 
     def _fits(self, total: Mapping[Event, int]) -> bool:
-        """Whether it is part of an amount that fits: less never costs more."""
+        """Return whether the total is part of an amount that is known to fit; fewer events never cost more."""
         affordable = self._affordable
         return all(times <= affordable.get(event, 0) for event, times in total.items())
 
     def _extend_affordable(
         self, spent: Mapping[Event, int], cost: Mapping[Event, int], total: dict[Event, int]
     ) -> None:
-        """How much further the same way fits, up to twice the way since the first check.
+        """Find how much further the same mixture of costs fits, up to twice the amount since the first check.
 
-        The way is the mixture of all that was spent since (by other processes too), in portions of its
-        rarest event; where no portion fits any more, the price alone. So there are a few searches for each
-        doubling, and a few at the end.
+        The mixture is all that was spent since then, also by other processes, in portions of its rarest
+        event. If no further portion fits, the present cost alone is tried. This takes a few searches for
+        each doubling of the amount, and a few when the budget is nearly spent.
         """
         if self._first_spent is None:
             self._first_spent = dict(spent)
@@ -190,16 +211,16 @@ class Budget(Checked):
 def remaining_epsilon(
     privacy: PrivacyConfig, spent: Mapping[str, int], unprotected: int, *, all_runs: bool
 ) -> float:
-    """Epsilon that a budget has left, at its own delta; inf: there is none.
+    """Return the epsilon that a budget has left, at its own delta; inf if there is no budget.
 
     Args:
-        privacy: the owner's.
-        spent: events as text and how often each.
-        bare: releases without a guarantee; they leave nothing.
-        total_budget: of all runs, and not of one.
+        privacy: mechanism and budgets of the node's owner.
+        spent: events as text, and their counts.
+        unprotected: number of releases without a guarantee; if there are any, nothing is left.
+        all_runs: the budget of all runs instead of one run.
 
     Raises:
-        ArgumentError: what was spent are no events.
+        ArgumentError: ``spent`` holds an invalid event.
     """
     limit, delta = privacy.total_budget if all_runs else (privacy.epsilon, privacy.delta)
     if math.isinf(limit):
@@ -208,7 +229,7 @@ def remaining_epsilon(
 
 
 def describe_budgets(privacy: PrivacyConfig) -> list[str]:
-    """What a node's owner allows: a run, and all of them."""
+    """Return one line for the budget of a run and one for that of all runs."""
     budgets = (
         ("a run", "has", privacy.epsilon, privacy.delta),
         ("all runs on these data", "have", *privacy.total_budget),
@@ -221,12 +242,12 @@ def describe_budgets(privacy: PrivacyConfig) -> list[str]:
 
 
 def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], unprotected: int) -> str:
-    """What all runs on some data have cost so far, at the delta of their budget.
+    """Describe the cost of all runs on some data, at the delta of their budget.
 
     Args:
-        privacy: the owner's.
-        spent: events as text and how often each.
-        bare: releases without a guarantee.
+        privacy: mechanism and budgets of the node's owner.
+        spent: events as text, and their counts.
+        unprotected: number of releases without a guarantee.
 
     >>> describe_total_cost(PrivacyConfig(), {}, 0), describe_total_cost(PrivacyConfig(), {}, 2)
     ('nothing', 'no guarantee: in all 2 releases left without noise')
@@ -243,19 +264,19 @@ def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], unprot
 
 
 def round_up(value: float | None) -> str:
-    """An epsilon, rounded up; None is no guarantee."""
+    """Format an epsilon, rounded up; None is no guarantee."""
     if value is None:
         return "no guarantee"
     return _format_thousandths(math.ceil(1000 * value)) if math.isfinite(value) else "inf"
 
 
 def round_down(value: float) -> str:
-    """What is left of a budget, rounded down; infinity is no budget."""
+    """Format the epsilon left of a budget, rounded down; infinity is no budget."""
     return "no budget" if math.isinf(value) else _format_thousandths(math.floor(1000 * value + 1e-9))
 
 
 def _format_thousandths(count: int) -> str:
-    """So many thousandths, and no digit of them lost.
+    """Format a number of thousandths without loss of digits.
 
     >>> _format_thousandths(1234567), _format_thousandths(3000), _format_thousandths(0)
     ('1234.567', '3', '0')

@@ -1,4 +1,4 @@
-"""Limits on how far a tensor can move, whatever it holds."""
+"""Clipping: bounds on the length of any tensor row, whatever it holds."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from collections.abc import Sequence
 
 import torch
 
-CLIP_MARGIN = 1 - 2.0**-20  # bounds are kept to this part of them, so that rounding to float32 stays within
+CLIP_MARGIN = 1 - 2.0**-20  # share of a bound that is used, so that rounding to float32 stays within it
 MAX_FLOAT32 = torch.finfo(torch.float32).max
-MIN_NORM = 1e-15  # a row that is shorter counts as so long: squares of its numbers are lost in float32
-BLOCK_SIZE = (
-    128  # numbers whose squares may be added in float32: too few for their rounding to add up to SLACK
-)
+MIN_NORM = 1e-15  # assumed for shorter rows, as squares of their numbers underflow in float32
+BLOCK_SIZE = 128  # numbers whose squares are added in float32: rounding errors stay below the margin
 
 
 def clip_rows(rows: torch.Tensor, clip: float) -> torch.Tensor:
-    """Rows (B, ...) whose L2 norm is above ``clip`` shortened to it, others as they are; a single number
-    is a row.
+    """Clip the L2 norm of each row of (B, ...) to ``clip``; a single number is a row.
 
-    float32, no row longer than ``clip``: those near it are a millionth shorter, so that rounding leaves
-    them within.
+    The result is float32, and no row is longer than ``clip``. Rows near the limit become a millionth
+    shorter, so that rounding leaves them within it.
 
     >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[0.6000, 0.8000],
@@ -35,28 +32,30 @@ def clip_rows(rows: torch.Tensor, clip: float) -> torch.Tensor:
 
 
 def row_norms(rows: torch.Tensor) -> torch.Tensor:
-    """L2 norms of long rows ``(B, n)`` float32, fast: ``(B,)`` float64, infinite or NaN where a row is.
+    """Compute the L2 norms of long float32 rows ``(B, n)`` fast: ``(B,)`` float64, infinite or NaN where a
+    row is.
 
-    Right to a relative 5e-7, or to FINEST. A norm in float32 alone is not: over ten million numbers its
-    rounding adds up to a hundredth, and large numbers' squares overflow.
+    The relative error is at most 5e-7, or the absolute one MIN_NORM. A norm in float32 alone is less exact:
+    over ten million numbers its rounding errors add up to a hundredth, and squares of large numbers
+    overflow.
 
     >>> row_norms(torch.tensor([[3e30, 4e30], [3.0, 4.0], [torch.inf, 0.0]]))
     tensor([5.0000e+30, 5.0000e+00,        inf], dtype=torch.float64)
     """
-    rows = rows.contiguous()  # else PIECE numbers may be added one after another, which rounds more
+    rows = rows.contiguous()  # else the numbers may be added one after another, which rounds more
     blocked = rows.shape[1] // BLOCK_SIZE * BLOCK_SIZE
     blocks = rows[:, :blocked].view(len(rows), blocked // BLOCK_SIZE, BLOCK_SIZE)
     remainder = torch.linalg.vector_norm(rows[:, blocked:], dim=1, keepdim=True)
     norms: torch.Tensor = torch.cat([blocks.norm(dim=2), remainder], 1).double().norm(dim=1)
-    if not (finite := norms.isfinite()).all():  # of the others it changes no bit
+    if not (finite := norms.isfinite()).all():  # leaves the other norms unchanged, to the bit
         norms = torch.where(finite, norms, torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64))
     return norms
 
 
 def clip_factors(norms: torch.Tensor, clip: float) -> torch.Tensor:
-    """What rows of such lengths are multiplied by, not to be longer than ``clip``: from 0 to 1.
+    """Return the factors, from 0 to 1, that shorten rows of given norms to at most ``clip``.
 
-    0 where a length is not finite: such a row's own numbers must be made finite before they are multiplied.
+    A norm that is not finite has the factor 0; make the numbers of such a row finite before multiplying.
 
     >>> clip_factors(torch.tensor([0.0, 1.0, 4.0, torch.inf, torch.nan]), 2.0)
     tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
@@ -66,12 +65,14 @@ def clip_factors(norms: torch.Tensor, clip: float) -> torch.Tensor:
 
 
 def to_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """float32 without NaN (0) and infinities (the largest number): so that any row can be bounded."""
+    """Convert to float32 with NaN replaced by 0 and infinities by the largest number, so that any row can
+    be bounded.
+    """
     return torch.nan_to_num(tensor.detach().float(), nan=0.0, posinf=MAX_FLOAT32, neginf=-MAX_FLOAT32)
 
 
 def count_rows(shape: Sequence[int]) -> tuple[int, int]:
-    """How many rows, and values in each, a tensor (B, ...) has; a single number is a row.
+    """Return the number of rows of a tensor (B, ...) and of values in each; a single number is a row.
 
     >>> count_rows((5, 2, 3)), count_rows((5,)), count_rows(())
     ((5, 6), (5, 1), (1, 1))

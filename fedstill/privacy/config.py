@@ -1,7 +1,9 @@
-"""PrivacyConfig, the base of all mechanisms, with the noise and the budget that a node's owner says.
+"""PrivacyConfig, the base class of all privacy mechanisms, with the noise and budget options of a node's
+owner.
 
-A mechanism is a frozen dataclass below :class:`PrivacyConfig`: its fields are what an owner says, its methods
-what it does to what leaves. The owner names it, never a server; docs/own-mechanism.md says how to write one.
+A mechanism is a frozen dataclass below :class:`PrivacyConfig`. Its fields are the owner's options; its
+methods define how releases are protected. The node's owner chooses the mechanism, never a server.
+docs/own-mechanism.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -30,35 +32,35 @@ Epsilon = Annotated[float, Gt(0), "above 0, or inf (no budget)"]
 Noise = Annotated[float, Interval(ge=0, lt=math.inf), "0 (none at all) or more"] | None
 P = TypeVar("P", bound="PrivacyConfig")
 
-# What guarantees rest on, as mechanisms say it.
-POISSON = "each training step draws each record by itself, and nobody learns which ones (Poisson sampling)"
-COUNTED = "how many records the node has is taken as known"
-NOT_CHOSEN = "first weights, architecture and options were not chosen by looking at the records"
+# Assumptions that guarantees share, for reports.
+POISSON = "each training step samples each record independently and in secret (Poisson sampling)"
+COUNTED = "the number of records at the node counts as known"
+NOT_CHOSEN = "initial weights, architecture and options were chosen without looking at the records"
 
 
 class NoiseOptions(Protocol):
-    """A table of a mechanism: noise that is given, or found from epsilon."""
+    """Option table of a mechanism whose noise is given, or calibrated to epsilon."""
 
     @property
     def noise(self) -> float | None:
-        """As it is drawn; 0 is none; None: as much as epsilon asks for."""
+        """Noise level; 0: no noise; None: calibrated to epsilon."""
         ...
 
     @property
     def share(self) -> float:
-        """Of the epsilon that is divided among all whose noise is to be found, in parts."""
+        """Relative share of the epsilon that is divided among all tables with calibrated noise."""
         ...
 
 
 @dataclass(frozen=True)
 class Release:
-    """A tensor that would leave a node, as its query declares it.
+    """A tensor that a node would release, as its query declares it.
 
     Args:
-        kind: what it is of.
-        is_input_gradient: it is a gradient that was pulled back to the query's inputs.
-        depends_on_records: it is computed from the node's records themselves (or, pulled back, from what is), and not from
-            its networks alone.
+        kind: payload kind of the tensor.
+        is_input_gradient: it is a gradient with respect to the query's inputs.
+        depends_on_records: it is computed from the node's records themselves (or is the gradient of such a
+            tensor), and not from its networks alone.
     """
 
     kind: PayloadKind
@@ -68,40 +70,41 @@ class Release:
 
 @dataclass(frozen=True)
 class DPTrainingConfig(Checked):
-    """DP-SGD of one network: Poisson sampling, per-example clipping, Gaussian noise."""
+    """DP-SGD options of one network: Poisson sampling, per-example clipping, Gaussian noise."""
 
     noise: Noise = None
-    """Noise multiplier: standard deviation of the noise on a sum of clipped gradients over their clip; none:
-    as much as privacy.epsilon asks for."""
+    """Noise multiplier: standard deviation of the noise on a sum of clipped gradients, divided by the clip;
+    none: calibrated to privacy.epsilon.
+    """
     clip: PositiveFloat = 1.0
-    """Largest L2 norm of one example's gradient; longer ones are shortened."""
+    """Largest L2 norm of one example's gradient; longer ones are scaled down."""
     share: PositiveFloat = 1.0
-    """Of the epsilon that is divided among all whose noise is none, in parts."""
+    """Relative share of the epsilon that is divided among all tables whose noise is none."""
 
 
 @dataclass(frozen=True)
 class GradientsConfig(Checked):
-    """Sanitized gradients with respect to a query's inputs."""
+    """Noise options of sanitized input gradients."""
 
     noise: Noise = None
-    """Standard deviation of the Gaussian noise over the clip; none: as much as privacy.epsilon asks for."""
+    """Standard deviation of the Gaussian noise, divided by the clip; none: calibrated to privacy.epsilon."""
     clip: PositiveFloat = 1.0
     """Largest L2 norm of the gradient of one input."""
     share: PositiveFloat = 1.0
-    """Of the epsilon that is divided among all whose noise is none, in parts."""
+    """Relative share of the epsilon that is divided among all tables whose noise is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyConfig(Registered):
-    """How a node protects its records, and how much of their privacy it may spend.
+    """Privacy mechanism of a node, with its budgets.
 
     Attributes:
-        about: what the mechanism does, in words, for reports.
-        assumes: on what its guarantee rests.
-        dp_trained: the networks that learn with DP-SGD, by role ("model", "critic"), each with the field (a
-            :class:`DPTrainingConfig`) that says how. All that follows from them alone is free; that they learn is
-            paid for.
-        protects: whether anything is done at all.
+        about: description of the mechanism, for reports.
+        assumes: assumptions of its guarantee.
+        dp_trained: networks trained with DP-SGD, by role ("model", "critic"), each with the name of its
+            :class:`DPTrainingConfig` field. Their training is charged; outputs that follow from them alone
+            are free.
+        protects: False if releases leave unprotected.
 
     Raises:
         ArgumentError: a value outside its range.
@@ -110,41 +113,46 @@ class PrivacyConfig(Registered):
     under: ClassVar[str] = "privacy"
     key: ClassVar[str] = "mechanism"
     default: ClassVar[str | None] = "none"
-    alike: ClassVar[bool] = True  # tables of one name mean the same in all
+    alike: ClassVar[bool] = True  # a table has the same meaning in all mechanisms that have it
     about: ClassVar[str]
     assumes: ClassVar[tuple[str, ...]] = ()
     dp_trained: ClassVar[Mapping[str, str]] = {}
     protects: ClassVar[bool] = True
 
     epsilon: Epsilon = math.inf
-    """The most that one run may cost, at delta; what would cost more is refused. inf: no budget."""
+    """Epsilon that one run may spend, at delta; a query that would exceed it is refused. inf: no budget."""
     delta: Fraction = 1e-5
-    """Of that epsilon; well below one over the number of records."""
+    """Delta of epsilon; choose it well below one over the number of records."""
     total_epsilon: Epsilon | None = None
-    """The most that all runs about these data may cost together, at total_delta; none: as epsilon. More lets
-    further runs be paid for; inf lets every run cost epsilon anew, and it is the server that names runs."""
+    """Budget of all runs on these data together, at total_delta; none: same as epsilon. A larger one allows
+    further runs. inf gives each run its own epsilon, although it is the server that names runs.
+    """
     total_delta: Fraction | None = None
-    """Of that epsilon; none: as delta."""
+    """Delta of total_epsilon; none: same as delta."""
     accountant: Accountant = "pld"
-    """pld is tighter; rdp holds too where the server chooses what to ask next by what it was told."""
+    """pld is tighter; rdp also holds if the server chooses its queries from earlier responses."""
     group_size: PositiveInt = 1
-    """Records of one protected unit at most: 1 protects each record, more each group of data.group, of which
-    further records are left out."""
+    """Largest number of records of one protected unit: 1 protects each record; more protects each group of
+    data.group, and further records of a group are left out.
+    """
     randomness: Literal["secure", "seeded"] = "secure"
-    """Of all noise: a cryptographic generator keyed with the node's secret, or a faster one, for simulations,
-    whose noise can be found by trying all seeds."""
+    """Generator of all noise. secure: cryptographic, keyed with the node's secret. seeded: faster, for
+    simulations; its noise can be found by trying all seeds.
+    """
     audit_log: Annotated[str, MinLen(1), "the name of a file"] = "audit.sqlite"
-    """Where all that left these data, and what it cost, is written down, over all runs; from the folder of
-    this file."""
+    """Path of the audit log of all releases of these data and their costs, over all runs, relative to the
+    folder of this file.
+    """
     counts_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 10.0
     """Scale of the Laplace noise on each count of records (under a mechanism); 0: exact, no guarantee."""
     sums_noise: Annotated[float, Interval(ge=0, lt=math.inf), "0 (exact) or more"] = 4.0
-    """Standard deviation of the Gaussian noise on sums of a table's columns, over how far one record can move
-    all of them together, in L2 (under a mechanism); 0: exact, no guarantee."""
+    """Standard deviation of the Gaussian noise on sums of a table's columns, divided by the L2 sensitivity
+    of all of them together (under a mechanism); 0: exact, no guarantee.
+    """
 
     @property
     def total_budget(self) -> tuple[float, float]:
-        """The epsilon and delta that all runs about these data may cost together.
+        """Epsilon and delta of the budget for all runs on these data together.
 
         >>> NoPrivacy(epsilon=3.0).total_budget, NoPrivacy(epsilon=3.0, total_epsilon=8.0).total_budget
         ((3.0, 1e-05), (8.0, 1e-05))
@@ -153,10 +161,10 @@ class PrivacyConfig(Registered):
         return limit, self.delta if self.total_delta is None else self.total_delta
 
     def unit(self, group: str = "") -> str:
-        """What is protected as one, in few words.
+        """Describe the protected unit in a few words.
 
         Args:
-            group: the column that says whose a record is.
+            group: column with the group of each record.
 
         >>> NoPrivacy().unit("patient"), NoPrivacy(group_size=4).unit("patient")
         ('a record', '4 records of one patient')
@@ -170,16 +178,16 @@ class PrivacyConfig(Registered):
         if problem := Registered.lacks(kind):
             return problem
         if not kind.about or not kind.protects:
-            return "one that protects, with about: ClassVar[str], what it does in words"
+            return "one that protects, with about: ClassVar[str], a description"
         try:
             tables = {name: table for name, table in get_type_hints(kind).items() if is_dataclass(table)}
         except NameError as error:
-            return f"one whose fields have types that are known: {error}"
+            return f"one whose fields have known types: {error}"
         for name, table in tables.items():
             if not {"noise", "share"} <= {part.name for part in fields(table)}:
                 return f"one whose table {name} has fields noise and share"
         if kind.shards is not PrivacyConfig.shards and kind.ensemble is PrivacyConfig.ensemble:
-            return "one with a method ensemble, as it has shards"
+            return "one with a method ensemble, because it has shards"
         for role, name in kind.dp_trained.items():
             if role not in ("model", "critic") or tables.get(name) is not DPTrainingConfig:
                 return (
@@ -187,54 +195,61 @@ class PrivacyConfig(Registered):
                 )
         return None
 
-    # --- what a mechanism does ------------------------------------------------------------------------
+    # --- protection, defined by each mechanism --------------------------------------------------------
 
     def refusal(self, query: Query, task: Task) -> str | None:
-        """Why it cannot protect a query, whatever the noise, or None."""
+        """Return the reason why the mechanism cannot protect a query, whatever the noise, or None."""
         return None
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
-        """How a tensor is bounded and noised, and what that costs; :class:`Exact`: it has no guarantee.
+        """Return the rule that bounds and noises a tensor; :class:`Exact` gives no guarantee.
 
-        Never asked for what is the same under every mechanism: counts of records and sums of columns, which
-        get ``counts_noise`` and ``sums_noise``, and what follows from networks that learn with DP-SGD alone.
+        Some releases are the same under every mechanism and never come here: counts of records and sums of
+        columns (see ``counts_noise`` and ``sums_noise``), and outputs of networks that are trained with
+        DP-SGD.
 
         Args:
-            release: what would leave.
-            levels: of noise, by table.
+            release: tensor to release.
+            levels: noise levels by option table.
         """
         return Exact()
 
     @property
     def needs_training(self) -> bool:
-        """Whether it protects by how the node's model learns, or copies of it on parts of records: then a
-        model that is not trained here, and may know every record, is refused."""
+        """Whether the protection depends on how the node's model, or an ensemble of it, is trained. If so,
+        a model that was trained elsewhere is refused, as it may know every record.
+        """
         return "model" in self.dp_trained or type(self).shards is not PrivacyConfig.shards
 
     def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
-        """The records (int64 indices) that each of several copies of the node's model learns from, by itself;
-        empty: there is one model, and it learns from all."""
+        """Return the records (int64 indices) of each model of an ensemble; empty: one model learns from all
+        records.
+        """
         return ()
 
     def ensemble(self, networks: Sequence[nn.Module]) -> nn.Module:
-        """What takes the place of the node's model, made of such copies; whoever has shards says it."""
+        """Combine the networks trained on the shards to the node's model. A mechanism with shards must
+        override it.
+        """
         return networks[0]
 
-    # --- what is said of it ---------------------------------------------------------------------------
+    # --- checks and facts, for reports ----------------------------------------------------------------
 
     def faults(self) -> list[ArgumentError]:
-        """What keeps it from protecting anything, though each value by itself is allowed."""
+        """Return errors of option combinations that protect nothing, though each value by itself is
+        allowed.
+        """
         return []
 
     def facts(self, levels: Mapping[str, float]) -> Mapping[str, str]:
-        """What an owner should know of the noise that a plan came to, by a word for it."""
+        """Return facts about the noise levels of a plan that the owner should know, by topic."""
         return {}
 
-    # --- of every mechanism ---------------------------------------------------------------------------
+    # --- shared by all mechanisms ---------------------------------------------------------------------
 
     @property
     def noise_tables(self) -> Mapping[str, NoiseOptions]:
-        """Its tables by name: what noise is given for. The first is what it lives by.
+        """Option tables that have a noise level, by name. The first one is the mechanism's main table.
 
         >>> list(NoPrivacy().noise_tables)
         []
@@ -244,7 +259,7 @@ class PrivacyConfig(Registered):
         return {name: getattr(self, name) for name in names if name in table_names}
 
     def with_noise(self: P, levels: Mapping[str, float]) -> P:
-        """The same with other noise in some of its tables."""
+        """Return a copy with other noise levels in some option tables."""
         noise_tables: Mapping[str, Any] = self.noise_tables
         changed: dict[str, Any] = {
             name: replace(noise_tables[name], noise=level) for name, level in levels.items()
@@ -253,13 +268,13 @@ class PrivacyConfig(Registered):
 
     @property
     def budget(self) -> float:
-        """The epsilon that limits a run, its own or that of all runs; inf: nothing does."""
+        """Smaller epsilon of the two budgets, of a run and of all runs; inf: no budget."""
         return min(self.epsilon, self.total_budget[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoPrivacy(PrivacyConfig):
-    """Releases leave as they are, without any guarantee."""
+    """No protection: releases leave unchanged, without a guarantee."""
 
     about: ClassVar[str] = "releases leave as they are"
     protects: ClassVar[bool] = False
@@ -267,14 +282,14 @@ class NoPrivacy(PrivacyConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResponsesConfig(PrivacyConfig):
-    """What mechanisms share that protect the answers of networks, and not how these learned."""
+    """Base class of mechanisms that protect the responses of networks, and not their training."""
 
     dp_trained: ClassVar[Mapping[str, str]] = {"critic": "critic"}
 
     critic: DPTrainingConfig = field(default_factory=DPTrainingConfig)
-    """How the node's critic learns, where a method has one."""
+    """DP-SGD options of the node's critic, for methods that have one."""
     gradients: GradientsConfig = field(default_factory=GradientsConfig)
-    """What is pulled back to a query's inputs."""
+    """Noise options of gradients with respect to a query's inputs."""
 
 
 MECHANISMS: Registry[type[PrivacyConfig]] = Registry(

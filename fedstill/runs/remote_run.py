@@ -18,7 +18,7 @@ from fedstill.data.public import PublicData, load_public
 from fedstill.federation.link_costs import LinkCosts
 from fedstill.federation.remote import Remote
 from fedstill.federation.transport import Link
-from fedstill.methods._histogram import LabelHistogram
+from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.methods._server import Server
 from fedstill.node.network_setup import architecture_hash
 from fedstill.node.replies import NOT_JOINED

@@ -16,7 +16,7 @@ import torch
 from fedstill.core.errors import ArgumentError
 from fedstill.core.text_format import finite
 from fedstill.federation.federation import Responses
-from fedstill.methods._histogram import LabelHistogram
+from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
 from fedstill.node.local_training import inference_batch_size
 from fedstill.node.node import Node

@@ -236,7 +236,10 @@ def test_options_change_one_value(command: Main, runs: Runs, words: str, name: s
             "unknown preset 'fashion-mnist': `fedstill list presets` shows all; nearest: '",
         ),
         ("config lain", "unknown preset 'lain': did you mean 'lain/config.toml'?"),
-        ("config a_lab:Their", "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?"),
+        (
+            "config a_lab:Their",
+            "unknown preset 'a_lab:Their': did you mean `demo --method.name a_lab:Their`?",
+        ),
         ("run mine.toml other.toml", "fedstill run takes no 'other.toml' (see `fedstill run --help`)"),
         ("run mine.toml --splt.nodes 3", "unknown option '--splt.nodes': did you mean '--split.nodes'?"),
         ("run mine.toml --zzz 3", "unknown option '--zzz': `fedstill run mine.toml --help-all` lists all"),

@@ -32,7 +32,11 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "a run": ("run.toml", 'extends = "demo"\nseed = 7\n', lambda path: load(str(path)).seed),
     "a comparison": ("study.toml", 'methods = ["fedkd"]\n[base]\nextends = "demo"\n', comparison_file.read),
     "a schema": ("schema.toml", SCHEMA, read_schema),
-    "a model": ("forest.toml", 'name = "mlp"\n', lambda path: model_config.read_model_config(str(path), path.parent, "m")),
+    "a model": (
+        "forest.toml",
+        'name = "mlp"\n',
+        lambda path: model_config.read_model_config(str(path), path.parent, "m"),
+    ),
     "a node": (owner_folder.FILE, 'name = "clinic"\n', lambda path: toml.read(path)),
     "a server's rules": (
         server_rules.FILE,

@@ -217,7 +217,7 @@ def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
         (replace(scans, path="by-class"), classes),
     ):
         with pytest.raises(TooLarge, match="its data as inputs of 1 x 8000 x 8000"):
-            load_node_data(replace(config, fit=True), tmp_path, replace(spec, shape=large), most=10**6)
+            load_node_data(replace(config, fit=True), tmp_path, replace(spec, shape=large), max_bytes=10**6)
 
 
 def test_texts_get_the_ids_that_the_server_uses(tmp_path: Path) -> None:

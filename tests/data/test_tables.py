@@ -349,7 +349,7 @@ def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) 
     with pytest.raises(DataError, match=r"berlin\.csv, line 2: column 'age' is 75 \(expected 0 to 70"):
         node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, replace(spec, schema=narrow))
     with pytest.raises(TooLarge):
-        node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, spec, most=100)
+        node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, spec, max_bytes=100)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from fedstill.federation.link_costs import LinkCosts
 from fedstill.federation.remote import Remote
 from fedstill.federation.replies import MAX_TEXT, parse_node_status, parse_release_cost
 from fedstill.federation.transport import Link, LinkError
-from fedstill.methods._histogram import LabelHistogram
+from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models.module_utils import to_vector, weighted_mean
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.audit_log import AuditLog

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstill.core.compute import Compute
-from fedstill.methods._histogram import CountsLabels, TellsSize
+from fedstill.methods._label_histogram import CountsLabels, TellsSize
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSetting, Query, declared
 from fedstill.tasks import Task

@@ -13,7 +13,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.methods.asyndgan import AsynDGAN
 from fedstill.methods.fediod_maps import FedIODMaps
 from fedstill.models import build
-from fedstill.models.vgg import PLACES, TOLD, VGGFeatures
+from fedstill.models.vgg import CONV_INDICES, OUTPUT_INDICES, VGGFeatures
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks import Task
@@ -60,12 +60,12 @@ def vgg(width: int = 3) -> VGGFeatures:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         channels, convolutions = 3, {}
-        for place in PLACES["VGG-16"]:
+        for place in CONV_INDICES["VGG-16"]:
             layer = nn.Conv2d(channels, width, 3, padding=1, device="meta")  # draws nothing
             layer.weight = nn.Parameter(0.5 * torch.randn(width, channels, 3, 3))
             layer.bias = nn.Parameter(0.1 * torch.randn(width))
             convolutions[place], channels = layer, width
-    return VGGFeatures(convolutions, TOLD["VGG-16"], (0.5,), (0.5,))
+    return VGGFeatures(convolutions, OUTPUT_INDICES["VGG-16"], (0.5,), (0.5,))
 
 
 def world(

@@ -20,7 +20,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.secure_aggregation import SentQuery
 from fedstill.methods._server import Server
 from fedstill.models import build
-from fedstill.models.extractor_head import split
+from fedstill.models.extractor_head import split_model
 from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -40,7 +40,7 @@ OPEN = PolicyConfig(outputs_only=False)
 def made(name: str, *names: str | int, parted: bool = False) -> nn.Module:
     """A network, in two parts if wanted."""
     model = build(name, SHAPE, CLASSES, 0, *names)
-    return split(model, "model") if parted else model
+    return split_model(model, "model") if parted else model
 
 
 def public_data(count: int) -> PublicData:

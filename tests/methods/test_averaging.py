@@ -19,7 +19,7 @@ from fedstill.methods.fedavgm import FedAvgM
 from fedstill.methods.fedper import FedPer
 from fedstill.methods.fedprox import FedProx
 from fedstill.methods.lg_fedavg import LGFedAvg
-from fedstill.models.extractor_head import EXTRACTOR, HEAD, split
+from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
 from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
@@ -67,7 +67,7 @@ def world(
 ) -> World:
     def network(number: int) -> nn.Module:
         torch.manual_seed(number)
-        return split(make(), "model") if config.needs().split_models else make()
+        return split_model(make(), "model") if config.needs().split_models else make()
 
     nodes = make_nodes([network(index) for index in range(len(sizes))], sizes=sizes)
     return small_world.world(config, nodes, network(99), local=local, stacked=engine == "stacked")

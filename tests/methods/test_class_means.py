@@ -10,7 +10,7 @@ import torch
 
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.methods import LabelHistogram, Method, Responses
-from fedstill.methods._node_memory import memory
+from fedstill.methods._node_buffers import memory
 from fedstill.methods.fd import FD, others
 from fedstill.methods.fedproto import FedProto
 from fedstill.methods.fedtgp import FedTGP, contrast, margin

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from fedstill.core.seeds import torch_generator
 from fedstill.methods.co_dream import CoDream
-from fedstill.models.normalization import remembered
+from fedstill.models.normalization import outputs_and_batch_norm_loss
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from tests.methods import small_world
@@ -54,7 +54,7 @@ def test_a_batch_of_dreams_is_that_of_a_plain_reading() -> None:
     for _ in range(3):
         gradients, found = [], []
         for f_k in f:
-            z, R_bn = remembered(f_k, x)
+            z, R_bn = outputs_and_batch_norm_loss(f_k, x)
             p, q = z.softmax(1), S(x).softmax(1)
             JS = entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
             each = torch.stack([entropy(p).mean(), -JS.mean(), R_bn])

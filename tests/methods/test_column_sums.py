@@ -59,7 +59,7 @@ def told(data: TensorData) -> torch.Tensor:
     """What the query's handler reads of a node's records."""
     query, _ = asked()
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
-    group.knowing = lambda at, number: SimpleNamespace(**vars(group), at=at)
+    group.for_query = lambda at, number: SimpleNamespace(**vars(group), at=at)
     return query.handler(group, 0)["moments"][0]
 
 

@@ -23,7 +23,7 @@ from fedstill.methods._local_generators import Uploads, crossed, ensembled, kl
 from fedstill.methods.fedcg import FedCG, ramp
 from fedstill.methods.fedgen import FedGEN
 from fedstill.methods.fedmd_cg import FedMDCG
-from fedstill.models.generators import FeatureGenerator, condition
+from fedstill.models.generators import FeatureGenerator, append_one_hot
 from fedstill.models.module_utils import to_vector
 from fedstill.node import local_training
 from fedstill.node.node import Node
@@ -145,12 +145,12 @@ def test_stage_a_of_fedmd_cg_descends_eq_4(changes: dict[str, Any]) -> None:
     z = torch.randn(4, config.noise, generator=node.generator("z", 1, 0))
     z_hat = torch.randn(4, config.noise, generator=node.generator("z", 1, "resampled", 0))
     y_hat = torch.multinomial(COUNTS[0], 4, replacement=True, generator=node.generator("y", 1, 0))
-    f, f_hat = E(x), G(condition(z, y, CLASSES)).detach()
+    f, f_hat = E(x), G(append_one_hot(z, y, CLASSES)).detach()
     plain = F.cross_entropy(D(f), y, label_smoothing=0.1)  # Eq. 1, smoothed on real data only
     transfer = config.lambda2 * ((f - f_hat) ** 2).mean()  # Eq. 2, per value
     if config.aggregation != "ave*":
         transfer = transfer + config.lambda3 * slow_divergence(config, D(f), D(f_hat).detach())  # Eq. 2
-    imagined = D(G(condition(z_hat, y_hat, CLASSES)).detach())
+    imagined = D(G(append_one_hot(z_hat, y_hat, CLASSES)).detach())
     transfer = transfer + config.lambda1 * F.cross_entropy(imagined, y_hat)  # Eq. 3
     # Round 1 is the last of 2, half of the way in 3, a quarter in 5: 1, 1/2^3, 1/4^2.
     share = {(3, 3.0): 1 / 8, (5, 2.0): 1 / 16}.get((config.rounds, config.ramp), 1.0)
@@ -178,7 +178,7 @@ def test_fedcgs_model_descends_cross_entropy_and_gamma_times_the_distance() -> N
     z = torch.randn(4, config.noise, generator=node.generator("z", 1, 0))
     f = model.extractor(x)
     plain = F.cross_entropy(model.head(f), y, label_smoothing=0.1)
-    plain = plain + 0.6 * F.mse_loss(f, G(condition(z, y, CLASSES)).detach())
+    plain = plain + 0.6 * F.mse_loss(f, G(append_one_hot(z, y, CLASSES)).detach())
     plain.backward()
     G_sent = received(config, node)
     loss = stepped(node, ("model",), lambda group: config.model_work(group, G_sent))
@@ -196,7 +196,9 @@ def test_fedgens_model_descends_its_three_losses(beta: float, decay: float) -> N
     z, z_same = (
         torch.randn(4, config.noise, generator=node.generator("z", 2, *of)) for of in ((0,), ("same", 0))
     )
-    imagined, same = (model.head(G(condition(*of, CLASSES)).detach()) for of in ((z, y_hat), (z_same, y)))
+    imagined, same = (
+        model.head(G(append_one_hot(*of, CLASSES)).detach()) for of in ((z, y_hat), (z_same, y))
+    )
     plain = F.cross_entropy(model(x), y, label_smoothing=0.1)
     plain = plain + decay**2 * 0.3 * F.cross_entropy(imagined, y_hat)
     p = same.softmax(1).detach()
@@ -221,7 +223,7 @@ def test_stage_b_of_fedmd_cg_descends_eq_9(changes: dict[str, Any]) -> None:
     (x, y), G, before = batch(node), generator_of(config, node).train(), to_vector(node.model)
     model = copy.deepcopy(node.model)
     z = draw_noise(NodeGroup([node]), (1, 4), config.noise, "generator", 1, 0)[0]
-    f, f_hat = model.extractor(x).detach(), G(condition(z, y, CLASSES))
+    f, f_hat = model.extractor(x).detach(), G(append_one_hot(z, y, CLASSES))
     D = model.head
     plain = slow_divergence(replace(config, temperature=1.0), D(f_hat), D(f).detach())  # Eq. 5
     plain = plain + config.lambda4 * ((f_hat - f) ** 2).mean()  # Eq. 5, per value
@@ -239,7 +241,7 @@ def test_fedcgs_critic_and_generator_play_and_the_model_stands_still() -> None:
     (x, y), G, before = batch(node), generator_of(CG, node).train(), to_vector(node.model)
     critic = copy.deepcopy(node.modules["critic"])
     z = draw_noise(NodeGroup([node]), (1, 4), CG.noise, "generator", 1, 0)[0]
-    f, f_hat = copy.deepcopy(node.model).extractor(x).detach(), G(condition(z, y, CLASSES))
+    f, f_hat = copy.deepcopy(node.model).extractor(x).detach(), G(append_one_hot(z, y, CLASSES))
     real, fake = (torch.cat([each, F.one_hot(y, CLASSES).float()], 1) for each in (f, f_hat))
     bce = F.binary_cross_entropy_with_logits
     L_D = bce(critic(real), torch.ones(4, 1)) + bce(critic(fake.detach()), torch.zeros(4, 1))
@@ -334,7 +336,7 @@ def networks(nodes: int) -> tuple[FeatureGenerator, nn.Linear, Uploads]:
 def noise_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     y = torch.randint(CLASSES, (6,), generator=generator)
-    return condition(torch.randn(6, 4, generator=generator), y, CLASSES), y
+    return append_one_hot(torch.randn(6, 4, generator=generator), y, CLASSES), y
 
 
 @pytest.mark.parametrize("config", [MDCG, replace(MDCG, **PRINTED)], ids=["published", "printed"])
@@ -418,7 +420,7 @@ def test_consistency_is_the_cross_entropy_of_local_heads_on_local_generators() -
     expected = 0.0
     for node, own in zip(here.nodes, counts, strict=True):
         with torch.no_grad():
-            logits = node.model.head(node.modules["generator"](condition(z, y, CLASSES)))
+            logits = node.model.head(node.modules["generator"](append_one_hot(z, y, CLASSES)))
         each = F.cross_entropy(logits, y, reduction="none")
         expected += float((own[y] / counts.sum(0)[y] * each).mean())
     assert found == pytest.approx(expected, rel=1e-4)
@@ -435,7 +437,7 @@ def test_fedgens_generator_loss_against_a_loop(shares: Any) -> None:
     z, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 2, 1, 0])
     expected = 0.0
     with torch.no_grad():
-        f = G(condition(z, y, CLASSES))  # evaluated as sent
+        f = G(append_one_hot(z, y, CLASSES))  # evaluated as sent
         for b in range(6):
             share = counts[:, y[b]] / counts[:, y[b]].sum()
             logits = share[0] * nodes[0].model.head(f[b]) + share[1] * nodes[1].model.head(f[b])

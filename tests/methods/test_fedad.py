@@ -17,7 +17,7 @@ from fedstill.data.public import PublicData
 from fedstill.methods import fedad
 from fedstill.methods.fedad import ATTENTION, FedAD
 from fedstill.models import build
-from fedstill.models.attention_maps import looked, place_of
+from fedstill.models.attention_maps import find_attention_layer, outputs_and_attention
 from fedstill.models.module_utils import to_vector
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -67,9 +67,9 @@ def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
     """z_k and A_k of all nodes on all public images, plainly."""
     with torch.no_grad():
         pairs = [
-            looked(
+            outputs_and_attention(
                 node.model.eval(),
-                place_of(node.model, SHAPE, "it"),
+                find_attention_layer(node.model, SHAPE, "it"),
                 made.public.inputs,
                 fedad.SIDE,
             )
@@ -86,7 +86,7 @@ def told(made: World) -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_the_last_layer_with_places_is_looked_at(spec: str, place: str) -> None:
     model = build(spec, SHAPE, 3, 0).train()
-    assert place_of(model, SHAPE, "model") == place
+    assert find_attention_layer(model, SHAPE, "model") == place
     assert model.training
     assert not any(layer._forward_hooks for layer in model.modules())
 
@@ -105,16 +105,16 @@ def test_attention_is_the_strength_of_activations_place_by_place_by_hand() -> No
         model.get_parameter("0.weight").copy_(torch.tensor([1.0, 2.0]).view(2, 1, 1, 1))
     x = torch.zeros(1, 1, 4, 4)
     x[0, 0, 0, 0], x[0, 0, 3, 3] = 2.0, 1.0
-    z, A = looked(model, "0", x, 2)
+    z, A = outputs_and_attention(model, "0", x, 2)
     assert torch.equal(z, model(x))
     # (x^2 + 4 x^2) / 2 = 10 and 2.5 in one of four cells each: 4 to 1.
     torch.testing.assert_close(A, F.normalize(torch.tensor([[4.0, 0.0, 0.0, 1.0]])))
-    assert looked(model, "0", torch.zeros(1, 1, 4, 4), 2)[1].tolist() == [[0.0] * 4]
+    assert outputs_and_attention(model, "0", torch.zeros(1, 1, 4, 4), 2)[1].tolist() == [[0.0] * 4]
 
 
 def test_maps_of_coarser_activations_are_brought_to_the_size() -> None:
     model = build("small-cnn:4", (1, 16, 16), 3, 0)
-    A = looked(model, "10", torch.randn(2, 1, 16, 16), 8)[1]  # the layer gives 4 x 4
+    A = outputs_and_attention(model, "10", torch.randn(2, 1, 16, 16), 8)[1]  # the layer gives 4 x 4
     assert A.shape == (2, 64)
     torch.testing.assert_close(A.norm(dim=1), torch.ones(2))
     cells = A.view(2, 4, 2, 4, 2)

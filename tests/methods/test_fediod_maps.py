@@ -18,7 +18,7 @@ from fedstill.methods._label_shift import LabelShift
 from fedstill.methods._student import Augment, Replay
 from fedstill.methods.fediod import FedIOD
 from fedstill.methods.fediod_maps import FedIODMaps
-from fedstill.models.vgg import perceptual
+from fedstill.models.vgg import perceptual_loss
 from fedstill.protocol.method import unmet_need
 from fedstill.tasks.classification import Classification
 from tests.methods.map_world import (
@@ -36,7 +36,7 @@ from tests.methods.small_world import SEED, answering, gone_on
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
-FULL = replace(FIOD, perceptual=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic=0.3, gan=0.1)
+FULL = replace(FIOD, perceptual_loss=0.5, pixel=2.0, conf=0.7, unique=0.4, mimic=0.3, gan=0.1)
 
 
 def real_of(node: Any, row: int, pose: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
             if owner == whose(node.name):
                 target = real_of(node, place, pose)
                 unlike = unlike + 2.0 * (x[row] - target).abs().mean() / config.batch
-                far = perceptual(features, x[row : row + 1], target.unsqueeze(0))
+                far = perceptual_loss(features, x[row : row + 1], target.unsqueeze(0))
                 unlike = unlike + 0.5 * far.sum() / config.batch
     q = torch.stack(z).softmax(2)  # (K, B, C, H, W)
     entropies = -(q * q.log()).sum(2).mean((1, 2, 3))
@@ -120,7 +120,7 @@ def test_without_features_it_is_said_that_the_perceptual_loss_is_off() -> None:
         "perceptual loss is off (nodes have no VGG features: nodes.perceptual names a file of them)",
     )
     assert world(features=vgg()).side.notes == ()
-    assert world(perceptual=0.0).side.notes == ()
+    assert world(perceptual_loss=0.0).side.notes == ()
     assert world(conditions="drawn").side.notes == ()
 
 

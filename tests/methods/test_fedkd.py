@@ -17,7 +17,7 @@ from fedstill.core.seeds import derive, torch_generator
 from fedstill.data.augmentation import random_shift
 from fedstill.federation.federation import Responses
 from fedstill.methods import fedkd
-from fedstill.methods._perturbing import dequantize
+from fedstill.methods._logit_perturbation import dequantize
 from fedstill.methods.fedkd import FedKD
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.protection import protect

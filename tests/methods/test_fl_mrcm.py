@@ -17,7 +17,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.fedavg import FedAvg
 from fedstill.methods.fl_mrcm import FEATURES, FLMRCM, latent
 from fedstill.models import build
-from fedstill.models.extractor_head import EXTRACTOR, split
+from fedstill.models.extractor_head import EXTRACTOR, split_model
 from fedstill.models.module_utils import to_vector
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.run_mechanism import PrivacyMechanism, no_guarantee_reason
@@ -48,9 +48,9 @@ def heads(count: int, seed: int, shade: float) -> TensorData:
 def world(
     config: Any = CONFIG, *, engine: Any = "one-by-one", local: LocalConfig = LOCAL, spec: str = "unet:4"
 ) -> World:
-    models = [split(build(spec, SHAPE, 1, 0, index), "model") for index in range(len(SIZES))]
+    models = [split_model(build(spec, SHAPE, 1, 0, index), "model") for index in range(len(SIZES))]
     nodes = make_nodes(models, data=lambda index: heads(SIZES[index], index, 1 - index / 4))
-    student = split(build(spec, SHAPE, 1, 0, "student"), "student")
+    student = split_model(build(spec, SHAPE, 1, 0, "student"), "student")
     stacked = engine == "stacked"
     made = small_world.world(config, nodes, student, local=local, stacked=stacked, task=TASK)
     made.federation.link = LinkConfig(quorum=0.5)
@@ -156,7 +156,7 @@ def test_a_step_at_a_source_by_hand() -> None:
 
 @pytest.mark.parametrize(("spec", "part"), [("unet:4", "extractor.encoder"), ("small-cnn:4", EXTRACTOR)])
 def test_latent_features_are_the_encoders_or_else_the_extractors(spec: str, part: str) -> None:
-    assert latent(split(build(spec, SHAPE, 1, 0), "model")) == part
+    assert latent(split_model(build(spec, SHAPE, 1, 0), "model")) == part
 
 
 # --- those who leave ---------------------------------------------------------------

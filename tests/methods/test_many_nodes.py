@@ -8,7 +8,7 @@ from types import FrameType
 import torch
 
 from fedstill.federation.federation import Federation
-from fedstill.methods._histogram import LabelHistogram
+from fedstill.methods._label_histogram import LabelHistogram
 
 
 class Compared(str):

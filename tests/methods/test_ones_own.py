@@ -13,7 +13,7 @@ import torch
 from fedstill.compare.comparison_file import plan
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
-from fedstill.methods._histogram import CountsLabels
+from fedstill.methods._label_histogram import CountsLabels
 from fedstill.methods._server import Server
 from fedstill.methods.fedavg import FedAvg
 from fedstill.protocol.local_config import LocalConfig

@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError, NodeFault
 from fedstill.core.seeds import torch_generator
-from fedstill.methods._perturbing import dequantize, laplace, quantize, require_numbers, wire_type
+from fedstill.methods._logit_perturbation import dequantize, laplace, quantize, require_numbers, wire_type
 
 # --- the quantizer -------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from fedstill.federation.link_config import LinkConfig
 from fedstill.methods.co_boosting import CoBoosting
 from fedstill.methods.dense import DENSE
 from fedstill.models.interface import Interface
-from fedstill.models.normalization import remembered
+from fedstill.models.normalization import outputs_and_batch_norm_loss
 from fedstill.models.predictors import Predictor
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
@@ -221,10 +221,10 @@ def test_the_distance_to_batch_norm_pulls_inputs_to_what_it_has_kept() -> None:
     adam = torch.optim.Adam([x], 0.05)
     for _ in range(200):
         adam.zero_grad()
-        remembered(norm, x)[1].backward()
+        outputs_and_batch_norm_loss(norm, x)[1].backward()
         adam.step()
     torch.testing.assert_close(x.mean((0, 2, 3)), norm.running_mean, atol=0.05, rtol=0)
-    assert remembered(nn.Linear(2, 2), torch.ones(1, 2))[1] == 0
+    assert outputs_and_batch_norm_loss(nn.Linear(2, 2), torch.ones(1, 2))[1] == 0
 
 
 @pytest.mark.parametrize("models", ["asked", "uploaded"])

@@ -25,7 +25,7 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema, SchemaColumn
 from fedstill.models import custom_model, predictors
 from fedstill.models.class_map import ClassMap
 from fedstill.models.interface import Interface
-from fedstill.models.model_config import ModelConfig, OwnModel, read
+from fedstill.models.model_config import CustomModel, ModelConfig, read_model_config
 from fedstill.models.predictors import Endpoint
 from fedstill.node.refusal_text import public_text
 from fedstill.tasks import TASKS
@@ -49,7 +49,7 @@ def table(target: SchemaColumn = ILL, schema: bool = True) -> Interface:
 
 
 def make(source: Any, to: Interface, **how: Any) -> nn.Module:
-    return custom_model.make(OwnModel(source=source, **how), to, Path(), 0)
+    return custom_model.make(CustomModel(source=source, **how), to, Path(), 0)
 
 
 def named(name: str, folder: Path, to: Interface | None = None, **how: Any) -> nn.Module:
@@ -140,7 +140,7 @@ def test_a_network_learns_through_the_map_of_its_classes() -> None:
     net = nn.Linear(5, 3)
     model = make(net, table(), classes=("yes", "", "no"))
     assert torch.equal(model(ROWS), net(ROWS)[:, [2, 0]])
-    assert models.carries_gradient(model, (5,))
+    assert models.is_differentiable(model, (5,))
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
     named_net = named("mlp:4", Path(), classes=("yes", "", "no"))
     assert named_net(ROWS).shape == (2, 2)
@@ -253,15 +253,15 @@ def test_what_goes_with_networks_alone_is_refused_of_others_and_the_other_way_ro
 def test_a_file_says_of_a_model_what_a_node_file_says(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "model.toml").write_text('name = "f.onnx"\nclasses = ["yes", "no"]', encoding="utf-8")
-    said = read("own/model.toml", tmp_path, "nodes.models")
+    said = read_model_config("own/model.toml", tmp_path, "nodes.models")
     assert said == ModelConfig(name=str(tmp_path.resolve() / "own" / "f.onnx"), classes=("yes", "no"))
     (tmp_path / "own" / "model.toml").write_text('clases = ["yes"]', encoding="utf-8")
     with pytest.raises(ArgumentError, match=r"unknown key 'model.toml: clases'"):
-        read("own/model.toml", tmp_path, "nodes.models")
+        read_model_config("own/model.toml", tmp_path, "nodes.models")
     with pytest.raises(
         ArgumentError, match=r"invalid nodes.models = 'none.toml' \(expected a file that says"
     ):
-        read("none.toml", tmp_path, "nodes.models")
+        read_model_config("none.toml", tmp_path, "nodes.models")
 
 
 # --- an endpoint ------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_an_endpoint_is_asked_in_parts_and_names_its_classes(monkeypatch: pytest
         asked.append(query["inputs"])
         return {"probabilities": [[0.25, 0.75]] * len(query["inputs"]), "classes": ["yes", "no"]}
 
-    monkeypatch.setattr(predictors, "MOST_VALUES", 3 * 2)
+    monkeypatch.setattr(predictors, "MAX_REQUEST_VALUES", 3 * 2)
     with serving(response) as url:
         model = named(url, Path(), takes="raw")
         asked.clear()
@@ -319,7 +319,7 @@ def test_an_endpoint_that_redirects_is_away_or_says_too_much_is_told(monkeypatch
         Endpoint(url)(rows)
     with pytest.raises(PredictorError, match="cannot be asked"):  # it is gone
         Endpoint(url)(rows)
-    monkeypatch.setattr(predictors, "MOST_BYTES", 10)
+    monkeypatch.setattr(predictors, "MAX_RESPONSE_BYTES", 10)
     told = {"logits": [[1, 2]] * 2}
     with serving(lambda _: told) as url, pytest.raises(PredictorError, match="more than 10 bytes") as refused:
         Endpoint(url)(rows)
@@ -374,8 +374,8 @@ class Wrapped(nn.Module):
 
 def test_a_module_through_which_no_gradient_goes_is_found_out() -> None:
     forest = RandomForestClassifier(5, random_state=0).fit(X, Y)
-    assert not models.carries_gradient(Wrapped(forest), (5,))
-    assert not models.carries_gradient(make(forest, table()), (5,))
+    assert not models.is_differentiable(Wrapped(forest), (5,))
+    assert not models.is_differentiable(make(forest, table()), (5,))
     silent = nn.Linear(5, 2).requires_grad_(False)
     nn.init.zeros_(silent.weight)  # it has a gradient, which is zero: networks may begin so
-    assert models.carries_gradient(silent, (5,))
+    assert models.is_differentiable(silent, (5,))

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import FedstillError
-from fedstill.models import PatchCritic, build, example
-from fedstill.models.dp_compatibility import NotPrivate, check
+from fedstill.models import PatchCritic, build, example_inputs
+from fedstill.models.dp_compatibility import DPIncompatibleError, check
 
 SHAPE = (1, 8, 8)
 
@@ -40,7 +40,7 @@ def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> 
         nn.InstanceNorm2d(48),
     )
     network[1].requires_grad_(False)  # frozen ones mix examples too
-    with pytest.raises(NotPrivate) as told:
+    with pytest.raises(DPIncompatibleError) as told:
         check(network, "the model of node 'a'")
     assert set(told.value.layers) == {"1", "2.0", "2.1", "3", "4", "5"}
     assert told.value.layers["1"] == "BatchNorm2d -> GroupNorm(16, 48)"
@@ -57,14 +57,14 @@ def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> 
 def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
     """A group norm of one feature a group is 0 whatever comes."""
     flat = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
-    with pytest.raises(NotPrivate) as told:
+    with pytest.raises(DPIncompatibleError) as told:
         check(flat, "it")
     assert told.value.layers == {"2": "BatchNorm1d -> LayerNorm(32)"}
     flat[2] = nn.LayerNorm(32)
-    check(flat, "it", example(SHAPE))
+    check(flat, "it", example_inputs(SHAPE))
     assert flat[:3](torch.randn(2, *SHAPE)).abs().min() > 0
     long = nn.Sequential(nn.Conv1d(1, 32, 3), nn.BatchNorm1d(32))
-    with pytest.raises(NotPrivate, match=r"1: BatchNorm1d -> GroupNorm\(32, 32\)"):
+    with pytest.raises(DPIncompatibleError, match=r"1: BatchNorm1d -> GroupNorm\(32, 32\)"):
         check(long, "it")
 
 
@@ -77,33 +77,33 @@ def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
     ],
 )
 def test_layers_that_opacus_does_not_know_are_refused_too(layer: nn.Module, told: str) -> None:
-    with pytest.raises(NotPrivate, match=told):
+    with pytest.raises(DPIncompatibleError, match=told):
         check(nn.Sequential(layer).eval(), "it")  # even as it answers: it will learn
-    check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0)), "it", example(SHAPE))
+    check(nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Dropout(0.0)), "it", example_inputs(SHAPE))
 
 
 def test_a_long_list_of_layers_is_cut_and_other_models_of_ours_are_named() -> None:
-    with pytest.raises(NotPrivate) as told:
+    with pytest.raises(DPIncompatibleError) as told:
         check(build("resnet8:4", SHAPE, 3, 0), "the model")
     count, text = len(told.value.layers), str(told.value)
     assert text.count("BatchNorm2d ->") == 6 < count
     assert f"; and {count - 6} more; small-cnn, lenet5 and mlp have none of these" in text
-    with pytest.raises(NotPrivate) as few:
+    with pytest.raises(DPIncompatibleError) as few:
         check(nn.Sequential(nn.BatchNorm2d(4)), "mine")
     assert "more" not in str(few.value)
     assert "small-cnn" not in str(few.value)
 
 
 def test_the_critic_passes_with_group_norm_only() -> None:
-    with pytest.raises(NotPrivate, match=r"3: BatchNorm2d -> GroupNorm\(8, 8\)"):
+    with pytest.raises(DPIncompatibleError, match=r"3: BatchNorm2d -> GroupNorm\(8, 8\)"):
         check(PatchCritic(1, 4), "the critic")
-    check(PatchCritic(1, 4, "group"), "the critic", example(SHAPE))
+    check(PatchCritic(1, 4, "group"), "the critic", example_inputs(SHAPE))
 
 
 def test_a_layer_that_keeps_what_it_saw_is_found_by_trying() -> None:
     network = nn.Sequential(nn.Flatten(), Remembering())
-    with pytest.raises(NotPrivate, match=r"1: 'seen' keeps what it saw"):
-        check(network, "it", example(SHAPE))
+    with pytest.raises(DPIncompatibleError, match=r"1: 'seen' keeps what it saw"):
+        check(network, "it", example_inputs(SHAPE))
     assert network[1].seen.abs().max() == 0, "tried on a copy"
 
 
@@ -134,8 +134,8 @@ class Listing(nn.Linear):
     [(Averaging(64, 3), "'mean' keeps what it saw"), (Listing(64, 3), "it keeps what it saw")],
 )
 def test_rejects_networks_that_keep_what_they_saw_outside_of_buffers(network: nn.Module, named: str) -> None:
-    with pytest.raises(NotPrivate, match=named):
-        check(network, "it", example(SHAPE))
+    with pytest.raises(DPIncompatibleError, match=named):
+        check(network, "it", example_inputs(SHAPE))
 
 
 def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
@@ -149,8 +149,8 @@ def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
             return super().forward(x.flatten(1) * torch.rand_like(x.flatten(1)))
 
     for network in (Branching(64, 3), Drawing(64, 3)):
-        with pytest.raises(NotPrivate, match="the network itself: no gradients by example"):
-            check(network, "it", example(SHAPE))
+        with pytest.raises(DPIncompatibleError, match="the network itself: no gradients by example"):
+            check(network, "it", example_inputs(SHAPE))
 
 
 def test_without_opacus_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.models import MODELS, TEXTS, build, example
-from fedstill.models.extractor_head import Split, features, split
+from fedstill.models import MODELS, TEXT_MODELS, build, example_inputs
+from fedstill.models.extractor_head import Split, count_features, split_model
 
 SHAPE = (1, 8, 8)
 
@@ -79,22 +79,29 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 def test_each_network_of_ours_parts_and_computes_the_same(name: str, shape: tuple[int, int, int]) -> None:
     model = build(f"{name}:6", shape, 7, 0)
-    parts = split(model, "model")
+    parts = split_model(model, "model")
     assert kinds(parts.head) == HEADS[name]
     same_function(model, parts, shape)
     first = next(iter(parts.head.parameters()))
-    assert features(parts, example(shape), "model") == first.shape[1]
+    assert count_features(parts, example_inputs(shape), "model") == first.shape[1]
 
 
 def test_every_network_of_ours_is_covered() -> None:
-    assert {*HEADS, "linear", "unit-linear", "scattering", "unet", "bn-unet", "residual-unet", *TEXTS} == set(
-        MODELS.own
-    )  # see test_unet.py
+    assert {
+        *HEADS,
+        "linear",
+        "unit-linear",
+        "scattering",
+        "unet",
+        "bn-unet",
+        "residual-unet",
+        *TEXT_MODELS,
+    } == set(MODELS.own)  # see test_unet.py
 
 
 def test_a_users_sequential_with_an_init_of_its_own_parts_behind_its_flatten() -> None:
     model = Own(SHAPE, 3)
-    parts = split(model, "model")
+    parts = split_model(model, "model")
     assert (kinds(parts.extractor), kinds(parts.head)) == (
         ["Conv2d", "ReLU", "Flatten"],
         ["Linear", "ReLU", "Linear"],
@@ -112,16 +119,16 @@ def test_the_last_flatten_with_something_learned_on_both_sides_counts() -> None:
         nn.Flatten(),
         nn.Linear(8, 3),
     )
-    assert kinds(split(two, "model").head) == ["Linear"]
+    assert kinds(split_model(two, "model").head) == ["Linear"]
     last = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
-    parts = split(last, "model")  # nothing is learned behind the flatten: the last layer that learns
+    parts = split_model(last, "model")  # nothing is learned behind the flatten: the last layer that learns
     assert kinds(parts.head) == ["Conv2d", "Flatten"]
     same_function(last, parts)
 
 
 def test_named_layers_keep_their_names() -> None:
     layers = OrderedDict(flat=nn.Flatten(), first=nn.Linear(64, 4), act=nn.ReLU(), last=nn.Linear(4, 3))
-    parts = split(nn.Sequential(layers), "model")
+    parts = split_model(nn.Sequential(layers), "model")
     assert [name for name, _ in parts.extractor.named_children()] == ["flat", "first", "act"]
     assert [name for name, _ in parts.head.named_children()] == ["last"]
 
@@ -131,7 +138,7 @@ def test_a_layer_that_is_used_twice_is_used_twice_in_the_parts() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), act, nn.Flatten(), nn.Linear(144, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 3)
     )
-    parts = split(model, "model")
+    parts = split_model(model, "model")
     assert len(list(parts.extractor.children())) == 3
     assert kinds(parts.head)[0] == "Linear"
     same_function(model, parts)
@@ -139,7 +146,7 @@ def test_a_layer_that_is_used_twice_is_used_twice_in_the_parts() -> None:
 
 def test_a_network_with_extractor_and_head_parts_there() -> None:
     model = Parted()
-    parts = split(model, "model")
+    parts = split_model(model, "model")
     assert parts.extractor is model.extractor
     assert parts.head is model.head
     same_function(model, parts)
@@ -172,7 +179,7 @@ class OnlyNames(NoParts):
 def test_other_networks_are_refused_naming_whose(model: nn.Module) -> None:
     said = r"model of north cannot be split \(expected a network with modules 'extractor' and 'head'"
     with pytest.raises(ModelError, match=re.escape(said)):
-        split(model, "model of north")
+        split_model(model, "model of north")
 
 
 @pytest.mark.parametrize(
@@ -186,11 +193,11 @@ def test_other_networks_are_refused_naming_whose(model: nn.Module) -> None:
 )
 def test_a_part_with_nothing_to_learn_is_refused(model: nn.Module) -> None:
     with pytest.raises(ModelError, match=r"student cannot be split \(expected two layers with parameters"):
-        split(model, "student")
+        split_model(model, "student")
 
 
 def test_features_are_one_vector_an_input() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 6), nn.Flatten())
     with pytest.raises(ModelError, match=re.escape("extractor of student gives (2, 2, 6, 6) for two inputs")):
-        features(split(model, "student"), example(SHAPE), "student")
-    assert features(split(model, "student"), example(SHAPE), "student", maps=True) == 2
+        count_features(split_model(model, "student"), example_inputs(SHAPE), "student")
+    assert count_features(split_model(model, "student"), example_inputs(SHAPE), "student", maps=True) == 2

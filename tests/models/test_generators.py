@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.tables import check_features
 from fedstill.models import build
-from fedstill.models.extractor_head import features, split
+from fedstill.models.extractor_head import count_features, split_model
 from fedstill.models.generators import (
     ConditionalGenerator,
     FeatureCritic,
@@ -23,9 +23,9 @@ from fedstill.models.generators import (
     ResidualBlock,
     TableCritic,
     TableGenerator,
-    chosen,
-    condition,
+    append_one_hot,
     hidden_widths,
+    straight_through_one_hot,
 )
 
 
@@ -69,7 +69,7 @@ def test_gradients_reach_the_maps_and_every_weight() -> None:
 
 def test_a_condition_is_the_vector_and_then_the_one_hot_label() -> None:
     v = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])  # (1, 2, 2)
-    c = condition(v, torch.tensor([[2, 0]]), 3)
+    c = append_one_hot(v, torch.tensor([[2, 0]]), 3)
     assert c.tolist() == [[[1.0, 2.0, 0.0, 0.0, 1.0], [3.0, 4.0, 1.0, 0.0, 0.0]]]
 
 
@@ -89,9 +89,9 @@ def test_the_generator_is_three_linear_layers_with_batch_norm() -> None:
 
 @pytest.mark.parametrize(("spec", "widths"), [("lenet5", (120, 84)), ("small-cnn", ())])
 def test_the_critic_has_the_heads_layers_and_one_output(spec: str, widths: tuple[int, ...]) -> None:
-    parts = split(build(spec, (1, 28, 28), 10, 0), "model")
+    parts = split_model(build(spec, (1, 28, 28), 10, 0), "model")
     assert hidden_widths(parts.head) == widths
-    p = features(parts, torch.zeros(2, 1, 28, 28), "model")
+    p = count_features(parts, torch.zeros(2, 1, 28, 28), "model")
     critic = FeatureCritic(p, 10, widths)
     linear = [layer for layer in critic if isinstance(layer, nn.Linear)]
     assert [layer.out_features for layer in linear] == [*widths, 1]
@@ -143,7 +143,7 @@ def test_every_output_teaches_the_generator() -> None:
 
 def test_a_choice_has_the_gradient_of_its_softmax() -> None:
     scores = torch.tensor([[0.5, 2.0, 1.0]], requires_grad=True)
-    (hard,) = torch.autograd.grad(chosen(scores)[0, 1], scores)
+    (hard,) = torch.autograd.grad(straight_through_one_hot(scores)[0, 1], scores)
     (soft,) = torch.autograd.grad(scores.softmax(1)[0, 1], scores)
     assert torch.equal(hard, soft)
 

@@ -11,7 +11,7 @@ from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
 from fedstill.models import custom_model, hugging_face
 from fedstill.models.interface import Interface
-from fedstill.models.model_config import ModelConfig, OwnModel
+from fedstill.models.model_config import CustomModel, ModelConfig
 from fedstill.tasks.classification import ClassificationConfig
 
 transformers = pytest.importorskip("transformers")
@@ -46,7 +46,7 @@ IDS = torch.tensor([[2, 5, 7, 3, 0, 0, 0, 0], [2, 6, 7, 8, 3, 0, 0, 0]])
 
 def test_a_saved_model_answers_as_it_does_in_the_library(tmp_path: Path) -> None:
     model = build(save(tmp_path)).eval()
-    models.check(model, (LENGTH,), (2,), "model", "texts")
+    models.check_module(model, (LENGTH,), (2,), "model", "texts")
     theirs = transformers.DistilBertForSequenceClassification.from_pretrained(tmp_path).eval()
     expected = theirs(input_ids=IDS, attention_mask=(IDS != 0).long()).logits
     torch.testing.assert_close(model(IDS), expected)
@@ -111,10 +111,10 @@ def test_its_own_tokenizer_makes_the_ids(tmp_path: Path) -> None:
 
 def test_another_padding_is_swapped_for_ours_and_back() -> None:
     ids = torch.tensor([[0, 5, 1, 1]])  # as RoBERTa: 0 begins a text and 1 pads it
-    ours = hugging_face.swapped(ids, 1)
+    ours = hugging_face.swap_padding(ids, 1)
     assert ours.tolist() == [[1, 5, 0, 0]]
-    assert torch.equal(hugging_face.swapped(ours, 1), ids)
-    assert torch.equal(hugging_face.swapped(ids, 0), ids)
+    assert torch.equal(hugging_face.swap_padding(ours, 1), ids)
+    assert torch.equal(hugging_face.swap_padding(ids, 0), ids)
 
 
 def test_a_classifier_of_images_is_named_or_given_and_its_labels_are_found(
@@ -130,7 +130,7 @@ def test_a_classifier_of_images_is_named_or_given_and_its_labels_are_found(
     x, classes = torch.randn(3, 1, 8, 8), ("well", "ill")
     expected = theirs(pixel_values=x).logits.flip(1)
     to = Interface(ClassificationConfig().make(classes), classes, (1, 8, 8))
-    for said in (ModelConfig(name=f"hf:{tmp_path}"), OwnModel(source=theirs)):
+    for said in (ModelConfig(name=f"hf:{tmp_path}"), CustomModel(source=theirs)):
         model = custom_model.make(said, to, Path(), 0).eval()
         torch.testing.assert_close(model(x), expected)
-        assert models.carries_gradient(model, (1, 8, 8))
+        assert models.is_differentiable(model, (1, 8, 8))

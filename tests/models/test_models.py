@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.models import MODELS, TEXTS, Generator, build, check
+from fedstill.models import MODELS, TEXT_MODELS, Generator, build, check_module
 
 IMAGE = (1, 8, 8)
-CLASSIFIERS = [name for name in MODELS.own if "unet" not in name and name not in TEXTS]  # see test_unet.py
+CLASSIFIERS = [
+    name for name in MODELS.own if "unet" not in name and name not in TEXT_MODELS
+]  # see test_unet.py
 
 
 def size(module: nn.Module) -> int:
@@ -224,7 +226,7 @@ def test_a_fitting_model_passes_and_keeps_its_mode_and_statistics() -> None:
     model = build("resnet8:4", IMAGE, 3, 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for mode in (True, False):
-        check(model.train(mode), IMAGE, (3,), "model of a")
+        check_module(model.train(mode), IMAGE, (3,), "model of a")
         assert model.training is mode
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
@@ -243,7 +245,7 @@ def test_a_fitting_model_passes_and_keeps_its_mode_and_statistics() -> None:
 )
 def test_a_model_that_does_not_fit_gets_one_clear_line(model: nn.Module, words: str) -> None:
     with pytest.raises(ModelError, match=words) as caught:
-        check(model, IMAGE, (3,), "model of a")
+        check_module(model, IMAGE, (3,), "model of a")
     assert "\n" not in str(caught.value)
 
 
@@ -263,6 +265,6 @@ class Spectrum(nn.Module):
 
 def test_refuses_complex_weights_and_complex_outputs() -> None:
     with pytest.raises(ModelError, match="mine has complex numbers in 'weight'"):
-        check(Spectrum(True), IMAGE, (3,), "mine")
+        check_module(Spectrum(True), IMAGE, (3,), "mine")
     with pytest.raises(ModelError, match="mine gives outputs of complex64"):
-        check(Spectrum(False), IMAGE, (3,), "mine")
+        check_module(Spectrum(False), IMAGE, (3,), "mine")

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from fedstill.core.errors import ModelError
-from fedstill.models import check
-from fedstill.models.module_check import needs_two
-from fedstill.models.module_utils import copied
+from fedstill.models import check_module
+from fedstill.models.module_check import needs_two_examples
+from fedstill.models.module_utils import deep_copy
 from fedstill.node.node_group import architecture_key, stacking_key
 
 SHAPE = (1, 4, 4)
@@ -78,7 +78,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 def test_a_module_that_cannot_be_trained_here_is_one_line_that_says_why(case: str) -> None:
     make, said = REFUSED[case]
     with pytest.raises(ModelError, match=f"the model.*{said}" if "of the" not in said else said) as caught:
-        check(make(), SHAPE, (3,), "the model")
+        check_module(make(), SHAPE, (3,), "the model")
     assert "\n" not in str(caught.value)
 
 
@@ -88,7 +88,7 @@ def test_the_trial_leaves_a_module_and_random_draws_as_they_were() -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    check(model, SHAPE, (3,), "the model")
+    check_module(model, SHAPE, (3,), "the model")
     assert torch.equal(torch.rand(2), expected)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(own.grad is None for own in model.parameters())
@@ -107,7 +107,7 @@ def test_the_trial_leaves_a_module_and_random_draws_as_they_were() -> None:
     ],
 )
 def test_what_can_take_part_is_let_in(model: Callable[[], nn.Module]) -> None:
-    check(model(), SHAPE, (3,), "the model")
+    check_module(model(), SHAPE, (3,), "the model")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_can_take_part_is_let_in(model: Callable[[], nn.Module]) -> None:
 def test_batch_norm_over_one_value_needs_two_examples(
     layer: nn.Module, shape: tuple[int, ...], wanted: bool
 ) -> None:
-    assert needs_two(layer, shape) is wanted
+    assert needs_two_examples(layer, shape) is wanted
 
 
 OLD = {
@@ -139,7 +139,7 @@ def test_networks_with_older_reparametrizations_are_copied_after_a_forward(how: 
     model = nn.Sequential(OLD[how](nn.Linear(4, 3)))
     x = torch.rand(2, 4)
     model(x)  # keeps a weight with its graph
-    twin = copied(model)
+    twin = deep_copy(model)
     assert torch.equal(twin.eval()(x), model.eval()(x))
     assert not {id(own) for own in twin.parameters()} & {id(own) for own in model.parameters()}
 

@@ -22,7 +22,7 @@ from fedstill import models
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import MethodRefused, ModelError
-from fedstill.models.class_map import LEAST
+from fedstill.models.class_map import MIN_PROBABILITY
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig
 from fedstill.models.predictors import Predictor
@@ -59,9 +59,11 @@ def test_logits_are_the_logarithm_of_an_estimators_probabilities(regression: Any
     probabilities = regression.predict_proba(FLAT[300:350])
     logits = predictor(IMAGES[300:350])
     assert logits.dtype == torch.float32
-    expected = torch.from_numpy(np.log(np.maximum(probabilities, LEAST))).float()
+    expected = torch.from_numpy(np.log(np.maximum(probabilities, MIN_PROBABILITY))).float()
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-    high = probabilities.min(1) > LEAST  # where nothing is clamped a softmax gives the probabilities back
+    high = (
+        probabilities.min(1) > MIN_PROBABILITY
+    )  # where nothing is clamped a softmax gives the probabilities back
     assert high.any()
     back = torch.from_numpy(probabilities[high]).float()
     torch.testing.assert_close(logits.softmax(1)[high], back, rtol=1e-4, atol=1e-4)
@@ -72,9 +74,11 @@ def test_an_estimator_that_knows_few_classes_gives_the_others_nothing() -> None:
     estimator = LogisticRegression().fit(FLAT[:300][few], LABELS[:300][few])
     logits = Predictor(estimator, DIGITS)(IMAGES[300:320])
     probabilities = torch.from_numpy(estimator.predict_proba(FLAT[300:320])).float()
-    torch.testing.assert_close(logits[:, [2, 6]], probabilities.clamp_min(LEAST).log(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        logits[:, [2, 6]], probabilities.clamp_min(MIN_PROBABILITY).log(), rtol=1e-4, atol=1e-4
+    )
     others = [number for number in range(10) if number not in (2, 6)]
-    assert (logits[:, others] == math.log(LEAST)).all()
+    assert (logits[:, others] == math.log(MIN_PROBABILITY)).all()
 
 
 def test_classes_are_found_by_name_whatever_their_order() -> None:
@@ -181,7 +185,7 @@ def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp
 )
 def test_what_is_no_classifier_is_one_line(source: Any, line: str) -> None:
     with pytest.raises(ModelError, match=line):
-        models.check(Predictor(source, DIGITS), SHAPE, (10,), "model")
+        models.check_module(Predictor(source, DIGITS), SHAPE, (10,), "model")
 
 
 def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
@@ -197,7 +201,7 @@ def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
 
 def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     predictor = Predictor(regression, DIGITS)
-    models.check(predictor, SHAPE, (10,), "model")
+    models.check_module(predictor, SHAPE, (10,), "model")
     assert list(predictor.parameters()) == []
     assert dict(predictor.state_dict()) == {}
     assert copy.deepcopy(predictor)(IMAGES[:2]).equal(predictor(IMAGES[:2]))
@@ -207,9 +211,9 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
     make_optimizers([node], LocalConfig())
     assert node.optimizers == {}  # nothing to train
-    bench = NodeGroup([node]).module("model")
-    bench.train(False)
-    assert bench(IMAGES[None, :5])[0].equal(predictor(IMAGES[:5]))
+    model = NodeGroup([node]).module("model")
+    model.train(False)
+    assert model(IMAGES[None, :5])[0].equal(predictor(IMAGES[:5]))
     assert predict(predictor, IMAGES[:5], compute).equal(predictor(IMAGES[:5]))
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedstill.core.errors import ModelError
 from fedstill.models import build
-from fedstill.models.scattering import WaveletModuli, averages, morlet
+from fedstill.models.scattering import WaveletModuli, gaussian_averages, morlet
 from fedstill.node.memory_limits import bytes_per_input
 
 H, W, L = 8, 12, 4
@@ -51,7 +51,7 @@ def test_coefficients_are_those_of_the_definition() -> None:
     image = torch.randn(1, 1, H, W, generator=torch.Generator().manual_seed(0))
     told = WaveletModuli(H, W, L)(image)[0]
     assert told.shape == (1 + 2 * L + L * L, H // 4, W // 4)
-    low = lambda u: averages(H) @ torch.tensor(u, dtype=torch.float64) @ averages(W).T  # noqa: E731
+    low = lambda u: gaussian_averages(H) @ torch.tensor(u, dtype=torch.float64) @ gaussian_averages(W).T  # noqa: E731
     u = image[0, 0].tolist()
     torch.testing.assert_close(told[0].double(), low(u), atol=1e-5, rtol=1e-4)
     fine, coarse = (modulus(u, wavelet(j, 1)) for j in (0, 1))
@@ -62,7 +62,7 @@ def test_coefficients_are_those_of_the_definition() -> None:
 
 
 def test_averages_are_of_gaussians_about_every_fourth_place() -> None:
-    rows = averages(8)
+    rows = gaussian_averages(8)
     torch.testing.assert_close(rows.sum(1), torch.ones(2, dtype=torch.float64))
     assert rows[1].argmax() == 4
     assert rows[0, 2] / rows[0, 0] == pytest.approx(math.exp(-4 / (2 * 1.6**2)), rel=1e-2)
@@ -87,7 +87,7 @@ def test_many_angles_on_few_pixels_are_no_less_periodic() -> None:
 def test_pieces_of_many_images_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, images = WaveletModuli(H, W, L), torch.randn(5, 2, H, W)
     whole = transform(images)
-    monkeypatch.setattr("fedstill.models.scattering.PIECE", 2 * H * W * 2)  # two images
+    monkeypatch.setattr("fedstill.models.scattering.PIXELS_PER_BATCH", 2 * H * W * 2)  # two images
     torch.testing.assert_close(transform(images), whole, atol=1e-6, rtol=1e-5)
 
 

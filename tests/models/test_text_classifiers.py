@@ -11,7 +11,7 @@ from torch import nn
 
 from fedstill import models
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.models.extractor_head import split
+from fedstill.models.extractor_head import split_model
 from fedstill.models.text_classifiers import Attention
 
 LENGTH, CLASSES, VOCABULARY = 12, 3, 50
@@ -72,7 +72,7 @@ def test_attention_is_that_of_torch() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_they_part_in_extractor_and_head(name: str) -> None:
     model = network(name)
-    parts, ids = split(model, "model"), texts(3)
+    parts, ids = split_model(model, "model"), texts(3)
     torch.testing.assert_close(parts(ids), model(ids))
     assert sum(p.numel() for p in parts.head.parameters()) == 16 * CLASSES + CLASSES
 
@@ -99,6 +99,6 @@ def knows_none(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def test_ones_own_network_is_told_how_many_tokens_there_are() -> None:
     model = models.build(f"{__name__}:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
-    models.check(model, (LENGTH,), (CLASSES,), "model", "texts")
+    models.check_module(model, (LENGTH,), (CLASSES,), "model", "texts")
     with pytest.raises(ModelError, match="cannot be made"):
         models.build(f"{__name__}:knows_none", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

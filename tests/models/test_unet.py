@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.models import build, check
-from fedstill.models.extractor_head import Split, split
-from fedstill.models.unet import UNet, depth_of
+from fedstill.models import build, check_module
+from fedstill.models.extractor_head import Split, split_model
+from fedstill.models.unet import UNet, unet_depth
 
 
 def unet(shape: tuple[int, int, int] = (1, 16, 16), classes: int = 3, width: int = 4, seed: int = 0) -> UNet:
@@ -22,7 +22,7 @@ def unet(shape: tuple[int, int, int] = (1, 16, 16), classes: int = 3, width: int
 def test_a_value_for_each_class_and_pixel(channels: int, sides: tuple[int, int]) -> None:
     model = build("unet:4", (channels, *sides), 5, 0)
     assert model(torch.randn(2, channels, *sides)).shape == (2, 5, *sides)
-    check(model, (channels, *sides), (5, *sides), "model")
+    check_module(model, (channels, *sides), (5, *sides), "model")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_value_for_each_class_and_pixel(channels: int, sides: tuple[int, int])
     ],
 )
 def test_levels_follow_from_the_sides(sides: tuple[int, int], depth: int) -> None:
-    assert depth_of(*sides) == depth
+    assert unet_depth(*sides) == depth
     latent = unet((1, *sides)).extractor.encoder(torch.zeros(1, 1, *sides))
     assert latent.shape == (1, 4 * 2**depth, sides[0] // 2**depth, sides[1] // 2**depth)
 
@@ -67,7 +67,7 @@ def test_what_is_fine_reaches_the_output_beside_the_bottom() -> None:
 
 def test_it_parts_before_its_last_layer_and_computes_the_same() -> None:
     model = unet()
-    parts = split(model, "model")
+    parts = split_model(model, "model")
     assert isinstance(parts, Split)
     assert isinstance(parts.head, nn.Conv2d)
     assert parts.head.kernel_size == (1, 1)
@@ -103,10 +103,10 @@ def test_with_batch_norm_it_starts_as_the_other_and_answers_by_what_its_training
 def test_a_residual_one_begins_as_the_identity_also_in_parts(channels: int) -> None:
     model, x = build("residual-unet:4", (channels, 16, 16), channels, 0), torch.randn(2, channels, 16, 16)
     torch.testing.assert_close(model(x), x)
-    parts = split(model, "model")
+    parts = split_model(model, "model")
     torch.testing.assert_close(parts.head(parts.extractor(x)), x)
     assert parts.extractor(x).shape == (2, 4 + channels, 16, 16)
-    check(model, (channels, 16, 16), (channels, 16, 16), "model")
+    check_module(model, (channels, 16, 16), (channels, 16, 16), "model")
 
 
 def test_a_residual_one_learns_what_to_add() -> None:

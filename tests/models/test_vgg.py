@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
-from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, load_vgg, perceptual
+from fedstill.models.vgg import IMAGENET_MEAN, IMAGENET_STD, load_vgg, perceptual_loss
 
 VGG16 = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
 VGG19 = (0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34)
@@ -105,7 +105,7 @@ def test_half_precision_is_read_as_single(tmp_path: Path) -> None:
 def test_the_loss_of_each_pair_by_hand(path: Path) -> None:
     features = load_vgg(path)
     x, y = torch.rand(3, 1, 16, 16, requires_grad=True), torch.rand(3, 1, 16, 16)
-    losses = perceptual(features, x, y)
+    losses = perceptual_loss(features, x, y)
     expected = [
         sum(
             (a[row] - b[row]).square().sum() / a[row].numel()
@@ -116,7 +116,7 @@ def test_the_loss_of_each_pair_by_hand(path: Path) -> None:
     ]
     torch.testing.assert_close(losses, torch.stack(expected))
     assert torch.autograd.grad(losses.sum(), x)[0].abs().sum() > 0
-    assert perceptual(features, y, y).tolist() == [0, 0, 0]
+    assert perceptual_loss(features, y, y).tolist() == [0, 0, 0]
 
 
 # --- what is refused -------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from fedstill.methods import Group, payload_kinds, query
+from fedstill.methods import NodeGroup, payload_kinds, query
 from fedstill.methods.fediod import FedIOD
 
 NAME = "tests.node.judging:Judging"
@@ -29,5 +29,5 @@ class Judging(FedIOD):
         depends_on_records=(),
         trains=("critic",),
     )
-    def judge(self, nodes: Group, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.critics(nodes.at).judge(nodes, nodes.number, x)
+    def judge(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.critics(nodes.setting).judge(nodes, nodes.query_number, x)

@@ -292,7 +292,7 @@ def test_a_file_of_queries_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "queries.safetensors"
     path.write_bytes(bytes(10_001))
     with pytest.raises(QueryRefused, match=r"max_message: 10000, and .* has 10001 bytes"):
-        offline_node.answer(clinic.folder, path)
+        offline_node.answer_queries(clinic.folder, path)
 
 
 # --- time ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedstill import tasks
 from fedstill.core.dataset import TensorData
-from fedstill.models import example
+from fedstill.models import example_inputs
 from fedstill.node.run_mechanism import PrivacyMechanism
 from fedstill.privacy.dpsgd import DPSGD
 from fedstill.privacy.noise import seeded
@@ -39,14 +39,14 @@ def records(task: Task, count: int, seed: int) -> TensorData:
     targets = torch.randint(lowest, max(high, 1), (count, *shape), generator=draw)
     if task.kind == "labels":
         targets[:2] = 1  # records with every label
-    inputs = example((1, SIDE, SIDE) if task.form == "images" else (4,), task.form, count)
+    inputs = example_inputs((1, SIDE, SIDE) if task.form == "images" else (4,), task.form, count)
     return TensorData(inputs, targets.float() if task.kind == "image" else targets)
 
 
 def told(task: Task, data: TensorData) -> dict[str, torch.Tensor]:
     """What the query's handler reads of a node's records."""
     group = SimpleNamespace(nodes=[SimpleNamespace(data=data)], device=torch.device("cpu"))
-    group.knowing = lambda at, number: SimpleNamespace(**vars(group), at=at, number=number)
+    group.for_query = lambda at, number: SimpleNamespace(**vars(group), at=at, number=number)
     response = count_labels(task).handler(group, 0)
     return {name: tensor[0] for name, tensor in response.items()}
 

@@ -48,7 +48,7 @@ def off_by_a_digit(*given: Any) -> tuple[torch.Tensor, float]:
 
 def learned(clinic: Clinic) -> int:
     """Steps of the critic that are charged."""
-    return clinic.session.audit.spent(NODE_DATA, "one").run.get(str(STEP), 0)
+    return clinic.session.audit.spending(NODE_DATA, "one").run_events.get(str(STEP), 0)
 
 
 def released(clinic: Clinic) -> int:
@@ -89,7 +89,7 @@ def test_limits_count_what_is_asked_after_another_past(tmp_path: Path) -> None:
         clinic.say("load_checkpoint", checkpoint=0)
         for asked in (number, 1001, 1002):
             clinic.query(asked, image(asked))
-    assert clinic.session.audit.spent(NODE_DATA, "one").bytes == 3 * one
+    assert clinic.session.audit.spending(NODE_DATA, "one").total_bytes == 3 * one
 
 
 @pytest.mark.parametrize("private", ["", PRIVATE])
@@ -259,13 +259,13 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     assert clinic.say("load_checkpoint", checkpoint=0) == ({}, {})
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
-    paid = Counter(clinic.session.audit.spent(NODE_DATA, "one").run)
+    paid = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
-    assert clinic.session.audit.spent(NODE_DATA, "one").run == paid, "the same is the same"
+    assert clinic.session.audit.spending(NODE_DATA, "one").run_events == paid, "the same is the same"
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
     assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
-    twice = Counter(clinic.session.audit.spent(NODE_DATA, "one").run)
+    twice = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
 
 
@@ -384,7 +384,7 @@ def test_no_order_of_queries_stops_and_digits_shows_less_than_has_left(operation
                 whole.update(left[name].numpy().tobytes())
             bytes_seen.add(whole.digest())
             critics.add(clinic.critic().numpy().tobytes())
-        spent = cost_from_dict(clinic.session.audit.spent(NODE_DATA, "one").run)
+        spent = cost_from_dict(clinic.session.audit.spending(NODE_DATA, "one").run_events)
         model = PrivacyCost({STEP: len(critics), Event("gaussian", 2.0, rate=0.2): 1} if critics else {})
         assert released(clinic) >= len(bytes_seen)
         assert spent.get(STEP, 0) == len(critics), "each critic once: never less, never twice"

@@ -30,7 +30,7 @@ from fedstill.protocol.run_plan import PLAN_FILE, RunPlan, public_fingerprint, p
 from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import unpack
 from fedstill.tasks import TASKS
-from tests.node import test_host
+from tests.node import test_node_service
 from tests.node.test_node_service import FEDIOD, NODE, PLAN, SHAPE, SPEC, Clinic, same
 
 
@@ -42,7 +42,7 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
     clinic.say("load_checkpoint", checkpoint=0)
     _, skipped = clinic.query(2)
     assert not torch.equal(skipped["critic"], first[2]["critic"])
-    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).queries == 4
+    assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_queries == 4
     assert len(clinic.left()) == lines + 1
     assert clinic.lines()[-1].get("history_hash", "") != clinic.lines()[2]["history_hash"]
     # The fifth is one too many; in the old order they are the old answers, and cost nothing.
@@ -51,7 +51,7 @@ def test_going_back_to_ask_in_another_order_is_charged_and_written(tmp_path: Pat
     clinic.say("load_checkpoint", checkpoint=0)
     for number in (0, 1, 2):
         same(clinic.query(number)[1], first[number])
-    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).queries == 4
+    assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_queries == 4
 
 
 def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
     clinic = Clinic(tmp_path / "clinic", privacy, plan)
     clinic.say("join", public_tensors(public), plan=plan.to_dict())
     clinic.say("train_locally", seconds=60)
-    assert not clinic.session.audit.spent(NODE_DATA, ALL_RUNS).total
+    assert not clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_events
 
     def fails(_: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("a weight is 3.5")
@@ -477,7 +477,7 @@ def test_a_model_that_fails_at_an_answer_has_been_paid_for(
     rows = {"rows": torch.tensor([0, 2]), "view": torch.tensor(0)}
     said = clinic.say("answer_query", rows, query="predict", number=0, differentiable=False)
     assert said["text"] == "its data or model fail here: its own log says more"
-    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).total
+    assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_events
 
 
 def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
@@ -495,7 +495,7 @@ def test_what_is_no_number_is_counted_as_any_answer_is(tmp_path: Path) -> None:
     one, more = ({"rows": torch.tensor([0, rows]), "view": torch.tensor(0)} for rows in (1, 4))
     _, released = clinic.say("answer_query", one, number=0, **call)
     assert (released["logits"] == -128).all()
-    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).bytes == released["logits"].numel()
+    assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == released["logits"].numel()
     assert clinic.say("answer_query", more, number=1, **call)["rule"] == f"max_bytes: {most} bytes", (
         "as of numbers"
     )
@@ -517,7 +517,7 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
 ) -> None:
     """By which scale of an input it does, its weights could be read, a refusal at a time."""
     own = 'name = "own:make"\ngives = "logits"\ntrain = false'
-    monkeypatch.setattr(test_host, "NODE", NODE.replace('name = "mlp:8"', own))
+    monkeypatch.setattr(test_node_service, "NODE", NODE.replace('name = "mlp:8"', own))
     (tmp_path / "clinic").mkdir()
     (tmp_path / "clinic" / "own.py").write_text(ESTIMATOR)
     method = {"name": "fedzge", "weights": "equal", "ensemble": "logits", "steps": 3, "batch": 1}
@@ -530,7 +530,7 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
     huge[..., ::2] *= -1
     _, released = clinic.say("answer_query", {"x": huge}, query="examine", number=0, differentiable=False)
     assert released["logits"].isfinite().all()
-    assert clinic.session.audit.spent(NODE_DATA, ALL_RUNS).total
+    assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_events
 
 
 def test_why_a_run_is_too_large_is_not_told(tmp_path: Path) -> None:
@@ -577,7 +577,7 @@ def test_noised_counts_alone_weigh_as_one_at_least(tmp_path: Path, privacy: str,
     kept = SimpleNamespace(query=SimpleNamespace(sums={"parameters": "size"}))
     adding = handler._sum_contribution(node, SumRequest(1, ("clinic", "b", "c")), cast(Any, kept))
     assert adding is not None
-    assert adding.least == least
+    assert adding.min_count == least
 
 
 # --- tensors of another form than the run's --------------------------------------------------------------

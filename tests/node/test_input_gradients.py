@@ -10,8 +10,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.node.test_host import CLASSES, MAP, B, Clinic
-from tests.node.test_host import gradients as valid_gradients
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -34,6 +32,8 @@ from fedstill.protocol.secure_aggregation import (
     from_ring,
 )
 from fedstill.protocol.wire_format import WireConfig, pack, unpack
+from tests.node.test_node_service import CLASSES, MAP, B, Clinic
+from tests.node.test_node_service import gradients as valid_gradients
 from tests.node.test_sum_masks import Party
 
 NAMES = ("a", "b", "c")

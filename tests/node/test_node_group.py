@@ -55,7 +55,7 @@ def same_state(stacked: Sequence[nn.Module], alone: Sequence[nn.Module]) -> None
             close(one.state_dict()[name], value)
 
 
-# --- what a bench computes -----------------------------------------------------------------------
+# --- what a stacked computes -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -65,11 +65,11 @@ def test_stacked_outputs_input_gradients_and_buffers_are_those_of_each_module(
 ) -> None:
     modules = networks(name)
     alone = copy.deepcopy(modules)
-    bench = StackedModules(modules)
-    bench.train(training)
+    stacked = StackedModules(modules)
+    stacked.train(training)
     for turn in range(2):
         x = random(G, B, 1, 8, 8, seed=turn).requires_grad_()
-        outputs = bench(x)
+        outputs = stacked(x)
         (grad,) = torch.autograd.grad(outputs.square().sum(), x)
         for row, module in enumerate(alone):
             mine = x[row].detach().requires_grad_()
@@ -125,35 +125,35 @@ def test_stacking_keeps_parameter_objects_and_values() -> None:
 @pytest.mark.parametrize("name", ["mlp:8", "resnet8:4"])
 def test_a_state_loaded_into_a_module_is_what_the_stack_computes_with(name: str) -> None:
     modules = networks(name)
-    bench = StackedModules(modules)
-    bench.train(False)
+    stacked = StackedModules(modules)
+    stacked.train(False)
     other = network(name, 99).eval()
     with torch.no_grad():
         other(random(B, 1, 8, 8))
     modules[1].load_state_dict(other.state_dict())
     x = random(G, B, 1, 8, 8)
-    close(bench(x)[1], other(x[1]))
+    close(stacked(x)[1], other(x[1]))
 
 
 def test_a_second_bench_takes_over_from_the_first() -> None:
     modules = networks("mlp:8")
     StackedModules(modules[::-1])
-    bench = StackedModules(modules[:2])
+    stacked = StackedModules(modules[:2])
     with torch.no_grad():
         for module in modules:
             for parameter in module.parameters():
                 parameter.mul_(2)
     x = random(2, B, 1, 8, 8)
     for row in range(2):
-        close(bench(x)[row], modules[row](x[row]))
+        close(stacked(x)[row], modules[row](x[row]))
 
 
 def test_evaluation_mode_keeps_no_gradients_to_parameters() -> None:
     modules = networks("mlp:8")
-    bench = StackedModules(modules)
+    stacked = StackedModules(modules)
     for mode in (True, False):
-        bench.train(mode)
-        assert bench(random(G, B, 1, 8, 8)).requires_grad is mode
+        stacked.train(mode)
+        assert stacked(random(G, B, 1, 8, 8)).requires_grad is mode
         assert all(module.training is mode for module in modules)
 
 
@@ -344,9 +344,9 @@ def test_networks_with_channels_last_take_the_steps_of_plain_ones(name: str, sta
         x = random(G, B, 3, 8, 8, seed=turn)
         for group in groups:
             rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
-            bench = group.module("model")
-            bench.train(True)
-            group.step("model", bench(rows).square().flatten(1).mean(1))
+            stacked = group.module("model")
+            stacked.train(True)
+            group.step("model", stacked(rows).square().flatten(1).mean(1))
         for row, module in enumerate(plain):
             own[row].zero_grad()
             module.train()(x[row]).square().mean().backward()
@@ -372,12 +372,12 @@ def test_a_node_with_channels_last_goes_on_from_its_state(optimizer: str, before
 
     def go(nodes: list[Node], stacked: bool, turns: range) -> None:
         for group in [NodeGroup(nodes)] if stacked else [NodeGroup([one]) for one in nodes]:
-            bench = group.module("model")
-            bench.train(True)
+            stacked = group.module("model")
+            stacked.train(True)
             for turn in turns:
                 x = random(G, B, 3, 8, 8, seed=turn)
                 rows = torch.stack([x[nodes.index(one)] for one in group.nodes])
-                group.step("model", bench(rows).square().flatten(1).mean(1))
+                group.step("model", stacked(rows).square().flatten(1).mean(1))
 
     whole, first, second = nodes(), nodes(), nodes()
     go(whole, before, range(4))

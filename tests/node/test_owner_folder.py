@@ -507,12 +507,12 @@ def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
     predictor = owner_model.make_model(file, folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "queries: examine, train"}
-    through = models.carries_gradient(network, (1, 8, 8))
+    through = models.is_differentiable(network, (1, 8, 8))
     assert owner_folder.refused_queries(file, through, asked("fediod")) == counts
-    through = models.carries_gradient(predictor, (1, 8, 8))
+    through = models.is_differentiable(predictor, (1, 8, 8))
     assert owner_folder.refused_queries(file, through, asked("fediod")) == {
         **counts,
-        "examine": models.PREDICTS,
+        "examine": models.PREDICTION_ONLY,
     }
     assert owner_folder.refused_queries(file, through, asked("fedavg")) == {
         "tell_size": "queries: examine, train",

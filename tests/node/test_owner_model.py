@@ -13,7 +13,7 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data.input_spec import InputSpec
-from fedstill.models.vgg import PLACES
+from fedstill.models.vgg import CONV_INDICES
 from fedstill.node import owner_folder, owner_model
 from fedstill.node.node_file import NodeFile, NodeModelConfig
 from fedstill.protocol.method import METHODS
@@ -66,7 +66,7 @@ def test_features_that_cannot_see_the_images_are_a_fault(tmp_path: Path) -> None
     folder = tmp_path / "clinic"
     owner_folder.init_folder(folder)
     np.savez(folder / "data.npz", images=np.zeros((4, 2, 8, 8), dtype=np.uint8), labels=np.arange(4) % 2)
-    save_file(weights(PLACES["VGG-16"]), folder / "vgg.safetensors")
+    save_file(weights(CONV_INDICES["VGG-16"]), folder / "vgg.safetensors")
     text = 'name = "clinic"\nonline = false\n[model]\nname = "mlp:8"\nperceptual = "vgg.safetensors"\n'
     (folder / "node.toml").write_text(text, encoding="utf-8")
     (fault,) = owner_folder.check_folder(folder).faults

@@ -20,7 +20,7 @@ from fedstill.methods import train_round
 from fedstill.methods._critics import CriticOptions
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import build
-from fedstill.models.dp_compatibility import NotPrivate
+from fedstill.models.dp_compatibility import DPIncompatibleError
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
@@ -374,7 +374,7 @@ def test_a_group_of_records_needs_groups_and_is_limited() -> None:
 
 
 def test_layers_that_mix_examples_are_refused_under_dp_sgd() -> None:
-    with pytest.raises(NotPrivate, match="BatchNorm"):
+    with pytest.raises(DPIncompatibleError, match="BatchNorm"):
         made(under("dp-sgd"), model="resnet8:4", train=False)
     made(under("noisy-outputs"), model="resnet8:4", train=False)
 

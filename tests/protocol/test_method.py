@@ -14,7 +14,7 @@ import torch
 from fedstill.core.compute import Compute
 from fedstill.core.errors import ArgumentError
 from fedstill.data.input_spec import InputSpec
-from fedstill.methods._histogram import CountsLabels
+from fedstill.methods._label_histogram import CountsLabels
 from fedstill.node.audit_log import AuditLog
 from fedstill.node.gate import Gate
 from fedstill.node.policy import PolicyConfig
@@ -67,7 +67,7 @@ class Nodes:
     at: Any = None
     number = 0
 
-    def knowing(self, at: Any, number: int = 0) -> Nodes:
+    def for_query(self, at: Any, number: int = 0) -> Nodes:
         self.at, self.number = at, number
         return self
 

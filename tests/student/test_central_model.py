@@ -208,7 +208,7 @@ def test_fixed_features_that_no_file_holds_are_made_anew_where_a_student_goes(
     spec = InputSpec(TASKS["classification"](), ("cat", "dog"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", network, "scattering:4", spec))
     assert export(student, "huggingface", tmp_path / "folder") < 1e-5
-    monkeypatch.setattr("fedstill.models.scattering.PIECE", 64)
+    monkeypatch.setattr("fedstill.models.scattering.PIXELS_PER_BATCH", 64)
     assert export(student, "torchscript", tmp_path / "student.pt") < 1e-5
     traced, x = torch.jit.load(str(tmp_path / "student.pt")), torch.rand(50, 1, 8, 8)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(traced(x), student(x), atol=1e-5, rtol=1e-4)

@@ -19,7 +19,7 @@ from fedstill.data.loading import load
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_private
 from fedstill.data.public import PublicConfig, load_public
-from fedstill.models import example
+from fedstill.models import example_inputs
 from fedstill.protocol.method import METHODS, unmet_need
 from fedstill.runs.config import from_dict
 from fedstill.tasks import TASKS, Task, TaskConfig
@@ -42,7 +42,7 @@ def test_a_task_is_judged_by_percent_and_higher_is_better(task: Task) -> None:
 @pytest.mark.parametrize("task", tasks(), ids=lambda task: task.name)
 def test_blank_targets_are_targets(task: Task) -> None:
     shape = (1, 16, 16) if task.form == "images" else (8,)
-    inputs = example(shape, task.form)
+    inputs = example_inputs(shape, task.form)
     task.check(TensorData(inputs, task.empty_targets(2, shape)), "blank")
     outputs = torch.zeros(2, *task.output_shape(shape))
     losses = task.loss(outputs.unsqueeze(0), task.empty_targets(2, shape).unsqueeze(0))

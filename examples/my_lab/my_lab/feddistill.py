@@ -69,7 +69,11 @@ class FedDistill(Method):
     )
     def learn(self, nodes: NodeGroup, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
         """Train with F(x) kept near the shared logits of x's class; tell the mean logits of each class."""
-        task, smoothing, classes = nodes.at.task, nodes.at.local.smoothing, nodes.at.task.classes
+        task, smoothing, classes = (
+            nodes.setting.task,
+            nodes.setting.local.smoothing,
+            nodes.setting.task.classes,
+        )
 
         def work(group: NodeGroup, step: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             z = group.module("model")(x)  # (G, B, C)
@@ -81,7 +85,7 @@ class FedDistill(Method):
         train_round(nodes, round, self.rounds, work if round else None)  # at first nothing is shared
         means = []
         for node in nodes.nodes:
-            z = predict(node.model, node.data.inputs, nodes.at.compute)  # (N, C)
+            z = predict(node.model, node.data.inputs, nodes.setting.compute)  # (N, C)
             held = F.one_hot(node.data.targets, classes).to(z.dtype)  # (N, C)
             means.append(held.T @ z / held.sum(0).clamp_min(1).unsqueeze(1))  # (C, C), 0 where there is none
         return {"mean": torch.stack(means)}

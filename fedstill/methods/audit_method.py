@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from fedstill.methods._critics import CriticOptions
-from fedstill.methods._histogram import CountsLabels, Tensors
+from fedstill.methods._label_histogram import CountsLabels, Tensors
 from fedstill.node.node_group import NodeGroup
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS
 from fedstill.protocol.queries import query

@@ -18,8 +18,8 @@ from torch import nn
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     Needs,
+    NodeGroup,
     Responses,
     Server,
     cosine_lr,
@@ -27,9 +27,9 @@ from fedstill.methods import (
     query,
     set_lr,
 )
-from fedstill.methods._examining import Examines, examined
 from fedstill.methods._generated_inputs import FromLabels, GeneratesInputs
 from fedstill.methods._student import Known, Student
+from fedstill.methods._teacher_queries import Examines, examined
 from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.protocol.payload_kinds import PARAMETERS
 

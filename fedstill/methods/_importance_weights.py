@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import torch
 
-from fedstill.methods import ArgumentError, CountsLabels, NodeGroup, Node, Responses, Server, Tensors
+from fedstill.methods import ArgumentError, CountsLabels, Node, NodeGroup, Responses, Server, Tensors
 from fedstill.methods._critics import CriticOptions, doubts
 from fedstill.methods._label_maps import LABEL_MAPS
-from fedstill.methods._public import LogitAnswers
+from fedstill.methods._public_data import LogitAnswers
 from fedstill.methods._student import StudentOptions
 from fedstill.protocol.payload_kinds import CRITIC, INPUTS, LOGITS, PayloadKind
 from fedstill.protocol.queries import NodeSetting, query

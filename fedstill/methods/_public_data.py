@@ -18,15 +18,15 @@ from torch import nn
 from fedstill.core.compute import Compute
 from fedstill.methods import (
     ArgumentError,
-    NodeGroup,
     Node,
+    NodeGroup,
     PublicData,
     Responses,
     TensorData,
     stack_tensors,
     torch_generator,
 )
-from fedstill.methods._histogram import CountsLabels, LabelHistogram, Tensors
+from fedstill.methods._label_histogram import CountsLabels, LabelHistogram, Tensors
 from fedstill.methods._server import Server, descend
 from fedstill.node.local_training import inference_batch_size, make_optimizer
 from fedstill.protocol.local_config import LocalConfig
@@ -265,7 +265,7 @@ def distil(
             loss = distance(student(x).float(), target).mean()
         descend(optimizer, loss)
         losses.append(loss.detach())
-    return torch.stack_tensors(losses).mean().item() if losses else 0.0
+    return torch.stack(losses).mean().item() if losses else 0.0
 
 
 def teach(

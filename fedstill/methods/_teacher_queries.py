@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedstill.core.options import NonNegativeFloat, PositiveInt
-from fedstill.methods import NodeGroup, Node, NodeSetting, Tensors, query
+from fedstill.methods import Node, NodeGroup, NodeSetting, Tensors, query
 from fedstill.methods._student import StudentOptions
 from fedstill.models.normalization import outputs_and_batch_norm_loss
 from fedstill.protocol.payload_kinds import INPUTS, LOGITS, PayloadKind
