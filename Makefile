@@ -1,11 +1,11 @@
 # Two commands on a fresh clone: `make demo` and `make test`.
 #
-#   make demo                     install what a run needs, run the demo, show where its report is
-#   make test                     install the tools as well; lint, types, doctests, tests
+#   make demo                     install, run the demo, print the path of its report
+#   make test                     install development tools; lint, words, types, doctests, tests
 #   make docs                     the site, in docs/_build/html; runs the gallery's scripts; Python 3.11 or newer
-#   make bench                    our steps beside published code, cost of a node by their number; ten minutes
-#   make release-check            wheel and sdist by Python, versions and extra; an hour; Python 3.11 or newer
-#   make clean                    remove .venv and caches; what is in runs/ stays
+#   make bench                    speed compared with published code, cost per node; ten minutes
+#   make release-check            wheel and sdist on each Python, version and extra; an hour; Python 3.11 or newer
+#   make clean                    remove .venv and caches; runs/ stays
 #   make demo PYTHON=python3.12   with another Python (3.10 or newer)
 #
 # On Linux, pip takes the torch build with the libraries for NVIDIA GPUs, some GB. A smaller build
@@ -15,7 +15,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# pip reads these itself, also while it builds the package. Relative paths: pip splits them at spaces.
+# pip reads these itself, also while it builds the package. The paths are relative, since pip splits at spaces.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -33,33 +33,33 @@ demo: $(VENV)/.runs
 	while [ -e "$$out" ]; do out=runs/demo-$$n; n=$$((n + 1)); done; \
 	$(BIN)/fedstill run demo --out "$$out"
 
-# Types are checked beside the first tests, which wait most of the time.
+# Types are checked while the first tests run, which mostly wait.
 test: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_words.py
 	$(MAKE) --jobs 2 types tests
 
 types: $(VENV)/.tests
 	$(BIN)/mypy
 
-# One thread each: more would only wait for each other. Three processes for two cores, since the first one's
-# tests wait most of the time (tests/conftest.py). Many processes import the package, which is compiled once
-# for all of them, whatever the shell says of bytecode.
+# One thread each. Three processes for two cores, since the first tests mostly wait (tests/conftest.py). Many
+# processes import the package, so it is compiled once for all of them, whatever the shell says of bytecode.
 tests: $(VENV)/.tests
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest --quiet -n 3 --dist worksteal --durations=10 fedstill tests
 
-# Nothing is fetched but packages; a warning, as of a link to nowhere, is an error.
+# Downloads packages only. A warning, such as a broken link, is an error.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -q -d docs/_build/doctrees docs docs/_build/html
 	@echo "The site: docs/_build/html/index.html"
 
-# What benchmarks/README.md has in its table.
+# The table of benchmarks/README.md.
 bench: $(VENV)/.runs
 	$(BIN)/python benchmarks/peers.py --rounds 1
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
 
-# Wheel and sdist in empty environments, as CONTRIBUTING.md says.
+# Wheel and sdist in empty environments; see CONTRIBUTING.md.
 release-check:
 	$(PYTHON) tools/release_check.py
 
