@@ -2,7 +2,7 @@
 
     python benchmarks/at_once.py
 
-``fedstill.node.local_training.at_once`` follows from this table: what layers make of a piece is to stay in
+``fedstill.node.local_training.inference_batch_size`` follows from this table: what layers make of a piece is to stay in
 the processor's cache. One thread, processor seconds, the median of seven passes over 1,000 images, in turns.
 """
 
