@@ -1,19 +1,22 @@
-"""Federated distillation: one central model from private data that stays in many places.
+"""Federated distillation: train one model from private data that stays with its owners.
 
-The rooms of the house, from the top; each may import those below it (``make test`` checks that), and its own
-front page, the docstring of its ``__init__``, says what is in it and what a newcomer changes there:
+Start with :func:`fedstill.distil` (your own modules and data), :func:`fedstill.run_preset` (a preset or TOML
+file), :func:`fedstill.compare_methods` (several methods) and :func:`fedstill.load` (the student of a run).
 
-- ``cli``: the command; ``api``, ``studies`` and ``metrics``: the same from Python
-- ``report``: what a run found, for people; ``compare``: many runs on equal terms
-- ``attacks``: what an adversary gets
-- ``student``: what a run leaves, to be loaded, asked, measured elsewhere and taken away
+Packages, from the top. Each may import the packages below it (``make test`` checks that). The docstring of its
+``__init__`` describes its modules:
+
+- ``cli``: the command line; ``api``, ``studies``: the Python API
+- ``report``: reports, tables and figures of runs; ``compare``: many runs on equal terms
+- ``attacks``: privacy attacks on runs
+- ``student``: load, predict, evaluate and export the student of a run
 - ``runs``: from a configuration to a folder of results
-- ``methods``: one file a method
-- ``federation``: how a server reaches nodes
-- ``node``: everything private, behind the gate
-- ``privacy``: mechanisms, accounting, budgets; ``protocol``: the words that server and nodes share
-- ``data``, ``models``, ``tasks``: what is learned from, by what, and what is learned
-- ``track``: who else hears a run's metrics
+- ``methods``: one file per method
+- ``federation``: communication between server and nodes
+- ``node``: private data, local training, the gate and the audit log
+- ``privacy``: mechanisms, accounting, budgets; ``protocol``: queries and messages between server and nodes
+- ``data``, ``models``, ``tasks``: data sets, networks, and losses with metrics
+- ``track``: experiment trackers
 - ``core``: errors, seeds, configuration, files
 """
 
@@ -88,9 +91,9 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.tasks.reconstruction import ReconstructionConfig as ReconstructionConfig
     from fedstill.tasks.segmentation import SegmentationConfig as SegmentationConfig
 
-# By module, what it offers. Imported when first used: torch takes seconds, and `fedstill --help` should not
-# wait for it.
-_OFFERED = {
+# Public names by module. They are imported at first use, as torch takes seconds to import and
+# `fedstill --help` does not need it.
+_PUBLIC_NAMES = {
     "api": "Outcome distil",
     "core.compute": "EngineConfig",
     "core.dataset": "TensorData",
@@ -142,8 +145,8 @@ _OFFERED = {
     "tasks.reconstruction": "ReconstructionConfig",
     "tasks.segmentation": "SegmentationConfig",
 }
-_HOMES = {name: f"fedstill.{home}" for home, names in _OFFERED.items() for name in names.split()}
-__all__ = sorted([*_HOMES, "__version__"])
+_MODULE_OF = {name: f"fedstill.{module}" for module, names in _PUBLIC_NAMES.items() for name in names.split()}
+__all__ = sorted([*_MODULE_OF, "__version__"])
 
 
 def __dir__() -> list[str]:
@@ -151,6 +154,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'fedstill' has no attribute {name!r}")

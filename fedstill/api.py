@@ -39,7 +39,7 @@ from fedstill.protocol.method import METHODS
 from fedstill.report import write_report
 from fedstill.report.run_summary import run_summary
 from fedstill.runs.distil_arguments import check_arguments
-from fedstill.runs.run import REHEARSED, check_folder, finish, noted
+from fedstill.runs.run import REHEARSED, check_folder, finish, progress_bars
 from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS, Task, TaskConfig
@@ -55,8 +55,8 @@ class Outcome:
     """Result of :func:`distil`. Its ``repr`` is a summary of a few lines.
 
     Args:
-        student: the trained student, which is the module passed to :func:`distil`, in evaluation mode. None if
-            the method trains no whole global model, for example if nodes keep a part of their model.
+        student: the trained student, which is the module passed to :func:`distil`, in evaluation mode. None
+            if the method trains no whole global model, for example if nodes keep a part of their model.
         result: content of ``result.json``: metrics in their units (accuracy in percent), transmitted bytes,
             numbers of queries, seconds, and the privacy cost. The keys are listed in
             ``docs/reference/files.md``.
@@ -110,9 +110,9 @@ def distil(
     """Train a student by federated distillation from the models and private data of several nodes.
 
     It simulates a federation in one process. Each node trains its own model on its own data. The server then
-    queries the nodes and trains the student from their responses, as the method defines. All releases of a node
-    pass its gate, which enforces its policy, applies its privacy mechanism and accounts for the cost. All
-    arguments are checked before training. To run presets and TOML files from Python, see
+    queries the nodes and trains the student from their responses, as the method defines. All releases of a
+    node pass its gate, which enforces its policy, applies its privacy mechanism and accounts for the cost.
+    All arguments are checked before training. To run presets and TOML files from Python, see
     :func:`fedstill.run_preset`.
 
     Examples (of ``data``, ``test`` and ``public``) may be
@@ -124,27 +124,21 @@ def distil(
     - a pandas or polars DataFrame, for tables with a ``schema``,
     - a :class:`fedstill.TensorData`.
 
-    Shapes depend on the task:
+    Inputs, with N examples:
 
-    ============== ========================= ==================================================================
-    inputs         shape                     values
-    ============== ========================= ==================================================================
-    images         ``(N, C, H, W)``          float, normalized; PIL images and those of Hugging Face data sets
-                                             are normalized by ``mean`` and ``std``
-    texts          ``(N, L)``                token ids from 0 to ``vocabulary - 1``; 0 is padding
-    tables         ``(N, F)``                float features, or DataFrames with a ``schema``
-    ============== ========================= ==================================================================
+    - images: float ``(N, C, H, W)``, normalized; PIL images and images of Hugging Face data sets are normalized
+      with ``mean`` and ``std``,
+    - texts: token ids ``(N, L)`` from 0 to ``vocabulary - 1``; 0 is padding,
+    - tables: float features ``(N, F)``, or DataFrames with a ``schema``.
 
-    ============== ========================= ==================================================================
-    targets        shape                     values
-    ============== ========================= ==================================================================
-    class          ``(N,)``                  indices from 0, or class names
-    multi-label    ``(N, classes)``          1 (present), 0 (absent) or -1 (unknown)
-    segmentation   ``(N, H, W)``             class index of each pixel
-    reconstruction ``(N, 1, H, W)``          image
-    regression     ``(N,)``                  number
-    survival       ``(N, 2)``                follow-up time in intervals; 1 if the event ended it, else 0
-    ============== ========================= ==================================================================
+    Targets, by task:
+
+    - classification: ``(N,)`` class indices from 0, or class names,
+    - multi-label: ``(N, classes)`` of 1 (present), 0 (absent) and -1 (unknown),
+    - segmentation: ``(N, H, W)`` class index of each pixel,
+    - reconstruction: images ``(N, 1, H, W)``,
+    - regression: ``(N,)`` numbers,
+    - survival: ``(N, 2)``: follow-up time in intervals; 1 if the event ended it, otherwise 0.
 
     Args:
         data: private examples, one entry per node.
@@ -156,7 +150,7 @@ def distil(
         test: examples for evaluation that no node has.
         classes: number of classes (1 or more) or their names. Modules return ``(B, classes)`` logits,
             ``(B, classes, H, W)`` for segmentation, ``(B, 1, H, W)`` for reconstruction.
-        task: a name from ``fedstill list tasks``, ``"module:Name"`` of a custom task, or a task's config such
+        task: a name from ``fedstill list``, ``"module:Name"`` of a custom task, or a task's config such
             as ``SegmentationConfig(dice=0.5)``. Default: ``"classification"``.
         method: a method with its options such as ``FedAvg(rounds=10)``, or the name of a method, such as
             ``"fedkd"``, with its default options. Default: ``FedIOD()``.
@@ -168,8 +162,8 @@ def distil(
             models. Methods that share parameters need ``PolicyConfig(outputs_only=False)``.
         privacies: one privacy mechanism per node, such as ``DPSGD(epsilon=3.0)``. Default: none, without a
             guarantee.
-        mean, std: normalization of the inputs, one value per channel: ``(pixel - mean) / std`` of pixels from 0
-            to 1; ``std`` above 0. Default: 0.5 and 0.5, inputs from -1 to 1.
+        mean, std: normalization of the inputs, one value per channel: ``(pixel - mean) / std`` of pixels from
+            0 to 1; ``std`` above 0. Default: 0.5 and 0.5, inputs from -1 to 1.
         vocabulary: number of token ids, for texts. Default: 0.
         schema: columns of the tables, or the path of a TOML schema. It converts DataFrames to features, and
             methods that generate rows respect it. Default: None, features are any numbers.
@@ -186,7 +180,8 @@ def distil(
             None, no files are written.
         track: trackers of metrics: names such as ``"tensorboard"``, or custom :class:`fedstill.track.Tracker`
             objects. They write into ``out``, which is required. Default: none.
-        progress: show progress on standard error, as bars on a terminal and as lines elsewhere. Default: False.
+        progress: show progress on standard error, as bars on a terminal and as lines elsewhere. Default:
+            False.
 
     Returns:
         The student, the run's metrics and costs, and its folder.
@@ -200,53 +195,53 @@ def distil(
         RunFolderError: ``out`` holds another run or other files.
         FedstillError: base class of all of these.
 
-
     Example:
         Three clinics with models of three architectures:
 
-    >>> import fedstill, torch
-    >>> from sklearn.datasets import load_digits
-    >>> x, y = load_digits(return_X_y=True)
-    >>> x, y = torch.tensor(x / 8 - 1).float().view(-1, 1, 8, 8), torch.tensor(y)
-    >>> clinics = [(x[:400], y[:400]), (x[400:800], y[400:800]), (x[800:1400], y[800:1400])]
-    >>> from fedstill.models import LeNet5, MLP, SmallCNN
-    >>> models = [SmallCNN((1, 8, 8), 10), LeNet5((1, 8, 8), 10), MLP((1, 8, 8), 10)]
-    >>> student = SmallCNN((1, 8, 8), 10, width=16)
-    >>> quick = dict(method=fedstill.FedIOD(steps=3), local=fedstill.LocalConfig(epochs=2))
-    >>> outcome = fedstill.distil(clinics, models, student, (x[1400:], y[1400:]), 10, **quick)
-    >>> sorted(outcome.result["bytes"]["by_kind"])
-    ['critic', 'gradients', 'inputs', 'label counts', 'logits']
+        >>> import fedstill, torch
+        >>> from sklearn.datasets import load_digits
+        >>> x, y = load_digits(return_X_y=True)
+        >>> x, y = torch.tensor(x / 8 - 1).float().view(-1, 1, 8, 8), torch.tensor(y)
+        >>> clinics = [(x[:400], y[:400]), (x[400:800], y[400:800]), (x[800:1400], y[800:1400])]
+        >>> from fedstill.models import LeNet5, MLP, SmallCNN
+        >>> models = [SmallCNN((1, 8, 8), 10), LeNet5((1, 8, 8), 10), MLP((1, 8, 8), 10)]
+        >>> student = SmallCNN((1, 8, 8), 10, width=16)
+        >>> quick = dict(method=fedstill.FedIOD(steps=3), local=fedstill.LocalConfig(epochs=2))
+        >>> outcome = fedstill.distil(clinics, models, student, (x[1400:], y[1400:]), 10, **quick)
+        >>> sorted(outcome.result["bytes"]["by_kind"])
+        ['critic', 'gradients', 'inputs', 'label counts', 'logits']
     """
     check_arguments(locals())
     if engine is not None and engine.name in REHEARSED:
-        allowed = "auto, stacked or one-by-one: objects of this process; other engines run configurations"
-        raise ArgumentError("engine.name", engine.name, allowed)
-    seed, every = (
-        int(seed),
-        None if every is None else int(every),
-    )  # numpy's as Python's: they are written down
+        raise ArgumentError(
+            "engine.name",
+            engine.name,
+            "'auto', 'stacked' or 'one-by-one'; run_preset and the command line support the other engines",
+        )
+    # NumPy numbers as Python numbers, which can be written as JSON.
+    seed, every = int(seed), None if every is None else int(every)
     mean, std = tuple(map(float, mean)), tuple(map(float, std))
     config = TASKS[task]() if isinstance(task, str) else task
     if not isinstance(classes, Sequence):
-        given = {f"data[{index}]": examples for index, examples in enumerate(data)}
-        python_data.require_same_class_order({**given, "test": test})
-    columns = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
-    known = _class_names(classes, columns)
-    learned = config.make(known if isinstance(classes, Sequence) else int(classes))
-    if columns and len(columns.classes) != learned.classes:
-        allowed = f"{len(columns.classes)}, as the schema has {', '.join(columns.classes)}"
-        raise ArgumentError("classes", learned.classes, allowed)
-    form = partial(_tensors, task=learned, mean=mean, std=std, schema=columns, classes=known)
-    tested = form(test, "test")
-    named = known or (columns.classes if columns else tuple(map(str, range(learned.classes))))
-    shape = tuple(tested.inputs.shape[1:])
-    to = Interface(learned, named, shape, vocabulary, mean, std, columns)
+        by_node = {f"data[{index}]": examples for index, examples in enumerate(data)}
+        python_data.require_same_class_order({**by_node, "test": test})
+    table_schema = read_schema(schema) if isinstance(schema, str | Path) else schema or NO_SCHEMA
+    given_names = _class_names(classes, table_schema)
+    learning_task = config.make(given_names if isinstance(classes, Sequence) else int(classes))
+    if table_schema and len(table_schema.classes) != learning_task.classes:
+        expected = f"{len(table_schema.classes)}, as the schema has {', '.join(table_schema.classes)}"
+        raise ArgumentError("classes", learning_task.classes, expected)
+    to_tensors = partial(_convert_examples, task=learning_task, mean=mean, std=std, schema=table_schema, classes=given_names)
+    test_data = to_tensors(test, "test")
+    label_names = given_names or (table_schema.classes if table_schema else tuple(map(str, range(learning_task.classes))))
+    shape = tuple(test_data.inputs.shape[1:])
+    interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     setting = Setting(
-        task=learned,
-        parts=[form(examples, f"data[{index}]") for index, examples in enumerate(data)],
-        models=[_model(model, to, index, seed) for index, model in enumerate(models)],
+        task=learning_task,
+        parts=[to_tensors(examples, f"data[{index}]") for index, examples in enumerate(data)],
+        models=[_convert_model(model, interface, index, seed) for index, model in enumerate(models)],
         student=student,
-        test=tested,
+        test=test_data,
         method=METHODS[method]() if isinstance(method, str) else method or FedIOD(),
         names=names,
         policies=policies,
@@ -257,16 +252,16 @@ def distil(
         std=std,
         seed=seed,
         every=every,
-        public=_public(public, form, learned),
+        public=_convert_public(public, to_tensors, learning_task),
         link=link or LinkConfig(),
-        classes=known,
+        classes=given_names,
         vocabulary=vocabulary,
-        schema=columns,
+        schema=table_schema,
         perceptual=str(perceptual),
         learns=config,
     )
     if track and out is None:
-        raise ArgumentError("track", "given", "none without out=, where trackers write")
+        raise ArgumentError("track", list(map(str, track)), "() unless out= is given, where trackers write")
     listeners = Listeners(track, {"method": setting.method, "local": setting.local, "seed": seed})
     simulation = Simulation(setting)
     simulation.listeners = listeners
@@ -275,64 +270,68 @@ def distil(
         results = simulation.run(bars=Bars(progress))
     else:
         _open_folder(folder, _fingerprint(setting))
-        about = {"data": {"classes": list(named)}}
-        bars = noted(folder, progress, write_report)
+        about = {"data": {"classes": list(label_names)}}
+        bars = progress_bars(folder, progress, write_report)
         results = finish(simulation, about, simulation.run(folder, bars=bars), folder)
         write_report(folder)
     return Outcome(student if simulation.has_student else None, results, folder)
 
 
 def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...]:
-    """The names that were given, in the one form of names; none where their number was.
+    """Return the normalized class names, or an empty tuple if ``classes`` is a number.
 
     Raises:
-        ArgumentError: an empty name, or one given twice.
+        ArgumentError: a name is empty or occurs twice.
     """
     if not isinstance(classes, Sequence):
         return ()
-    given = tuple(map(str, classes))
-    if schema and given == schema.classes:
-        return given
+    names = tuple(map(str, classes))
+    if schema and names == schema.classes:
+        return names
     try:
-        return class_names(given, "classes")
+        return class_names(names, "classes")
     except DataError as error:
-        raise ArgumentError("classes", list(given), f"each name once: {error}") from error
+        raise ArgumentError("classes", list(names), f"each name once: {error}") from error
 
 
-def _model(model: Any, to: Interface, index: int, seed: int) -> nn.Module:
-    """A node's model: a module as it is, and whatever else is there already as one."""
+def _convert_model(model: Any, interface: Interface, index: int, seed: int) -> nn.Module:
+    """Return a node's model as a module, also of a model that can only predict."""
     if isinstance(model, nn.Module) and adapt(model) is model:
         return model
-    whose = f"models[{index}]"
+    argument = f"models[{index}]"
     if isinstance(model, str | Path):
-        model = read_model_config(str(model), Path(), whose)
+        model = read_model_config(str(model), Path(), argument)
     elif not isinstance(model, ModelConfig):
         model = CustomModel(source=model)
-    return custom_model.make(model, to, Path(), seed, "model", index, whose=whose)
+    return custom_model.make(model, interface, Path(), seed, "model", index, whose=argument)
 
 
 def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
-    """Make a run's folder, or find in it the same run, stopped."""
-    note = folder / OBJECTS
-    if not note.exists():
+    """Create a run's folder, or check that it holds the same run, interrupted.
+
+    Raises:
+        RunFolderError: it holds another run, a finished one, or other files.
+    """
+    objects_file = folder / OBJECTS
+    if not objects_file.exists():
         check_folder(folder)
         make_folder(folder)
-        write_text(note, json.dumps(fingerprint, indent=2) + "\n")
+        write_text(objects_file, json.dumps(fingerprint, indent=2) + "\n")
         return
     try:
-        before = dict(json.loads(note.read_text(encoding="utf-8")))
+        saved = dict(json.loads(objects_file.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise RunFolderError(f"{note} cannot be read: choose another folder") from error
+        raise RunFolderError(f"cannot read {objects_file}: choose another folder") from error
     for name, value in fingerprint.items():
-        if before.get(name) != value:
+        if saved.get(name) != value:
             raise RunFolderError(f"{folder} holds a run with another {name}: choose another folder")
     if (folder / "result.json").exists():
         raise RunFolderError(f"{folder} holds this run, finished: choose another folder to repeat it")
 
 
 def _fingerprint(setting: Setting) -> dict[str, str]:
-    """What must be equal for a run to be the same run, as texts."""
-    kept = (
+    """Return the arguments that must be equal to resume a run, as texts by name."""
+    compared_names = (
         "method local engine names policies privacies mean std seed every link classes vocabulary perceptual"
     )
     data = {f"data[{index}]": part for index, part in enumerate(setting.parts)} | {"test": setting.test}
@@ -341,8 +340,8 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
         public["y"] = setting.public.labels
     return {
         "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
-        **{name: repr(getattr(setting, name)) for name in kept.split()},
-        "schema": repr(as_table(setting.schema)),  # whose own repr is short
+        **{name: repr(getattr(setting, name)) for name in compared_names.split()},
+        "schema": repr(as_table(setting.schema)),  # its repr is abbreviated
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
         "public": digest("", public),
         "models": " ".join(str(model) for model in setting.models),
@@ -350,17 +349,17 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
     }
 
 
-def _public(examples: Any, form: Callable[[Any, str], TensorData], task: Task) -> PublicData | None:
+def _convert_public(examples: Any, to_tensors: Callable[[Any, str], TensorData], task: Task) -> PublicData | None:
     if examples is None:
         return None
     if isinstance(examples, torch.Tensor | np.ndarray):
         inputs = as_tensor(examples, "public")
-        return PublicData("given", _inputs(inputs, "public", task))
-    data = form(examples, "public")
+        return PublicData("given", _convert_inputs(inputs, "public", task))
+    data = to_tensors(examples, "public")
     return PublicData("given", data.inputs, data.targets)
 
 
-def _tensors(
+def _convert_examples(
     examples: Any,
     what: str,
     task: Task,
@@ -369,7 +368,12 @@ def _tensors(
     schema: Schema = NO_SCHEMA,
     classes: Sequence[str] = (),
 ) -> TensorData:
-    """Whatever form a user's examples have, as tensors."""
+    """Convert a user's examples to tensors.
+
+    Args:
+        examples: in any of the forms that :func:`distil` accepts.
+        what: name of the argument, for error messages.
+    """
     if isinstance(examples, TensorData):
         return examples
     if is_data_frame(examples):
@@ -378,35 +382,35 @@ def _tensors(
         return encode_frame(examples, schema, what)
     if python_data.is_hugging_face(examples):
         examples = python_data.hugging_face_tensors(examples, what, task, mean, std, classes)
-    given, targets = extract_inputs_and_targets(examples, what)
-    inputs, labels = to_input_tensor(given, what, mean, std), _labels(targets, what, task, classes)
-    return TensorData(_inputs(inputs, what, task), _targets(labels, what, task))
+    raw_inputs, targets = extract_inputs_and_targets(examples, what)
+    inputs, labels = to_input_tensor(raw_inputs, what, mean, std), _convert_labels(targets, what, task, classes)
+    return TensorData(_convert_inputs(inputs, what, task), _convert_targets(labels, what, task))
 
 
-def _inputs(inputs: torch.Tensor, what: str, task: Task) -> torch.Tensor:
-    """Inputs in the task's own form."""
+def _convert_inputs(inputs: torch.Tensor, what: str, task: Task) -> torch.Tensor:
+    """Convert inputs to the task's dtype."""
     if task.form != "texts":
         return inputs.float()
     if inputs.is_floating_point() and (inputs != inputs.round()).any():
-        raise DataError(f"{what} has token ids that are no whole numbers (expected ids from 0)")
+        raise DataError(f"{what} has token ids that are not integers (expected ids from 0)")
     return inputs.long()
 
 
-def _labels(labels: Any, what: str, task: Task, classes: Sequence[str]) -> torch.Tensor:
-    """Labels as a tensor, texts as the numbers of classes that have their names."""
+def _convert_labels(labels: Any, what: str, task: Task, classes: Sequence[str]) -> torch.Tensor:
+    """Convert labels to a tensor, and class names to class indices."""
     first = labels[0] if isinstance(labels, list | tuple) and labels else None
     if not isinstance(labels, np.ndarray) and not isinstance(first, str | np.str_):
         return to_target_tensor(labels, what)
-    found = np.asarray(labels)
-    if found.dtype.kind not in TEXTS:
+    label_array = np.asarray(labels)
+    if label_array.dtype.kind not in TEXTS:
         return to_target_tensor(labels, what)
     if task.kind != "class":
-        raise DataError(f"{what}: labels are texts: allowed for task {task.name} are numbers")
-    return torch.from_numpy(python_data.renumber_labels(found, what, classes))
+        raise DataError(f"{what}: labels are texts (expected numbers for task {task.name})")
+    return torch.from_numpy(python_data.renumber_labels(label_array, what, classes))
 
 
-def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:
-    """Labels in the task's own form."""
+def _convert_targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:
+    """Convert targets to the task's shape and dtype."""
     if task.kind == "image":
         return labels.float()
     if task.kind == "number":
@@ -416,5 +420,5 @@ def _targets(labels: torch.Tensor, what: str, task: Task) -> torch.Tensor:
     if task.kind == "class" and labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST's are
     if labels.is_floating_point() and (labels != labels.round()).any():
-        raise DataError(f"{what} has labels that are no whole numbers (expected class indices)")
+        raise DataError(f"{what} has labels that are not integers (expected class indices)")
     return labels.long()

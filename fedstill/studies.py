@@ -1,6 +1,6 @@
-"""Runs and comparisons of presets and files, from Python: for notebooks, and for programs that try options.
+"""Runs and comparisons of presets and TOML files from Python.
 
-Both go on where they were stopped, and what is finished is read, so that a notebook's cell can be run again.
+Both resume a run that was interrupted and read one that is finished, so that a notebook's cell can be run again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from fedstill.runs.config import RunConfig, from_dict, load, to_dict
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """Results of a comparison; printed, they are a line for each method.
+    """Results of :func:`compare_methods`. Its ``repr`` has a line for each method.
 
     Args:
-        folder: with ``compare.csv``, a line a method, setting and seed, and ``compare.html``.
-        results: what each finished run's ``result.json`` holds, by the run's folder: ``"fedavg-seed0"``.
-        not_run: why others could not run, by their folders.
+        folder: folder of the comparison, with ``compare.csv`` (one line per method, setting and seed) and
+            ``compare.html``.
+        results: content of each finished run's ``result.json``, by the name of the run's folder, such as
+            ``"fedavg-seed0"``.
+        not_run: reasons why other runs could not run, by the names of their folders.
     """
 
     folder: Path
@@ -51,20 +53,28 @@ def run_preset(
     out: str | Path,
     progress: bool = False,
 ) -> Mapping[str, Any]:
-    """A run by a preset or a file, as ``fedstill run`` does it.
+    """Run a preset or a TOML file, as the command ``fedstill run`` does.
 
     Args:
-        target: the name of a preset, or a run's ``.toml`` file.
-        options: those that are to be others, by dotted name: ``{"method.steps": 50, "seed": 1}``.
-        out: its folder. A run of the same options that was stopped there goes on; a finished one is read.
-        progress: show how far it is on standard error: bars on a terminal, else (in notebooks, too) lines.
+        target: name of a preset, or path of a run's ``.toml`` file.
+        options: options to change, by dotted name, such as ``{"method.steps": 50, "seed": 1}``. Default: none.
+        out: folder of the run. A run of the same options that was interrupted there resumes, and a finished one
+            is read.
+        progress: show progress on standard error, as bars on a terminal and as lines elsewhere. Default: False.
 
     Returns:
-        What ``result.json`` holds.
+        Content of ``result.json``: metrics in their units, bytes, queries, seconds, and the privacy cost.
 
     Raises:
-        RunFolderError: another run, or other files, are in the folder.
-        FedstillError: no such preset or option, a value that is not allowed, or a run that cannot be.
+        RunFolderError: ``out`` holds another run or other files.
+        UnknownName: there is no such preset or option.
+        ArgumentError: an option has an invalid value.
+        FedstillError: base class of all of these; also raised if the run fails.
+
+    Example:
+        >>> result = fedstill.run_preset("demo", {"method.steps": 50}, out="runs/demo")  # doctest: +SKIP
+        >>> result["accuracy"]  # doctest: +SKIP
+        91.7
     """
     config = from_dict(layered(RunConfig, to_dict(load(str(target))), nested(options or {})))
     folder = folder_of(out)
@@ -86,40 +96,49 @@ def compare_methods(
     leakage: bool = False,
     progress: bool = False,
 ) -> Compared:
-    """Several methods side by side, as ``fedstill compare`` has them.
+    """Compare several methods on equal terms, as the command ``fedstill compare`` does.
 
     Args:
-        methods: names of methods, presets or files; or one comparison's ``.toml`` file.
-        options: by dotted name, of all runs, ``{"split.nodes": 10}``; where methods are named here, after a
-            method's label of that one, too, ``{"fediod.steps": 50}``.
-        out: its folder. The same comparison goes on there, with more seeds too.
-        base: the preset or file that gives all but methods; None: digits, or what the file says.
-        seeds: how many; None: what the file says, or one.
-        leakage: attack each run.
-        progress: say which run it is, and how far, on standard error.
+        methods: names of methods, presets or TOML files of runs; or the ``.toml`` file of one comparison.
+        options: options to change, by dotted name: of all runs, as ``{"split.nodes": 10}``, or of one of
+            several methods, as ``{"fediod.steps": 50}``. Default: none.
+        out: folder of the comparison. An equal comparison that was interrupted there resumes, also with more
+            seeds.
+        base: preset or TOML file with all options except the method. Default: None, the comparison's file or
+            the digits.
+        seeds: number of seeds, 1 or more. Default: None, the comparison's file or 1.
+        leakage: also attack each run. Default: False.
+        progress: show progress on standard error. Default: False.
+
+    Returns:
+        The results of all runs, and reasons why some could not run.
 
     Raises:
-        RunFolderError: another comparison, or other files, are in the folder.
-        FedstillError: a name or an option that does not exist, a value that is not allowed, or no method that
-            can run.
+        RunFolderError: ``out`` holds another comparison or other files.
+        UnknownName: a name or an option does not exist.
+        ArgumentError: an option has an invalid value.
+        FedstillError: base class of all of these; also raised if no method can run.
+
+    Example:
+        >>> fedstill.compare_methods(["fedkd", "fedavg"], out="runs/compare", seeds=3)  # doctest: +SKIP
     """
     folder, given = folder_of(out), dict(options or {})
     names = [str(methods)] if isinstance(methods, (str, Path)) else [str(name) for name in methods]
     if len(names) == 1 and comparison_file.is_plan(names[0]):
         if base is not None:
-            raise ArgumentError("base", str(base), f"none beside {names[0]}, which says its own")
+            raise ArgumentError("base", str(base), f"None with {names[0]}, which has its own")
         plan = comparison_file.read(Path(names[0]), seeds=seeds, changes=given, leakage=leakage)
     else:
-        below = None if base is None else str(base)
-        shared = to_dict(comparison_file.base_run(names, below))  # looks in its plugins, too
-        own: dict[str, dict[str, Any]] = {}
+        base_target = None if base is None else str(base)
+        shared = to_dict(comparison_file.base_run(names, base_target))  # also registers its plugins
+        options_by_method: dict[str, dict[str, Any]] = {}
         for label in methods_by_label(names, {}):
-            mine = [name for name in given if name.startswith(f"{label}.")]
-            if mine and label not in shared:  # else these are a table's of all runs
-                own[label] = nested({name.removeprefix(f"{label}."): given.pop(name) for name in mine})
-        many = 1 if seeds is None else seeds
+            method_options = [name for name in given if name.startswith(f"{label}.")]
+            if method_options and label not in shared:  # otherwise options of all runs in a table of this name
+                options_by_method[label] = nested({name.removeprefix(f"{label}."): given.pop(name) for name in method_options})
+        seed_count = 1 if seeds is None else seeds
         plan = comparison_file.plan(
-            names, base=below, seeds=many, changes=given, options=own, leakage=leakage
+            names, base=base_target, seeds=seed_count, changes=given, options=options_by_method, leakage=leakage
         )
     comparison_runner.compare(
         plan,

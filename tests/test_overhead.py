@@ -36,7 +36,7 @@ def test_counting_sees_calls_operations_and_copies(overhead: Any, monkeypatch: p
         module = sample(self, role)
         return [module, overhead.torch.zeros(8, 1, 28, 28).clone()][0]
 
-    monkeypatch.setattr(group, "bench", copying)
+    monkeypatch.setattr(group, "module", copying)
     after = overhead.count(2)
     assert after.operations - before.operations == 2 * 2  # zeros and clone, at two nodes
     assert after.copied - before.copied == 2

@@ -25,13 +25,13 @@ def texts(source: str) -> Iterator[str]:
             yield node.value
 
 
-def test_every_name_that_is_offered_is_there() -> None:
+def test_exported_names_exist() -> None:
     for name in set(fedstill.__all__) - {"__version__"}:
         assert getattr(fedstill, name).__name__ == name
     assert set(fedstill.__all__) == set(dir(fedstill))
 
 
-def test_every_class_that_the_public_api_names_comes_from_the_package() -> None:
+def test_public_annotations_use_exported_classes() -> None:
     with pytest.raises(ArgumentError) as refused:
         method_name("fedavg")  # what is said of what is no method
     methods = {method.__name__ for method in METHODS.values()}
@@ -68,7 +68,7 @@ def imported_by(module: str, files: dict[str, Path]) -> set[str]:
     return known | {name.rpartition(".")[0] for name in known if "." in name}  # and its room
 
 
-def test_every_module_is_reached_from_an_entry() -> None:
+def test_modules_are_reachable_from_entry_points() -> None:
     paths = ((path, path.relative_to(ROOT.parent).with_suffix("").parts) for path in ROOT.rglob("*.py"))
     files = {".".join(parts).removesuffix(".__init__"): path for path, parts in paths}
     reached, queue = set(ENTRIES), list(ENTRIES)
@@ -79,7 +79,7 @@ def test_every_module_is_reached_from_an_entry() -> None:
     assert sorted(files.keys() - reached) == []
 
 
-def test_no_two_public_classes_have_one_name() -> None:
+def test_public_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for path in sorted(ROOT.rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:

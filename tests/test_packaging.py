@@ -32,7 +32,7 @@ def pins() -> dict[str, str]:
     return {canonical(pin["name"]): pin["version"] for pin in found if pin}
 
 
-def test_the_distribution_says_what_it_is() -> None:
+def test_distribution_metadata() -> None:
     about = metadata("fedstill")
     assert about["Version"] == fedstill.__version__
     assert about["License-Expression"] == "Apache-2.0"
@@ -42,7 +42,7 @@ def test_the_distribution_says_what_it_is() -> None:
     assert (ROOT / "LICENSE").read_text(encoding="utf-8").lstrip().startswith("Apache License")
 
 
-def test_who_cites_it_and_who_reads_its_changes_finds_this_version() -> None:
+def test_citation_and_changelog_name_version() -> None:
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"\nversion: {fedstill.__version__}\n" in cited
     assert [cited.count(f'notes: "The method {name}') for name in ("FedIOD", "FedKD", "FedMD-CG")] == [
@@ -55,7 +55,7 @@ def test_who_cites_it_and_who_reads_its_changes_finds_this_version() -> None:
     assert first[1] == fedstill.__version__
 
 
-def test_the_command_is_installed() -> None:
+def test_command_is_installed() -> None:
     [script] = entry_points(group="console_scripts", name="fedstill")
     assert script.value == "fedstill.cli.main:main"
     assert callable(script.load())
@@ -82,7 +82,7 @@ def imported() -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def test_nothing_is_installed_that_the_package_does_not_import() -> None:
+def test_dependencies_are_imported() -> None:
     project = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     of_users = [line for extra, lines in extras.items() if extra not in ("dev", "docs") for line in lines]
@@ -94,14 +94,14 @@ def test_nothing_is_installed_that_the_package_does_not_import() -> None:
     assert sorted(modules - imported()) == []
 
 
-def test_everything_that_we_name_is_pinned_and_torch_to_one_release() -> None:
+def test_named_dependencies_are_pinned() -> None:
     named = {canonical(Requirement(line).name) for line in requires("fedstill") or []}
     assert len(named) > 10
     assert named <= set(pins())
     assert pins()["torch"] == "2.13.0"
 
 
-def test_everything_that_comes_with_it_is_pinned() -> None:
+def test_transitive_dependencies_are_pinned() -> None:
     pinned = pins()
     seen, queue = {"fedstill"}, ["fedstill"]
     while queue:
@@ -114,11 +114,11 @@ def test_everything_that_comes_with_it_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("name", ["py.typed", "runs/presets/demo.toml"])
-def test_files_that_are_no_modules_are_in_the_package(name: str) -> None:
+def test_package_contains_data_files(name: str) -> None:
     assert Path(fedstill.__file__).parent.joinpath(name).is_file()
 
 
-def test_a_wheel_made_of_the_sdist_brings_the_command_and_all_that_it_reads(tmp_path: Path) -> None:
+def test_wheel_from_sdist_has_command_and_data(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path / "dist")]
     subprocess.run([*build, "-t", "sdist"], cwd=ROOT, check=True, capture_output=True)
     [sdist] = (tmp_path / "dist").glob("*.tar.gz")
@@ -151,7 +151,7 @@ def test_a_wheel_made_of_the_sdist_brings_the_command_and_all_that_it_reads(tmp_
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_continuous_integration_checks_code_and_builds_docs_with_warnings_as_errors() -> None:
+def test_ci_checks_code_and_docs() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o100
     assert "set -euo pipefail" in script.read_text(encoding="utf-8")
@@ -164,7 +164,7 @@ def test_continuous_integration_checks_code_and_builds_docs_with_warnings_as_err
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_refuses_what_is_no_python_3_10(tmp_path: Path) -> None:
+def test_make_rejects_old_python(tmp_path: Path) -> None:
     old = tmp_path / "oldpython"
     old.write_text("#!/bin/sh\nexit 1\n", encoding="utf-8")
     old.chmod(0o755)

@@ -36,7 +36,7 @@ def trained(**more: Any) -> fedstill.Outcome:
     )
 
 
-def test_an_outcome_shows_method_metrics_bytes_and_folder_in_a_few_lines(tmp_path: Path) -> None:
+def test_outcome_repr_shows_method_metrics_bytes_and_folder(tmp_path: Path) -> None:
     method = fedstill.FedIOD(steps=2, generator_width=8, critic_width=8)
     outcome = trained(method=method, out=tmp_path / "run")
     metrics, text = outcome.result, repr(outcome)
@@ -51,14 +51,14 @@ def test_an_outcome_shows_method_metrics_bytes_and_folder_in_a_few_lines(tmp_pat
     assert outcome.folder == tmp_path / "run"
 
 
-def test_an_outcome_without_a_student_or_files_says_so() -> None:
+def test_outcome_repr_without_student_or_files() -> None:
     outcome = trained(method=fedstill.Standalone())
     assert (outcome.student, outcome.folder) == (None, None)
     assert f"{outcome.result['standalone']['accuracy']['mean']:.1f}%" in repr(outcome)
     assert "files: none" in repr(outcome)
 
 
-def test_a_comparison_shows_a_mean_for_each_method_however_many_there_are() -> None:
+def test_comparison_repr_shows_mean_per_method() -> None:
     found = {
         f"method-{number}-seed{seed}": {"accuracy": 80.0 + 2 * seed, "title": "FedX"}
         for number in range(30)
@@ -85,12 +85,12 @@ HOLDERS = [
 
 
 @pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: type(holder).__name__)
-def test_what_holds_tensors_or_long_lists_shows_shapes_in_place_of_values(holder: object) -> None:
+def test_repr_shows_shapes_instead_of_values(holder: object) -> None:
     assert len(repr(holder)) < LONGEST
     assert "tensor(" not in repr(holder)
 
 
-def test_shapes_are_shown() -> None:
+def test_repr_shows_shapes() -> None:
     assert "float32 (70, 1, 8, 8)" in repr(SOME)
 
 
@@ -106,7 +106,7 @@ def configurations() -> list[Any]:
     return found
 
 
-def test_every_configuration_is_shown_in_a_few_lines() -> None:
+def test_configuration_reprs_are_short() -> None:
     made = configurations()
     assert len(made) > 40
     assert {type(each).__name__: len(repr(each)) for each in made if len(repr(each)) >= LONGEST} == {}

@@ -118,7 +118,7 @@ def _spec_of_schema(config: RunConfig) -> InputSpec | None:
     if config.task.task_class.form != "rows" or not isinstance(config.data, UserFiles):
         return None
     try:
-        schema = config.data.columns(Path(config.data.root or ".").expanduser() / config.data.name)
+        schema = config.data.read_schema(Path(config.data.root or ".").expanduser() / config.data.name)
     except FedstillError:  # why its rows are not here is what is said
         return None
     return InputSpec.from_schema(config.task, schema)

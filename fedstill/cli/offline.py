@@ -89,7 +89,7 @@ def _keys(folder: Path) -> dict[str, str]:
 
 
 def answer(args: ParsedArgs) -> None:
-    """``fedstill node response``: the answers of one node, into a file."""
+    """``fedstill offline answer``: the answers of one node, into a file."""
     key = args.get("--server-key")
 
     from fedstill.core.progress import Bars

@@ -52,14 +52,14 @@ def read_schema(path: str | Path) -> Schema:
     """
     path = Path(path)
     if not path.is_file():
-        expected = "one that is there, which says what columns a table has: `fedstill data schema` drafts it"
+        expected = "an existing file; `fedstill data schema` drafts one"
         raise ArgumentError("data.schema", str(path), expected)
     try:
         schema = read_table(Schema, toml.read(path))
     except ArgumentError as error:
         raise DataError(f"{path}: {error}") from error
     if not schema:
-        raise DataError(f"{path}: has no columns: `fedstill data schema` drafts them")
+        raise DataError(f"{path}: has no columns; `fedstill data schema` drafts them")
     return schema
 
 

@@ -1,10 +1,9 @@
-"""Token ids of any tokenizer with the padding that fedstill's models expect: the id 0.
+"""Texts as token ids, and data sets of texts with labels.
 
-Texts and their labels, from a table or a reader of the user's own, as token ids.
-
-The words that occur in a node's texts are a secret of the node (a name, a rare drug), so a vocabulary made
-of them would be a release. None is made here: words are hashed, for which nothing need be known beforehand,
-or they are looked up in a list that is public already. What a text's ids are follows from that text alone.
+The words of a node's texts are secrets (a name, a rare drug), so a vocabulary built from them would be a
+release. None is built here: words are hashed, which needs no vocabulary, or looked up in a public list. The
+ids of a text depend on that text only. Token ids of other tokenizers are converted to fedstill's padding, the
+id 0. Custom texts derive from :class:`TextData`.
 """
 
 from __future__ import annotations
@@ -34,51 +33,22 @@ from fedstill.models.hugging_face import swap_padding
 from fedstill.tasks import Targets, TaskConfig
 
 IDS, MASK = "input_ids", "attention_mask"
-
-
-def set_padding_to_zero(ids: Any, mask: Any, what: str) -> torch.Tensor:
-    """Token ids ``(N, L)`` in which exactly what an attention mask leaves out is 0.
-
-    Args:
-        ids: with a padding of any id, which is swapped with 0.
-        mask: 1 for tokens, 0 for padding, ``(N, L)``; None: the padding is 0.
-        what: they are, for errors.
-
-    Raises:
-        DataError: a mask of another shape; several ids of padding, or one that is a token, too; or no padding
-            and a token 0, so that it is not known which id it is swapped with.
-
-    >>> set_padding_to_zero([[0, 5, 2, 1, 1]], [[1, 1, 1, 0, 0]], "data")
-    tensor([[1, 5, 2, 0, 0]])
-    """
-    if mask is None:
-        return as_tensor(ids, f"{what}: {IDS!r}")
-    tokens, seen = as_tensor(ids, f"{what}: {IDS!r}"), as_tensor(mask, f"{what}: {MASK!r}")
-    if seen.shape != tokens.shape:
-        shapes = f"{MASK} is {tuple(seen.shape)} and {IDS} {tuple(tokens.shape)}"
-        raise DataError(f"{what}: {shapes} (expected one shape)")
-    padding = sorted(set(tokens[seen == 0].tolist()))
-    if len(padding) > 1:
-        raise DataError(f"{what}: {MASK} leaves out the ids {padding[:8]} (expected one id, of the padding)")
-    own = padding[0] if padding else PADDING
-    if bool((tokens[seen != 0] == own).any()):
-        hint = "" if padding else ", or a longer length, so that there is padding"
-        raise DataError(f"{what}: {MASK} is 1 where {IDS} are {own} (expected an id of padding alone{hint})")
-    return swap_padding(tokens, own)
-
-
 PADDING, UNKNOWN = 0, 1
 HASH = "hash"
 MAX_WORDS = 10_000_000
-
+DEFAULT_LENGTH = 64  # tokens per text
+DEFAULT_BUCKETS = 16_384  # ids of hashed words
+HF_PREFIX = "hf:"
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
-
 Ids = npt.NDArray[np.int64]
-Text = str | Sequence[str]  # as it is, or parted into words already
+Text = str | Sequence[str]  # a text, or its words
+
+
+# --- words to token ids -------------------------------------------------------------------------------------
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in lower case; each mark is a word of its own.
+    """Split a text into lower-case words; each punctuation character is a word.
 
     >>> split_words("It wasn't GOOD, was it?")
     ['it', "wasn't", 'good', ',', 'was', 'it', '?']
@@ -87,9 +57,9 @@ def split_words(text: str) -> list[str]:
 
 
 def hash_word(word: str, buckets: int) -> int:
-    """The id 1..buckets of a word by its CRC-32: the same everywhere, whatever other words there are.
+    """Return the id 1..buckets of a word, by its CRC-32, independent of other words.
 
-    Who guesses a word can check the guess: hashing needs no vocabulary, it does not hide text.
+    Hashing needs no vocabulary, but does not hide text: guesses of a word can be verified.
 
     >>> hash_word("good", 8192), hash_word("bad", 8192)
     (3731, 6652)
@@ -98,7 +68,10 @@ def hash_word(word: str, buckets: int) -> int:
 
 
 def encode_words(texts: Sequence[Text], number: Callable[[str], int], length: int) -> Ids:
-    """Texts as token ids ``(N, length)`` by the number of each word, cut or filled with padding.
+    """Encode texts as token ids ``(N, length)``, truncated or padded.
+
+    Args:
+        number: returns the id of a word.
 
     >>> encode_words(["A b, b", "", ["b"]], {"a": 7, "b": 9, ",": 2}.__getitem__, 3).tolist()
     [[7, 9, 2], [0, 0, 0], [9, 0, 0]]
@@ -111,38 +84,127 @@ def encode_words(texts: Sequence[Text], number: Callable[[str], int], length: in
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """A vocabulary from a file of one word a line, each taken once, in lower case."""
+    """Read a vocabulary from a file with one word per line; duplicates are dropped, case is ignored.
+
+    Raises:
+        ArgumentError: the file cannot be opened.
+        DataError: it is not UTF-8, has no words, or has a line with several words.
+    """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        known = f"{HASH}, a file of one word a line, or hf:folder"
-        raise ArgumentError("data.vocabulary", str(path), known) from error
+        expected = f"{HASH}, a file of one word a line, or hf:folder"
+        raise ArgumentError("data.vocabulary", str(path), expected) from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is not UTF-8 text (expected one word a line)") from error
     words = [line.strip().lower() for line in lines if line.strip()]
-    broken = next((word for word in words if len(word.split()) > 1), None)
-    if broken is not None:
-        raise DataError(f"{path}: has a line {broken[:60]!r} (expected one word a line)")
+    invalid = next((word for word in words if len(word.split()) > 1), None)
+    if invalid is not None:
+        raise DataError(f"{path}: has a line {invalid[:60]!r} (expected one word a line)")
     if not words:
         raise DataError(f"{path}: holds no words (expected one or more, one a line)")
     return list(dict.fromkeys(words))
 
 
-DEFAULT_LENGTH = 64  # tokens of a text, unless data.length says otherwise
-DEFAULT_BUCKETS = 16_384  # ids of words, unless data.words says otherwise
-HF_PREFIX = "hf:"
+def encode_texts(
+    texts: Sequence[Text], *, length: int | None, words: int | None = None, vocabulary: str = ""
+) -> tuple[Ids, int, str]:
+    """Return token ids ``(N, L)``, the size of the vocabulary, and a note. Options as in :class:`TextData`.
+
+    In a public word list, the first word has id 2, and 1 stands for unknown words.
+    """
+    length, encoding = length or DEFAULT_LENGTH, vocabulary or HASH
+    if encoding.startswith(HF_PREFIX):
+        from fedstill.models.hugging_face import tokenize  # needs an extra
+
+        tokenizer = encoding.removeprefix(HF_PREFIX)
+        sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
+        tokens, count = tokenize(tokenizer, sentences, length)
+        return tokens.numpy(), count, f"{length} tokens of the tokenizer {tokenizer}"
+    if encoding == HASH:
+        buckets = words or DEFAULT_BUCKETS
+        ids = encode_words(texts, cache(lambda word: hash_word(word, buckets)), length)
+        return ids, buckets + 1, f"{length} words, hashed to {buckets} ids"
+    words_known = read_vocabulary(Path(encoding).expanduser())
+    word_ids = {word: number for number, word in enumerate(words_known, UNKNOWN + 1)}
+    note = f"{length} words; {len(words_known)} are known, of {Path(encoding).name}, a public list"
+    return encode_words(texts, lambda word: word_ids.get(word, UNKNOWN), length), len(words_known) + 2, note
+
+
+def encode_for_vocabulary(
+    texts: Sequence[Text], length: int, vocabulary: int, encoding: str, source: str
+) -> torch.Tensor:
+    """Encode texts for a model with ``vocabulary`` ids: ``(N, length)``.
+
+    Args:
+        encoding: see ``TextData.vocabulary``; empty: hashing.
+        source: start of error messages.
+
+    Raises:
+        DataError: the encoding has another number of ids.
+    """
+    ids, count, _ = encode_texts(texts, length=length, words=vocabulary - 1, vocabulary=encoding)
+    if count != vocabulary:
+        raise DataError(
+            f"{source}: {encoding or HASH!r} has {count} ids (expected {vocabulary}, as the model)"
+        )
+    return torch.from_numpy(ids)
+
+
+def set_padding_to_zero(ids: Any, mask: Any, source: str) -> torch.Tensor:
+    """Return token ids ``(N, L)`` in which exactly the positions without attention are 0.
+
+    Args:
+        ids: with any padding id, which is swapped with 0.
+        mask: 1 for tokens, 0 for padding, ``(N, L)``; None: the padding is 0 already.
+        source: start of error messages.
+
+    Raises:
+        DataError: the mask has another shape; there are several padding ids, or one that is also a token; or
+            there is no padding but a token 0, so that it is unknown which id to swap.
+
+    >>> set_padding_to_zero([[0, 5, 2, 1, 1]], [[1, 1, 1, 0, 0]], "data")
+    tensor([[1, 5, 2, 0, 0]])
+    """
+    if mask is None:
+        return as_tensor(ids, f"{source}: {IDS!r}")
+    tokens, attention = as_tensor(ids, f"{source}: {IDS!r}"), as_tensor(mask, f"{source}: {MASK!r}")
+    if attention.shape != tokens.shape:
+        shapes = f"{MASK} is {tuple(attention.shape)} and {IDS} {tuple(tokens.shape)}"
+        raise DataError(f"{source}: {shapes} (expected one shape)")
+    padding_ids = sorted(set(tokens[attention == 0].tolist()))
+    if len(padding_ids) > 1:
+        raise DataError(f"{source}: {MASK} masks the ids {padding_ids[:8]} (expected one padding id)")
+    padding_id = padding_ids[0] if padding_ids else PADDING
+    if bool((tokens[attention != 0] == padding_id).any()):
+        hint = "" if padding_ids else ", or a longer length, so that there is padding"
+        raise DataError(
+            f"{source}: {MASK} is 1 where {IDS} are {padding_id} (expected an id used for padding only{hint})"
+        )
+    return swap_padding(tokens, padding_id)
+
+
+# --- data sets of texts -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class LabeledTexts:
-    """What a source of texts holds, as it is."""
+    """Texts and their labels, as read.
+
+    Args:
+        texts: N texts, or lists of words.
+        labels: class indices ``(N,)``.
+        classes: class names.
+        split: True for test examples, ``(N,)``; None if the source has no split.
+        columns: metadata ``(N,)`` by name.
+    """
 
     texts: Sequence[Text]
-    labels: npt.NDArray[np.int64]  # (N,)
+    labels: npt.NDArray[np.int64]
     classes: tuple[str, ...]
-    split: npt.NDArray[np.bool_] | None = None  # (N,), None where the source has no split
-    columns: Mapping[str, Column] = field(default_factory=dict)  # (N,) each
-    has_class_names: ClassVar[bool] = True  # classes may be names
+    split: npt.NDArray[np.bool_] | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    has_class_names: ClassVar[bool] = True  # labels may be names
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", class_names(self.classes, "classes"))
@@ -151,9 +213,17 @@ class LabeledTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class TextData(DataConfig):
-    """Texts of classes, as token ids. A subclass gives the texts with their labels.
+    """Custom data set of texts with classes. A subclass implements :meth:`labeled_texts`.
 
-    Which id a word has follows from ``vocabulary`` and the word, never from which words the texts hold.
+    Word ids depend on ``vocabulary`` and the word only, never on which words the texts contain.
+
+    Example::
+
+        @dataclass(frozen=True, kw_only=True)
+        class Moods(TextData):
+            def labeled_texts(self):
+                texts = ["good film", "bad film"] * 50
+                return LabeledTexts(texts, np.arange(100) % 2, ("good", "bad"))
     """
 
     targets: ClassVar[tuple[Targets, ...]] = ("texts",)
@@ -161,37 +231,38 @@ class TextData(DataConfig):
     length: (
         Annotated[int, Interval(ge=1, le=100_000), f"a whole number from 1 up ({DEFAULT_LENGTH})"] | None
     ) = None
-    """Texts: how many tokens of each, cut or filled with padding; none: 64."""
+    """Texts: number of tokens, truncated or padded; none: 64."""
 
     words: (
         Annotated[int, Interval(ge=2, le=MAX_WORDS), f"from 2 to {MAX_WORDS} ({DEFAULT_BUCKETS})"] | None
     ) = None
-    """Texts: how many ids words are hashed to; none: 16384."""
+    """Texts: number of ids to which words are hashed; none: 16384."""
 
     vocabulary: str = ""
-    """Texts: how words become ids, which never depends on private texts. hash, or empty: by hashing; a file
-    of public words, one a line; or "hf:" with the folder or name of a Hugging Face tokenizer."""
+    """Texts: how words become ids, independent of private texts. hash, or empty: by hashing; a file of
+    public words, one per line; or "hf:" with the folder or name of a Hugging Face tokenizer.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        how = self.vocabulary or HASH
-        if self.words is not None and how != HASH:
+        encoding = self.vocabulary or HASH
+        if self.words is not None and encoding != HASH:
             raise ArgumentError(
-                "data.words", self.words, f"none, as {how!r} says itself how many words there are"
+                "data.words", self.words, f"none, as {encoding!r} determines the number of words"
             )
 
     @abstractmethod
     def labeled_texts(self) -> LabeledTexts:
-        """All texts, with their labels."""
+        """Return all texts with their labels."""
 
     def read(self, task: TaskConfig) -> DataSet:
-        """These texts as token ids, divided into training and test parts."""
+        """Return the texts as token ids, divided into training and test parts."""
         return prepare_texts(self.labeled_texts(), self, self.title or self.called, self.note)
 
 
 def prepare_texts(source: LabeledTexts, config: TextData, name: str, note: str) -> DataSet:
-    """The data set that texts and a configuration make: inputs (N, L) int64, 0 for padding, targets (N,)."""
-    ids, vocabulary, coding = encode_texts(
+    """Return the data set of texts: inputs (N, L) int64, 0 for padding; targets (N,) int64."""
+    ids, vocabulary, encoding_note = encode_texts(
         source.texts, length=config.length, words=config.words, vocabulary=config.vocabulary
     )
     inputs, targets, columns = torch.from_numpy(ids), torch.from_numpy(source.labels), source.columns
@@ -210,60 +281,20 @@ def prepare_texts(source: LabeledTexts, config: TextData, name: str, note: str) 
         ),
         config,
     )
-    return replace(data, note=join_notes(data.note, coding), vocabulary=vocabulary)
-
-
-def encode_texts(
-    texts: Sequence[Text], *, length: int | None, words: int | None = None, vocabulary: str = ""
-) -> tuple[Ids, int, str]:
-    """Token ids ``(N, L)``; how many there are; what is to be said of it. Options as of :class:`TextData`.
-
-    Of a public list 2 is the first word's id, and 1 stands for all that it lacks.
-    """
-    length, how = length or DEFAULT_LENGTH, vocabulary or HASH
-    if how.startswith(HF_PREFIX):
-        from fedstill.models.hugging_face import tokenize  # an extra
-
-        where = how.removeprefix(HF_PREFIX)
-        sentences = [text if isinstance(text, str) else " ".join(text) for text in texts]
-        tokens, count = tokenize(where, sentences, length)
-        return tokens.numpy(), count, f"{length} tokens of the tokenizer {where}"
-    if how == HASH:
-        buckets = words or DEFAULT_BUCKETS
-        ids = encode_words(texts, cache(lambda word: hash_word(word, buckets)), length)
-        return ids, buckets + 1, f"{length} words, hashed to {buckets} ids"
-    known = read_vocabulary(Path(how).expanduser())
-    place = {word: number for number, word in enumerate(known, UNKNOWN + 1)}
-    told = f"{length} words; {len(known)} are known, of {Path(how).name}, a public list"
-    return encode_words(texts, lambda word: place.get(word, UNKNOWN), length), len(known) + 2, told
-
-
-def encode_for_vocabulary(
-    texts: Sequence[Text], length: int, vocabulary: int, how: str, what: str
-) -> torch.Tensor:
-    """Ids ``(N, length)`` of a model's ``vocabulary``, made of words as ``how`` says (empty: hashed).
-
-    Raises:
-        DataError: another number of ids comes of it.
-    """
-    ids, count, _ = encode_texts(texts, length=length, words=vocabulary - 1, vocabulary=how)
-    if count != vocabulary:
-        allowed = f"allowed are {vocabulary}, as the model has"
-        raise DataError(f"{what}: {how or HASH!r} gives {count} ids: {allowed}")
-    return torch.from_numpy(ids)
+    return replace(data, note=join_notes(data.note, encoding_note), vocabulary=vocabulary)
 
 
 def read_labeled_texts(path: Path) -> LabeledTexts:
-    """Texts from a table with a header: columns ``text``, ``label`` and, if there is one, ``split``.
+    """Read texts from a table with columns ``text``, ``label`` and optionally ``split``.
 
-    Labels are names, which count in alphabetical order, numbers as numbers. What ``split`` calls train or dev
-    is for training. All other columns are kept: a site, a writer.
+    Labels are names, sorted alphabetically, or numbers. Validation examples are used for training. All other
+    columns are metadata.
     """
     table = read_csv(path, "text", "label")
     texts, cells = table.pop("text"), table.pop("label")
     labels, classes = encode_labels(cells, str(path))
-    part = pop_split_column(table, path)
-    test = None if part is None else part == 1  # a source's own validation part is for training, too
+    split_codes = pop_split_column(table, path)
+    is_test = None if split_codes is None else split_codes == 1  # validation examples are used for training
     return LabeledTexts(
-        texts, labels, classes, test, {name: np.array(column) for name, column in table.items()}
+        texts, labels, classes, is_test, {name: np.array(column) for name, column in table.items()}
     )

@@ -1,6 +1,6 @@
-"""Data of one's own from a path: where it is, which form it has, and what it holds for the task.
+"""Data given by a path: where the file or folder is, which format it has, and how to read it for a task.
 
-A node's own data are read by :func:`read_raw_images` too, in a form that its owner names.
+A node's data are read by :func:`read_raw_images` too, in a format that its owner names.
 """
 
 from __future__ import annotations
@@ -25,64 +25,7 @@ from fedstill.data.raw import RawImages, raw_images_from_arrays, read_npz
 from fedstill.data.table_files import TABULAR_HINT, CsvColumns, read_class_csv, read_finding_csv
 from fedstill.tasks import Targets, TaskConfig
 
-
-def find_data(config: DataConfig, task: str, targets: Targets) -> Path:
-    """The folder or file that a path in a configuration means, for a task.
-
-    Raises:
-        ArgumentError: neither a name that is known nor a path.
-        DataError: no such file or folder, or a file of a kind that does not teach this.
-    """
-    name = config.called
-    found = [Path(name).expanduser(), *(root / name for root in data_folders(config))]
-    places = list(dict.fromkeys(found))  # an absolute path is the same in every folder
-    place = next((place for place in places if place.exists()), None)
-    if place is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
-        allowed = f"one of {DATA.allowed} to a file or a folder, and there is no {format_paths(places)}"
-        raise ArgumentError("data.name", name, allowed)
-    if place is None:
-        raise DataError(
-            f"data {name!r}: there is no {format_paths(places)}: look at the path, or set data.root"
-        )
-    suffixes = tuple(f".{form}" for form in FORMATS[targets] if form not in ("folder", "nifti"))
-    known = bool(tables.table_ending(place)) if ".parquet" in suffixes else place.suffix in suffixes
-    if place.is_file() and targets != "texts" and not known:
-        kinds = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
-        tabular = targets == "class" and place.suffix == ".parquet"
-        other = f"; {TABULAR_HINT}" if tabular else ""
-        raise DataError(f"{place}: is no kind of file that task {task} reads (expected {kinds}{other})")
-    return place
-
-
-def find_file(config: DataConfig, file: str) -> Path:
-    """Where the file of a data set with a name is; a DataError if it is nowhere."""
-    roots = data_folders(config)
-    for root in roots:
-        if (root / file).is_file():
-            return root / file
-    raise DataError(
-        f"data {config.called!r}: there is no {file} in {format_paths(roots)}: put it there, or name its folder in "
-        "data.root; docs/tasks.md says what such files are made of"
-    )
-
-
-def data_folders(config: DataConfig) -> list[Path]:
-    """The folders in which data files are looked for, in order."""
-    return [Path(config.root).expanduser()] if config.root else default_folders()
-
-
-def default_folders() -> list[Path]:
-    """Those of them that no configuration names: ``./data`` and what ``FEDSTILL_DATA`` lists as PATH does."""
-    named = os.environ.get("FEDSTILL_DATA", "").split(os.pathsep)
-    return [Path("data"), *(Path(each).expanduser() for each in named if each)]
-
-
-def format_paths(paths: Sequence[Path]) -> str:
-    """Places, in words."""
-    return " or ".join(map(str, paths))
-
-
-# By what they teach: the forms that can hold it.
+# Formats that can hold each kind of targets.
 FORMATS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
     {
         "class": ("npz", "folder", "csv"),
@@ -96,63 +39,7 @@ FORMATS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
         "times": ("csv", "parquet"),
     }
 )
-
-
-def detect_format(place: Path, targets: Targets) -> str:
-    """The form that a file or folder has: npz, csv, folder or nifti; no folder teaches findings."""
-    if not place.is_dir():
-        return place.suffix.removeprefix(".")
-    if targets == "labels":
-        raise DataError(f"{place}: is a folder: allowed for findings are an .npz or a csv")
-    return "nifti" if "nifti" in FORMATS[targets] and has_volumes(place) else "folder"
-
-
-def read_raw_images(
-    place: Path,
-    form: str,
-    targets: Targets,
-    *,
-    size: int = 0,
-    slices: int = 0,
-    gaps: bool = False,
-    columns: CsvColumns | None = None,
-    classes: tuple[str, ...] = (),
-    shape: tuple[int, ...] = (),
-    channels: int = 0,
-    on_count: Callable[[int], None] = lambda count: None,
-) -> RawImages:
-    """What a file or folder holds: images of classes, of findings, with masks, or alone.
-
-    Args:
-        form: one of those that can hold it: npz, folder, csv or nifti.
-        targets: class, labels, map or image.
-        size: height and width to which images in files of their own are averaged; 0: as they are.
-        slices: of each NIfTI volume at most; 0: all.
-        gaps: as :func:`fedstill.data.images.encode_masks` takes it.
-        columns: what those of a csv mean.
-        classes: the findings wanted of a csv; empty: all.
-        shape: of a csv's pixels, if these are as many.
-        channels: of images in files of their own, as :func:`fedstill.data.images.read_image_stack` takes them.
-        on_count: called with the number of images before they are read, if that can be told.
-
-    Raises:
-        DataError: it cannot be read, or is not of a form that can be used.
-    """
-    if form == "npz":
-        return raw_images_from_arrays(place, read_npz(place), targets, gaps=gaps)
-    if targets == "labels":
-        return read_finding_csv(place, columns, classes, size, channels, on_count)
-    if form == "csv":
-        return read_class_csv(place, columns or CsvColumns(), shape, size, channels, on_count)
-    masks = targets == "map"
-    if form == "nifti":
-        return read_volumes(place, masks=masks, size=size, slices=slices, gaps=gaps, on_count=on_count)
-    if targets == "class":
-        return read_class_folders(place, size=size, channels=channels, on_count=on_count)
-    return read_map_folder(place, masks=masks, size=size, channels=channels, gaps=gaps, on_count=on_count)
-
-
-# By what is read: the options that it has beside those of all data.
+# Options that each kind of targets has, in addition to those of all data.
 _OPTIONS_BY_TARGETS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
     {
         "class": ("size", "label", "image"),
@@ -168,36 +55,165 @@ _OPTIONS_BY_TARGETS: Mapping[Targets, tuple[str, ...]] = MappingProxyType(
 )
 
 
+# --- finding ------------------------------------------------------------------------------------------------
+
+
+def find_data(config: DataConfig, task: str, targets: Targets) -> Path:
+    """Return the folder or file of a path in a data configuration.
+
+    Raises:
+        ArgumentError: the name is neither a known data set nor a path.
+        DataError: there is no such file or folder, or its format does not support the task.
+    """
+    name = config.called
+    candidates = [Path(name).expanduser(), *(root / name for root in data_folders(config))]
+    paths = list(dict.fromkeys(candidates))  # an absolute path is the same for every folder
+    path = next((path for path in paths if path.exists()), None)
+    if path is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
+        expected = f"one of {DATA.allowed} to a file or folder; not found: {format_paths(paths)}"
+        raise ArgumentError("data.name", name, expected)
+    if path is None:
+        raise DataError(
+            f"data {name!r}: there is no {format_paths(paths)}: look at the path, or set data.root"
+        )
+    suffixes = tuple(f".{form}" for form in FORMATS[targets] if form not in ("folder", "nifti"))
+    is_known = bool(tables.table_ending(path)) if ".parquet" in suffixes else path.suffix in suffixes
+    if path.is_file() and targets != "texts" and not is_known:
+        formats = " or ".join((*suffixes, *(() if targets == "labels" else ("a folder",))))
+        is_table = targets == "class" and path.suffix == ".parquet"
+        hint = f"; {TABULAR_HINT}" if is_table else ""
+        raise DataError(f"{path}: unsupported format for task {task} (expected {formats}{hint})")
+    return path
+
+
+def find_file(config: DataConfig, file: str) -> Path:
+    """Return the path of a named data set's file.
+
+    Raises:
+        DataError: no data folder has it.
+    """
+    roots = data_folders(config)
+    for root in roots:
+        if (root / file).is_file():
+            return root / file
+    raise DataError(
+        f"data {config.called!r}: {file} not found in {format_paths(roots)}; put it there, or set data.root to its "
+        "folder (docs/tasks.md has the sources of such files)"
+    )
+
+
+def data_folders(config: DataConfig) -> list[Path]:
+    """Return the folders in which data files are searched, in order."""
+    return [Path(config.root).expanduser()] if config.root else default_folders()
+
+
+def default_folders() -> list[Path]:
+    """Return the folders searched without data.root: ``./data`` and those in ``FEDSTILL_DATA``."""
+    listed = os.environ.get("FEDSTILL_DATA", "").split(os.pathsep)
+    return [Path("data"), *(Path(folder).expanduser() for folder in listed if folder)]
+
+
+def format_paths(paths: Sequence[Path]) -> str:
+    """Return paths joined with "or", for messages."""
+    return " or ".join(map(str, paths))
+
+
+def detect_format(path: Path, targets: Targets) -> str:
+    """Return the format of a file or folder: npz, csv, folder or nifti.
+
+    Raises:
+        DataError: a folder is given for findings.
+    """
+    if not path.is_dir():
+        return path.suffix.removeprefix(".")
+    if targets == "labels":
+        raise DataError(f"{path}: is a folder (expected an .npz or a csv for findings)")
+    return "nifti" if "nifti" in FORMATS[targets] and has_volumes(path) else "folder"
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def read_raw_images(
+    path: Path,
+    file_format: str,
+    targets: Targets,
+    *,
+    size: int = 0,
+    slices: int = 0,
+    gaps: bool = False,
+    columns: CsvColumns | None = None,
+    classes: tuple[str, ...] = (),
+    shape: tuple[int, ...] = (),
+    channels: int = 0,
+    on_count: Callable[[int], None] = lambda count: None,
+) -> RawImages:
+    """Read a file or folder of images with classes, findings or masks, or of images alone.
+
+    Args:
+        file_format: npz, folder, csv or nifti.
+        targets: class, labels, map or image.
+        size: height and width to which image files are averaged; 0: as they are.
+        slices: maximum number of slices per NIfTI volume; 0: all.
+        gaps: see :func:`fedstill.data.images.encode_masks`.
+        columns: roles of the columns of a csv.
+        classes: wanted findings of a csv; empty: all.
+        shape: of the pixels of a csv, if it fits their number.
+        channels: of image files, see :func:`fedstill.data.images.read_image_stack`.
+        on_count: called with the number of images before they are read, if it is known.
+
+    Raises:
+        DataError: it cannot be read, or is not in a supported form.
+    """
+    if file_format == "npz":
+        return raw_images_from_arrays(path, read_npz(path), targets, gaps=gaps)
+    if targets == "labels":
+        return read_finding_csv(path, columns, classes, size, channels, on_count)
+    if file_format == "csv":
+        return read_class_csv(path, columns or CsvColumns(), shape, size, channels, on_count)
+    masks = targets == "map"
+    if file_format == "nifti":
+        return read_volumes(path, masks=masks, size=size, slices=slices, gaps=gaps, on_count=on_count)
+    if targets == "class":
+        return read_class_folders(path, size=size, channels=channels, on_count=on_count)
+    return read_map_folder(path, masks=masks, size=size, channels=channels, gaps=gaps, on_count=on_count)
+
+
 @dataclass(frozen=True, kw_only=True)
 class UserFiles(object_images.InstanceImageData, text.TextData):
-    """Data of one's own, by their path: an .npz with images and labels or masks, a folder of images by class,
-    of images and masks, or of NIfTI volumes; a csv of image files with classes or findings, or of texts; a
-    table's rows in a csv or Parquet file, or a folder of these."""
+    """Data given by a path.
+
+    An .npz with images and labels or masks; a folder of images by class, of images and masks, or of NIfTI
+    volumes; a csv of image files with classes or findings, or of texts; table rows in a csv or Parquet file,
+    or a folder of these.
+    """
 
     targets: ClassVar[tuple[Targets, ...]] = get_args(Targets)
 
     name: str
-    """The path, from this folder or from data.root."""
+    """The path, relative to the working directory or data.root."""
 
     size: Side = 0
-    """Images: height and width that all are averaged down to, masks by majority; 0: as they are."""
+    """Images: height and width to which all are averaged, masks by majority; 0: as they are."""
 
     label: str = ""
-    """A csv of images: the column of classes, which is else called label; or of findings, divided by "|",
-    without which each finding has a column of its own."""
+    """A csv of images: column of classes, by default label; or of findings separated by "|", without which
+    each finding has its own column.
+    """
 
     image: str = ""
-    """A csv of images: the column of image files, from the folder of the csv, which is else called image."""
+    """A csv of images: column of image files, relative to the folder of the csv, by default image."""
 
     channels: tuple[int, ...] = ()
-    """Maps and images: which channels; empty: all, and for reconstruction the first."""
+    """Maps and images: channels to use; empty: all, for reconstruction the first."""
 
     slices: Limit = 0
-    """NIfTI volumes: at most so many axial slices of each, evenly spread; 0: all."""
+    """NIfTI volumes: maximum number of axial slices of each, evenly spaced; 0: all."""
 
     schema: str = ""
-    """Tables: the file that says which columns they have (docs/data.md); empty: schema.toml in the folder, or
-    beside the file."""
+    """Tables: the file that describes the columns (docs/data.md); empty: schema.toml in the folder, or next
+    to the file.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,52 +221,52 @@ class UserFiles(object_images.InstanceImageData, text.TextData):
             raise ArgumentError("data.name", self.name, f"one of {DATA.allowed}")
 
     def read(self, task: TaskConfig) -> DataSet:
-        """What the path holds for a task."""
+        """Return the data at the path for a task."""
         targets = task.targets
         self._check_options(targets, task.called)
         if targets == "texts":
             return text.prepare_texts(self.labeled_texts(), self, Path(self.name).name.partition(".")[0], "")
-        place = find_data(self, task.called, targets)
-        name = place.resolve().name if place.is_dir() else place.stem
+        path = find_data(self, task.called, targets)
+        name = path.resolve().name if path.is_dir() else path.stem
         if task.task_class.form == "rows":
-            return tables.prepare_table(self.rows(place), self, task, name, "")
+            return tables.prepare_table(self.read_rows(path), self, task, name, "")
         if targets == "instances":
             return object_images.prepare_instance_images(self.images(), self, name, "", "site")
-        form = detect_format(place, targets)
-        if form != "csv":
+        file_format = detect_format(path, targets)
+        if file_format != "csv":
             for option in ("label", "image"):
                 if value := getattr(self, option):
-                    raise ArgumentError(f"data.{option}", value, "empty, as only a csv has columns of these")
+                    raise ArgumentError(f"data.{option}", value, "empty, as only a csv has such columns")
         columns = CsvColumns(self.label or ("label" if targets == "class" else ""), self.image)
-        raw = read_raw_images(place, form, targets, size=self.size, slices=self.slices, columns=columns)
+        raw = read_raw_images(path, file_format, targets, size=self.size, slices=self.slices, columns=columns)
         return prepare_images(raw, self, task, name, "", self.size, self.channels, self.sites)
 
-    def columns(self, place: Path) -> Schema:
-        """The schema of a table, which may be here without it."""
-        folder = place if place.is_dir() else place.parent
+    def read_schema(self, path: Path) -> Schema:
+        """Read the schema of a table, whose file may be missing."""
+        folder = path if path.is_dir() else path.parent
         return tables.read_schema(
             Path(self.schema).expanduser() if self.schema else folder / tables.SCHEMA_FILE
         )
 
-    def rows(self, place: Path) -> tables.TableRows:
-        """Rows of a table, or of a folder of tables."""
-        schema = self.columns(place)
-        return tables.read_table_folder(place, schema) if place.is_dir() else tables.read_rows(place, schema)
+    def read_rows(self, path: Path) -> tables.TableRows:
+        """Read the rows of a table, or of a folder of tables."""
+        schema = self.read_schema(path)
+        return tables.read_table_folder(path, schema) if path.is_dir() else tables.read_rows(path, schema)
 
     def images(self) -> Sequence[InstanceImage]:
-        """Pictures with objects."""
+        """Read images with instances."""
         return read_instance_images(find_data(self, "instances", "instances"))
 
     def labeled_texts(self) -> text.LabeledTexts:
-        """Texts with labels, from a table."""
+        """Read texts with labels from a table."""
         return text.read_labeled_texts(find_data(self, "text", "texts"))
 
-    def _check_options(self, targets: Targets, task: str) -> None:
-        known = {part.name for part in fields(DataConfig)} | {"name", *_OPTIONS_BY_TARGETS[targets]}
-        for part in fields(self):
-            value = getattr(self, part.name)
-            if part.name not in known and value != part.default:
-                shown = list(value) if isinstance(value, tuple) else value
-                default = "empty" if part.default in ((), "") else str(part.default).lower()
-                told = f"{default}, as data {self.name!r} have no such option for task {task}"
-                raise ArgumentError(f"data.{part.name}", shown, told)
+    def _check_options(self, targets: Targets, task_name: str) -> None:
+        supported = {option.name for option in fields(DataConfig)} | {"name", *_OPTIONS_BY_TARGETS[targets]}
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name not in supported and value != option.default:
+                value_shown = list(value) if isinstance(value, tuple) else value
+                default = "empty" if option.default in ((), "") else str(option.default).lower()
+                expected = f"{default}, as data {self.name!r} have no such option for task {task_name}"
+                raise ArgumentError(f"data.{option.name}", value_shown, expected)

@@ -60,7 +60,7 @@ def make(
         models.check_module(source, to.shape, to.outputs, whose, to.task.form)
     if isinstance(source, nn.Module):
         source = adapt(source)
-        for option, allowed in {"takes": ("inputs",), "gives": ("auto", "logits")}.items():
+        for option, allowed in {"input_format": ("inputs",), "output_format": ("auto", "logits")}.items():
             value = getattr(config, option)
             if value not in allowed:
                 told = f"{' or '.join(allowed)}, for a torch.nn.Module"

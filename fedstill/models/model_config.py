@@ -37,13 +37,13 @@ class ModelConfig(Checked):
     train: bool = True
     """Let the model learn from the data; false: it is used as it is."""
 
-    takes: Literal["inputs", "raw", "frame"] = "inputs"
+    input_format: Literal["inputs", "raw", "frame"] = "inputs"
     """What a model that is no torch module is given: inputs as networks get them; raw: pixels from 0 to 1, or
     a table's columns in their own units, categories as their numbers from 0, NaN for what is missing (and
     numbers that it gives are in the target's unit); frame: these as a pandas DataFrame, categories as
     texts."""
 
-    gives: Literal["auto", "logits", "probabilities"] = "auto"
+    output_format: Literal["auto", "logits", "probabilities"] = "auto"
     """What a model that is no torch module gives; auto: probabilities where it says so (predict_proba, an
     ONNX output or an endpoint's answer of that name), else logits."""
 
@@ -54,7 +54,7 @@ class ModelConfig(Checked):
 
 @dataclass(frozen=True)
 class CustomModel(ModelConfig):
-    """A model that is here already, for :func:`fedstill.distil`: ``CustomModel(source=forest, takes="raw")``."""
+    """A model that is here already, for :func:`fedstill.distil`: ``CustomModel(source=forest, input_format="raw")``."""
 
     source: Any = None
     """A torch module, an estimator, an ONNX session or a function; None: what has the name."""

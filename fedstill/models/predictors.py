@@ -51,6 +51,37 @@ from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig
 
 Floats = npt.NDArray[np.floating[Any]]
+Numbers = npt.NDArray[Any]
+# Beside those that skops itself trusts: what estimators that have learned consist of, and hold only numbers.
+TRUSTED_TYPES = (
+    "collections.OrderedDict",
+    "lightgbm.basic.Booster",
+    "lightgbm.sklearn.LGBMClassifier",
+    "lightgbm.sklearn.LGBMRegressor",
+    "sklearn._loss.loss.HalfTweedieLossIdentity",
+    "sklearn.calibration._CalibratedClassifier",
+    "sklearn.calibration._SigmoidCalibration",
+    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
+    "sklearn.gaussian_process._gpc._BinaryGaussianProcessClassifierLaplace",
+    "sklearn.gaussian_process.kernels.ConstantKernel",
+    "sklearn.gaussian_process.kernels.Product",
+    "sklearn.gaussian_process.kernels.RBF",
+    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+    "sklearn.tree._tree.Tree",
+    "xgboost.core.Booster",
+    "xgboost.sklearn.XGBClassifier",
+    "xgboost.sklearn.XGBRegressor",
+)
+URL_SCHEMES = ("http://", "https://")
+TIMEOUT_SECONDS = 60.0  # that an answer may take, from the first byte asked to the last one read
+MAX_RESPONSE_BYTES = 2**26  # of an answer
+MAX_REQUEST_VALUES = 2**18  # in a query: more inputs are several queries
+OUTPUT_KEYS = ("probabilities", "logits", "numbers")
+READ_BYTES = 2**16  # bytes read at once
+logger = logging.getLogger("fedstill.node")
+
+
+# --- ONNX ----------------------------------------------------------------------------------------------
 
 
 def load_onnx(path: Path) -> Any:
@@ -128,26 +159,7 @@ class OnnxGraph:
         raise ModelError("the ONNX model gives no floats (B, classes)")
 
 
-# Beside those that skops itself trusts: what estimators that have learned consist of, and hold only numbers.
-TRUSTED_TYPES = (
-    "collections.OrderedDict",
-    "lightgbm.basic.Booster",
-    "lightgbm.sklearn.LGBMClassifier",
-    "lightgbm.sklearn.LGBMRegressor",
-    "sklearn._loss.loss.HalfTweedieLossIdentity",
-    "sklearn.calibration._CalibratedClassifier",
-    "sklearn.calibration._SigmoidCalibration",
-    "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
-    "sklearn.gaussian_process._gpc._BinaryGaussianProcessClassifierLaplace",
-    "sklearn.gaussian_process.kernels.ConstantKernel",
-    "sklearn.gaussian_process.kernels.Product",
-    "sklearn.gaussian_process.kernels.RBF",
-    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
-    "sklearn.tree._tree.Tree",
-    "xgboost.core.Booster",
-    "xgboost.sklearn.XGBClassifier",
-    "xgboost.sklearn.XGBRegressor",
-)
+# --- scikit-learn, XGBoost and LightGBM -----------------------------------------------------------------
 
 
 def load_skops(path: Path) -> Any:
@@ -174,12 +186,7 @@ def load_skops(path: Path) -> Any:
         raise ModelError(f"{path.name} is no skops file that can be read: {first_line(error)}") from error
 
 
-URL_SCHEMES = ("http://", "https://")
-TIMEOUT_SECONDS = 60.0  # that an answer may take, from the first byte asked to the last one read
-MAX_RESPONSE_BYTES = 2**26  # of an answer
-MAX_REQUEST_VALUES = 2**18  # in a query: more inputs are several queries
-OUTPUT_KEYS = ("probabilities", "logits", "numbers")
-READ_BYTES = 2**16  # bytes read at once
+# --- HTTP endpoints -------------------------------------------------------------------------------------
 
 
 class Endpoint:
@@ -315,22 +322,7 @@ def _shut_down(link: http.client.HTTPConnection, over: threading.Event) -> None:
         socket.socket.shutdown(link.sock, socket.SHUT_RDWR)
 
 
-logger = logging.getLogger("fedstill.node")
-
-Numbers = npt.NDArray[Any]
-
-
-def file_fingerprint(model: nn.Module) -> str:
-    """The fingerprint of the file from which a model that only predicts is; empty: it is from none. Weights
-    of a network are not meant: a run remembers these itself."""
-    return "".join(part.file for part in model.modules() if isinstance(part, Predictor))
-
-
-def hide_failures(model: nn.Module) -> None:
-    """Have a model that only predicts give NaN from now on where it fails, and say so in this log alone."""
-    for part in model.modules():
-        if isinstance(part, Predictor):
-            part.tells = False
+# --- as a torch module ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -379,11 +371,11 @@ class Predictor(nn.Module):
                 f"allowed for {to.task.name} is a torch.nn.Module"
             )
         self._called = getattr(source, "called", type(source).__name__)
-        self._to, self._takes = to, how.takes
+        self._to, self._input_format = to, how.input_format
         probe = self._taken(np.zeros((2, *to.shape), dtype=np.float32))
         opened = _open_source(source, probe, to.task.kind == "number", self._called)
         self._predict = opened.predict
-        self._probabilities = how.gives == "probabilities" or (how.gives == "auto" and opened.probabilities)
+        self._probabilities = how.output_format == "probabilities" or (how.output_format == "auto" and opened.probabilities)
         own = [] if to.task.kind == "number" else how.classes or list(opened.classes)
         mapped = ClassMap(own, to.classes) if own else None
         self._given = mapped.given if mapped else len(to.classes)
@@ -424,12 +416,12 @@ class Predictor(nn.Module):
 
     def _taken(self, x: Numbers) -> Any:
         """Inputs as the model takes them."""
-        return {"inputs": lambda x: x, "raw": self._to.raw, "frame": self._to.frame}[self._takes](x)
+        return {"inputs": lambda x: x, "raw": self._to.raw, "frame": self._to.frame}[self._input_format](x)
 
     def _numbers(self, given: torch.Tensor) -> torch.Tensor:
         """Numbers as the federation's targets are: from -1 to 1 within their declared range."""
         numbers = given.reshape(-1, 1) if given.ndim == 1 else given
-        if self._takes == "inputs":
+        if self._input_format == "inputs":
             return numbers
         low, high = self._to.schema.answer.range
         return 2 * (numbers - low) / (high - low) - 1
@@ -447,7 +439,7 @@ class Predictor(nn.Module):
             least, most = given.min().item(), given.max().item()
             raise PredictorError(
                 f"a {self._called} gives from {least:.3g} to {most:.3g}: allowed are probabilities, or "
-                'gives = "logits"'
+                'output_format = "logits"'
             )
         return given.clamp_min(MIN_PROBABILITY).log()
 
@@ -520,3 +512,16 @@ def _model_errors() -> tuple[type[Exception], ...]:
     module = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
     found = vars(module).values() if module else ()
     return (*OWN, *(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)))
+
+
+def file_fingerprint(model: nn.Module) -> str:
+    """The fingerprint of the file from which a model that only predicts is; empty: it is from none. Weights
+    of a network are not meant: a run remembers these itself."""
+    return "".join(part.file for part in model.modules() if isinstance(part, Predictor))
+
+
+def hide_failures(model: nn.Module) -> None:
+    """Have a model that only predicts give NaN from now on where it fails, and say so in this log alone."""
+    for part in model.modules():
+        if isinstance(part, Predictor):
+            part.tells = False

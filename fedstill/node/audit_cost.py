@@ -39,30 +39,30 @@ def compute_audit_cost(
     delta: float,
     accountant: Accountant,
     budget: PrivacyConfig | None = None,
-    mine: str = "",
+    unit: str = "",
 ) -> AuditCost:
     """What is paid in a run, or in all (:data:`~fedstill.node.audit_entries.ALL`).
 
     Args:
         delta: at which epsilon is told.
         budget: the owner's, where they are held against one.
-        mine: the unit that would be charged now: what was paid for another leaves nothing.
+        unit: the unit that would be charged now: what was paid for another leaves nothing.
     """
-    spent = audit.totals.spending(payer, run)
-    events, bare = (
-        (spent.total_events, spent.total_no_guarantee)
+    spending = audit.totals.spending(payer, run)
+    events, no_guarantee = (
+        (spending.total_events, spending.total_no_guarantee)
         if run == ALL_RUNS
-        else (spent.run_events, spent.run_no_guarantee)
+        else (spending.run_events, spending.run_no_guarantee)
     )
     units = audit.totals.units(payer, run)
     if len(units) > 1:
-        return AuditCost(bare)
-    spoilt = bare or len(units - {mine})
+        return AuditCost(no_guarantee)
+    is_unknown = no_guarantee or len(units - {unit})
     try:
-        price = cost_from_dict(events)
-        kept = None if budget is None else remaining_epsilon(budget, events, spoilt, all_runs=run == ALL_RUNS)
+        cost = cost_from_dict(events)
+        remaining = None if budget is None else remaining_epsilon(budget, events, is_unknown, all_runs=run == ALL_RUNS)
         return AuditCost(
-            bare, dict(events), None if bare else compute_epsilon(price, delta, accountant), kept
+            no_guarantee, dict(events), None if no_guarantee else compute_epsilon(cost, delta, accountant), remaining
         )
     except ArgumentError:
-        return AuditCost(bare)
+        return AuditCost(no_guarantee)

@@ -24,8 +24,8 @@ LOCK_TIMEOUT = 120.0  # seconds to wait for another process, which may be comput
 class AuditError(FedstillError):
     """An audit log cannot be trusted or used; nothing is charged to it, so nothing leaves."""
 
-    def __init__(self, where: object, what: str) -> None:
-        super().__init__(f"{where}: {what}")
+    def __init__(self, location: object, fault: str) -> None:
+        super().__init__(f"{location}: {fault}")
 
 
 class Database:
@@ -85,20 +85,20 @@ class Database:
     def require_format(self) -> None:
         """Refuse what is no audit log, or one to which somebody has added what changes entries, as a trigger
         does; an empty file becomes one. Within a transaction."""
-        (mark,) = self.execute("PRAGMA application_id").fetchone()
+        (application_id,) = self.execute("PRAGMA application_id").fetchone()
         (version,) = self.execute("PRAGMA user_version").fetchone()
-        found = self.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
-        if mark != APPLICATION_ID and (found or self._read_only):
+        objects = self.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        if application_id != APPLICATION_ID and (objects or self._read_only):
             raise AuditError(self.location, "is no audit log")
-        if mark != APPLICATION_ID:
+        if application_id != APPLICATION_ID:
             for statement in SCHEMA:
                 self.execute(statement)
         elif version != VERSION:
-            told = f"has the form of another version of fedstill: {version}, not {VERSION}"
-            raise AuditError(self.location, told)
-        elif found != [("table", "entries", TABLE)]:
-            told = "holds other tables, indexes or triggers than fedstill makes: put it back as it was"
-            raise AuditError(self.location, f"{told}, or move it away and settle what its head says")
+            message = f"has the form of another version of fedstill: {version}, not {VERSION}"
+            raise AuditError(self.location, message)
+        elif objects != [("table", "entries", TABLE)]:
+            message = "holds other tables, indexes or triggers than fedstill makes: put it back as it was"
+            raise AuditError(self.location, f"{message}, or move it away and settle what its head says")
 
     def write_transaction(self) -> AbstractContextManager[None]:
         """A transaction that no other process comes between, undone if anything is raised in it."""
@@ -125,10 +125,10 @@ class Database:
             self.connection.close()
 
     @contextmanager
-    def _transaction(self, how: str) -> Iterator[None]:
+    def _transaction(self, mode: str) -> Iterator[None]:
         with self.lock:
             try:
-                self.execute(f"BEGIN {how}")
+                self.execute(f"BEGIN {mode}")
                 try:
                     yield
                     self.execute("COMMIT")
@@ -141,18 +141,18 @@ class Database:
     def _audit_error(self, error: sqlite3.Error) -> AuditError:
         if type(error) is not sqlite3.DatabaseError:  # which is a file full of something else
             return AuditError(self.location, f"cannot be used: {error}")
-        told = f"cannot be read any more ({error}): move it away, and settle what its head says"
-        return AuditError(self.location, told)
+        message = f"cannot be read any more ({error}): move it away, and settle what its head says"
+        return AuditError(self.location, message)
 
 
 def _create_atomically(path: Path) -> None:
     """Make an audit log under another name, so that nobody meets a half of it; who is quicker has made it."""
-    if any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal")):
+    if any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal")):
         return  # of a log that is gone: SQLite gives them to the next file of that name, unless it is empty
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        made = Path(folder) / path.name
-        private_files.touch(made)
-        with closing(sqlite3.connect(made, isolation_level=None)) as connection:
+        temporary = Path(folder) / path.name
+        private_files.touch(temporary)
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             for statement in (
                 "PRAGMA journal_mode = WAL",
                 "PRAGMA fullfsync = ON",
@@ -162,7 +162,7 @@ def _create_atomically(path: Path) -> None:
             ):
                 connection.execute(statement)
         with suppress(OSError):  # it is there by now; or this disk has no links: then it is made in its place
-            os.link(made, path)
+            os.link(temporary, path)
 
 
 def _retry_while_locked(action: Callable[[], object]) -> None:

@@ -94,10 +94,10 @@ class Entry:
     training_cost: Counts = field(default_factory=dict)
     queries: int = 0
 
-    def to_line(self, at: str) -> str:
+    def to_line(self, time: str) -> str:
         """The canonical text of an entry written at a time: JSON, without what it does not have."""
-        told = {name: value for name, value in vars(self).items() if value or name in REQUIRED}
-        return json.dumps({"at": at, **told}, separators=(",", ":"), sort_keys=True)
+        fields = {name: value for name, value in vars(self).items() if value or name in REQUIRED}
+        return json.dumps({"at": time, **fields}, separators=(",", ":"), sort_keys=True)
 
 
 REQUIRED = ("run", "payer", "node", "number", "query", "part")
@@ -114,9 +114,9 @@ def is_text(value: object) -> bool:
         return False
 
 
-def is_count(value: object, least: int = 0) -> bool:
+def is_count(value: object, minimum: int = 0) -> bool:
     """Whether a value is a whole number from the least to the largest count."""
-    return type(value) is int and least <= value <= MAX_COUNT
+    return type(value) is int and minimum <= value <= MAX_COUNT
 
 
 @lru_cache(maxsize=10_000)
@@ -159,18 +159,18 @@ def parse_line(line: object) -> dict[str, Any] | None:
     if not isinstance(line, str) or not is_text(line):
         return None
     try:
-        told = json.loads(line)
-        whole = told.keys() >= {"at", *REQUIRED} and all(FIELD_CHECKS[name][0](told[name]) for name in told)
+        fields = json.loads(line)
+        is_complete = fields.keys() >= {"at", *REQUIRED} and all(FIELD_CHECKS[name][0](fields[name]) for name in fields)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return None
-    return {**ENTRY_DEFAULTS, **told} if whole and (told["run"] or told["part"] == SETTLED) else None
+    return {**ENTRY_DEFAULTS, **fields} if is_complete and (fields["run"] or fields["part"] == SETTLED) else None
 
 
 def check_entry(entry: Entry) -> None:
     """Refuse an entry whose line would not give it back, with :class:`ArgumentError`."""
     for name, value in vars(entry).items():
-        allowed, words = FIELD_CHECKS[name]
-        if not allowed(value):
-            raise ArgumentError(f"{name} of an entry", value, words)
+        is_allowed, expected = FIELD_CHECKS[name]
+        if not is_allowed(value):
+            raise ArgumentError(f"{name} of an entry", value, expected)
     if parse_line(entry.to_line("")) != {"at": "", **vars(entry)}:
         raise ArgumentError("entry of an audit log", vars(entry), "what its line gives back")

@@ -26,8 +26,8 @@ def open_audit(file: NodeFile, folder: Path, *, read_only: bool = False) -> Audi
         AuditError: it cannot be read, or it is gone.
     """
     path = audit_path(file, folder)
-    if (lost := missing_log_fault(path, folder)) is not None:
-        raise AuditError(path, f"{lost}: put it back, or `fedstill audit accept {folder}` starts it anew")
+    if (fault := missing_log_fault(path, folder)) is not None:
+        raise AuditError(path, f"{fault}: put it back, or `fedstill audit accept {folder}` starts it anew")
     return AuditLog(path, read_only=read_only)
 
 
@@ -38,17 +38,17 @@ def missing_log_fault(path: Path, folder: Path | None) -> str | None:
         return None
     if path.with_name(f"{path.name}.head").exists():
         return "is gone, and its head is there"
-    began = folder is not None and any(folder.glob(f"runs/*/{PLAN_FILE}"))
-    return "is gone, and its node's runs are there" if began else None
+    has_runs = folder is not None and any(folder.glob(f"runs/*/{PLAN_FILE}"))
+    return "is gone, and its node's runs are there" if has_runs else None
 
 
 def unwritable_reason(path: Path) -> str:
     """Why an audit log cannot be written, without which nothing leaves; empty: it can."""
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
-    places = [path.parent, *([path] if path.exists() else [])]  # SQLite has files of its own beside it
-    shut = [place for place in places if not os.access(place, os.W_OK)]
-    return f"{shut[0]} cannot be written to" if shut else ""
+    paths = [path.parent, *([path] if path.exists() else [])]  # SQLite has files of its own beside it
+    unwritable = [path_ for path_ in paths if not os.access(path_, os.W_OK)]
+    return f"{unwritable[0]} cannot be written to" if unwritable else ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def read_total_spent(file: NodeFile, folder: Path) -> TotalSpent:
     if not path.exists():
         return TotalSpent({}, fault=missing_log_fault(path, folder))
     with closing(AuditLog(path, read_only=True)) as audit:
-        told = audit.spending(NODE_DATA, ALL_RUNS)
+        spending = audit.spending(NODE_DATA, ALL_RUNS)
         return TotalSpent(
-            told.total_events, told.total_no_guarantee, frozenset(audit.totals.units(NODE_DATA)), audit.fault
+            spending.total_events, spending.total_no_guarantee, frozenset(audit.totals.units(NODE_DATA)), audit.fault
         )

@@ -35,9 +35,9 @@ class Head:
     def read(cls, path: Path) -> Head | None:
         """The head in a file, or None if there is no file; OSError or ValueError where it cannot be read."""
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            rows = [(payer, run, dict(counts)) for payer, run, counts in told["totals"]]
-            head = cls(told["entry"], told["hash"], {(payer, run): Counter(c) for payer, run, c in rows})
+            table = json.loads(path.read_text(encoding="utf-8"))
+            rows = [(payer, run, dict(counts)) for payer, run, counts in table["totals"]]
+            head = cls(table["entry"], table["hash"], {(payer, run): Counter(c) for payer, run, c in rows})
         except FileNotFoundError:
             return None
         except (AttributeError, LookupError, TypeError, RecursionError) as error:
@@ -49,10 +49,10 @@ class Head:
         return head
 
 
-def write_audit_head(path: Path, number: int, hashed: str, rows: Iterable[str]) -> None:
+def write_audit_head(path: Path, number: int, hash_: str, rows: Iterable[str]) -> None:
     """Put a new head in the place of the one in a file, which stays where that fails (OSError); its totals as
     :func:`row` makes them."""
-    write_head(path, number, hashed, f',"totals":[{",".join(rows)}]')
+    write_head(path, number, hash_, f',"totals":[{",".join(rows)}]')
 
 
 def head_row(payer: str, run: str, counts: Mapping[str, int]) -> str:
@@ -62,9 +62,9 @@ def head_row(payer: str, run: str, counts: Mapping[str, int]) -> str:
 
 def _is_total(row: tuple[object, object, Mapping[object, object]]) -> bool:
     payer, run, counts = row
-    known = all(
+    has_known_names = all(
         isinstance(name, str)
         and (name in (NO_GUARANTEE, QUERIES, BYTES) or name.startswith(UNIT_PREFIX) or is_event(name))
         for name in counts
     )
-    return is_text(payer) and bool(run) and is_text(run) and known and all(map(is_count, counts.values()))
+    return is_text(payer) and bool(run) and is_text(run) and has_known_names and all(map(is_count, counts.values()))

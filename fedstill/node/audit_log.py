@@ -110,70 +110,70 @@ class AuditLog:
         """Write down what costs nothing, also if it was written before: a refusal."""
         self._write_entry(entry, lambda spent: None, once=False)
 
-    def _write_entry(self, entry: Entry, check: Callable[[Spending], None], once: bool) -> int:
+    def _write_entry(self, entry: Entry, check: Callable[[Spending], None], skip_repeated: bool) -> int:
         check_entry(entry)
         with self._database.lock:
-            written = None
+            inserted = None
             with self._database.write_transaction():
                 self._sync_before_write()
-                number = self.totals.entry_number(vars(entry)) if once else 0
+                number = self.totals.entry_number(vars(entry)) if skip_repeated else 0
                 if not number:
                     check(self.totals.spending(entry.payer, entry.run))
-                    written = self._insert_entry(entry)
-            if written is not None:
-                self._apply_entry(*written)
-                number = written[0]
+                    inserted = self._insert_entry(entry)
+            if inserted is not None:
+                self._apply_entry(*inserted)
+                number = inserted[0]
             if number > self._head_number:  # as after a head that could not be written
                 self._write_head()
         return number
 
-    def settle(self, because: str, *, gone: bool = False) -> None:
+    def settle(self, reason: str, *, is_lost: bool = False) -> None:
         """The owner accepts the log as it is: write that down, with the reason.
 
         What the head says was spent beyond what the entries show is charged again, to the same payers and
         runs.
 
         Args:
-            because: the reason, in words.
-            gone: whether the file was lost, so that it is sound for being new.
+            reason: the reason, in words.
+            is_lost: whether the file was lost, so that it is sound for being new.
 
         Raises:
             ArgumentError: no reason.
             AuditError: nothing is wrong, the log cannot be written, or no number is left for an entry.
         """
-        if not because.strip() or not is_text(because):
-            raise ArgumentError("because", because, "the reason, in words")
+        if not reason.strip() or not is_text(reason):
+            raise ArgumentError("because", reason, "the reason, in words")
         with self._database.lock:
             with self._database.write_transaction():
                 head = self._verify_all() or Head()
-                if self.fault is None and not gone:
+                if self.fault is None and not is_lost:
                     raise AuditError(self._database.location, "nothing is wrong with it: nothing to settle")
-                lost = {
-                    names: more
+                missing = {
+                    names: difference
                     for names, counts in head.totals.items()
-                    if (more := counts - self.totals.events.get(names, Counter()))
+                    if (difference := counts - self.totals.events.get(names, Counter()))
                 }
                 # Numbers that were used are not used again: the gap shows what is lost.
                 self._last_number = max(self._last_number, head.number)
-                for (payer, run), price in (lost or {("", ""): Counter[str]()}).items():
-                    bare, queries, left = (
-                        price.pop(NO_GUARANTEE, 0),
-                        price.pop(QUERIES, 0),
-                        price.pop(BYTES, 0),
+                for (payer, run), cost in (missing or {("", ""): Counter[str]()}).items():
+                    no_guarantee, queries, byte_count = (
+                        cost.pop(NO_GUARANTEE, 0),
+                        cost.pop(QUERIES, 0),
+                        cost.pop(BYTES, 0),
                     )
-                    told = (run, payer, payer, self._last_number + 1, SETTLED, SETTLED)
-                    up = {BYTES: left} if left else {}
+                    keys = (run, payer, payer, self._last_number + 1, SETTLED, SETTLED)
+                    up = {BYTES: byte_count} if byte_count else {}
                     units = [
                         what for what in head.totals.get((payer, run), ()) if what.startswith(UNIT_PREFIX)
                     ]
                     for what in units:
-                        price.pop(what, 0)
+                        cost.pop(what, 0)
                     entry = Entry(
-                        *told,
-                        rule=because,
+                        *keys,
+                        rule=reason,
                         up=up,
-                        cost=price,
-                        no_guarantee=bare,
+                        cost=cost,
+                        no_guarantee=no_guarantee,
                         unit=" and ".join(what.removeprefix(UNIT_PREFIX) for what in units),
                         queries=queries,
                     )
@@ -199,17 +199,17 @@ class AuditLog:
         """One entry, as :meth:`entries` gives them."""
         return next(self.entries(number, 1))
 
-    def entries(self, first: int = -(2**62), most: int = -1) -> Iterator[dict[str, Any]]:
+    def entries(self, first: int = -(2**62), limit: int = -1) -> Iterator[dict[str, Any]]:
         """Entries from a number on, oldest first; so many, -1 is all. What cannot be read is left out.
 
         Each has ``entry``, its number, ``at`` (UTC), what :class:`Entry` has, and ``hash``.
         """
         query = "SELECT entry, line, CAST(hash AS TEXT) FROM entries WHERE entry >= ? ORDER BY entry LIMIT ?"
         with self._database.read_transaction():
-            found = self._database.execute(query, (first, most)).fetchall()
-        for number, line, hashed in found:
-            if (told := parse_line(line)) is not None:
-                yield {"entry": number, **told, "hash": hashed}
+            rows = self._database.execute(query, (first, limit)).fetchall()
+        for number, line, hash_ in rows:
+            if (fields := parse_line(line)) is not None:
+                yield {"entry": number, **fields, "hash": hash_}
 
     def verify(self) -> None:
         """Check every entry and the head; :class:`AuditError` says what is wrong first, and with which
@@ -221,8 +221,8 @@ class AuditLog:
     def require_sound(self) -> None:
         """Refuse a log in trouble, as every charge does, with :class:`AuditError`."""
         if self.fault is not None:
-            told = f"{self.fault}; nothing leaves until its owner has settled it (`fedstill audit accept`)"
-            raise AuditError(self._database.location, told)
+            message = f"{self.fault}; nothing leaves until its owner has settled it (`fedstill audit accept`)"
+            raise AuditError(self._database.location, message)
 
     def close(self) -> None:
         """Close the file; what the entries add up to can still be read."""
@@ -238,13 +238,13 @@ class AuditLog:
     def _open_database(self, path: Path | None) -> None:
         self._head_path = None if path is None else path.with_name(f"{path.name}.head")
         self._database = Database(path, durable=self._durable, read_only=self._read_only)
-        begin = self._database.read_transaction if self._read_only else self._database.write_transaction
+        transaction = self._database.read_transaction if self._read_only else self._database.write_transaction
         try:
-            with begin():
+            with transaction():
                 self._database.require_format()
-            with begin():  # a reader's view of the file begins after it has read the head
-                found = self._verify_all()
-            if self.fault is None and (found is None or found.number < self._last_number):
+            with transaction():  # a reader's view of the file begins after it has read the head
+                head = self._verify_all()
+            if self.fault is None and (head is None or head.number < self._last_number):
                 self._write_head(always=True)  # somebody was killed before it was written
         except AuditError:
             self._database.close()
@@ -252,51 +252,51 @@ class AuditLog:
 
     def _verify_all(self) -> Head | None:
         """Take up all entries anew and say what is wrong; the head. Within a transaction."""
-        found, damage = None, None
+        head, damage = None, None
         if self._head_path is not None:
             try:
-                found = Head.read(self._head_path)
+                head = Head.read(self._head_path)
             except (OSError, ValueError) as error:
                 damage = f"its head {self._head_path.name} is damaged: {error}"
         self.totals, self._last_number, self._last_hash, self._settled_number = EntryTotals(), 0, "", 0
-        self._head_number = 0 if found is None else found.number
-        wanted = self._read_entries(-(2**62), self._head_number)
+        self._head_number = 0 if head is None else head.number
+        expected = self._read_entries(-(2**62), self._head_number)
         self.fault = self.fault or damage
-        if self.fault is None and self._head_path is not None and found is None and self._last_number:
+        if self.fault is None and self._head_path is not None and head is None and self._last_number:
             self.fault = f"its head {self._head_path.name} is missing"
         # A head older than the last settlement was settled with it.
-        if self.fault is None and found is not None and found.number >= self._settled_number:
-            if found.number > self._last_number:
-                ends = f"it ends at entry {self._last_number}, and its head at {found.number}"
+        if self.fault is None and head is not None and head.number >= self._settled_number:
+            if head.number > self._last_number:
+                ends = f"it ends at entry {self._last_number}, and its head at {head.number}"
                 self.fault = f"is an older copy: {ends}"
-            elif found.hash != wanted.hash:
-                self.fault = f"entry {found.number} is not the one that its head names"
-            elif found.totals != wanted.totals:
-                self.fault = f"its entries up to {found.number} do not add up to the totals in its head"
-        return found
+            elif head.hash != expected.hash:
+                self.fault = f"entry {head.number} is not the one that its head names"
+            elif head.totals != expected.totals:
+                self.fault = f"its entries up to {head.number} do not add up to the totals in its head"
+        return head
 
-    def _read_entries(self, after: int, wanted: int = 0) -> Head:
+    def _read_entries(self, after: int, head_number: int = 0) -> Head:
         """Take up the entries after a number, each checked against the one before.
 
         Returns:
             What a head that names a wanted one has to say, over all entries as they are.
         """
         fault: str | None = None
-        there = Head()
+        expected = Head()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
-        for number, line, hashed in self._database.execute(query, (after,)):
-            told, chain = parse_line(line), link(self._last_hash, number, line)
+        for number, line, stored_hash in self._database.execute(query, (after,)):
+            fields, hash_ = parse_line(line), link(self._last_hash, number, line)
             if number != self._last_number + 1:
                 fault = fault or f"entry {self._last_number + 1} is missing"
-            if told is None or hashed != chain:
+            if fields is None or stored_hash != hash_:
                 fault = fault or f"entry {number} is not as it was written"
-            elif told["part"] == SETTLED:  # by which everything before it, as it stands here, is accepted
+            elif fields["part"] == SETTLED:  # by which everything before it, as it stands here, is accepted
                 fault, self._settled_number = None, number
-            self._apply_entry(number, chain, told)
-            if number == wanted:
-                there = Head(number, chain, self.totals.run_totals())
+            self._apply_entry(number, hash_, fields)
+            if number == head_number:
+                expected = Head(number, hash_, self.totals.run_totals())
         self.fault = fault
-        return there
+        return expected
 
     def _sync_before_write(self) -> None:
         """Take up what other processes have written since; refuse what does not follow from what was here."""
@@ -312,13 +312,13 @@ class AuditLog:
         self.require_sound()
 
     def _read_new_entries(self) -> None:
-        mine = self._last_number, self._last_hash
-        if self._newest_entry() == mine:
+        last_entry = self._last_number, self._last_hash
+        if self._newest_entry() == last_entry:
             return
         query = "SELECT entry, hash FROM entries WHERE entry = ?"
-        kept = not mine[0] or self._database.execute(query, mine[:1]).fetchone() == mine
+        is_unchanged = not last_entry[0] or self._database.execute(query, last_entry[:1]).fetchone() == last_entry
         self._read_entries(self._last_number)
-        self.fault = self.fault if kept else f"entry {mine[0]} is not as it was written"
+        self.fault = self.fault if is_unchanged else f"entry {last_entry[0]} is not as it was written"
 
     def _newest_entry(self) -> tuple[int, str]:
         query = "SELECT entry, hash FROM entries ORDER BY entry DESC LIMIT 1"
@@ -327,23 +327,23 @@ class AuditLog:
     def _insert_entry(self, entry: Entry) -> tuple[int, str, Mapping[str, Any]]:
         if self._read_only:
             raise AuditError(self._database.location, "is open to be read only")
-        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        number, line = self._last_number + 1, entry.to_line(at)
+        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        number, line = self._last_number + 1, entry.to_line(time)
         if number > MAX_ENTRY_NUMBER:
-            told = f"no entry can follow number {self._last_number}: move away what says so, this log or its head"
-            raise AuditError(self._database.location, f"{told}, and settle")
-        chain = link(self._last_hash, number, line)
+            message = f"no entry can follow number {self._last_number}: move away what says so, this log or its head"
+            raise AuditError(self._database.location, f"{message}, and settle")
+        hash_ = link(self._last_hash, number, line)
         if (
-            self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, chain)).rowcount
+            self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, hash_)).rowcount
             != 1
         ):
             raise AuditError(self._database.location, "has not taken an entry")
-        return number, chain, vars(entry)
+        return number, hash_, vars(entry)
 
-    def _apply_entry(self, number: int, chain: str, told: Mapping[str, Any] | None) -> None:
-        self._last_number, self._last_hash = number, chain
-        if told is not None:
-            self.totals.add(number, told)
+    def _apply_entry(self, number: int, hash_: str, fields: Mapping[str, Any] | None) -> None:
+        self._last_number, self._last_hash = number, hash_
+        if fields is not None:
+            self.totals.add(number, fields)
 
     def _write_head(self, always: bool = False) -> None:
         """Write the head, as new as the log, to which another process may have written since."""

@@ -61,45 +61,45 @@ class EntryTotals:
         self._charged_runs: set[str] = set()  # runs
         self._head_rows: dict[tuple[str, str], str] = {}  # of a head; empty where more was spent since
 
-    def add(self, number: int, told: Mapping[str, Any]) -> None:
+    def add(self, number: int, entry: Mapping[str, Any]) -> None:
         """Count one entry, as :func:`parsed` gives it."""
-        run, node, part = told["run"], told["node"], told["part"]
+        run, node, part = entry["run"], entry["node"], entry["part"]
         if part == REFUSED:
             return
         self._charged_runs.add(run)
-        cost = dict(told["cost"])
+        cost = dict(entry["cost"])
         counted = (
-            (QUERIES, told["queries"]),
-            (BYTES, sum(told["up"].values())),
-            (NO_GUARANTEE, told["no_guarantee"]),
+            (QUERIES, entry["queries"]),
+            (BYTES, sum(entry["up"].values())),
+            (NO_GUARANTEE, entry["no_guarantee"]),
         )
         cost.update({name: count for name, count in counted if count})
         for name in (run, ALL_RUNS):
-            spent = self.events[told["payer"], name]
+            events = self.events[entry["payer"], name]
             for event, times in cost.items():
-                spent[event] = min(spent[event] + times, MAX_COUNT)
-            if told["unit"]:
-                spent[f"{UNIT_PREFIX}{told['unit']}"] = 1
+                events[event] = min(events[event] + times, MAX_COUNT)
+            if entry["unit"]:
+                events[f"{UNIT_PREFIX}{entry['unit']}"] = 1
         if run != ALL_RUNS:
-            self._head_rows[told["payer"], run] = ""
-        if part == RESPONSE or (part == GRADIENT and self.sibling_contents(told)):
-            self.response_counts[run, node, told["query"]] += 1
-        self._entry_numbers[_query_key(told)][told["content_hash"], told["release_hash"]] = number
+            self._head_rows[entry["payer"], run] = ""
+        if part == RESPONSE or (part == GRADIENT and self.sibling_contents(entry)):
+            self.response_counts[run, node, entry["query"]] += 1
+        self._entry_numbers[_query_key(entry)][entry["content_hash"], entry["release_hash"]] = number
         if part == TRAINING:
             self._unreported[run, node].update(cost)
         if part not in RELEASES:
             return
-        if told["training_cost"]:
-            self._unreported[run, node].subtract(told["training_cost"])
+        if entry["training_cost"]:
+            self._unreported[run, node].subtract(entry["training_cost"])
         if part == RESPONSE:
-            self._query_names[run, told["number"], told["content_hash"]] = told["query"]
+            self._query_names[run, entry["number"], entry["content_hash"]] = entry["query"]
         for way in ("down", "up"):
-            for kind, size in told[way].items():
+            for kind, size in entry[way].items():
                 self.bytes[run, node, way, kind] += size
 
     def spending(self, payer: str, run: str) -> Spending:
         """What a payer has spent, in one run and in all."""
-        here, total = (
+        run_events, total_events = (
             Counter(
                 {
                     what: n
@@ -109,32 +109,32 @@ class EntryTotals:
             )
             for name in (run, ALL_RUNS)
         )
-        bare_run, bare_total = here.pop(NO_GUARANTEE, 0), total.pop(NO_GUARANTEE, 0)
-        queries_run, queries = here.pop(QUERIES, 0), total.pop(QUERIES, 0)
-        here.pop(BYTES, 0)
-        left = total.pop(BYTES, 0)
-        return Spending(here, total, bare_run, bare_total, queries_run, queries, left)
+        run_no_guarantee, total_no_guarantee = run_events.pop(NO_GUARANTEE, 0), total_events.pop(NO_GUARANTEE, 0)
+        run_queries, total_queries = run_events.pop(QUERIES, 0), total_events.pop(QUERIES, 0)
+        run_events.pop(BYTES, 0)
+        total_bytes = total_events.pop(BYTES, 0)
+        return Spending(run_events, total_events, run_no_guarantee, total_no_guarantee, run_queries, total_queries, total_bytes)
 
     def units(self, payer: str, run: str = ALL_RUNS) -> set[str]:
         """What a payer's prices protect, in one run or in all: events of two units add up to nothing."""
         return {
-            what.removeprefix(UNIT_PREFIX)
-            for what in self._events_of(payer, run)
-            if what.startswith(UNIT_PREFIX)
+            name.removeprefix(UNIT_PREFIX)
+            for name in self._events_of(payer, run)
+            if name.startswith(UNIT_PREFIX)
         }
 
     def _events_of(self, payer: str, run: str) -> Mapping[str, int]:
         return self.events.get((payer, run), {})
 
-    def entry_number(self, told: Mapping[str, Any]) -> int:
+    def entry_number(self, entry: Mapping[str, Any]) -> int:
         """The entry that says the same of the same release; 0 if there is none."""
-        return self._entry_numbers.get(_query_key(told), {}).get(
-            (told["content_hash"], told["release_hash"]), 0
+        return self._entry_numbers.get(_query_key(entry), {}).get(
+            (entry["content_hash"], entry["release_hash"]), 0
         )
 
-    def sibling_contents(self, told: Mapping[str, Any]) -> list[str]:
+    def sibling_contents(self, entry: Mapping[str, Any]) -> list[str]:
         """What was asked in the entries that differ from one, if at all, in what was asked and what left."""
-        return [content for content, _ in self._entry_numbers.get(_query_key(told), ())]
+        return [content_hash for content_hash, _ in self._entry_numbers.get(_query_key(entry), ())]
 
     def unreported(self, run: str, node: str) -> dict[str, int]:
         """What was charged for learning, and no server was told of yet."""
@@ -161,12 +161,12 @@ class EntryTotals:
         by_kind: dict[str, dict[str, int]] = {}
         by_node: dict[str, dict[str, int]] = {}
         total = {"up": 0, "down": 0}
-        for (of, node, way, kind), size in sorted(self.bytes.items()):
-            if run in (None, of):
+        for (entry_run, node, direction, kind), size in sorted(self.bytes.items()):
+            if run in (None, entry_run):
                 for table, key in ((by_kind, kind), (by_node, node)):
-                    table.setdefault(key, {"up": 0, "down": 0})[way] += size
-                total[way] += size
-        names = [name for (of, _, _), name in self._query_names.items() if run in (None, of)]
+                    table.setdefault(key, {"up": 0, "down": 0})[direction] += size
+                total[direction] += size
+        names = [name for (entry_run, _, _), name in self._query_names.items() if run in (None, entry_run)]
         return {
             **total,
             "by_kind": by_kind,
@@ -176,5 +176,5 @@ class EntryTotals:
         }
 
 
-def _query_key(told: Mapping[str, Any]) -> tuple[Any, ...]:
-    return told["run"], told["node"], told["number"], told["part"], told["history_hash"]
+def _query_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return entry["run"], entry["node"], entry["number"], entry["part"], entry["history_hash"]

@@ -56,5 +56,5 @@ class RecentExchanges(OrderedDict[int, Exchange]):
             self.popitem(last=False)
 
     def _bytes(self) -> int:
-        releases = [release for kept in self.values() for release in kept.releases]
+        releases = [release for exchange in self.values() for release in exchange.releases]
         return sum(tensor_bytes(tensor) for release in releases for tensor in release.values())

@@ -32,40 +32,40 @@ class MaskedHandler(RequestHandler):
         group: NodeGroup,
         side: NodeSide,
         compute: Compute,
-        last: dict[str, int],
+        last_numbers: dict[str, int],
         wire: WireConfig,
     ) -> None:
-        super().__init__(group, side, compute, last, wire)
+        super().__init__(group, side, compute, last_numbers, wire)
         self.masks = masks
 
     def _hash_history(
-        self, name: str, number: int, arrived: Tensors, differentiable: bool, call: SumRequest | None
+        self, name: str, number: int, tensors: Tensors, differentiable: bool, request: SumRequest | None
     ) -> str:
         (node,) = self.group.nodes
         # A node that comes back has not heard all that others have. Of no other query this may be said:
         # whether a sum may be read without some is asked of sums alone.
         summed = bool(self.side.queries[name].sums)
-        before = "" if summed and call is not None and call.recover else node.query_history_hash
-        return sha256_digest(arrived, name, str(number), str(differentiable), before, _memory_layout(arrived))
+        before = "" if summed and request is not None and request.recover else node.query_history_hash
+        return sha256_digest(tensors, name, str(number), str(differentiable), before, _memory_layout(tensors))
 
     def _admit_sum(
-        self, query: Query, call: SumRequest | None, pulls: Iterable[Tensors] = ()
+        self, query: Query, request: SumRequest | None, output_gradients: Iterable[Tensors] = ()
     ) -> SumRequest | None:
         if not query.sums:
-            return call
-        if any(decompress(pull).keys() != query.sums.keys() for pull in pulls):
+            return request
+        if any(decompress(gradients).keys() != query.sums.keys() for gradients in output_gradients):
             rule = f"sums: gradients of {', '.join(query.sums)}, and of nothing else"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
-        if any(gradient_scale(decompress(pull)) != 1.0 for pull in pulls):
+        if any(gradient_scale(decompress(gradients)) != 1.0 for gradients in output_gradients):
             rule = "sums: gradients pulled back at a scale of 1, the largest from a half to below 1"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
         (node,) = self.group.nodes
         # Before anything is computed: what comes of that would else be told, by which refusal comes.
-        for how in query.sums.values():
-            if how in ("size", "counts") and how not in node.released_counts:
-                rule = f"sums: '{how}' of its data, which weigh its answer, were not asked before"
+        for weighting in query.sums.values():
+            if weighting in ("size", "counts") and weighting not in node.released_counts:
+                rule = f"sums: '{weighting}' of its data, which weigh its answer, were not asked before"
                 raise QueryRefused(node.name, query.name, rule)
-        return self.masks.admit(query.name, call, self.side.weightings(query.name, self._noise_run))
+        return self.masks.admit(query.name, request, self.side.weightings(query.name, self._noise_run))
 
     def refused_queries(self) -> dict[str, str]:
         """The rule by which queries are refused for what was added before, before anything is trained."""
@@ -80,16 +80,16 @@ class MaskedHandler(RequestHandler):
         return gate.run if gate.budgets is not None and gate.budgets.mechanism.protects else ""
 
     def _sum_contribution(
-        self, node: Node, call: SumRequest | None, kept: Exchange, pull: Tensors | None = None
+        self, node: Node, request: SumRequest | None, exchange: Exchange, gradients: Tensors | None = None
     ) -> SumContribution | None:
-        adding = super()._sum_contribution(node, call, kept)
-        if adding is None or call is None:
+        contribution = super()._sum_contribution(node, request, exchange)
+        if contribution is None or request is None:
             return None
-        told = (kept.query_history_hash, "" if pull is None else sha256_digest(pull, _memory_layout(pull)))
-        mask = self.masks.mask(call, kept.query.name, told)
-        settle = None if self._noise_run else self.masks.check_weights  # counts with noise differ in each run
-        spoil, always = self.masks.replacement(call), self.masks.is_exhausted
-        return replace(adding, add_mask=mask, replacement=spoil, always_replace=always, check_weights=settle)
+        context_hashes = (exchange.query_history_hash, "" if gradients is None else sha256_digest(gradients, _memory_layout(gradients)))
+        mask = self.masks.mask(request, exchange.query.name, context_hashes)
+        check_weights = None if self._noise_run else self.masks.check_weights  # counts with noise differ in each run
+        replacement, always_replace = self.masks.replacement(request), self.masks.is_exhausted
+        return replace(contribution, add_mask=mask, replacement=replacement, always_replace=always_replace, check_weights=check_weights)
 
 
 def _memory_layout(tensors: Tensors) -> str:

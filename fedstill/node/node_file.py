@@ -65,7 +65,7 @@ class NodeFile(Checked):
 
     online: bool = True
     """This node joins a live federation; false: it only answers files of queries, which are carried to it
-    (`fedstill node response`)."""
+    (`fedstill offline answer`)."""
 
     data: NodeDataConfig = field(default_factory=NodeDataConfig)
     """Your data. They never leave this machine."""

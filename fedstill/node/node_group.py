@@ -47,8 +47,8 @@ def architecture_key(module: nn.Module) -> tuple[Any, ...]:
     return _describe_layers(module, _content_text)
 
 
-def _describe_layers(module: nn.Module, described: Callable[[Any], str]) -> tuple[Any, ...]:
-    """Layers with their public attributes, as ``described`` puts these, and tensors."""
+def _describe_layers(module: nn.Module, describe_value: Callable[[Any], str]) -> tuple[Any, ...]:
+    """Layers with their public attributes, as ``describe_value`` puts these, and tensors."""
     layers = tuple(
         (
             name,
@@ -57,7 +57,7 @@ def _describe_layers(module: nn.Module, described: Callable[[Any], str]) -> tupl
             layer.extra_repr(),
             tuple(
                 sorted(
-                    (key, described(value))
+                    (key, describe_value(value))
                     for key, value in vars(layer).items()
                     if not key.startswith("_")
                     and key != "training"
@@ -83,8 +83,8 @@ def _content_text(value: Any) -> str:
         return f"{value.dtype} {value.shape} {value.tobytes().hex()}"
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    told = repr(value)
-    return type(value).__qualname__ if f"{id(value):x}" in told or " at 0x" in told else told
+    text = repr(value)
+    return type(value).__qualname__ if f"{id(value):x}" in text or " at 0x" in text else text
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -93,14 +93,14 @@ def has_hooks(module: nn.Module) -> bool:
     >>> hooked(nn.Linear(2, 3)), hooked(torch.nn.utils.spectral_norm(nn.Linear(2, 3)))
     (False, True)
     """
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(layer, each, None) for layer in module.modules() for each in kinds)
+    hook_attributes = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(layer, attribute, None) for layer in module.modules() for attribute in hook_attributes)
 
 
 def has_only_matrix_products(module: nn.Module) -> bool:
     """Whether all that a network learns are matrix products and norms: stacking these pays on a CPU, too."""
-    own = [layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))]
-    return all(isinstance(layer, (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)) for layer in own)
+    trainable_layers = [layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))]
+    return all(isinstance(layer, (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)) for layer in trainable_layers)
 
 
 class StackedModules:
@@ -133,39 +133,39 @@ class StackedModules:
             for name, tensor in parameters.items():
                 tensor.requires_grad_(mode and name not in self.frozen)
 
-    def __call__(self, x: torch.Tensor, part: str = "") -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, submodule: str = "") -> torch.Tensor:
         """Module g on ``x[g]``; with fewer rows than modules, the first ones only.
 
         Args:
             x: ``(G, B, ...)``.
-            part: a submodule of each to compute instead of the whole, for example ``"head"``.
+            submodule: a submodule of each to compute instead of the whole, for example ``"head"``.
         """
         timing.check()
-        base = self.modules[0].get_submodule(part) if part else self.modules[0]
+        base = self.modules[0].get_submodule(submodule) if submodule else self.modules[0]
         if len(x) == 1:  # the stacked kernels would only cost
-            out: torch.Tensor = base(x[0])
-            return out.float().unsqueeze(0)
-        rows, start = len(x), f"{part}." if part else ""
+            output: torch.Tensor = base(x[0])
+            return output.float().unsqueeze(0)
+        count, prefix = len(x), f"{submodule}." if submodule else ""
 
         def one(parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = functional_call(base, (parameters, buffers), (x,))
             return result
 
-        parameters = _submodule_tensors(self._parameters, start, rows)
-        buffers = _submodule_tensors(self._buffers, start, rows)
+        parameters = _submodule_tensors(self._parameters, prefix, count)
+        buffers = _submodule_tensors(self._buffers, prefix, count)
         with _batch_norm_in_float32(base, x.device):
-            stacked: torch.Tensor = vmap(one)(parameters, buffers, x.contiguous())
+            stacked: torch.Tensor = vmap(call_one)(parameters, buffers, x.contiguous())
         return stacked.float()
 
-    def trainable_parameters(self, rows: int) -> dict[str, torch.Tensor]:
-        """The parameters in training of the first modules, by name: each ``(rows, ...)``, in the graph."""
-        if rows == 1:
+    def trainable_parameters(self, count: int) -> dict[str, torch.Tensor]:
+        """The parameters in training of the first modules, by name: each ``(count, ...)``, in the graph."""
+        if count == 1:
             return {
-                name: own.unsqueeze(0)
-                for name, own in self._module_parameters[0].items()
-                if own.requires_grad
+                name: parameter.unsqueeze(0)
+                for name, parameter in self._module_parameters[0].items()
+                if parameter.requires_grad
             }
-        return {name: tensor[:rows] for name, tensor in self._parameters.items() if tensor.requires_grad}
+        return {name: tensor[:count] for name, tensor in self._parameters.items() if tensor.requires_grad}
 
     def is_current(self) -> bool:
         """Whether the modules' parameters still lie here: a later bench of some of them moves them."""
@@ -179,25 +179,25 @@ class StackedModules:
 
     def backward(self, losses: torch.Tensor) -> None:
         """Gradients of each module's own loss, ``losses`` (G,), into its parameters' ``grad``."""
-        alone = len(losses) == 1
-        leaves: dict[str, torch.Tensor] = {**self._module_parameters[0]} if alone else self._parameters
+        is_single = len(losses) == 1
+        leaves: dict[str, torch.Tensor] = {**self._module_parameters[0]} if is_single else self._parameters
         names = [name for name, leaf in leaves.items() if leaf.requires_grad]
         grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
             losses.sum(), [leaves[name] for name in names], allow_unused=True
         )
         for name, grad in zip(names, grads, strict=True):
             for row, own in enumerate(self._module_parameters[: len(losses)]):
-                mine = grad if alone or grad is None else grad[row]
-                own[name].grad = None if mine is None else as_laid_out(mine, own[name])
+                gradient = grad if is_single or grad is None else grad[row]
+                own[name].grad = None if gradient is None else as_laid_out(gradient, own[name])
 
     def _stack(self) -> None:
         for name, _ in self.modules[0].named_parameters():
-            mine = [module.get_parameter(name) for module in self.modules]
+            parameters = [module.get_parameter(name) for module in self.modules]
             # Contiguous, as vmap does not know channels last.
-            rows = torch.stack([parameter.detach() for parameter in mine]).contiguous()
-            for parameter, row in zip(mine, rows, strict=True):
+            rows = torch.stack([parameter.detach() for parameter in parameters]).contiguous()
+            for parameter, row in zip(parameters, rows, strict=True):
                 parameter.data = row
-            self._parameters[name] = rows.requires_grad_(mine[0].requires_grad)
+            self._parameters[name] = rows.requires_grad_(parameters[0].requires_grad)
         for name, _ in self.modules[0].named_buffers():
             rows = torch.stack([module.get_buffer(name) for module in self.modules])
             self._buffers[name] = rows
@@ -215,9 +215,9 @@ class NodeGroup:
         self.setting: Any = None  # what a method finds here (NodeSetting), while it answers
         self.query_number = 0  # of the query that is answered, which names what is drawn for it
 
-    def for_query(self, at: Any, number: int = 0) -> NodeGroup:
-        """This group, answering query ``number`` of a method that finds ``at`` here."""
-        self.setting, self.query_number = at, number
+    def for_query(self, setting: Any, query_number: int = 0) -> NodeGroup:
+        """This group, answering query ``query_number`` of a method that finds ``setting`` here."""
+        self.setting, self.query_number = setting, query_number
         return self
 
     def __len__(self) -> int:
@@ -242,16 +242,16 @@ class NodeGroup:
                     lay_out(node.optimizers[role])
         return self._stacked[role]
 
-    def parameter_vectors(self, role: str, part: str = "") -> torch.Tensor:
+    def parameter_vectors(self, role: str, submodule: str = "") -> torch.Tensor:
         """Each node's network of a role, or a part of it, as one vector: ``(G, P)``."""
         self.module(role)
-        return stack_tensors([to_vector(node.modules[role].get_submodule(part)) for node in self.nodes])
+        return stack_tensors([to_vector(node.modules[role].get_submodule(submodule)) for node in self.nodes])
 
-    def load_parameters(self, role: str, vectors: torch.Tensor, part: str = "") -> None:
+    def load_parameters(self, role: str, vectors: torch.Tensor, submodule: str = "") -> None:
         """Put vectors ``(G, P)`` into the nodes' networks of a role, or into a part of each."""
         self.module(role)
         for node, vector in zip(self.nodes, vectors, strict=True):
-            load_vector(node.modules[role].get_submodule(part), vector)
+            load_vector(node.modules[role].get_submodule(submodule), vector)
 
     def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
         """Each node's own random examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
@@ -267,16 +267,16 @@ class NodeGroup:
         """
         stacked = self.module(role)
         if losses.ndim != 1 or not 0 < len(losses) <= len(self.nodes):
-            allowed = f"a vector of {len(self.nodes)}, one loss for each node"
-            raise ArgumentError("losses of nodes.step", tuple(losses.shape), allowed)
+            expected = f"a vector of {len(self.nodes)}, one loss for each node"
+            raise ArgumentError("losses of nodes.step", tuple(losses.shape), expected)
         for node in self.nodes:
             if role in node.private_steps or "model" in node.private_steps:
                 rule = f"privacy: its networks learn with DP-SGD, and here its {role} would learn without"
                 raise QueryRefused(node.name, "train_locally", rule)
         for node in self.nodes[: len(losses)]:
             if role not in node.optimizers:
-                allowed = "a network with an optimizer: a model has one in train_round alone, others have "
-                raise ArgumentError("nodes.step", role, f"{allowed}that of node.add")
+                expected = "a network with an optimizer: a model has one in train_round alone, others have "
+                raise ArgumentError("nodes.step", role, f"{expected}that of node.add")
         stacked.backward(losses)
         for node in self.nodes[: len(losses)]:
             node.optimizers[role].step()
@@ -289,22 +289,22 @@ def _batch_norm_in_float32(module: nn.Module, device: torch.device) -> Iterator[
     On a GPU torch (2.11, vmap) has no way back through stacked ones in bfloat16 whose running statistics are
     float32.
     """
-    lower = device.type == "cuda" and torch.is_autocast_enabled(device.type)
-    layers = module.modules() if lower else ()
+    is_reduced = device.type == "cuda" and torch.is_autocast_enabled(device.type)
+    layers = module.modules() if is_reduced else ()
     with ExitStack() as hooks:
-        for each in layers:
-            if isinstance(each, nn.modules.batchnorm._BatchNorm):
-                hooks.enter_context(each.register_forward_pre_hook(_as_float32))
+        for layer in layers:
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                hooks.enter_context(layer.register_forward_pre_hook(_as_float32))
         yield
 
 
 def _as_float32(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(each.float() for each in inputs)
+    return tuple(tensor.float() for tensor in inputs)
 
 
-def _submodule_tensors(tensors: Mapping[str, torch.Tensor], start: str, rows: int) -> dict[str, torch.Tensor]:
+def _submodule_tensors(tensors: Mapping[str, torch.Tensor], prefix: str, count: int) -> dict[str, torch.Tensor]:
     """What belongs to one submodule, under the names that it has there."""
-    return {name[len(start) :]: tensor[:rows] for name, tensor in tensors.items() if name.startswith(start)}
+    return {name[len(prefix) :]: tensor[:count] for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def stack_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -318,22 +318,22 @@ def group_by_architecture(nodes: Sequence[Node]) -> Iterator[list[Node]]:
     A node whose modules cannot be stacked, for what they draw, for their hooks or for what ``vmap`` cannot
     take, is a list of its own; so is one whose networks learn with DP-SGD or are teachers.
     """
-    kinds: dict[tuple[Any, ...], list[Node]] = {}
+    groups: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
-        kind: tuple[Any, ...] = tuple(
+        key: tuple[Any, ...] = tuple(
             (role, stacking_key(module), node.frozen[role]) for role, module in node.modules.items()
         )
         # Who learns privately, or has teachers, learns or is asked in its own way; and draws differ once
         # stacked.
         modules = node.modules.values()
         if node.private_steps or node.teachers or any(draws(each) or has_hooks(each) for each in modules):
-            kind = ("alone", node.name)
-        kinds.setdefault(kind, []).append(node)
-    for nodes_alike in kinds.values():
-        if len(nodes_alike) == 1 or _supports_vmap(nodes_alike[:2]):
-            yield nodes_alike
+            key = ("alone", node.name)
+        groups.setdefault(key, []).append(node)
+    for members in groups.values():
+        if len(members) == 1 or _supports_vmap(members[:2]):
+            yield members
         else:
-            yield from ([node] for node in nodes_alike)
+            yield from ([node] for node in members)
 
 
 def _supports_vmap(pair: Sequence[Node]) -> bool:

@@ -108,11 +108,11 @@ class PolicyConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_memory and self.max_memory < MIN_MEMORY:  # the program's own libraries would fail
-            allowed = f"0 (no limit), or {MIN_MEMORY} or more"
-            raise ArgumentError("policy.max_memory", self.max_memory, allowed)
-        for each in self.allowed_servers:
-            if len(digits(each)) != 32:
-                raise ArgumentError("policy.allowed_servers", each, "fingerprints of 32 hexadecimal digits")
+            expected = f"0 (no limit), or {MIN_MEMORY} or more"
+            raise ArgumentError("policy.max_memory", self.max_memory, expected)
+        for server in self.allowed_servers:
+            if len(digits(server)) != 32:
+                raise ArgumentError("policy.allowed_servers", server, "fingerprints of 32 hexadecimal digits")
         first, _, last = self.hours.partition("-")
         if self.hours and (not re.fullmatch(HOURS_PATTERN, self.hours) or first == last):
             raise ArgumentError("policy.hours", self.hours, "empty, or two times, as 08:00-18:00")

@@ -43,7 +43,7 @@ class SumContribution:
         """
         kinds = query.released_kinds()
         try:
-            added = sum_contributions(
+            parts = sum_contributions(
                 released, kinds, query.sums, self.counts, self.replacement, self.always_replace
             )
         except DataError as error:
@@ -52,16 +52,16 @@ class SumContribution:
             rule = f"sums: {missing} of its data, which weigh its answer, were not asked before"
             raise QueryRefused(node, query.name, rule) from missing
         if self.check_weights is not None:
-            for way, counts in self._released_counts(query, released):
-                self.check_weights(way, counts)
+            for weighting, counts in self._released_counts(query, released):
+                self.check_weights(weighting, counts)
         if self.add_mask is None:
-            return added
-        return {name: self.add_mask(added[name], place) for place, name in enumerate(sorted(added))}
+            return parts
+        return {name: self.add_mask(parts[name], index) for index, name in enumerate(sorted(parts))}
 
     def record_counts(self, query: Query, released: Tensors) -> None:
         """Weigh by counts that have left, from now on: by the first, as noise is another each time."""
-        for way, counts in self._released_counts(query, released):
-            self.counts.setdefault(way, counts.clamp_min(self.min_count))
+        for weighting, counts in self._released_counts(query, released):
+            self.counts.setdefault(weighting, counts.clamp_min(self.min_count))
 
     @staticmethod
     def _released_counts(query: Query, released: Tensors) -> Iterator[tuple[SumWeighting, torch.Tensor]]:

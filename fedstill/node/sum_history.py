@@ -44,8 +44,8 @@ class SumHistory:
         sets, self.corrupted, forms, self.weight_digests = (
             _read_history(path) if path.exists() else ([], 0, {}, {})
         )
-        self.member_sets = [frozenset(each) for each in sets]
-        self.weightings = {subject: frozenset(each) for subject, each in forms.items()}
+        self.member_sets = [frozenset(names) for names in sets]
+        self.weightings = {subject: frozenset(names) for subject, names in forms.items()}
 
     def member_conflict(self, members: Sequence[str]) -> str | None:
         """Why a sum of these members, with earlier ones, could tell what few of them answered.
@@ -55,13 +55,13 @@ class SumHistory:
         >>> cohort.objection("abc")
         'it would add with and without d, and the difference would tell what they answered'
         """
-        odd = {name for earlier in self.member_sets for name in earlier ^ set(members)}
-        if not odd:
+        changed = {name for earlier in self.member_sets for name in earlier ^ set(members)}
+        if not changed:
             return None
-        named = " and ".join(sorted(odd))
-        return f"it would add with and without {named}, and the difference would tell what they answered"
+        changed_names = " and ".join(sorted(changed))
+        return f"it would add with and without {changed_names}, and the difference would tell what they answered"
 
-    def weighting_conflict(self, forms: Mapping[str, str]) -> str | None:
+    def weighting_conflict(self, weightings: Mapping[str, str]) -> str | None:
         """Return why sums of these forms, with earlier ones, could reveal the responses of single members.
 
         >>> cohort = Cohort(Path("none.json"))
@@ -70,46 +70,46 @@ class SumHistory:
         'it has added logits by size, and would add logits by mean: both could reveal single responses'
         >>> cohort.clash({"parameters": "parameters by size"})
         """
-        for subject, form in forms.items():
-            if before := self.weightings.get(subject, frozenset()) - {form}:
-                earlier = ", ".join(sorted(before))
-                return f"it has added {earlier}, and would add {form}: both could reveal single responses"
+        for subject, weighting in weightings.items():
+            if others := self.weightings.get(subject, frozenset()) - {weighting}:
+                earlier = ", ".join(sorted(others))
+                return f"it has added {earlier}, and would add {weighting}: both could reveal single responses"
         return None
 
     def conflicts(self, side: NodeSide, run: str = "") -> dict[str, str]:
         """Queries of a method that :meth:`clash`, by name, and why; ``run`` as for :meth:`NodeSide.weightings`."""
-        rules = {name: self.weighting_conflict(side.weightings(name, run)) for name in side.queries}
-        return {name: f"sums: {rule}, {UNLESS_ALLOWED}" for name, rule in rules.items() if rule is not None}
+        reasons = {name: self.weighting_conflict(side.weightings(name, run)) for name in side.queries}
+        return {name: f"sums: {reason}, {UNLESS_ALLOWED}" for name, reason in reasons.items() if reason is not None}
 
-    def record_sum(self, members: Sequence[str], forms: Mapping[str, str] | None = None) -> None:
+    def record_sum(self, members: Sequence[str], weightings: Mapping[str, str] | None = None) -> None:
         """Record a sum of these members and forms: on disk before anything leaves."""
         sets = [frozenset(members)] if frozenset(members) not in self.member_sets else []
-        found = {
-            name: self.weightings.get(name, frozenset()) | {form} for name, form in (forms or {}).items()
+        updated = {
+            name: self.weightings.get(name, frozenset()) | {weighting} for name, weighting in (weightings or {}).items()
         }
-        if sets or any(self.weightings.get(subject) != each for subject, each in found.items()):
-            self.member_sets, self.weightings = self.member_sets + sets, {**self.weightings, **found}
+        if sets or any(self.weightings.get(subject) != recorded for subject, recorded in updated.items()):
+            self.member_sets, self.weightings = self.member_sets + sets, {**self.weightings, **updated}
             self._save()
 
-    def record_weights(self, way: str, digest: str, differ: bool = False) -> str | None:
+    def record_weights(self, weighting: str, digest: str, may_differ: bool = False) -> str | None:
         """Return why a node's counts or size may not leave, or record them: on disk before they leave.
 
         With other weights a sum of the same responses is another equation, and the difference of two sums of
         counts is what one node's data gained. A digest of the weights is kept by the way of weighing.
 
         Args:
-            differ: whether they may differ from earlier ones.
+            may_differ: whether they may differ from earlier ones.
 
         >>> cohort = Cohort(Path("none.json"))
         >>> cohort.weights = {"counts": "8a31"}
         >>> cohort.settle("counts", "07f2")
         'its counts differ from those of its earlier sums, and both could reveal its responses'
         """
-        if self.weight_digests.get(way) == digest:
+        if self.weight_digests.get(weighting) == digest:
             return None
-        if way in self.weight_digests and not differ:
-            return f"its {way} differ from those of its earlier sums, and both could reveal its responses"
-        self.weight_digests = {**self.weight_digests, way: digest}
+        if weighting in self.weight_digests and not may_differ:
+            return f"its {weighting} differ from those of its earlier sums, and both could reveal its responses"
+        self.weight_digests = {**self.weight_digests, weighting: digest}
         self._save()
         return None
 
@@ -119,13 +119,13 @@ class SumHistory:
         self._save()
 
     def _save(self) -> None:
-        found = {
-            "sets": [sorted(each) for each in self.member_sets],
+        table = {
+            "sets": [sorted(names) for names in self.member_sets],
             "corrupted": self.corrupted,
-            "weightings": {subject: sorted(each) for subject, each in self.weightings.items()},
+            "weightings": {subject: sorted(names) for subject, names in self.weightings.items()},
             "weights": self.weight_digests,
         }
-        private_files.replace(self._path, json.dumps(found).encode(), sync=True)
+        private_files.replace(self._path, json.dumps(table).encode(), sync=True)
 
 
 def _read_history(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]], dict[str, str]]:
@@ -134,17 +134,17 @@ def _read_history(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]
     Raises:
         RunFolderError: it holds something else, so that earlier sums are not known.
     """
-    wrong = RunFolderError(f"{path} does not tell which nodes were summed")
+    fault = RunFolderError(f"{path} does not tell which nodes were summed")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        sets, corrupted, weightings = found["sets"], found["corrupted"], found["weightings"]
-        weights, lists = dict(found["weights"]), [*sets, *weightings.values()]
+        table = json.loads(path.read_text(encoding="utf-8"))
+        sets, corrupted, weightings = table["sets"], table["corrupted"], table["weightings"]
+        weights, lists = dict(table["weights"]), [*sets, *weightings.values()]
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise wrong from error
-    if not isinstance(sets, list) or not all(isinstance(each, list) for each in lists):
-        raise wrong
-    if not all(isinstance(name, str) for each in (*lists, weights.values()) for name in each):
-        raise wrong
+        raise fault from error
+    if not isinstance(sets, list) or not all(isinstance(names, list) for names in lists):
+        raise fault
+    if not all(isinstance(name, str) for names in (*lists, weights.values()) for name in names):
+        raise fault
     if type(corrupted) is not int or corrupted < 0:
-        raise wrong
+        raise fault
     return sets, corrupted, weightings, weights

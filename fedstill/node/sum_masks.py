@@ -98,8 +98,8 @@ class SumMasks:
         """The masks of the node whose folder that is, in a run with a plan; public data are None for none."""
         identity, cohort = KitIdentity(folder / KIT), SumHistory(folder / SUM_HISTORY_FILE)
         tensors = {} if public is None else public_tensors(public)
-        about = {**plan.to_dict(), "public bits": sha256_digest(tensors)}
-        return cls(about, name, identity, policy, cohort)
+        context = {**plan.to_dict(), "public bits": sha256_digest(tensors)}
+        return cls(context, name, identity, policy, cohort)
 
     @property
     def min_nodes(self) -> int:
@@ -128,28 +128,28 @@ class SumMasks:
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-        shared, mine = {}, self._private_key.public_key().public_bytes_raw()
-        keys: set[bytes] = set()
+        shared_keys, own_key = {}, self._private_key.public_key().public_bytes_raw()
+        seen_keys: set[bytes] = set()
         for name, card in cards.items():
             try:
                 public = self._identity.verify(card, name, partial(self._key_claim, name))
-                if public in keys:  # who copies another's key has its masks cancel in a sum of fewer
+                if public in seen_keys:  # who copies another's key has its masks cancel in a sum of fewer
                     raise ValueError("it shows another node's key")
-                keys.add(public)
+                seen_keys.add(public)
                 if name == self.name:
-                    if public != mine:
+                    if public != own_key:
                         raise ValueError("it shows another key for this node")
                     continue
-                agreed = self._private_key.exchange(X25519PublicKey.from_public_bytes(public))
+                secret = self._private_key.exchange(X25519PublicKey.from_public_bytes(public))
             except ValueError as error:
                 raise QueryRefused(
                     self.name, "receive_keys", f"sums: the card of {name!r}: {error}"
                 ) from error
-            pair = sorted(((self.name, mine.hex()), (name, public.hex())))
-            shared[name] = _derive_key(agreed, b"pair" + _encode_words(*pair[0], *pair[1]))
+            pair = sorted(((self.name, own_key.hex()), (name, public.hex())))
+            shared_keys[name] = _derive_key(secret, b"pair" + _encode_words(*pair[0], *pair[1]))
         if self.name not in cards:
             raise QueryRefused(self.name, "receive_keys", "sums: this node's own card is missing")
-        self._shared_keys = shared
+        self._shared_keys = shared_keys
         self._open_sums.clear()  # of the keys before
 
     def _key_claim(self, name: str, public: bytes) -> bytes:
@@ -158,102 +158,102 @@ class SumMasks:
     # --- one sum ----------------------------------------------------------------------------------------
 
     def admit(
-        self, query: str, call: SumRequest | None, forms: Mapping[str, str] | None = None
+        self, query: str, request: SumRequest | None, weightings: Mapping[str, str] | None = None
     ) -> SumRequest:
         """Let a sum be asked for, or refuse it before anything is computed.
 
         Args:
             query: its name.
-            call: the sum.
-            forms: the statistic that is added and its weighting (:meth:`NodeSide.weightings`).
+            request: the sum.
+            weightings: the statistic that is added and its weighting (:meth:`NodeSide.weightings`).
 
         Raises:
             QueryRefused: no sum is asked for; too few members, or some whom this node has not met; a
                 number that is not above every earlier one; or others than it has added with before, or other
                 forms of the same answers.
         """
-        if call is None:
+        if request is None:
             raise QueryRefused(self.name, query, "sums: this run's answers leave under masks only")
-        unknown = sorted(set(call.members) - {*self._shared_keys, self.name})
+        unknown = sorted(set(request.members) - {*self._shared_keys, self.name})
         rule = None
-        if call.number <= self._last_number:  # who sends a message again does not come here
-            rule = f"number {call.number} is not above {self._last_number}"
-        elif self.name not in call.members:
+        if request.number <= self._last_number:  # who sends a message again does not come here
+            rule = f"number {request.number} is not above {self._last_number}"
+        elif self.name not in request.members:
             rule = "this node is none of its members"
         elif unknown:
             rule = f"{', '.join(unknown)}: this node has not met them"
-        elif len(call.members) < self.min_nodes:
-            rule = f"{len(call.members)} members, allowed are {self.min_nodes} or more"
-        elif call.recover and not self.policy.sums_may_differ:
+        elif len(request.members) < self.min_nodes:
+            rule = f"{len(request.members)} members, allowed are {self.min_nodes} or more"
+        elif request.recover and not self.policy.sums_may_differ:
             rule = f"none is read without nodes that fail, {UNLESS_ALLOWED}"
         elif not self.policy.sums_may_differ:
-            rule = self.history.member_conflict(call.members) or self.history.weighting_conflict(forms or {})
+            rule = self.history.member_conflict(request.members) or self.history.weighting_conflict(weightings or {})
             rule = None if rule is None else f"{rule}, {UNLESS_ALLOWED}"
         if rule is not None:
             raise QueryRefused(self.name, query, f"sums: {rule}")
-        self._last_number = call.number
-        self._open_sums[call.number] = _OpenSum(call, forms or {})
+        self._last_number = request.number
+        self._open_sums[request.number] = _OpenSum(request, weightings or {})
         while len(self._open_sums) > MAX_OPEN_SUMS:
             self._open_sums.popitem(last=False)
-        return call
+        return request
 
-    def mask(self, call: SumRequest, query: str, told: Sequence[str]) -> Mask:
+    def mask(self, request: SumRequest, query: str, context_hashes: Sequence[str]) -> Mask:
         """What is added to each part (its tensor, its place among the parts) of this node's answer.
 
         Args:
-            call: the sum, admitted.
+            request: the sum, admitted.
             query: what is answered, and as which part.
-            told: all that the answer follows from and that was told to this node: fingerprints of it.
+            context_hashes: all that the answer follows from and that was told to this node: fingerprints of it.
 
         Raises:
             QueryRefused: a sum that was not admitted, or was for another answer: no mask serves twice.
         """
-        members = sorted(call.members)
-        about = _encode_words(
-            self._plan_hash, query, str(call.number), str(call.recover), *members, "told", *told
+        members = sorted(request.members)
+        context = _encode_words(
+            self._plan_hash, query, str(request.number), str(request.recover), *members, "told", *context_hashes
         )
-        open_ = self._open_sum(call.number, query)
-        if open_.context not in (b"", about):
-            raise QueryRefused(self.name, query, f"sums: number {call.number} is another sum's")
-        open_.context = about
-        self.history.record_sum(call.members, open_.weightings)
-        keys = {name: self._pairwise_key(name, about) for name in members if name != self.name}
+        open_sum = self._open_sum(request.number, query)
+        if open_sum.context not in (b"", context):
+            raise QueryRefused(self.name, query, f"sums: number {request.number} is another sum's")
+        open_sum.context = context
+        self.history.record_sum(request.members, open_sum.weightings)
+        keys = {name: self._pairwise_key(name, context) for name in members if name != self.name}
 
-        def add(tensor: torch.Tensor, place: int) -> torch.Tensor:
-            covered = tensor.clone()
+        def add(tensor: torch.Tensor, index: int) -> torch.Tensor:
+            masked = tensor.clone()
             for name, key in keys.items():
-                covered += mask_sign(self.name, name) * mask_stream(key, place, tensor.shape)
+                masked += mask_sign(self.name, name) * mask_stream(key, index, tensor.shape)
             return (
-                covered + mask_stream(self._own_mask_key(about), place, tensor.shape)
-                if call.recover
-                else covered
+                masked + mask_stream(self._own_mask_key(context), index, tensor.shape)
+                if request.recover
+                else masked
             )
 
-        return add
+        return add_mask
 
-    def check_weights(self, way: str, counts: torch.Tensor) -> None:
+    def check_weights(self, weighting: str, counts: torch.Tensor) -> None:
         """Weigh by these counts in all runs, or refuse them.
 
         Raises:
             QueryRefused: earlier sums had others: of data that grew, of other labels, or in another order.
         """
-        rule = self.history.record_weights(way, sha256_digest({way: counts}), self.policy.sums_may_differ)
+        rule = self.history.record_weights(weighting, sha256_digest({weighting: counts}), self.policy.sums_may_differ)
         if rule is not None:
             raise QueryRefused(self.name, "counts", f"sums: {rule}, {UNLESS_ALLOWED}")
 
-    def replacement(self, call: SumRequest) -> Replacement:
+    def replacement(self, request: SumRequest) -> Replacement:
         """Whole numbers that only this node knows, to stand for an answer that cannot be added."""
-        open_ = self._open_sum(call.number, "answer_query")
+        open_sum = self._open_sum(request.number, "answer_query")
 
-        def drawn(shape: Sequence[int], place: int) -> torch.Tensor:
-            if not open_.corrupted:
-                open_.corrupted = True
+        def drawn(shape: Sequence[int], index: int) -> torch.Tensor:
+            if not open_sum.corrupted:
+                open_sum.corrupted = True
                 if not self.is_exhausted:
                     self.history.record_corrupted()
-                logger.warning("sum %d is spoilt here (policy.max_corrupted_sums)", call.number)
-            return mask_stream(_derive_key(self._own, b"spoilt" + open_.context), place, shape)
+                logger.warning("sum %d is spoilt here (policy.max_corrupted_sums)", request.number)
+            return mask_stream(_derive_key(self._own, b"spoilt" + open_sum.context), index, shape)
 
-        return drawn
+        return random_numbers
 
     def agree(self, number: int, survivors: Sequence[str]) -> dict[str, str]:
         """This node's word to each other survivor that a sum is read of these nodes; it is given once a sum.
@@ -261,45 +261,45 @@ class SumMasks:
         Raises:
             QueryRefused: it was given for others; they are too few, or no part of the members.
         """
-        open_, wanted = self._open_sum(number, "confirm_survivors"), tuple(sorted(survivors))
+        open_sum, ordered = self._open_sum(number, "confirm_survivors"), tuple(sorted(survivors))
         rule = None
-        if not open_.context:
+        if not open_sum.context:
             rule = "this node has not added to it"
-        elif not open_.call.recover:
+        elif not open_sum.call.recover:
             rule = "it is read of all its members"
-        elif open_.survivors not in ((), wanted):
+        elif open_sum.survivors not in ((), ordered):
             rule = "this node has agreed on other survivors"
-        elif not {self.name} <= set(wanted) <= set(open_.call.members) or len(set(wanted)) < len(wanted):
+        elif not {self.name} <= set(ordered) <= set(open_sum.call.members) or len(set(ordered)) < len(ordered):
             rule = "survivors are some of its members, and this node among them"
-        elif len(wanted) < self.min_nodes:
-            rule = f"{len(wanted)} survivors, allowed are {self.min_nodes} or more"
+        elif len(ordered) < self.min_nodes:
+            rule = f"{len(ordered)} survivors, allowed are {self.min_nodes} or more"
         if rule is not None:
             raise QueryRefused(self.name, "confirm_survivors", f"sums: {rule}")
-        open_.survivors = wanted
-        others = [name for name in wanted if name != self.name]
-        return {name: self._agreement_code(open_, self.name, name) for name in others}
+        open_sum.survivors = ordered
+        others = [name for name in ordered if name != self.name]
+        return {name: self._agreement_code(open_sum, self.name, name) for name in others}
 
-    def reveal(self, number: int, words: Mapping[str, str]) -> dict[str, str]:
+    def reveal(self, number: int, codes: Mapping[str, str]) -> dict[str, str]:
         """Keys, as hexadecimal digits: of this node's own mask of a sum, by its own name, and of those that
         it shares with nodes that are lost, by theirs.
 
         Args:
-            words: what each other survivor told this node when it agreed.
+            codes: what each other survivor told this node when it agreed.
 
         Raises:
             QueryRefused: not all survivors have agreed on the same.
         """
-        open_ = self._open_sum(number, "reveal_masks")
-        others = set(open_.survivors) - {self.name}
-        sound = bool(open_.survivors) and set(words) == others
-        if not sound or not all(
-            hmac.compare_digest(words[name], self._agreement_code(open_, name, self.name)) for name in others
+        open_sum = self._open_sum(number, "reveal_masks")
+        others = set(open_sum.survivors) - {self.name}
+        is_complete = bool(open_sum.survivors) and set(codes) == others
+        if not is_complete or not all(
+            hmac.compare_digest(codes[name], self._agreement_code(open_sum, name, self.name)) for name in others
         ):
             rule = "sums: not all survivors have agreed on who they are"
             raise QueryRefused(self.name, "reveal_masks", rule)
-        lost = set(open_.call.members) - set(open_.survivors)
-        shared = {name: self._pairwise_key(name, open_.context).hex() for name in sorted(lost)}
-        return {self.name: self._own_mask_key(open_.context).hex(), **shared}
+        lost = set(open_sum.call.members) - set(open_sum.survivors)
+        shared_keys = {name: self._pairwise_key(name, open_sum.context).hex() for name in sorted(lost)}
+        return {self.name: self._own_mask_key(open_sum.context).hex(), **shared_keys}
 
     # --- keys -------------------------------------------------------------------------------------------
 
@@ -308,16 +308,16 @@ class SumMasks:
             raise QueryRefused(self.name, query, f"sums: number {number} is none that it added to")
         return self._open_sums[number]
 
-    def _pairwise_key(self, name: str, about: bytes) -> bytes:
-        return _derive_key(self._shared_keys[name], b"mask" + about)
+    def _pairwise_key(self, name: str, context: bytes) -> bytes:
+        return _derive_key(self._shared_keys[name], b"mask" + context)
 
-    def _own_mask_key(self, about: bytes) -> bytes:
-        return _derive_key(self._own, b"own" + about)
+    def _own_mask_key(self, context: bytes) -> bytes:
+        return _derive_key(self._own, b"own" + context)
 
-    def _agreement_code(self, open_: _OpenSum, speaker: str, hearer: str) -> str:
-        other = hearer if speaker == self.name else speaker
-        about = b"word" + open_.context + _encode_words(speaker, hearer, *open_.survivors)
-        return _derive_key(self._shared_keys[other], about).hex()
+    def _agreement_code(self, open_sum: _OpenSum, sender: str, receiver: str) -> str:
+        other = receiver if sender == self.name else sender
+        context = b"word" + open_sum.context + _encode_words(sender, receiver, *open_sum.survivors)
+        return _derive_key(self._shared_keys[other], context).hex()
 
 
 def mask_sign(name: str, other: str) -> int:
@@ -325,24 +325,24 @@ def mask_sign(name: str, other: str) -> int:
     return 1 if name < other else -1
 
 
-def mask_stream(key: bytes, place: int, shape: Sequence[int]) -> torch.Tensor:
+def mask_stream(key: bytes, index: int, shape: Sequence[int]) -> torch.Tensor:
     """Numbers of 64 bits that without the key look random, the same for the same place."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     count = torch.Size(shape).numel()
     if not count:
         return torch.zeros(tuple(shape), dtype=torch.int64)
-    nonce = bytes(8) + place.to_bytes(8, "little")  # a block counter, and which of the parts it is
+    nonce = bytes(8) + index.to_bytes(8, "little")  # a block counter, and which of the parts it is
     encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-    drawn = bytearray(encryptor.update(bytes(8 * count)))
-    return torch.frombuffer(drawn, dtype=torch.int64).reshape(tuple(shape))
+    numbers = bytearray(encryptor.update(bytes(8 * count)))
+    return torch.frombuffer(numbers, dtype=torch.int64).reshape(tuple(shape))
 
 
-def _derive_key(secret: bytes, about: bytes) -> bytes:
+def _derive_key(secret: bytes, context: bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"fedstill 1 " + about).derive(secret)
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"fedstill 1 " + context).derive(secret)
 
 
 def _encode_words(*words: str) -> bytes:

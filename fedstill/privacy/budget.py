@@ -36,14 +36,14 @@ class BudgetExceeded(FedstillError):
 
     def __init__(self, limit: float, delta: float, spent: float, cost: float) -> None:
         self.spent, self.cost = spent, cost
-        self.left = max(0.0, limit - spent)
+        self.remaining = max(0.0, limit - spent)
         consequence = (
             f"would raise the epsilon spent from {spent:.5g} to {cost:.5g}"
             if cost < math.inf
             else "would leave without any guarantee"
         )
         super().__init__(
-            f"the budget is epsilon {limit:.6g} at delta {delta:.3g}, of which {self.left:.3g} is left: "
+            f"the budget is epsilon {limit:.6g} at delta {delta:.3g}, of which {self.remaining:.3g} is left: "
             f"this {consequence}"
         )
 
@@ -147,7 +147,7 @@ class Budget(Checked):
             return
         known_epsilon = self._costs.get(
             frozenset(total.items())
-        )  # a refused query may be repeated many times
+        )  # refused queries are repeated
         if not (
             is_within_epsilon(total, self.epsilon, self.delta, self.accountant)
             if known_epsilon is None
@@ -156,7 +156,7 @@ class Budget(Checked):
             raise BudgetExceeded(self.epsilon, self.delta, self._cost(spent), self._cost(total))
         self._extend_affordable(spent, cost, total)
 
-    def left(self, spent: Mapping[Event, int]) -> float:
+    def remaining(self, spent: Mapping[Event, int]) -> float:
         """Return the budget's epsilon minus that of the events spent, 0 or more; inf without a budget.
 
         A release whose own epsilon is larger may still fit, as epsilons do not add up.
@@ -171,7 +171,7 @@ class Budget(Checked):
         return self._costs[key]
 
     def _fits(self, total: Mapping[Event, int]) -> bool:
-        """Return whether the total is part of an amount that is known to fit; fewer events never cost more."""
+        """Return whether the total is part of an amount that is known to fit."""
         affordable = self._affordable
         return all(times <= affordable.get(event, 0) for event, times in total.items())
 
@@ -225,7 +225,7 @@ def remaining_epsilon(
     limit, delta = privacy.total_budget if all_runs else (privacy.epsilon, privacy.delta)
     if math.isinf(limit):
         return math.inf
-    return 0.0 if unprotected else Budget(limit, delta, privacy.accountant).left(cost_from_dict(spent))
+    return 0.0 if unprotected else Budget(limit, delta, privacy.accountant).remaining(cost_from_dict(spent))
 
 
 def describe_budgets(privacy: PrivacyConfig) -> list[str]:

@@ -1,17 +1,19 @@
-"""DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy"): learning at a price known before.
+"""DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy"), whose privacy cost is known in
+advance.
 
-Pure functions; :mod:`fedstill.node.dp_training` takes the steps.
+All functions here are pure; :mod:`fedstill.node.dp_training` takes the training steps.
 
-Each step draws each record by itself (Poisson sampling), shortens each record's gradient to an L2 norm of at
-most ``clip``, and adds Gaussian noise of standard deviation ``noise * clip`` to their sum. One record moves
-that sum by ``clip`` at most, so a step is the sampled Gaussian event that :func:`training_cost` names.
+Each step samples each record independently (Poisson sampling), clips each record's gradient to an L2 norm
+of at most ``clip``, and adds Gaussian noise of standard deviation ``noise * clip`` to their sum. One record
+moves that sum by ``clip`` at most, so that a step is the sampled Gaussian event that :func:`training_cost`
+returns.
 
-An example's gradient follows from that record and the step's name alone, never from which others were drawn
-or in what order: networks that draw at random while they learn (dropout) are refused, and how an image is
-augmented follows from what it shows.
+The gradient of an example depends on that record and the step's name alone, and never on the other sampled
+records or their order. Networks that draw random numbers in training (dropout) are therefore refused, and the
+augmentation of an image is derived from its content.
 
-Assumed: neighboring data differ by one record (or one group of ``group`` records) added or removed; how many
-records there are sets rate and steps, and counts as known.
+Assumptions: neighboring data sets differ by one record (or one group of ``group`` records) added or
+removed. The number of records determines rate and steps, and counts as known.
 """
 
 from __future__ import annotations
@@ -35,43 +37,41 @@ from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import NoiseSampler
 from fedstill.privacy.per_example import PerExample
 
-# Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of its own example alone.
+# Losses (B,) of a network on inputs (B, C, H, W) and targets (B, ...), each of one example alone.
 PrivateLoss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
-PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that no record of the node enters
-EXAMPLES_AT_ONCE = 64  # examples computed at once, where nothing else is said
-MAX_KEY_NUMBERS = 1024  # numbers of a tensor that a loss may be told apart by
-MAX_GRADIENT_NUMBERS = (
-    2**25
-)  # numbers of examples' gradients in memory at once (128 MiB): as many examples as fit, or one
+PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that depends on no record of the node
+EXAMPLES_AT_ONCE = 64  # default
+MAX_KEY_NUMBERS = 1024  # of a captured tensor in the key of a loss function
+MAX_GRADIENT_NUMBERS = 2**25  # of examples' gradients in memory at once (128 MiB); one example always fits
 MAX_FLOAT64_NUMBERS = (
     2**18
-)  # numbers that are made float64 at once (2 MiB), so that a processor keeps them near
+)  # converted at once (2 MiB), to stay in the processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(PrivacyConfig):
-    """Its networks learn with DP-SGD, and what follows from them is free."""
+    """DP-SGD training of the node's networks; outputs that follow from them are free."""
 
-    about: ClassVar[str] = "its networks learned from clipped gradients with noise, and what they say follows"
+    about: ClassVar[str] = "its networks learned from clipped gradients with noise, and their outputs follow"
     assumes: ClassVar[tuple[str, ...]] = (POISSON, COUNTED, NOT_CHOSEN)
     dp_trained: ClassVar[Mapping[str, str]] = {"model": "training", "critic": "critic"}
 
     training: DPTrainingConfig = field(default_factory=DPTrainingConfig)
-    """How the node's model learns."""
+    """DP-SGD options of the node's model."""
     critic: DPTrainingConfig = field(default_factory=DPTrainingConfig)
-    """How its critic learns, where a method has one."""
+    """DP-SGD options of the node's critic, for methods that have one."""
 
 
 @dataclass(frozen=True)
 class DPParameters(Checked):
-    """How a network learns privately.
+    """Parameters of DP-SGD for one network.
 
     Args:
-        noise: its standard deviation over ``clip`` (the noise multiplier); 0: none, and no guarantee.
+        noise: noise multiplier, its standard deviation divided by ``clip``; 0: no noise, and no guarantee.
         clip: largest L2 norm of one record's gradient.
-        draws: names to random draws, of which none is told to anyone. The same names give the same draws:
-            they must differ from run to run, and between steps that could both be told of.
-        group: records of one protected unit.
+        sampler: maps names to secret random numbers. Equal names give equal numbers, so they must differ
+            between runs, and between steps whose results could both become known.
+        group: number of records of one protected unit.
     """
 
     noise: NonNegativeFloat
@@ -81,7 +81,7 @@ class DPParameters(Checked):
 
 
 def sampling_rate(n: int, batch: int) -> float:
-    """The probability at which each of ``n`` records is drawn, for ``batch`` of them on average.
+    """Return the probability with which each of ``n`` records is sampled, for ``batch`` of them on average.
 
     >>> sampling_rate(200, 50), sampling_rate(20, 50)
     (0.25, 1.0)
@@ -90,10 +90,10 @@ def sampling_rate(n: int, batch: int) -> float:
 
 
 def training_cost(dp: DPParameters, n: int, batch: int, steps: int) -> PrivacyCost | None:
-    """What so many steps cost; None without noise.
+    """Return the privacy cost of a number of steps; None without noise.
 
-    The Gaussian mechanism on a Poisson sample; at rate 1 a group moves the sum by as many clips as it has
-    records, and the noise counts so much less.
+    A step is a Gaussian mechanism on a Poisson sample. At rate 1 a group moves the sum by one clip for each
+    of its records, so that the noise is divided by the group size.
 
     >>> dp = DPParameters(2.0, 1.0, sampler=None, group=4)
     >>> [str(event) for n in (100, 10) for event in training_cost(dp, n, 10, 7)]
@@ -107,10 +107,11 @@ def training_cost(dp: DPParameters, n: int, batch: int, steps: int) -> PrivacyCo
 
 
 def examples_at_once(n: int, batch: float) -> int:
-    """Examples computed at once, where ``batch`` of ``n`` are drawn on average: mostly all that were drawn.
+    """Return the number of examples computed at once, if ``batch`` of ``n`` are sampled on average; mostly
+    all samples.
 
-    It follows from how many there are, which counts as known, and never from how many were drawn, as how an
-    example's numbers round could follow from it.
+    The result depends on the number of records, which counts as known, and never on the number of sampled
+    ones, as the rounding of an example's numbers could depend on it.
 
     >>> examples_at_once(200, 64), examples_at_once(50, 50)
     (80, 50)
@@ -119,7 +120,9 @@ def examples_at_once(n: int, batch: float) -> int:
 
 
 def poisson_sample(data: TensorData, rate: float, sampler: NoiseSampler) -> TensorData:
-    """Records drawn each by itself (Poisson sampling): none, some or all of them, which are not copied."""
+    """Sample each record independently (Poisson sampling): none, some or all of them. All records are not
+    copied.
+    """
     if rate == 1:
         return data
     selected = (sampler.uniform((len(data),)) < rate).nonzero().flatten()
@@ -135,28 +138,32 @@ def clipped_sum(
     clip: float,
     rows: int = EXAMPLES_AT_ONCE,
 ) -> tuple[torch.Tensor, float]:
-    """The sum of the examples' gradients, each shortened to an L2 norm of at most ``clip``, all trained
-    parameters in one vector ``(P,)`` float64; and the examples' mean loss.
+    """Return the sum of the examples' clipped gradients, and the examples' mean loss.
 
-    An example's gradient is computed from that example alone, whatever the network: layers that look at the
-    whole batch see a batch of one, random draws end in torch's error, and not even a last bit depends on the
-    others (:mod:`fedstill.privacy.per_example`). A gradient that is not finite
-    counts nothing. All are added in float64: one example less, and a sum in float32 may round otherwise from
-    there on, which moves it by more than the clip (Casacuberta, Shoaff, Vadhan, Wagaman, "Widespread
+    The sum holds all trained parameters in one vector ``(P,)`` float64; each example's gradient is clipped
+    to an L2 norm of at most ``clip``. An example's gradient is computed from that example alone, whatever
+    the network: layers that use the whole batch see a batch of one, random numbers raise torch's error, and
+    not even the last bit depends on other examples (:mod:`fedstill.privacy.per_example`). A gradient that
+    is not finite counts as zero.
+
+    All are added in float64. In float32, one example less may change the rounding of all further additions,
+    which moves the sum by more than the clip (Casacuberta, Shoaff, Vadhan, Wagaman, "Widespread
     Underestimation of Sensitivity in Differentially Private Libraries and How to Fix It", CCS 2022).
 
     Args:
-        module: the network, as it is to learn (its mode is not changed here).
-        trained: its parameters in training, by name.
+        module: network in the mode in which it is to be trained.
+        trained: its trained parameters by name.
+        private_loss: losses (B,), each of its own example alone.
         inputs, targets: ``(B, ...)``; B may be 0.
-        rows: examples computed at once; says nothing of how many were drawn.
+        clip: above 0.
+        rows: examples computed at once; must not depend on the number of sampled ones.
     """
     if not len(inputs):
         width = sum(parameter.numel() for parameter in trained.values())
         return torch.zeros(width, dtype=torch.float64, device=inputs.device), 0.0
     if type(module) is nn.Linear and inputs.ndim == 2 and len(trained) == len(list(module.parameters())):
         return _linear_clipped_sum(module, private_loss, inputs, targets, clip, rows)
-    # vmap knows no channels last: with parameters laid out so, it only takes longer.
+    # vmap does not use channels-last parameters; they only make it slower.
     leaves = {f"module.{name}": parameter.detach().contiguous() for name, parameter in trained.items()}
     bound = _ModuleFunction(module, lambda *args: private_loss(*args)[0])
 
@@ -208,11 +215,12 @@ def _linear_clipped_sum(
     clip: float,
     rows: int,
 ) -> tuple[torch.Tensor, float]:
-    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``, no example's P numbers written out.
+    """:func:`clipped_sum` of one linear layer on features f ``(B, d)``, without materializing (B, P)
+    gradients.
 
-    An example's gradient is the outer product of r, the loss's gradient by the outputs, and f, so its norm
-    is ``|r| |f|``; a bias is one more feature, 1 (Goodfellow, "Efficient Per-Example Gradient Computations",
-    2015, arXiv:1510.01799).
+    An example's gradient is the outer product of r, the gradient of its loss by the outputs, and f, so its
+    norm is ``|r| |f|``. A bias is one more feature, 1 (Goodfellow, "Efficient Per-Example Gradient
+    Computations", 2015, arXiv:1510.01799).
     """
 
     def loss(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -233,7 +241,7 @@ def _linear_clipped_sum(
         )
         r, losses = (torch.cat(parts) for parts in zip(*per_example(leaves, f, targets), strict=True))
         r = r.double()
-        # Either may be shorter than squares in float32 tell, and the other as long as makes up for it.
+        # One factor may be too short for its squares in float32, and the other long enough to compensate.
         feature_norms = (row_norms(f).clamp(min=MIN_NORM).square() + has_bias).sqrt()
         norms = torch.linalg.vector_norm(r, dim=1) * feature_norms  # (B,) float64
         if not (finite := norms.isfinite()).all():
@@ -244,7 +252,7 @@ def _linear_clipped_sum(
 
 
 def _weighted_row_sums(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows ``(B, n)``, each so many ``times`` (B, k), added: ``(k, n)``, in float64."""
+    """Sums ``(k, n)`` of rows ``(B, n)`` with weights (B, k), in float64."""
     total = weights.new_zeros(weights.shape[1], rows.shape[1])
     chunk = max(MAX_FLOAT64_NUMBERS // max(rows.shape[1], 1), 1)
     for weight_chunk, row_chunk in zip(torch.split(weights, chunk), torch.split(rows, chunk), strict=True):
@@ -253,7 +261,9 @@ def _weighted_row_sums(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tenso
 
 
 def _loss_key(private_loss: PrivateLoss) -> Hashable:
-    """What tells losses apart that are made anew at each step: where they are written, and about what."""
+    """Key of a loss function that is created anew at each step: its source position and the values it
+    captures.
+    """
     cells = [cell.cell_contents for cell in getattr(private_loss, "__closure__", None) or ()]
     values = [
         (type(captured), *_plain_values(captured))
@@ -263,7 +273,9 @@ def _loss_key(private_loss: PrivateLoss) -> Hashable:
 
 
 def _plain_values(owner: object) -> Iterator[Hashable]:
-    """Plain values, or those that an object has: the options of a task, or of local training."""
+    """Plain values, or those among an object's attributes, such as the options of a task or of local
+    training.
+    """
     for name, value in (("", owner), *getattr(owner, "__dict__", {}).items()):
         if isinstance(value, torch.Tensor) and value.numel() <= MAX_KEY_NUMBERS:
             yield name, value.shape, value.cpu().numpy().tobytes()
@@ -272,7 +284,7 @@ def _plain_values(owner: object) -> Iterator[Hashable]:
 
 
 class _ModuleFunction(nn.Module):
-    """A function of a network as a network, so that its parameters can be given in the call."""
+    """A function of a network as a module, so that ``functional_call`` can pass the network's parameters."""
 
     def __init__(self, module: nn.Module, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -285,7 +297,7 @@ class _ModuleFunction(nn.Module):
 def public_gradient(
     module: nn.Module, trained: dict[str, nn.Parameter], public_loss: PublicLoss
 ) -> torch.Tensor:
-    """``(P,)``, as :func:`clipped_sum` orders it."""
+    """Return the gradient of a loss on public data, ``(P,)`` in the order of :func:`clipped_sum`."""
     leaves = {f"module.{name}": parameter.detach().requires_grad_() for name, parameter in trained.items()}
     with torch.enable_grad():
         loss = functional_call(_ModuleFunction(module, public_loss), leaves, ())
@@ -296,13 +308,13 @@ def public_gradient(
 
 
 def augmentation_numbers(inputs: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
-    """Four random numbers of each input, ``(4, B)`` int64 from 0: a keyed hash of what it holds.
+    """Return four random numbers for each input, ``(4, B)`` int64 from 0: a keyed hash of its content.
 
-    Drawn by its place in the batch, one record less would change the numbers of those after it.
+    Random numbers by position in the batch would change for all later inputs if one record were missing.
 
     Args:
         inputs: ``(B, ...)``.
-        draws: give the key, which nobody is to know.
+        sampler: source of the secret key.
     """
     key = sampler.uniform((8,)).numpy().tobytes()  # 64 bytes, of which 416 bits are random
     rows = inputs.cpu().numpy()

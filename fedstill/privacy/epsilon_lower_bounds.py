@@ -1,16 +1,15 @@
-"""What an attack proves: lower bounds of epsilon, to be held against the upper bounds of the accountant.
+"""Lower bounds of epsilon from attacks, to compare with the accountant's upper bounds.
 
-A mechanism that is (epsilon, delta)-differentially private lets nobody tell well whether a record was
-there (Wasserman, Zhou, "A Statistical Framework for Differential Privacy", JASA 2010; Kairouz, Oh, Viswanath,
-"The Composition Theorem for Differential Privacy", ICML 2015): of any test's false positives fp and false
-negatives fn holds fp + e^epsilon fn >= 1 - delta, and the same with fp and fn changed over. So whoever does
-tell better has shown that the mechanism is not that private, however the test came about.
+No test can tell reliably whether a record was in the data of an (epsilon, delta)-differentially private
+mechanism (Wasserman, Zhou, "A Statistical Framework for Differential Privacy", JASA 2010; Kairouz, Oh,
+Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015). For any test with false positive
+rate fp and false negative rate fn, fp + e^epsilon fn >= 1 - delta, and the same with fp and fn swapped. A
+test with smaller rates thus proves that the mechanism is less private, however the test was found.
 
-Two ways to count: :func:`evidence_from_runs` runs a mechanism many times with the record and many times without;
-:func:`one_run_lower_bound` runs it once, with many records that are in or out by chance.
-
-A lower bound that stays below the claim proves nothing: the attack may be weak. One above it proves a fault,
-up to the confidence that was asked for.
+:func:`evidence_from_runs` runs a mechanism many times with a record and many times without it.
+:func:`one_run_lower_bound` runs it once, with many records that are each in or out by chance. A lower bound
+below the claimed epsilon proves nothing, as the attack may be weak. One above it proves a fault, at the
+chosen confidence.
 """
 
 from __future__ import annotations
@@ -27,21 +26,22 @@ from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.events import Event
 
 CONFIDENCE = 0.95
-DELTAS = (0.1, 0.3, 0.5, 1e-2, 1e-3, 1e-5)  # at which a claim is held against a test
-THRESHOLD_SHARE = 1 / 3  # of the trials: to choose the thresholds
+DELTAS = (0.1, 0.3, 0.5, 1e-2, 1e-3, 1e-5)  # at which a claimed epsilon is compared with a test
+THRESHOLD_SHARE = 1 / 3  # of the runs choose the thresholds
 NOISE_FACTOR_RANGE = (0.05, 50.0)  # of a claim's noise
 
 
 def clopper_pearson_upper(k: int, n: int, error: float) -> float:
-    """The largest probability of an event that came k times in n: Clopper and Pearson, Biometrika 1934.
+    """Return the largest probability of an event that occurred k times in n (Clopper and Pearson,
+    Biometrika 1934).
 
     Args:
         k: 0 .. n.
-        n: trials, 0 or more; none tell nothing.
-        error: how often, at most, the bound is wrong, within (0, 1).
+        n: trials, 0 or more; 0 give the bound 1.
+        error: largest probability that the bound is wrong, within (0, 1).
 
-    >>> round(clopper_pearson_upper(0, 100, 0.05), 4), round(clopper_pearson_upper(3, 10, 0.025), 4)  # the first is 1 - 0.05 ** (1 / 100)
-    (0.0295, 0.6525)
+    >>> round(clopper_pearson_upper(0, 100, 0.05), 4)  # 1 - 0.05 ** (1 / 100)
+    0.0295
     """
     if k == n:
         return 1.0
@@ -52,20 +52,21 @@ def clopper_pearson_upper(k: int, n: int, error: float) -> float:
 
 @dataclass(frozen=True)
 class ErrorRates:
-    """How often a test fails at most: it says that the record was there if a score is above a threshold.
+    """Upper bounds on the error rates of a test that reports the record as present if a score exceeds a
+    threshold.
 
     Args:
-        false_positives: of runs without the record, above the threshold.
-        false_negatives: of runs with it, at the threshold or below.
+        false_positives: share of runs without the record above the threshold.
+        false_negatives: share of runs with the record at or below the threshold.
     """
 
     false_positives: float
     false_negatives: float
 
     def epsilon(self, delta: float) -> float:
-        """The largest epsilon that these rates rule out at delta, 0 or more: no smaller one allows them.
+        """Return the largest epsilon that these rates rule out at delta, 0 or more.
 
-        ErrorRates that are upper bounds give a lower bound, and one for all deltas at once.
+        If the rates are upper bounds, the result is a lower bound, simultaneously for all deltas.
 
         >>> round(ErrorRates(0.05, 0.01).epsilon(0.0), 3)  # log(0.95 / 0.01) and log(0.99 / 0.05)
         4.554
@@ -79,32 +80,34 @@ class ErrorRates:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Tests of one mechanism, whose rates hold all together at the confidence that was asked for."""
+    """Tests of one mechanism, whose rates all hold together at the chosen confidence."""
 
     tests: Sequence[ErrorRates]
 
     def epsilon(self, delta: float) -> float:
-        """The lower bound at delta: what no mechanism of a smaller epsilon would have shown."""
+        """Return the lower bound of epsilon at delta."""
         return max(rates.epsilon(delta) for rates in self.tests)
 
     def refutes(self, spent: Mapping[Event, int]) -> bool:
-        """Whether a mechanism that costs this much cannot have been what was tested.
+        """Return whether the tests contradict the claimed cost.
 
-        It claims an epsilon at every delta, and one of them that is too small is enough.
+        The cost implies an epsilon at every delta, and one epsilon that is too small is enough.
         """
         bounds = {delta: self.epsilon(delta) for delta in DELTAS}
         return any(bound > 0 and compute_epsilon(spent, delta) < bound for delta, bound in bounds.items())
 
     def as_claimed(self, spent: Mapping[Event, int], delta: float) -> float:
-        """The lower bound at delta if the noise is of the kind that is claimed, only less or more of it.
+        """Return the lower bound at delta under the assumption that the noise has the claimed kind, at
+        another scale.
 
-        The least epsilon of a price whose noise, all of it multiplied by one number, would not be refuted.
-        Where the tests are in the middle of a distribution, that says much more about its tail than they do
-        themselves: for one Gaussian draw it is the lower bound of Nasr et al., "Tight Auditing of
-        Differentially Private Machine Learning", USENIX Security 2023. Above the claim it refutes the claim,
-        whatever the mechanism is; it bounds an epsilon of the mechanism only if the noise is of that kind.
+        The result is the smallest epsilon of the claimed cost, with all noise multiplied by one factor,
+        that is not refuted. Where the tests probe the middle of a distribution, this bound says much more
+        about its tail than the tests do themselves: for one Gaussian release it is the lower bound of Nasr
+        et al., "Tight Auditing of Differentially Private Machine Learning", USENIX Security 2023. A result
+        above the claim refutes the claim, whatever the mechanism is; it bounds the mechanism's epsilon only
+        if the noise is of that kind.
         """
-        low, high = (math.log(factor) for factor in NOISE_FACTOR_RANGE)  # low would pass, high is refuted
+        low, high = (math.log(factor) for factor in NOISE_FACTOR_RANGE)  # low is not refuted, high is
         if not self.refutes(_scale_noise(spent, NOISE_FACTOR_RANGE[1])):
             return 0.0
         while high - low > 0.02:
@@ -119,19 +122,20 @@ class Evidence:
 def evidence_from_runs(
     without: torch.Tensor, with_: torch.Tensor, delta: float, confidence: float = CONFIDENCE
 ) -> Evidence:
-    """Tests of a mechanism by the scores of many runs, of which each has randomness of its own.
+    """Test a mechanism by the scores of many runs with independent randomness.
 
-    As Jagielski, Ullman, Oprea, "Auditing Differentially Private Machine Learning", NeurIPS 2020, with delta.
-    Two thresholds are chosen by the first third of the runs, one for the best bound at delta and one for the
-    best advantage; the others, which had no part in that, are counted.
+    The method is that of Jagielski, Ullman, Oprea, "Auditing Differentially Private Machine Learning",
+    NeurIPS 2020, with delta. The first third of the runs chooses two thresholds: one for the best bound at
+    delta, one for the best advantage. Only the other runs are counted.
 
     Args:
-        without: scores ``(n,)`` of runs without the record, in the order in which they were run.
-        with_: scores ``(n',)`` of runs with it; higher is meant to be likelier with it.
-        confidence: at which all that is said of the tests holds together.
+        without: scores ``(n,)`` of runs without the record, in the order of the runs.
+        with_: scores ``(n',)`` of runs with it; higher should mean likelier with the record.
+        delta: of the bound.
+        confidence: probability with which all bounds hold together.
 
     Raises:
-        ArgumentError: fewer than 6 scores of either, or a confidence outside (0, 1).
+        ArgumentError: fewer than 6 scores of either kind, or a confidence outside (0, 1).
     """
     _check_confidence(confidence)
     if min(len(without), len(with_)) < 6:
@@ -148,15 +152,15 @@ def _check_confidence(confidence: float) -> None:
 
 
 def fisher_discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One score a run ``(n,)``, ``(n',)`` from many numbers ``(n, d)``, ``(n', d)`` seen of it.
+    """Reduce observations of runs ``(n, d)``, ``(n', d)`` to one score a run, ``(n,)`` and ``(n',)``.
 
-    Fisher's linear discriminant, learned from the first third of the runs without the record and with it.
-    Noise that comes twice is thereby found, and subtracted.
+    Fisher's linear discriminant is learned from the first third of the runs without and with the record. It
+    detects noise that occurs twice, and subtracts it.
     """
     a, b = _threshold_part(without.double()), _threshold_part(with_.double())
     scatter = torch.cat([a - a.mean(0), b - b.mean(0)])
     difference, deviation = b.mean(0) - a.mean(0), scatter.std(0)
-    scale = deviation.clamp(min=1e-6 * float(deviation.max()) + 1e-30)  # no noise at all is no trouble
+    scale = deviation.clamp(min=1e-6 * float(deviation.max()) + 1e-30)  # avoids division by zero without noise
     scatter = scatter / scale
     covariance = scatter.T @ scatter / len(scatter) + 1e-3 * torch.eye(len(scale), dtype=torch.float64)
     direction = torch.linalg.solve(covariance, difference / scale) / scale
@@ -166,11 +170,16 @@ def fisher_discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[tor
 def one_run_lower_bound(
     m: int, guesses: int, correct: int, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-    """The lower bound of epsilon at delta, 0 or more, that guesses about one run prove.
+    """Return the lower bound of epsilon at delta, 0 or more, that guesses about one run prove.
 
-    Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2: each of
-    m records was in or out by a fair coin of its own; of some, ``guesses``, it was guessed which, by whatever
-    rule, and ``correct`` of these were right.
+    Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2.
+
+    Args:
+        m: records, each of them in or out by an independent fair coin.
+        guesses: number of records whose presence was guessed, by any rule.
+        correct: number of correct guesses.
+        delta: 0 or more.
+        confidence: within (0, 1).
 
     Raises:
         ArgumentError: a confidence outside (0, 1).
@@ -194,7 +203,7 @@ def one_run_lower_bound(
 
 
 def _guess_probability(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The largest probability of so many right guesses under (epsilon, delta): Theorem 5.2."""
+    """Largest probability of at least so many correct guesses under (epsilon, delta): Theorem 5.2."""
     from scipy.stats import binom
 
     q = 1 / (1 + math.exp(-epsilon))
@@ -219,7 +228,7 @@ def _error_rates(without: torch.Tensor, with_: torch.Tensor, threshold: float, e
 
 
 def _choose_thresholds(without: torch.Tensor, with_: torch.Tensor, delta: float) -> tuple[float, ...]:
-    """The thresholds of the best bound at delta and of the best advantage, among 200 of the scores."""
+    """Return the thresholds of the best bound at delta and of the best advantage, among 200 of the scores."""
     scores = torch.from_numpy(np.unique(torch.cat([without, with_]).double().numpy()))
     midpoints = torch.cat([scores[:1] - 1, (scores[1:] + scores[:-1]) / 2, scores[-1:] + 1])
     tried = midpoints[torch.linspace(0, len(midpoints) - 1, min(200, len(midpoints))).round().long()].tolist()

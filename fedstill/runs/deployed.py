@@ -202,10 +202,10 @@ def _waited(admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, hear
                 print(f"  {now}", file=sys.stderr)
                 said = now
             if now == "running" and time.monotonic() - asked > EVERY:
-                (noted, lines), asked = admin.progress(job, heard.known), time.monotonic()
+                (progress_bars, lines), asked = admin.progress(job, heard.known), time.monotonic()
                 heard.take(lines)
-                if noted is not None:
-                    bars.follow(noted)
+                if progress_bars is not None:
+                    bars.follow(progress_bars)
             time.sleep(1.0)
     except KeyboardInterrupt:
         with contextlib.suppress(DeployError):

@@ -131,7 +131,7 @@ class Evaluation:
         found = {
             "cases": self._cases(told),
             "sites": self._sites(told),
-            "labels": self._labels(told, classes),
+            "labels": self._convert_labels(told, classes),
         }
         return {**found, **own}
 
@@ -197,7 +197,7 @@ class Evaluation:
             "centralized": None if told.marked is None else self.by_site(told.marked),
         }
 
-    def _labels(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
+    def _convert_labels(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
         def each(outputs: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
             values = None if outputs is None else self.task.per_class(outputs, self.asked_of(node).targets)
             return None if values is None else [finite(value) for value in values]

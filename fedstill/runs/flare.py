@@ -60,9 +60,9 @@ class ServerProgram:
         engine = collab.fl_ctx.get_engine()
 
         def told(topic: str, asked: Mapping[str, int], fl_ctx: object) -> dict[str, Any]:
-            noted, known = Note.read(folder / PROGRESS), asked[METRICS]
+            progress_bars, known = Note.read(folder / PROGRESS), asked[METRICS]
             lines = [] if self._at_work is None else self._at_work.records.metrics[known : known + MANY]
-            return {"note": "" if noted is None else noted.text(), METRICS: lines}
+            return {"note": "" if progress_bars is None else progress_bars.text(), METRICS: lines}
 
         engine.register_app_command(PROGRESS_TOPIC, told)
         watch_lost_nodes(engine, self._lose)
@@ -114,8 +114,8 @@ class ServerProgram:
         config = self._read(folder.parent.parent)
         link = self._link = FlareLink(collab.clients, self.nodes)
 
-        def tell(noted: Note) -> None:
-            logger.info("run %s: %s", self.run_name, noted.words())
+        def tell(progress_bars: Note) -> None:
+            logger.info("run %s: %s", self.run_name, progress_bars.words())
 
         bars = Noted(folder / PROGRESS, then=tell, pace=60.0)
         run = self._at_work = RemoteRun(config, link, self.run_name)

@@ -166,7 +166,7 @@ def _go(
     listeners: Listeners,
 ) -> dict[str, Any]:
     """A run in its folder, wherever its nodes are; without a simulation, at a deployed federation."""
-    bars = noted(out, progress, report)
+    bars = progress_bars(out, progress, report)
     if made is None:
         from fedstill.runs.deployed import submit
 
@@ -188,7 +188,7 @@ def _go(
     return finish(simulation, about, simulation.run(out, bars=bars), out)
 
 
-def noted(out: Path, progress: bool, report: Report | None) -> Noted:
+def progress_bars(out: Path, progress: bool, report: Report | None) -> Noted:
     """Bars on a terminal, if wanted, and the same in a run's folder, where a report grows if there is one."""
     return Noted(out / PROGRESS, progress, lambda note: report and report(out))
 

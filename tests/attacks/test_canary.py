@@ -184,7 +184,7 @@ def noise_again(patch: pytest.MonkeyPatch) -> None:
             names = ("steps",)
         return draws(self, *names)
 
-    patch.setattr(PrivacyMechanism, "draws", again)
+    patch.setattr(PrivacyMechanism, "noise_sampler", again)
 
 
 def no_bound(patch: pytest.MonkeyPatch) -> None:

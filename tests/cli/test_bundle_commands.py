@@ -502,7 +502,7 @@ def test_forbidden_queries_are_refused_before_training(
     shutil.rmtree("node-0/runs")
     Path(ANSWERS[0]).unlink()
     monkeypatch.setattr(
-        "fedstill.node.node_service.Session.learn", lambda *given: pytest.fail("it trained for nothing")
+        "fedstill.node.node_service.Session.train_locally", lambda *given: pytest.fail("it trained for nothing")
     )
     assert rule in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(ANSWERS[0]).exists()

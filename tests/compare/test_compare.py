@@ -92,7 +92,7 @@ setting = "alpha 0.1"
 # --- plans ------------------------------------------------------------------------------------------
 
 
-def test_a_file_with_everything(tmp_path: Path) -> None:
+def test_file_with_all_keys(tmp_path: Path) -> None:
     plan = compare.read(a_file(tmp_path, FILE))
     assert (plan.name, plan.about, plan.seeds) == ("mine", "One line on it.", (3, 5))
     assert [place.folder for place in plan.places()][:4] == [
@@ -111,7 +111,7 @@ def test_a_file_with_everything(tmp_path: Path) -> None:
     assert other.evaluation.every != 1
 
 
-def test_classes_of_one_name_from_two_modules_are_two_methods(
+def test_same_class_name_in_two_modules_gives_two_methods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("lab_a", "lab_b"):
@@ -133,7 +133,7 @@ def test_classes_of_one_name_from_two_modules_are_two_methods(
         compare.plan(["lab_a:Own", "lab_a:Own"])
 
 
-def test_some_methods_or_settings_alone(tmp_path: Path) -> None:
+def test_selects_methods_or_settings(tmp_path: Path) -> None:
     plan = compare.read(a_file(tmp_path, FILE))
     (method, *_), (_, setting, *_) = plan.methods, plan.settings
     assert [place.folder for place in plan.places([method, setting])] == [
@@ -144,7 +144,7 @@ def test_some_methods_or_settings_alone(tmp_path: Path) -> None:
         plan.places(["fedov"])
 
 
-def test_the_complete_file_reads_back_to_the_same_comparison(tmp_path: Path) -> None:
+def test_complete_file_round_trips(tmp_path: Path) -> None:
     for plan in (
         compare.read(a_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
         compare.plan(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
@@ -181,7 +181,7 @@ nodes = { privacy = { epsilon = inf } }
 """
 
 
-def test_settings_may_differ_in_the_budget_and_methods_in_the_mechanism(tmp_path: Path) -> None:
+def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
     plan = compare.read(a_file(tmp_path, PRIVATE))
     assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     told = {(place.setting, place.label): plan.config(place).nodes.privacy for place in plan.places()}
@@ -195,7 +195,7 @@ def test_settings_may_differ_in_the_budget_and_methods_in_the_mechanism(tmp_path
     assert note.startswith("fedkd-steps has run options of its own: nodes.privacy.mechanism = dp-sgd, ")
 
 
-def test_all_methods_share_everything_but_their_options() -> None:
+def test_methods_share_all_but_their_options() -> None:
     plan = compare.plan(list(METHODS), seeds=2, base="fashion-fediod-skewed")
     tables = [config.to_dict(plan.config(ComparisonRun("", label, 1))) for label in plan.methods]
     for table in tables:
@@ -208,7 +208,7 @@ def test_all_methods_share_everything_but_their_options() -> None:
     assert tables[0]["split"]["alpha"] == 0.1
 
 
-def test_a_preset_gives_only_its_methods_options() -> None:
+def test_preset_contributes_only_method_options() -> None:
     plan = compare.plan(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
     preset, plain = (plan.config(ComparisonRun("", label, 0)) for label in plan.methods)
     assert preset.method == config.load("digits-fediod-paper").method
@@ -217,7 +217,7 @@ def test_a_preset_gives_only_its_methods_options() -> None:
     assert preset.nodes.local.smoothing != config.load("digits-fediod-paper").nodes.local.smoothing
 
 
-def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) -> None:
+def test_command_line_options_override_base_and_settings(tmp_path: Path) -> None:
     plan = compare.read(a_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0})
     for setting in plan.settings:
         ours = plan.config(ComparisonRun(setting, "fedavg", 3))
@@ -225,14 +225,14 @@ def test_options_of_the_command_line_win_over_base_and_settings(tmp_path: Path) 
     assert plan.changed == ("nodes.local.epochs", "split.alpha")
 
 
-def test_another_split_keeps_the_settings_skew(tmp_path: Path) -> None:
+def test_changing_split_keeps_skew_of_setting(tmp_path: Path) -> None:
     text = 'methods = ["fedavg"]\n[[settings]]\nname = "skewed"\nsplit = { alpha = 0.1 }\n'
     plan = compare.read(a_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"})
     split = plan.config(ComparisonRun("skewed", "fedavg", 0)).split
     assert (split.called, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
 
 
-def test_a_setting_has_options_of_its_own_for_a_method(tmp_path: Path) -> None:
+def test_setting_may_override_method_options(tmp_path: Path) -> None:
     text = FILE.replace('name = "wide"', 'name = "wide"\noptions = { fedavg = { rounds = 7 } }')
     plan = compare.read(a_file(tmp_path, text), changes={"split.nodes": 3})
 
@@ -249,7 +249,7 @@ def test_a_setting_has_options_of_its_own_for_a_method(tmp_path: Path) -> None:
     assert compare.read(tmp_path / "again.toml") == plan
 
 
-def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
+def test_outputs_only_is_lifted_for_methods_that_need_it() -> None:
     plan = compare.plan(list(METHODS))
     for label in plan.methods:
         ours = plan.config(ComparisonRun("", label, 0))
@@ -264,7 +264,7 @@ def test_outputs_only_is_lifted_for_those_that_cannot_work_so() -> None:
     assert not {"fediod", "standalone", "ensemble"} & set(lifted_for)
 
 
-def test_label_maps_are_let_out_for_those_that_ask_for_them_only() -> None:
+def test_label_maps_are_released_only_by_methods_that_need_them() -> None:
     """Whatever the base says, as it is a preset of one of them."""
     names = [
         f"{PRESETS}/mri-segmentation-{name}.toml" for name in ("fediod", "fediod-drawn", "asyndgan", "fedavg")
@@ -278,7 +278,7 @@ def test_label_maps_are_let_out_for_those_that_ask_for_them_only() -> None:
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> None:
+def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
     plan = compare.plan(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
     again = compare.read(a_file(tmp_path, plan.to_toml()))
     for ours in (plan, again):
@@ -353,7 +353,7 @@ def test_outputs_only_stays_what_the_user_says(tmp_path: Path, value: bool) -> N
         ),
     ],
 )
-def test_a_bad_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+def test_invalid_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as refused:
         compare.read(a_file(tmp_path, text))
     message = str(refused.value)
@@ -361,7 +361,7 @@ def test_a_bad_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     assert message.startswith(line)
 
 
-def test_options_of_one_method_are_no_options_of_a_comparison() -> None:
+def test_rejects_method_options_as_shared_options() -> None:
     for name in ("method.rounds", "seed", "name", "split.node"):
         with pytest.raises(UnknownName):
             compare.plan(["fedavg"], changes={name: 3})
@@ -370,7 +370,7 @@ def test_options_of_one_method_are_no_options_of_a_comparison() -> None:
 # --- published figures ------------------------------------------------------------------------------
 
 
-def test_published_figures_survive_toml_and_are_no_options() -> None:
+def test_published_metrics_round_trip_and_are_not_options() -> None:
     metrics = (
         PaperMetric(method="fedavg", value=61.25, std=0.5, source='"A", Table 2', setting="alpha 1"),
         PaperMetric(method="fedkd", metric="local accuracy", value=70.0, source="B"),
@@ -382,7 +382,7 @@ def test_published_figures_survive_toml_and_are_no_options() -> None:
     assert not [name for name in options(config.RunConfig) if "paper" in name]
 
 
-def test_a_published_figure_must_be_one(tmp_path: Path) -> None:
+def test_rejects_invalid_published_metric(tmp_path: Path) -> None:
     for bad in ({"value": -1.0}, {"std": -0.1}, {"metric": "loss"}, {"source": ""}):
         with pytest.raises(ArgumentError, match=r"paper|published figure"):
             config.from_dict(
@@ -395,7 +395,7 @@ def test_a_published_figure_must_be_one(tmp_path: Path) -> None:
         config.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
 
 
-def test_a_base_brings_its_published_figures(tmp_path: Path) -> None:
+def test_base_contributes_published_metrics(tmp_path: Path) -> None:
     text = '[method]\nname = "fedavg"\n[[paper]]\nmethod = "fedavg"\nvalue = 70\nsource = "A, Table 1"\n'
     file = str(a_file(tmp_path, text, "base.toml"))
     options = {"fedavg-long": {"name": "fedavg", "rounds": 40}}
@@ -411,7 +411,7 @@ def test_a_base_brings_its_published_figures(tmp_path: Path) -> None:
     assert plan.published("", "fediod", "accuracy") is None
 
 
-def test_a_figure_of_a_method_is_not_that_of_its_variants() -> None:
+def test_published_metric_does_not_apply_to_variants() -> None:
     paper = [{"method": "fedavg", "value": 70, "source": "A"}]
     options = {"long": {"name": "fedavg", "rounds": 40}}
     both = compare._comparison({"methods": ["fedavg", "long"], "options": options, "paper": paper}, "x", {})
@@ -447,7 +447,7 @@ def a_quick_plan(**changes: Any) -> Comparison:
     return compare.plan(["standalone", "fedavg"], changes={**QUICK, **changes})
 
 
-def test_a_whole_comparison(
+def test_complete_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -480,7 +480,7 @@ def test_a_whole_comparison(
     assert len(reads) == 2
 
 
-def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> None:
+def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     out = tmp_path / "out"
     plan = compare.plan(["standalone"], changes=QUICK)
     compared(plan, out, command="one", quiet=True)
@@ -510,7 +510,7 @@ def test_the_same_comparison_goes_on_and_another_is_refused(tmp_path: Path) -> N
     assert compare.read_folder(out).seeds == (0, 1)
 
 
-def test_a_comparison_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+def test_resume_rejects_changed_data(tmp_path: Path) -> None:
     """Of one form and size, so that no figure of the table would tell."""
     rng = np.random.default_rng(0)
     made = {"images": rng.random((200, 8, 8), dtype=np.float32), "labels": rng.integers(0, 3, 200)}
@@ -530,7 +530,7 @@ def test_a_comparison_does_not_go_on_with_other_data(tmp_path: Path) -> None:
         compared(more, out, command="", quiet=True)
 
 
-def test_a_comparison_does_not_go_on_with_another_text_of_ones_own_method(
+def test_resume_rejects_changed_custom_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whose seeds would be averaged with those of the one before."""
@@ -554,7 +554,7 @@ def test_a_comparison_does_not_go_on_with_another_text_of_ones_own_method(
     assert (out / "Mine-seed1" / "result.json").exists()
 
 
-def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
+def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(RunFolderError, match="holds a run or other files"):
         compared(a_quick_plan(), tmp_path, command="", quiet=True)
@@ -565,7 +565,7 @@ def test_a_folder_with_anything_else_is_refused(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_run_that_is_not_the_planned_one_is_refused(tmp_path: Path) -> None:
+def test_rejects_run_that_differs_from_plan(tmp_path: Path) -> None:
     compared(compare.plan(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
     file = tmp_path / "out" / "standalone-seed0" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
@@ -573,14 +573,14 @@ def test_a_run_that_is_not_the_planned_one_is_refused(tmp_path: Path) -> None:
         resumed(tmp_path / "out", quiet=True)
 
 
-def test_two_processes_do_not_work_on_one_comparison(tmp_path: Path) -> None:
+def test_rejects_second_process_on_same_comparison(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     held = holding(tmp_path / "out", "comparison")
     with held, pytest.raises(RunFolderError, match="at work on this comparison"):
         compared(a_quick_plan(), tmp_path / "out", command="", quiet=True)
 
 
-def test_what_cannot_run_is_refused_in_the_table_before_the_first_run(tmp_path: Path) -> None:
+def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     models = {"nodes.models": ["small-cnn", "mlp"]}
     plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, **models})
@@ -605,7 +605,7 @@ def left(words: str) -> Any:
     return end.value.code
 
 
-def test_the_command_says_by_its_exit_code_that_a_method_did_not_run(
+def test_exit_code_reports_refused_methods(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quick = "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --engine.threads 1 --quiet"
@@ -619,7 +619,7 @@ def test_the_command_says_by_its_exit_code_that_a_method_did_not_run(
     assert left(f"compare standalone {words}3") == 0
 
 
-def test_runs_that_are_left_for_later_are_no_failure(
+def test_postponed_runs_are_not_failures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
@@ -632,7 +632,7 @@ def test_runs_that_are_left_for_later_are_no_failure(
             assert end.value.code == code
 
 
-def test_an_option_of_one_method_is_answered_with_where_it_belongs(
+def test_method_option_error_names_its_place(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert left("compare fedavg fediod --method.rounds 3") == 2
@@ -642,14 +642,14 @@ def test_an_option_of_one_method_is_answered_with_where_it_belongs(
     assert "below [options.METHOD], rounds = ..." in err
 
 
-def test_where_nothing_can_run_no_folder_is_made(tmp_path: Path) -> None:
+def test_creates_no_folder_if_nothing_can_run(tmp_path: Path) -> None:
     plan = compare.plan(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
     with pytest.raises(FedstillError, match="no method can run: FedAvg cannot run here"):
         compared(plan, tmp_path / "out", command="", quiet=True)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_reaches_a_limit_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_run_at_policy_limit_does_not_stop_others(tmp_path: Path) -> None:
     # FedAvg's parameters are more than this, which only the first round finds out.
     plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000})
     compared(plan, tmp_path / "out", command="", quiet=True)
@@ -695,7 +695,7 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
     return attacks
 
 
-def test_the_options_of_the_attack_are_part_of_the_plan(tmp_path: Path) -> None:
+def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
     text = f"{FILE}\n[leakage]\nseed = 4\nmembership = {{ shadows = 8 }}\n"
     plan = compare.read(a_file(tmp_path, text))
     whole = LeakageConfig.from_table({"seed": 4, "membership": {"shadows": 8}}).to_table()
@@ -721,13 +721,13 @@ def test_the_options_of_the_attack_are_part_of_the_plan(tmp_path: Path) -> None:
         ("[leakage]\nmembership = 3", "invalid leakage.membership = 3 (expected a table"),
     ],
 )
-def test_a_bad_attack_is_one_line_when_planned(tmp_path: Path, text: str, line: str) -> None:
+def test_invalid_attack_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as refused:
         compare.read(a_file(tmp_path, f'methods = ["fedavg"]\n{text}'))
     assert str(refused.value).startswith(line)
 
 
-def test_each_run_is_attacked_once_it_is_there(
+def test_attacks_each_finished_run_once(
     tmp_path: Path, attacks: Attacks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -754,7 +754,7 @@ def test_each_run_is_attacked_once_it_is_there(
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "fedavg-seed0"]
 
 
-def test_a_comparison_that_has_run_is_attacked_later(tmp_path: Path, attacks: Attacks) -> None:
+def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: Attacks) -> None:
     out = tmp_path / "out"
     plan = compare.plan(["standalone"], changes=QUICK)
     compared(plan, out, command="one", quiet=True)
@@ -778,7 +778,7 @@ def test_a_comparison_that_has_run_is_attacked_later(tmp_path: Path, attacks: At
         compared(other, out, command="", quiet=True)
 
 
-def test_an_attack_that_fails_is_a_note_and_stops_nothing(
+def test_failed_attack_is_noted_and_stops_nothing(
     tmp_path: Path, attacks: Attacks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -827,7 +827,7 @@ def killed(folder: Path, words: list[str], sign: Path) -> None:
     assert process.kill() == -signal.SIGKILL
 
 
-def test_a_killed_comparison_goes_on_to_the_same_figures(tmp_path: Path) -> None:
+def test_resumed_comparison_reaches_equal_metrics(tmp_path: Path) -> None:
     words = COMMAND.split()
     (tmp_path / "whole").mkdir()
     for folder in (tmp_path, tmp_path / "whole"):
@@ -849,7 +849,7 @@ def test_a_killed_comparison_goes_on_to_the_same_figures(tmp_path: Path) -> None
     assert not list(out.rglob("state.safetensors"))
 
 
-def test_a_kill_before_the_first_file_was_whole_loses_nothing(tmp_path: Path) -> None:
+def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "standalone-seed0").mkdir(parents=True)
     (out / "compare.toml.part").write_text("half a f")
@@ -862,7 +862,7 @@ def test_a_kill_before_the_first_file_was_whole_loses_nothing(tmp_path: Path) ->
     assert [row["status"] for row in records(out)] == ["finished", "finished"]
 
 
-def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_images() -> None:
+def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
     """As "Centralized" of FedKD's Table 4, whose figure stands beside it; all others know what nodes know."""
     plan = compare.read(PRESETS.parent / "fedkd_table4.toml")
     for place in plan.places():
@@ -876,7 +876,7 @@ def test_the_ceiling_of_the_x_ray_comparison_has_all_findings_and_the_public_ima
     assert (own.split.findings, own.method.public) == (0, True)
 
 
-def test_an_unknown_key_of_a_setting_is_named(tmp_path: Path) -> None:
+def test_names_unknown_key_of_setting(tmp_path: Path) -> None:
     text = 'methods = ["fedkd"]\n[base]\nextends = "demo"\n[[settings]]\nlabel = "a"\n'
     with pytest.raises(UnknownName, match="label"):
         compare.read(a_file(tmp_path, text))

@@ -42,7 +42,7 @@ gamma = 0.5
 """
 
 
-def test_what_methods_share_and_what_varies_are_written_out() -> None:
+def test_expands_shared_and_varied_options() -> None:
     table = written_out(parse(FILE))
     assert table["methods"] == ["plain", "other", "tau-3", "tau-inf"]
     assert table["options"]["plain"] == {"name": "fedkd", "gamma": 1.0}
@@ -51,7 +51,7 @@ def test_what_methods_share_and_what_varies_are_written_out() -> None:
     assert {"method", "vary", "published", "reproduces", "scale"}.isdisjoint(table)
 
 
-def test_a_papers_table_names_its_source_and_leaves_empty_cells_out() -> None:
+def test_published_table_names_source_and_skips_empty_cells() -> None:
     about = {"source": "FedKD, Table 2", "setting": "even"}
     assert written_out(parse(FILE))["paper"] == [
         {"method": "plain", "metric": "accuracy", "value": 80.0, **about},
@@ -60,7 +60,7 @@ def test_a_papers_table_names_its_source_and_leaves_empty_cells_out() -> None:
     ]
 
 
-def test_a_scale_stands_above_the_file() -> None:
+def test_scale_overrides_file() -> None:
     paper = at_scale(parse(FILE), "paper")
     assert (paper["seeds"], paper["method"]) == (3, {"name": "fedkd", "gamma": 0.5})
     assert paper["base"] == {"data": {"name": "digits", "train_limit": 0}}
@@ -70,7 +70,7 @@ def test_a_scale_stands_above_the_file() -> None:
     }
 
 
-def test_a_scale_that_leaves_methods_out_leaves_out_what_settings_say_of_them() -> None:
+def test_scale_without_methods_drops_their_settings() -> None:
     setting = {"name": "few", "split": {"nodes": 2}, "options": {"a": {"tau": 1.0}, "b": {"tau": 2.0}}}
     table = {"methods": ["a", "b"], "settings": [setting], "scale": {"paper": {"methods": ["a"]}}}
     (kept,) = at_scale(table, "paper")["settings"]
@@ -87,11 +87,11 @@ def test_a_scale_that_leaves_methods_out_leaves_out_what_settings_say_of_them() 
         ({"method": 3}, r"invalid method = 3 \(expected a table"),
     ],
 )
-def test_what_says_nothing_is_refused(table: dict[str, Any], message: str) -> None:
+def test_rejects_empty_short_forms(table: dict[str, Any], message: str) -> None:
     with pytest.raises(FedstillError, match=message):
         written_out(table)
 
 
-def test_a_scale_that_is_not_there_is_refused() -> None:
+def test_rejects_unknown_scale() -> None:
     with pytest.raises(FedstillError, match="unknown scale 'papers': did you mean 'paper'"):
         written_out(parse(FILE), "papers")

@@ -23,12 +23,12 @@ def lines() -> dict[str, list[str]]:
     return {stem: [cell.strip() for cell in cells.split(" | ")][2:5] for stem, cells in found}
 
 
-def test_each_table_has_a_line() -> None:
+def test_each_table_has_line() -> None:
     assert lines().keys() == ENTRIES.keys()
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
-def test_a_line_says_what_was_recorded(entry: Reproduction) -> None:
+def test_line_matches_record(entry: Reproduction) -> None:
     ours, seeds, pairs = lines()[entry.file.stem]
     record = entry.record()
     if record is None:

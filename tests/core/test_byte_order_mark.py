@@ -47,7 +47,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_byte_order_mark_changes_nothing(kind: str, tmp_path: Path) -> None:
+def test_ignores_byte_order_prefix(kind: str, tmp_path: Path) -> None:
     name, text, read = READERS[kind]
     (tmp_path / name).write_text(text, encoding="utf-8")
     plain = read(tmp_path / name)
@@ -55,7 +55,7 @@ def test_a_byte_order_mark_changes_nothing(kind: str, tmp_path: Path) -> None:
     assert read(tmp_path / name) == plain
 
 
-def test_a_file_of_two_bytes_a_letter_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_rejects_utf16_file_by_name(tmp_path: Path) -> None:
     """As PowerShell writes what is redirected."""
     (tmp_path / "run.toml").write_text("seed = 1\n", encoding="utf-16")
     with pytest.raises(FedstillError, match=r"run\.toml.*UTF-8"):

@@ -31,7 +31,7 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def there_and_back(value: Any, folder: Path) -> Any:
+def round_trip(value: Any, folder: Path) -> Any:
     save_state(folder / "state", value)
     return load_state(folder / "state")
 
@@ -45,8 +45,8 @@ def there_and_back(value: Any, folder: Path) -> Any:
         {"not contiguous": torch.arange(6).view(2, 3).T, "a view": torch.arange(9)[2:4]},
     ],
 )
-def test_nested_states_come_back(value: Any, tmp_path: Path) -> None:
-    assert equal(there_and_back(value, tmp_path), value)
+def test_nested_states_round_trip(value: Any, tmp_path: Path) -> None:
+    assert equal(round_trip(value, tmp_path), value)
 
 
 KEYS = st.one_of(st.text(max_size=4), st.integers(-5, 5))
@@ -69,18 +69,18 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_any_nested_state_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
-    assert equal(there_and_back(value, tmp_path_factory.getbasetemp()), value)
+def test_any_nested_state_round_trips(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
+    assert equal(round_trip(value, tmp_path_factory.getbasetemp()), value)
 
 
-def test_tensors_that_share_memory_come_back_each_on_its_own(tmp_path: Path) -> None:
+def test_shared_tensors_are_loaded_separately(tmp_path: Path) -> None:
     shared = torch.arange(4.0)
-    back = there_and_back({"all": shared, "part": shared[1:3]}, tmp_path)
+    back = round_trip({"all": shared, "part": shared[1:3]}, tmp_path)
     back["all"][1] = 9
     assert back["part"].tolist() == [1, 2]
 
 
-def test_an_optimizer_goes_on_from_its_state(tmp_path: Path) -> None:
+def test_optimizer_resumes_from_saved_state(tmp_path: Path) -> None:
     def made() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = nn.Linear(3, 2)
@@ -106,14 +106,14 @@ def test_an_optimizer_goes_on_from_its_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), {"deep": [{"er": b"bytes"}]}])
-def test_what_cannot_be_kept_is_refused_and_the_old_file_stays(value: Any, tmp_path: Path) -> None:
+def test_rejects_unsupported_values_and_keeps_old_file(value: Any, tmp_path: Path) -> None:
     save_state(tmp_path / "state", {"old": 1})
     with pytest.raises(TypeError, match=r"set|object|bytes"):
         save_state(tmp_path / "state", value)
     assert load_state(tmp_path / "state") == {"old": 1}
 
 
-def test_a_crash_before_the_move_leaves_the_old_file_and_the_next_save_works(
+def test_crash_before_replace_keeps_old_file_and_next_save_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*_: Any) -> None:
@@ -130,7 +130,7 @@ def test_a_crash_before_the_move_leaves_the_old_file_and_the_next_save_works(
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
 
 
-def test_a_full_disk_is_told_in_its_own_words_and_the_old_file_stays(
+def test_full_disk_raises_its_error_and_keeps_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state.safetensors"
@@ -147,7 +147,7 @@ def test_a_full_disk_is_told_in_its_own_words_and_the_old_file_stays(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_no_pickle_is_in_the_file(tmp_path: Path) -> None:
+def test_file_contains_no_pickle(tmp_path: Path) -> None:
     save_state(tmp_path / "state", {"a": (1, torch.ones(1))})
     raw = (tmp_path / "state").read_bytes()
     header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])

@@ -46,13 +46,13 @@ class Picture:
     title: str = ""
 
 
-def test_a_key_says_whose_options_the_others_are() -> None:
+def test_name_key_selects_class_of_other_options() -> None:
     assert read_table(Picture, {}).shape == Round()
     assert read_table(Picture, {"shape": {"radius": 2}}).shape == Round(radius=2.0)
     assert read_table(Picture, {"shape": {"how": "square", "side": 3}}).shape == Square(side=3)
 
 
-def test_a_table_gives_the_same_back_with_the_name() -> None:
+def test_table_round_trip_includes_name() -> None:
     picture = Picture(Square("blue", side=5))
     assert as_table(picture) == {"shape": {"how": "square", "color": "blue", "side": 5}, "title": ""}
     assert read_table(Picture, as_table(picture)) == picture
@@ -71,25 +71,25 @@ def test_a_table_gives_the_same_back_with_the_name() -> None:
         ({"how": "square", "side": "x"}, "invalid shape.side = 'x' (expected a whole number"),
     ],
 )
-def test_what_does_not_fit_is_one_line(shape: dict[str, object], line: str) -> None:
+def test_rejects_invalid_tables_in_one_line(shape: dict[str, object], line: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         read_table(Picture, {"shape": shape})
     assert str(caught.value).startswith(line)
 
 
-def test_without_a_default_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_is_required_without_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shape, "default", None)
     with pytest.raises(ArgumentError, match=r"^invalid shape.how = '' \(expected one of round, square$"):
         read_table(Picture, {"shape": {"color": "blue"}})
 
 
-def test_an_instance_has_the_options_of_what_was_chosen() -> None:
+def test_instance_lists_options_of_selected_class() -> None:
     assert list(options(Picture(Square()))) == ["shape.how", "shape.color", "shape.side", "title"]
     assert list(options(Picture)) == ["shape.how", "shape.color", "title"]
     assert choices(Picture()) == {"shape.how": Shape}
 
 
-def test_another_choice_keeps_what_all_have() -> None:
+def test_changing_class_keeps_shared_options() -> None:
     below = {"title": "a", "shape": {"how": "round", "color": "blue", "radius": 3.0}}
     assert layered(Picture, below, {"shape": {"how": "square", "side": 4}}) == {
         "title": "a",
@@ -109,7 +109,7 @@ def _files(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_files")
-def test_one_class_may_stand_for_many_names() -> None:
+def test_fallback_class_accepts_any_name() -> None:
     picture = read_table(Picture, {"shape": {"how": "a.svg", "side": 3}})
     assert picture.shape == Drawn(how="a.svg", side=3)
     assert picture.shape.called == "a.svg"
@@ -121,7 +121,7 @@ def test_one_class_may_stand_for_many_names() -> None:
 
 
 @pytest.mark.usefixtures("_files")
-def test_where_options_mean_the_same_another_choice_keeps_those_it_has(
+def test_changing_class_keeps_options_with_same_meaning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Shape, "alike", True)

@@ -41,7 +41,7 @@ LAST = torch.channels_last
         ),
     ],
 )
-def test_a_misspelt_choice_is_refused_from_python_too(config: Any, name: str, said: str) -> None:
+def test_rejects_misspelled_choice_from_python(config: Any, name: str, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         config(**{name: "misspelt"})
 
@@ -59,20 +59,20 @@ def test_a_misspelt_choice_is_refused_from_python_too(config: Any, name: str, sa
         ({"architecture": "aarch64", "bf16": True}, False),
     ],
 )
-def test_a_processor_takes_bfloat16_if_it_is_faster_in_it(
+def test_processor_uses_bfloat16_if_faster(
     told: dict[str, object], able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
     assert computes_bfloat16(CPU) is able
 
 
-def test_without_a_word_from_torch_it_is_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_processor_uses_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert not computes_bfloat16(CPU)
 
 
 @pytest.mark.parametrize("emulated", [True, False])
-def test_a_gpu_that_only_imitates_bfloat16_does_not_count(
+def test_emulated_bfloat16_does_not_count(
     emulated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def supported(including_emulation: bool = True) -> bool:
@@ -93,7 +93,7 @@ def test_a_gpu_that_only_imitates_bfloat16_does_not_count(
         ("bfloat16", False, (1, 8, 8), "mlp:4", "bfloat16"),
     ],
 )
-def test_precision_is_what_is_wanted_and_auto_what_processor_and_network_gain_from(
+def test_auto_precision_depends_on_processor_and_network(
     wanted: Any, able: bool, shape: Any, model: str, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compute_module, "computes_bfloat16", lambda device: able)
@@ -115,7 +115,7 @@ def layout(compute: Compute, network: nn.Module) -> bool:
     return bool(compute.place(network)[0].weight.is_contiguous(memory_format=LAST))  # type: ignore[index]
 
 
-def test_networks_are_placed_with_channels_last_if_wanted() -> None:
+def test_networks_use_channels_last_if_enabled() -> None:
     assert layout(Compute(), SmallCNN((3, 8, 8), 3, 4))
     assert not layout(Compute(EngineConfig(channels_last=False)), SmallCNN((3, 8, 8), 3, 4))
 
@@ -125,7 +125,7 @@ def normed() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4))
 
 
-def test_torchs_group_norms_keep_channels_first_in_bfloat16() -> None:
+def test_group_norm_keeps_channels_first_in_bfloat16() -> None:
     """Where torch computes them several times as fast so."""
     low = Compute(EngineConfig(precision="bfloat16"))
     assert not layout(low, normed())
@@ -137,7 +137,7 @@ class Own(nn.GroupNorm):
 
 
 @pytest.mark.parametrize("norm", [nn.GroupNorm, Own])
-def test_torchs_group_norms_behind_frozen_layers_keep_channels_first(norm: type[nn.GroupNorm]) -> None:
+def test_group_norm_behind_frozen_layers_keeps_channels_first(norm: type[nn.GroupNorm]) -> None:
     """torch ends the process on the way back through such a norm with channels last."""
     network = nn.Sequential(nn.Conv2d(3, 4, 3), norm(2, 4))
     network[0].requires_grad_(False)
@@ -149,7 +149,7 @@ def test_torchs_group_norms_behind_frozen_layers_keep_channels_first(norm: type[
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
-def test_an_optimizers_memory_is_laid_out_as_its_parameters_are(optimizer: Any) -> None:
+def test_optimizer_state_matches_parameter_layout(optimizer: Any) -> None:
     how = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
     parameter = nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=LAST))
     used = optimizer([parameter], 0.1, **how)
@@ -165,7 +165,7 @@ def test_an_optimizers_memory_is_laid_out_as_its_parameters_are(optimizer: Any) 
         assert value.shape != parameter.shape or value.stride() == parameter.stride()
 
 
-def test_what_lies_right_is_not_copied() -> None:
+def test_matching_layout_is_not_copied() -> None:
     one, other = torch.ones(2, 3), torch.zeros(2, 3)
     assert as_laid_out(one, other) is one
     moved = as_laid_out(torch.arange(6.0).view(3, 2).T, other)
@@ -174,7 +174,7 @@ def test_what_lies_right_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize(("channels", "stride", "last"), [(4, 2, False), (8, 2, True), (4, 1, True)])
-def test_networks_whose_gradients_would_overrun_their_memory_keep_channels_first(
+def test_networks_with_overrunning_gradients_keep_channels_first(
     channels: int, stride: int, last: bool
 ) -> None:
     """Without AVX-512 torch 2.13 ends the process, or computes with what is not its own."""
@@ -183,7 +183,7 @@ def test_networks_whose_gradients_would_overrun_their_memory_keep_channels_first
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])
-def test_a_resnets_steps_are_the_same_in_either_layout_and_end_no_process(width: int) -> None:
+def test_resnet_steps_are_equal_in_both_layouts(width: int) -> None:
     first, last = (build(f"resnet8:{width}", (1, 8, 8), 2, 0) for _ in range(2))
     last = last.to(memory_format=LAST)
     x = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -217,7 +217,7 @@ def two_threads() -> Iterator[None]:
         (0, (3, 32, 32), 2),
     ],
 )
-def test_small_convolutional_networks_compute_with_one_thread(
+def test_small_convolutional_networks_use_one_thread(
     threads: int, shape: tuple[int, int, int], expected: int
 ) -> None:
     compute = Compute(EngineConfig(threads=threads))
@@ -228,14 +228,14 @@ def test_small_convolutional_networks_compute_with_one_thread(
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_large_networks_on_small_images_and_networks_without_convolutions_keep_all_threads() -> None:
+def test_large_or_dense_networks_keep_all_threads() -> None:
     compute = Compute(EngineConfig())
     for network in (SmallCNN((1, 8, 8), 10, width=512), nn.Linear(64, 10)):
         with compute.few_threads((1, 8, 8), network):
             assert torch.get_num_threads() == 2
 
 
-def test_a_run_of_small_networks_gives_the_same_student_with_any_number_of_threads() -> None:
+def test_student_does_not_depend_on_thread_count() -> None:
     def student(threads: int) -> dict[str, torch.Tensor]:
         draw = torch.Generator().manual_seed(1)
         part = 2 * torch.rand(60, 1, 8, 8, generator=draw) - 1, torch.randint(10, (60,), generator=draw)

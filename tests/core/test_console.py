@@ -18,7 +18,7 @@ from fedstill.core.safe_output import safe_output, shown
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A let out\r\u202e"
 
 
-def test_what_a_command_prints_and_fails_with_is_shown_safely(
+def test_command_output_and_errors_have_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def do(words: list[str]) -> None:
@@ -34,7 +34,7 @@ def test_what_a_command_prints_and_fails_with_is_shown_safely(
     assert shown(err) == err
 
 
-def test_rich_keeps_its_colors_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rich_keeps_only_its_own_colors(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("head")
     table.add_row(EVIL)
     with safe_output():
@@ -49,7 +49,7 @@ def test_rich_keeps_its_colors_and_no_others(capsys: pytest.CaptureFixture[str])
         assert sign not in told
 
 
-def test_rich_itself_would_let_them_through() -> None:
+def test_plain_rich_console_does_not_filter() -> None:
     """Else none of this would be needed."""
     console = Console(file=io.StringIO())
     console.print(Text(EVIL))
@@ -57,7 +57,7 @@ def test_rich_itself_would_let_them_through() -> None:
     assert "\x1b]0;" in console.file.getvalue()
 
 
-def test_streams_are_as_before_afterwards() -> None:
+def test_streams_are_restored() -> None:
     before = sys.stdout, sys.stderr
     with pytest.raises(ZeroDivisionError), safe_output():
         sys.stdout.write(str(1 // (1 - sys.stdout.write("\x1b"))))

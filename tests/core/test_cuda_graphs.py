@@ -100,7 +100,7 @@ class Fit:
         return losses
 
 
-def test_a_recorded_step_does_what_the_step_does_and_follows_its_learning_rate() -> None:
+def test_captured_step_equals_eager_step_and_follows_learning_rate() -> None:
     plain, recorded = Fit(False), Fit(True)
     assert recorded.run(9) == pytest.approx(plain.run(9), rel=1e-6)
     torch.testing.assert_close(list(recorded.net.parameters()), list(plain.net.parameters()))
@@ -108,7 +108,7 @@ def test_a_recorded_step_does_what_the_step_does_and_follows_its_learning_rate()
 
 
 @pytest.mark.parametrize("moved", ["weights", "rows"])
-def test_it_is_recorded_anew_where_memory_has_moved_or_tensors_have_another_form(moved: str) -> None:
+def test_recaptures_if_memory_moves_or_shapes_change(moved: str) -> None:
     fit = Fit(True)
     fit.run(9)
     if moved == "weights":
@@ -120,7 +120,7 @@ def test_it_is_recorded_anew_where_memory_has_moved_or_tensors_have_another_form
     assert len(losses) == WARM + 1
 
 
-def test_what_a_step_gave_stays_as_it_was() -> None:
+def test_outputs_are_not_overwritten_by_next_call() -> None:
     fit = Fit(True)
     fit.run(6)
     x = torch.ones(4, 3)
@@ -135,7 +135,7 @@ def doubled() -> Recorded:
     return Recorded(lambda x: {"y": x + x + 1, "n": x.detach().sum()}, tuple, Rerun(lambda: iter(())))
 
 
-def test_gradients_are_pulled_back_through_the_last_call_alone() -> None:
+def test_backward_works_for_last_call_only() -> None:
     recorded = doubled()
     for turn in range(WARM + 3):
         x = torch.full((2,), float(turn), requires_grad=True)
@@ -152,7 +152,7 @@ def test_gradients_are_pulled_back_through_the_last_call_alone() -> None:
 
 
 @pytest.mark.parametrize("how", ["no_grad", "no input with gradients"])
-def test_with_and_without_gradients_are_two_forms(how: str) -> None:
+def test_requires_grad_is_part_of_signature(how: str) -> None:
     recorded, x = doubled(), torch.ones(2, requires_grad=True)
     for _ in range(WARM + 2):
         with torch.set_grad_enabled(how != "no_grad"):
@@ -162,7 +162,7 @@ def test_with_and_without_gradients_are_two_forms(how: str) -> None:
         assert gradient.tolist() == [2.0, 2.0]
 
 
-def test_what_cannot_be_recorded_is_computed_as_it_stands_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_uncapturable_step_runs_eagerly_with_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Refuse(Rerun):
         def __call__(self, work: Any) -> Any:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
@@ -177,7 +177,7 @@ def test_what_cannot_be_recorded_is_computed_as_it_stands_and_said(caplog: pytes
     assert record.getMessage() == f"{told} capturing"
 
 
-def test_too_little_memory_for_the_way_back_leaves_no_half_of_it() -> None:
+def test_out_of_memory_in_backward_capture_resets_step() -> None:
     class Full(Rerun):
         def __call__(self, work: Any) -> Any:
             if self.recorded:
@@ -193,7 +193,7 @@ def test_too_little_memory_for_the_way_back_leaves_no_half_of_it() -> None:
     assert recorded(x=x)["y"].requires_grad
 
 
-def test_the_way_back_is_in_the_precision_of_the_way_forth() -> None:
+def test_backward_uses_precision_of_forward() -> None:
     seen = []
 
     class Looks(torch.autograd.Function):
@@ -216,13 +216,13 @@ def test_the_way_back_is_in_the_precision_of_the_way_forth() -> None:
     assert not any(seen)
 
 
-def test_networks_that_draw_are_never_recorded() -> None:
+def test_random_layers_are_never_captured() -> None:
     assert draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
     assert not draws(nn.Linear(2, 2))
     assert not Compute(EngineConfig()).records(nn.Linear(2, 2)), "there is no launching on a CPU"
 
 
-def test_an_optimizer_keeps_its_rate_in_a_tensor_that_set_lr_fills() -> None:
+def test_set_lr_fills_learning_rate_tensor() -> None:
     adam = torch.optim.Adam(nn.Linear(2, 2).parameters(), 0.5, fused=True)
     recordable(adam)
     rate = adam.param_groups[0]["lr"]
@@ -250,7 +250,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     return compute
 
 
-def test_recorded_training_follows_its_rates_and_batches(as_on_a_gpu: Compute) -> None:
+def test_captured_training_follows_learning_rate_and_batches(as_on_a_gpu: Compute) -> None:
     plain, told = trained(Compute(EngineConfig("one-by-one")), "mlp:8", "sgd")
     nodes, losses = trained(as_on_a_gpu, "mlp:8", "sgd")
     torch.testing.assert_close(losses, told)
@@ -258,7 +258,7 @@ def test_recorded_training_follows_its_rates_and_batches(as_on_a_gpu: Compute) -
         torch.testing.assert_close(list(node.model.parameters()), list(other.model.parameters()))
 
 
-def test_a_copy_of_a_node_with_another_network_records_its_own_steps(as_on_a_gpu: Compute) -> None:
+def test_node_copy_with_other_network_captures_its_own_steps(as_on_a_gpu: Compute) -> None:
     """As PATE's teachers are: one's step on another's records would void what a vote is charged for."""
     local = LocalConfig(epochs=0, least_steps=MIN_STEPS_TO_CAPTURE, batch=8, optimizer="sgd", lr=0.01)
     (node,) = nodes_of(as_on_a_gpu, "mlp:8", 1)
@@ -273,7 +273,7 @@ def test_a_copy_of_a_node_with_another_network_records_its_own_steps(as_on_a_gpu
 
 
 @pytest.mark.parametrize("importance", ["counts", "fakeness"])
-def test_recorded_answers_follow_their_draws_and_rates(as_on_a_gpu: Compute, importance: Any) -> None:
+def test_captured_responses_follow_random_inputs_and_learning_rates(as_on_a_gpu: Compute, importance: Any) -> None:
     """Without gradients to the server, which the stand-in cannot pull back twice."""
     options = {"importance": importance, "critic_schedule": "cosine", "through": False}
     plain, networks = distilled(Compute(EngineConfig("one-by-one")), **options)
@@ -293,13 +293,13 @@ class Annealed(FedIOD):
 numbers: list[int] = []
 
 
-def test_a_subclass_is_not_recorded_and_its_helpers_see_each_query(as_on_a_gpu: Compute) -> None:
+def test_subclass_is_not_captured_and_its_helpers_see_each_query(as_on_a_gpu: Compute) -> None:
     numbers.clear()
     distilled(as_on_a_gpu, kind=Annealed)
     assert len({*numbers}) == 8
 
 
-def test_a_query_with_values_cannot_be_recorded() -> None:
+def test_query_with_values_cannot_be_captured() -> None:
     asked = {"sends": {"x": "inputs", "v": "schedule"}, "releases": {"z": "logits"}}
     with pytest.raises(ArgumentError, match="records"):
         Query("ask", lambda group, number: {}, capturable=True, **asked)  # type: ignore[arg-type]
@@ -361,7 +361,7 @@ def trained(compute: Compute, spec: str | None, optimizer: Any, chunk: int = 20)
 @on_gpu
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("spec", ["resnet8:4", "mlp:8"])
-def test_local_training_that_is_recorded_is_local_training(spec: str, optimizer: str) -> None:
+def test_captured_local_training_equals_eager_training(spec: str, optimizer: str) -> None:
     plain, told = trained(gpu(False), spec, optimizer)
     nodes, losses = trained(gpu(True), spec, optimizer)
     torch.testing.assert_close(losses, told, rtol=1e-3, atol=1e-4)
@@ -374,7 +374,7 @@ def test_local_training_that_is_recorded_is_local_training(spec: str, optimizer:
 
 @on_gpu
 @pytest.mark.parametrize("chunk", [20, MIN_STEPS_TO_CAPTURE + 10])
-def test_a_network_that_looks_at_values_learns_as_it_stands(chunk: int, caplog: Any) -> None:
+def test_network_that_reads_values_trains_eagerly(chunk: int, caplog: Any) -> None:
     recorded_module._warn.cache_clear()
     _, told = trained(gpu(False), None, "sgd", chunk)
     _, losses = trained(gpu(True), None, "sgd", chunk)
@@ -383,7 +383,7 @@ def test_a_network_that_looks_at_values_learns_as_it_stands(chunk: int, caplog: 
 
 
 @on_gpu
-def test_recordings_end_and_others_begin() -> None:
+def test_graphs_are_released_and_new_ones_captured() -> None:
     """One node's after another's, then all anew: memory that recordings share is not lost with the last."""
     compute = gpu(True)
     for _ in range(2):
@@ -414,7 +414,7 @@ def distilled(
 @on_gpu
 @pytest.mark.parametrize("importance", ["counts", "fakeness"])
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
-def test_a_distillation_that_is_recorded_is_that_distillation(importance: str, schedule: str) -> None:
+def test_captured_distillation_equals_eager_distillation(importance: str, schedule: str) -> None:
     options = {"importance": importance, "critic_schedule": schedule}
     plain, networks = distilled(gpu(False), **options)
     losses, others = distilled(gpu(True), **options)

@@ -37,7 +37,7 @@ def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         torch.from_numpy(VALUES),
     ],
 )
-def test_numbers_keep_their_values_in_any_memory_and_byte_order(given: Any) -> None:
+def test_numbers_keep_values_in_any_memory_and_byte_order(given: Any) -> None:
     assert as_tensor(given, "data[0]").tolist() == VALUES.tolist()
 
 
@@ -54,6 +54,6 @@ def test_numbers_keep_their_values_in_any_memory_and_byte_order(given: Any) -> N
         ([[1, 2], [3]], "several shapes"),
     ],
 )
-def test_refuses_what_is_no_array_of_real_numbers(given: Any, said: str) -> None:
+def test_rejects_arrays_without_real_numbers(given: Any, said: str) -> None:
     with pytest.raises(DataError, match=rf"^data\[0\]: values (are|have) .*{said}"):
         as_tensor(given, "data[0]")

@@ -16,23 +16,23 @@ TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from([*INVISIBLE, "\u0
 
 
 @given(TEXTS)
-def test_has_one_form_which_is_composed(text: str) -> None:
+def test_normalized_name_is_composed(text: str) -> None:
     once = plain(text)
     assert plain(once) == once == unicodedata.normalize("NFC", once) == once.strip()
     assert not any(sign in once for sign in INVISIBLE)
 
 
 @given(TEXTS, st.sampled_from(["NFC", "NFD"]))
-def test_ignores_normal_form_and_blanks_around(text: str, form: str) -> None:
+def test_ignores_unicode_form_and_surrounding_blanks(text: str, form: str) -> None:
     assert plain(f"\u00a0{unicodedata.normalize(form, text)} \t") == plain(text)
 
 
 @given(st.text("abcXYZ\u00fc09"), st.integers(0, 20), st.sampled_from(INVISIBLE))
-def test_ignores_invisible_characters_and_nothing_else(text: str, place: int, sign: str) -> None:
+def test_ignores_only_invisible_characters(text: str, place: int, sign: str) -> None:
     assert plain(text[:place] + sign + text[place:]) == text
 
 
-def test_each_character_alone_has_one_form() -> None:
+def test_normalization_of_single_characters_is_idempotent() -> None:
     for point in (point for point in range(0x110000) if not 0xD800 <= point < 0xE000):
         once = plain(f"a{chr(point)}b")
         assert plain(once) == once
@@ -53,12 +53,12 @@ def test_each_character_alone_has_one_form() -> None:
         ("a", "b", ""),
     ],
 )
-def test_says_what_alone_sets_names_apart(one: str, other: str, how: str) -> None:
+def test_names_difference_between_names(one: str, other: str, how: str) -> None:
     assert difference(one, other) == difference(other, one) == how
     assert alike([one, other]) == ([(one, other)] if how else [])
 
 
-def test_shows_what_the_eye_cannot_in_an_error() -> None:
+def test_error_escapes_invisible_characters() -> None:
     with pytest.raises(DataError, match=r"'M\\xfcller' and 'Mu\\u0308ller' are one name"):
         class_names(["M\u00fcller", "Mu\u0308ller"], "classes")
     with pytest.raises(DataError, match=r"'\\u200b' is an empty name"):
@@ -66,17 +66,17 @@ def test_shows_what_the_eye_cannot_in_an_error() -> None:
 
 
 @pytest.mark.parametrize("text", ["6_3", " 7", "nan", "inf", "Infinity", "\u0663", "0x10", "1e", "", "."])
-def test_reads_no_number_where_only_python_would(text: str) -> None:
+def test_rejects_python_only_numbers(text: str) -> None:
     assert number_of(text) is None
 
 
 @pytest.mark.parametrize("text", ["6.3", "-7", "+1", ".5", "5.", "1e-5", "1E5"])
-def test_reads_numbers_as_others_write_them(text: str) -> None:
+def test_reads_common_number_formats(text: str) -> None:
     assert number_of(text) == float(text)
 
 
 @pytest.mark.parametrize(
     ("kind", "text"), [(int, "1_0"), (int, "\u0663"), (int, "9" * 5000), (float, "1_0"), (float, "nan")]
 )
-def test_a_word_of_a_command_line_is_no_number_with_underscores(kind: type, text: str) -> None:
+def test_command_line_numbers_have_no_underscores(kind: type, text: str) -> None:
     assert typed(kind, text) is None

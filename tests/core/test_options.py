@@ -62,12 +62,12 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize("values", GOOD)
-def test_what_types_allow_is_taken(values: dict[str, Any]) -> None:
+def test_accepts_values_within_constraints(values: dict[str, Any]) -> None:
     assert {name: getattr(Part(**values), name) for name in values} == values
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), BAD)
-def test_what_they_do_not_is_one_line(name: str, value: Any, allowed: str) -> None:
+def test_rejects_values_outside_constraints_in_one_line(name: str, value: Any, allowed: str) -> None:
     with pytest.raises(ArgumentError) as refused:
         Part(**{name: value})
     shown = list(value) if isinstance(value, tuple) else value
@@ -84,7 +84,7 @@ class Narrower(Part):
             raise ArgumentError("part.rounds", self.rounds, "2 with sum")
 
 
-def test_a_class_below_may_say_more() -> None:
+def test_subclass_may_narrow_constraints() -> None:
     assert Narrower(rounds=3).share == 1.0
     for values in ({"rounds": 1}, {"rate": -1.0}, {"rounds": 3, "how": "sum"}):
         with pytest.raises(ArgumentError):
@@ -96,7 +96,7 @@ class Odd(Checked):
     when: Annotated[str, Timezone(None)] = ""
 
 
-def test_a_constraint_that_says_nothing_here_is_a_mistake() -> None:
+def test_rejects_unsupported_constraint() -> None:
     with pytest.raises(TypeError, match=r"Timezone.* says nothing of an option \(expected Gt, Ge"):
         Odd()
 
@@ -124,7 +124,7 @@ class Longer(Training):
     """Smaller."""
 
 
-def test_a_docstring_ends_in_the_options_with_their_meanings() -> None:
+def test_docstring_ends_with_options() -> None:
     assert Training.__doc__ == (
         "How a node trains.\n\nArgs:\n    epochs: Passes over its data.\n    lr: Of the optimizer: any."
     )
@@ -132,7 +132,7 @@ def test_a_docstring_ends_in_the_options_with_their_meanings() -> None:
     assert Longer.__doc__ == Longer().__doc__ == f"The same, for longer.\n\n{told}"
 
 
-def test_help_of_a_method_tells_its_options_and_those_of_its_bases() -> None:
+def test_help_of_method_lists_own_and_inherited_options() -> None:
     text = " ".join(pydoc.plain(pydoc.render_doc(fedstill.FedKD)).replace(" | ", " ").split())
     assert "levels: S, the quantizer's levels (Eq. 4)" in text
     assert "batch: Public examples a step of the student." in text

@@ -16,7 +16,7 @@ from fedstill.core.checkpoint import save_state
 
 
 @pytest.mark.parametrize("how", ["replace", "save_state"])
-def test_the_disk_has_a_files_content_and_then_its_name(
+def test_syncs_content_before_rename(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power failure a file whose folder was not synced may have its old name, or none."""
@@ -41,7 +41,7 @@ def test_the_disk_has_a_files_content_and_then_its_name(
 
 
 @pytest.mark.parametrize(("number", "fails"), [(errno.EINVAL, False), (errno.EIO, True)])
-def test_a_folder_that_cannot_be_synced_is_no_failure_and_a_broken_disk_is(
+def test_ignores_unsyncable_folder_but_not_disk_errors(
     number: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync = os.fsync

@@ -16,7 +16,7 @@ from fedstill.core.progress import Bars, Note, Noted, following
 from fedstill.core.run_writer import holding
 
 
-def test_the_time_left_is_by_the_pace_of_the_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_left_follow_pace_of_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "progress.json"
     clock = iter([0.0, 1000.0, 1010.0, 1040.0, 1041.0])
     monkeypatch.setattr(time, "time", lambda: next(clock))
@@ -32,7 +32,7 @@ def test_the_time_left_is_by_the_pace_of_the_phase(tmp_path: Path, monkeypatch: 
     assert found.words() == "distillation 40 of 100, accuracy 60.0 %, about 1 min 30 s left"
 
 
-def test_what_is_done_now_and_then_takes_little_of_the_time(
+def test_callback_takes_small_share_of_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, called = [0.0], []
@@ -51,7 +51,7 @@ def test_what_is_done_now_and_then_takes_little_of_the_time(
     assert caplog.messages == ["what shows how far the run is fails: OSError: no space left"]
 
 
-def test_why_a_run_stopped_is_noted_and_reported(tmp_path: Path) -> None:
+def test_stop_reason_is_written_and_reported(tmp_path: Path) -> None:
     told: list[str] = []
     path = tmp_path / "progress.json"
     with pytest.raises(DataError), Noted(path, then=lambda note: told.append(note.error), pace=1e9):
@@ -62,12 +62,12 @@ def test_why_a_run_stopped_is_noted_and_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": 3}', '{"done": "x"}', "[" * 9999])
-def test_what_is_no_note_is_refused(text: str) -> None:
+def test_rejects_invalid_snapshots(text: str) -> None:
     with pytest.raises(RunFolderError):
         Note.parse(text, Path("progress.json"))
 
 
-def test_no_number_of_another_machine_is_too_large_to_be_shown() -> None:
+def test_clamps_large_numbers_of_other_machines() -> None:
     for told in (
         {"done": 10**400, "total": 1},
         {"done": -(10**400), "total": 10**400},
@@ -78,7 +78,7 @@ def test_no_number_of_another_machine_is_too_large_to_be_shown() -> None:
             assert len(Note.parse(text, Path("progress.json")).words()) < 100
 
 
-def test_what_another_process_notes_is_noted_here_too(tmp_path: Path) -> None:
+def test_snapshots_of_another_process_are_copied(tmp_path: Path) -> None:
     there, here = tmp_path / "there.json", tmp_path / "here.json"
     noted = Noted(there)
     noted.describe({"title": "FedIOD"})
@@ -92,7 +92,7 @@ def test_what_another_process_notes_is_noted_here_too(tmp_path: Path) -> None:
     assert (found.about, found.note) == ({"title": "FedIOD"}, "[31maccuracy 50.0 %")
 
 
-def test_who_asks_whether_a_run_is_at_work_does_not_keep_it_from_beginning(tmp_path: Path) -> None:
+def test_lock_check_does_not_block_start_of_run(tmp_path: Path) -> None:
     assert not is_locked(tmp_path / "none")
     assert not is_locked(tmp_path)
     with holding(tmp_path, "run"):
@@ -102,7 +102,7 @@ def test_who_asks_whether_a_run_is_at_work_does_not_keep_it_from_beginning(tmp_p
     assert not is_locked(tmp_path)
 
 
-def test_without_a_terminal_each_phase_is_a_line_as_it_begins_and_ends(
+def test_prints_line_at_start_and_end_of_phase_without_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Bars(True) as bars:
@@ -122,7 +122,7 @@ def test_without_a_terminal_each_phase_is_a_line_as_it_begins_and_ends(
     assert "accuracy 50.0 %" in lines[4]
 
 
-def test_a_step_of_many_minutes_is_not_silent(
+def test_prints_lines_during_long_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress.Lines, "EVERY", 0.05)
@@ -138,7 +138,7 @@ def test_a_step_of_many_minutes_is_not_silent(
 
 
 @pytest.mark.parametrize("make", [lambda path: Bars(False), lambda path: Noted(path / "progress.json")])
-def test_progress_that_is_not_wanted_prints_nothing(
+def test_disabled_progress_prints_nothing(
     make: Callable[[Path], Bars], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with make(tmp_path) as bars:
@@ -148,7 +148,7 @@ def test_progress_that_is_not_wanted_prints_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_another_process_notes_is_printed_as_lines(
+def test_prints_snapshots_of_another_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bars = Noted(tmp_path / "here.json", wanted=True)
@@ -160,7 +160,7 @@ def test_what_another_process_notes_is_printed_as_lines(
     ]
 
 
-def test_a_phase_that_was_not_looked_at_to_its_end_is_done() -> None:
+def test_skipped_phase_is_shown_as_done() -> None:
     bars = progress.Bars(False)
     bars.follow(Note("local training", 70, 100, waits_for=("north",)))
     bars.follow(Note("distillation", 1, 9))

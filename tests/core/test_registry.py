@@ -35,7 +35,7 @@ def errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Registry[type[Exc
         sys.modules.pop(name, None)
 
 
-def test_own_names_come_first_and_cannot_be_taken(errors: Registry[type[Exception]]) -> None:
+def test_builtin_names_come_first_and_cannot_be_overridden(errors: Registry[type[Exception]]) -> None:
     assert list(errors) == ["argument", "unknown", "odd", "broken"]
     assert errors["argument"] is ArgumentError
     assert (errors.origin("argument"), errors.origin("odd")) == (OURS, "lab_sound")
@@ -44,7 +44,7 @@ def test_own_names_come_first_and_cannot_be_taken(errors: Registry[type[Exceptio
     assert errors.origin("fedstill.core.errors:FedstillError") == "fedstill.core.errors"
 
 
-def test_an_installed_package_and_a_path_give_the_same(errors: Registry[type[Exception]]) -> None:
+def test_entry_point_and_path_give_same_object(errors: Registry[type[Exception]]) -> None:
     assert errors["odd"] is errors["lab_sound:Odd"]
     assert errors["odd"].__name__ == "Odd"
     assert errors.name_of(ArgumentError) == "argument"
@@ -52,7 +52,7 @@ def test_an_installed_package_and_a_path_give_the_same(errors: Registry[type[Exc
     assert errors.name_of(KeyError) == "builtins:KeyError"
 
 
-def test_a_thing_has_one_name_and_is_allowed_by_any_of_them(errors: Registry[type[Exception]]) -> None:
+def test_object_is_allowed_by_any_of_its_names(errors: Registry[type[Exception]]) -> None:
     assert errors.canonical("lab_sound:Odd") == errors.canonical("odd") == "odd"
     assert errors.canonical("fedstill.core.errors:ArgumentError") == "argument"
     assert errors.allows("argument", [])
@@ -65,7 +65,7 @@ def test_a_thing_has_one_name_and_is_allowed_by_any_of_them(errors: Registry[typ
     assert not errors.allows("broken", ["odd"])
 
 
-def test_what_is_offered_from_where_it_is_not_defined_has_that_name(
+def test_entry_point_to_reexport_gives_registered_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lab_front").mkdir()
@@ -84,7 +84,7 @@ def test_what_is_offered_from_where_it_is_not_defined_has_that_name(
         sys.modules.pop(name, None)
 
 
-def test_whatever_a_module_does_as_it_is_imported_is_one_line(
+def test_import_errors_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "lab_odd.py").write_text("undefined")
@@ -98,13 +98,13 @@ def test_whatever_a_module_does_as_it_is_imported_is_one_line(
     assert "odd" not in errors.working()
 
 
-def test_nothing_is_imported_before_it_is_named(errors: Registry[type[Exception]]) -> None:
+def test_imports_nothing_before_lookup(errors: Registry[type[Exception]]) -> None:
     assert "odd" in errors
     assert len(errors) == 4
     assert not {"lab_sound", "lab_broken"} & set(sys.modules)
 
 
-def test_a_broken_one_is_one_line_and_in_nobodys_way(errors: Registry[type[Exception]]) -> None:
+def test_broken_plugin_does_not_affect_others(errors: Registry[type[Exception]]) -> None:
     assert list(errors.working()) == ["argument", "unknown", "odd"]
     with pytest.raises(ArgumentError, match=r"^error is 'broken': .*lab_broken:Odd cannot, No module named"):
         errors["broken"]
@@ -119,7 +119,7 @@ def test_a_broken_one_is_one_line_and_in_nobodys_way(errors: Registry[type[Excep
         ("nowhere.at_all:Thing", ArgumentError, "installed here"),
     ],
 )
-def test_what_is_no_such_thing_is_refused(
+def test_rejects_objects_of_wrong_type(
     errors: Registry[type[Exception]], name: str, error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):

@@ -44,7 +44,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_without_a_folder_everything_stays_in_memory() -> None:
+def test_keeps_everything_in_memory_without_folder() -> None:
     records = Records(None)
     records.metric({"step": 1})
     records.save({"a": 1})
@@ -54,7 +54,7 @@ def test_without_a_folder_everything_stays_in_memory() -> None:
     assert not records.due()
 
 
-def test_state_metrics_and_samples_come_back(tmp_path: Path) -> None:
+def test_state_metrics_and_samples_round_trip(tmp_path: Path) -> None:
     records = Records(tmp_path)
     records.metric({"step": 1, "loss": 0.5})
     records.samples["000001"] = torch.arange(4, dtype=torch.uint8)
@@ -68,7 +68,7 @@ def test_state_metrics_and_samples_come_back(tmp_path: Path) -> None:
     assert torch.equal(again.samples["000001"], records.samples["000001"])
 
 
-def test_a_state_is_gone_on_from_with_the_options_alone_that_it_was_saved_with(tmp_path: Path) -> None:
+def test_resume_requires_same_options(tmp_path: Path) -> None:
     begun = {"method.steps": "200", "seed": "0"}
     Records(tmp_path, options=begun).save({"done": 1})
     assert Records(tmp_path, options=begun).load()["done"] == 1
@@ -77,7 +77,7 @@ def test_a_state_is_gone_on_from_with_the_options_alone_that_it_was_saved_with(t
         Records(tmp_path, options={"method.steps": "110", "seed": "1"}).load()
 
 
-def test_metrics_written_after_the_last_state_are_cut_and_written_anew(tmp_path: Path) -> None:
+def test_resume_drops_metrics_after_last_checkpoint(tmp_path: Path) -> None:
     records = Records(tmp_path)
     for step in (1, 2):
         records.metric({"step": step, "run": "first"})
@@ -96,7 +96,7 @@ def test_metrics_written_after_the_last_state_are_cut_and_written_anew(tmp_path:
     assert again.metrics == lines(tmp_path)
 
 
-def test_a_state_that_cannot_be_written_leaves_the_one_before(
+def test_failed_save_keeps_previous_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
@@ -115,7 +115,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(
     assert lines(tmp_path) == [{"step": 1}]
 
 
-def test_a_state_is_due_after_a_while_and_not_again_right_after_saving(tmp_path: Path, clock: Clock) -> None:
+def test_save_is_due_after_interval(tmp_path: Path, clock: Clock) -> None:
     records = Records(tmp_path)
     assert not records.due()
     clock.now += SECONDS_BETWEEN + 0.1
@@ -126,7 +126,7 @@ def test_a_state_is_due_after_a_while_and_not_again_right_after_saving(tmp_path:
     assert records.due()
 
 
-def test_where_saving_takes_long_it_happens_seldom(tmp_path: Path, clock: Clock) -> None:
+def test_slow_saves_are_rare(tmp_path: Path, clock: Clock) -> None:
     records = Records(tmp_path)
     clock.cost = 2 * SECONDS_BETWEEN
     records.save({})
@@ -140,7 +140,7 @@ def test_where_saving_takes_long_it_happens_seldom(tmp_path: Path, clock: Clock)
     assert records.due()
 
 
-def test_finish_writes_the_results_and_drops_the_state(tmp_path: Path) -> None:
+def test_finish_writes_results_and_deletes_checkpoint(tmp_path: Path) -> None:
     records = Records(tmp_path)
     records.metric({"step": 1})
     records.samples["000001"] = torch.arange(4, dtype=torch.uint8)
@@ -156,7 +156,7 @@ def test_finish_writes_the_results_and_drops_the_state(tmp_path: Path) -> None:
     assert not (tmp_path / STATE).exists()
 
 
-def test_a_figure_that_is_none_is_null_in_every_file(tmp_path: Path) -> None:
+def test_nonfinite_numbers_are_null_in_files(tmp_path: Path) -> None:
     """A loss that has grown beyond all bounds, say: NaN and Infinity are no JSON, and others refuse to read
     them. Who goes on from the file, and who does not, has the same."""
     records = Records(tmp_path)
@@ -170,7 +170,7 @@ def test_a_figure_that_is_none_is_null_in_every_file(tmp_path: Path) -> None:
     assert "Infinity" not in (tmp_path / "result.json").read_text()
 
 
-def test_metrics_that_were_lost_stop_a_run_that_would_go_on(tmp_path: Path) -> None:
+def test_resume_rejects_missing_metrics(tmp_path: Path) -> None:
     records = Records(tmp_path)
     for step in range(3):
         records.metric({"step": step})
@@ -181,7 +181,7 @@ def test_metrics_that_were_lost_stop_a_run_that_would_go_on(tmp_path: Path) -> N
         Records(tmp_path).load()
 
 
-def test_who_hears_slowly_keeps_no_state_waiting(tmp_path: Path, clock: Clock) -> None:
+def test_slow_listener_does_not_delay_checkpoint(tmp_path: Path, clock: Clock) -> None:
     there: list[bool] = []
 
     def heard(lines: Any) -> None:

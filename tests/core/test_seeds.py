@@ -11,21 +11,21 @@ from fedstill.core.seeds import derive, numpy_generator, seeded, torch_generator
 NAMES = st.lists(st.one_of(st.text(max_size=5), st.integers(0, 99)), max_size=3)
 
 
-def test_a_derived_seed_is_the_same_in_every_process_and_version() -> None:
+def test_derived_seed_is_stable() -> None:
     # A change here makes every stored run impossible to repeat.
     assert derive(0) == 4761921975702974394
     assert derive(7, "node-1", "critic", 3) == 6299739877811380673
 
 
 @given(st.integers(-(2**31), 2**31), NAMES)
-def test_a_derived_seed_suits_torch_and_numpy(seed: int, names: list[str | int]) -> None:
+def test_derived_seed_fits_torch_and_numpy(seed: int, names: list[str | int]) -> None:
     value = derive(seed, *names)
     assert 0 <= value < 2**63
     torch_generator(seed, *names)
     numpy_generator(seed, *names)
 
 
-def test_seed_and_each_name_matter_and_so_does_where_names_end() -> None:
+def test_derived_seed_depends_on_seed_and_names() -> None:
     seeds = [
         derive(0, "a", 1),
         derive(1, "a", 1),
@@ -38,7 +38,7 @@ def test_seed_and_each_name_matter_and_so_does_where_names_end() -> None:
     assert len(set(seeds)) == len(seeds)
 
 
-def test_equal_names_give_equal_draws() -> None:
+def test_equal_names_give_equal_samples() -> None:
     def draws(*names: str | int) -> tuple[list[float], list[float]]:
         return (
             torch.randn(3, generator=torch_generator(0, *names)).tolist(),
@@ -50,7 +50,7 @@ def test_equal_names_give_equal_draws() -> None:
     assert draws("x", 1)[1] != draws("x", 2)[1]
 
 
-def test_seeded_seeds_the_global_generator_inside_and_restores_it_after() -> None:
+def test_seeded_restores_global_generator() -> None:
     before = torch.get_rng_state()
     with seeded(0, "a"):
         first = torch.randn(3)

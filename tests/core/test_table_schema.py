@@ -14,7 +14,7 @@ SEX = SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=T
 ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
 
 
-def test_features_stand_in_the_order_of_the_columns_without_the_target() -> None:
+def test_features_follow_column_order_without_target() -> None:
     schema = Schema("ill", (AGE, ILL, SEX))
     assert schema.features == ("age", "age: missing", "sex: f", "sex: m", "sex: missing")
     assert [(column.name, place.start, place.stop) for column, place in schema.places()] == [
@@ -37,7 +37,7 @@ def test_features_stand_in_the_order_of_the_columns_without_the_target() -> None
         ({"type": "category", "categories": ("x", "y", "x")}, "two or more different texts"),
     ],
 )
-def test_what_is_no_column(options: dict[str, Any], said: str) -> None:
+def test_rejects_invalid_columns(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         SchemaColumn(**{"name": "a", **options})
 
@@ -51,12 +51,12 @@ def test_what_is_no_column(options: dict[str, Any], said: str) -> None:
         ("ill", (ILL,), "one or more beside the target"),
     ],
 )
-def test_what_is_no_schema(target: str, columns: tuple[SchemaColumn, ...], said: str) -> None:
+def test_rejects_invalid_schemas(target: str, columns: tuple[SchemaColumn, ...], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         Schema(target, columns)
 
 
-def test_names_are_looked_at_once_each() -> None:
+def test_duplicate_check_takes_linear_time() -> None:
     """A server may send a hundred thousand: compared each with each, they would hold a node up."""
 
     class Name(str):

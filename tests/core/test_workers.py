@@ -21,7 +21,7 @@ from fedstill.protocol.queries import NodeSetting
 from fedstill.tasks.classification import Classification
 
 
-def test_two_are_at_work_at_the_same_time_and_give_what_they_give_in_order() -> None:
+def test_runs_concurrently_and_returns_results_in_order() -> None:
     workers, meeting = Workers(2), Barrier(2)
     workers.each(lambda item: item, ["first"], ["meet"])
 
@@ -33,7 +33,7 @@ def test_two_are_at_work_at_the_same_time_and_give_what_they_give_in_order() -> 
     assert workers.each(meet, [0, 1, 2, 3], ["meet"] * 4) == [0, 10, 20, 30]
 
 
-def test_each_has_one_thread_of_torch_and_who_asks_keeps_its_own() -> None:
+def test_workers_use_one_torch_thread_and_caller_keeps_its_own() -> None:
     here = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -44,7 +44,7 @@ def test_each_has_one_thread_of_torch_and_who_asks_keeps_its_own() -> None:
         torch.set_num_threads(here)
 
 
-def test_work_that_draws_has_one_thread_of_torch_whichever_comes_first() -> None:
+def test_random_functions_use_one_torch_thread() -> None:
     """Sums over more threads differ in the last digits, and after a stop another one is the first."""
 
     def threads(item: int) -> int:
@@ -64,7 +64,7 @@ def drawing(item: int) -> list[float]:
         return torch.rand(3).tolist()
 
 
-def test_work_that_draws_from_the_global_generator_is_done_one_after_another() -> None:
+def test_functions_using_global_rng_run_sequentially() -> None:
     alone = [drawing(item) for item in range(6)]
     state = torch.get_rng_state()
     workers = Workers(3)
@@ -73,7 +73,7 @@ def test_work_that_draws_from_the_global_generator_is_done_one_after_another() -
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_kind_of_work_is_looked_at_for_itself() -> None:
+def test_rng_use_is_checked_per_kind() -> None:
     workers = Workers(2)
     both = workers.each(
         lambda item: drawing(item) if item % 2 else [float(item)], [0, 1, 2, 3], ["still", "draws"] * 2
@@ -81,14 +81,14 @@ def test_a_kind_of_work_is_looked_at_for_itself() -> None:
     assert both == [[0.0], drawing(1), [2.0], drawing(3)]
 
 
-def test_draws_that_come_later_are_told_and_not_taken() -> None:
+def test_rejects_later_use_of_global_rng() -> None:
     workers = Workers(2)
     workers.each(lambda item: item, [0, 1], ["late"] * 2)
     with pytest.raises(RuntimeError, match="drew from torch's global generator"):
         workers.each(drawing, [0, 1], ["late"] * 2)
 
 
-def test_what_fails_is_raised_once_all_others_are_done() -> None:
+def test_error_is_raised_after_other_workers_finish() -> None:
     workers, done = Workers(2), []
 
     def fail(item: int) -> None:
@@ -111,7 +111,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_who_is_interrupted_does_not_wait_for_the_work_of_others() -> None:
+def test_interrupt_stops_other_workers() -> None:
     workers, ended = Workers(2), []
     workers.each(lambda item: item, [0], ["long"])
 
@@ -133,7 +133,7 @@ def test_who_is_interrupted_does_not_wait_for_the_work_of_others() -> None:
     assert max(ended) < 20
 
 
-def test_what_is_made_once_for_all_nodes_is_made_once_though_two_ask_at_the_same_time() -> None:
+def test_shared_setup_runs_once_with_concurrent_callers() -> None:
     at, made = NodeSetting(Classification(2), LocalConfig(), Compute()), []
 
     def make() -> object:
@@ -148,7 +148,7 @@ def test_what_is_made_once_for_all_nodes_is_made_once_though_two_ask_at_the_same
     assert len(made) == 1
 
 
-def test_work_that_has_work_done_at_once_does_not_wait_for_a_thread_to_be_free() -> None:
+def test_nested_map_does_not_deadlock() -> None:
     workers, done = Workers(2), []
 
     def both(ten: int) -> list[int]:
@@ -163,7 +163,7 @@ def test_work_that_has_work_done_at_once_does_not_wait_for_a_thread_to_be_free()
     assert done == [[[11, 12], [21, 22], [31, 32]]]
 
 
-def test_who_is_interrupted_as_threads_start_leaves_none_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_during_start_leaves_no_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process could not end."""
     submit, started = ThreadPoolExecutor.submit, []
 

@@ -212,8 +212,8 @@ def test_an_approval_that_is_taken_back_at_work_lets_nothing_out(
         return plain(self, name, *words)
 
     if at == "training":
-        monkeypatch.setattr(Session, "learn", learn)
-    monkeypatch.setattr(Session, "answer", response)
+        monkeypatch.setattr(Session, "train_locally", learn)
+    monkeypatch.setattr(Session, "respond", response)
     with pytest.raises(QueryRefused, match="is rejected by its owner"):
         offline_node.answer_queries(node, queries, out, report=reject if at == "training" else lambda _: None)
     assert len(asked) == {"training": 0, "answers": 1, "the end": ASKS}[at]
@@ -261,7 +261,7 @@ def test_what_is_left_of_a_limit_is_known_before_any_training(
     asked = len(CONFIG.calls(PublicData("made", torch.zeros(23, *SHAPE)), 4))
     node = make_node(tmp_path / "clinic", f"max_queries = {asked + 1}\n")
     offline_node.answer_queries(node, make_queries(tmp_path / "one.safetensors"), tmp_path / "one")
-    monkeypatch.setattr(Session, "learn", lambda *given: pytest.fail("it trained for nothing"))
+    monkeypatch.setattr(Session, "train_locally", lambda *given: pytest.fail("it trained for nothing"))
     with pytest.raises(QueryRefused, match=f"max_queries: 1, and the file asks {asked}"):
         offline_node.answer_queries(node, make_queries(tmp_path / "two.safetensors"), tmp_path / "two")
 
@@ -273,7 +273,7 @@ def test_what_fails_in_another_library_is_a_refusal_in_the_log(
         raise ValueError("patient 4711 is not square")
 
     node = make_node(tmp_path / "clinic")
-    monkeypatch.setattr(Session, "answer", fails)
+    monkeypatch.setattr(Session, "respond", fails)
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="patient 4711"):
         offline_node.answer_queries(
             node, make_queries(tmp_path / "queries.safetensors"), tmp_path / "answers"

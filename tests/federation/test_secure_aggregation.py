@@ -310,7 +310,7 @@ def test_counts_that_are_not_on_disk_do_not_leave_when_they_are_asked_for_again(
         if node != "node-0" or header.get("query") != "count_labels":
             return serve(message)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RunFolder, "save", lambda *given: (_ for _ in ()).throw(OSError(28, "full")))
+            patch.setattr(RunFolder, "save_state", lambda *given: (_ for _ in ()).throw(OSError(28, "full")))
             for _ in range(2):
                 assert "error" in unpack(serve(message))[0]
         raise RuntimeError("seen")

@@ -169,7 +169,7 @@ def test_engines_give_equal_figures(method: str, mechanism: str, monkeypatch: py
     def unstamped(self: PrivacyMechanism, *names: str | int) -> Any:
         return draws(self, *(name for name in names if len(str(name)) < 32))
 
-    monkeypatch.setattr(PrivacyMechanism, "draws", unstamped)
+    monkeypatch.setattr(PrivacyMechanism, "noise_sampler", unstamped)
     (one, alone), (other, stacked) = (
         ran(setting(method, {}, [privately(mechanism)] * 3, engine)) for engine in ("one-by-one", "stacked")
     )

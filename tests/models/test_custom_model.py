@@ -73,7 +73,7 @@ def seen(to: Interface, takes: str) -> Any:
         asked.append(x)
         return np.zeros((len(x), len(to.classes)))
 
-    make(model, to, takes=takes)(ROWS)
+    make(model, to, input_format=takes)(ROWS)
     return asked[-1]
 
 
@@ -106,7 +106,7 @@ def test_numbers_of_a_raw_model_are_in_the_targets_unit() -> None:
         def predict(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             return np.where(np.isnan(x[:, 0]), 10.0, x[:, 0] / 3)  # 25 days at 75
 
-    assert make(Days(), table(DAYS), takes="raw")(ROWS).tolist() == [[0.5], [-1.0]]
+    assert make(Days(), table(DAYS), input_format="raw")(ROWS).tolist() == [[0.5], [-1.0]]
     scaled = make(lambda x: x[:, :1], table(DAYS))(ROWS)  # of inputs as they are, numbers are, too
     assert scaled.tolist() == [[0.5], [0.0]]
 
@@ -140,14 +140,14 @@ def test_a_network_learns_through_the_map_of_its_classes() -> None:
     net = nn.Linear(5, 3)
     model = make(net, table(), classes=("yes", "", "no"))
     assert torch.equal(model(ROWS), net(ROWS)[:, [2, 0]])
-    assert models.is_differentiable(model, (5,))
+    assert models.carries_gradient(model, (5,))
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
     named_net = named("mlp:4", Path(), classes=("yes", "", "no"))
     assert named_net(ROWS).shape == (2, 2)
 
 
 def test_one_score_for_two_classes_is_of_the_second() -> None:
-    share = make(lambda x: x[:, 3], table(), gives="probabilities")(ROWS)  # 1, 0
+    share = make(lambda x: x[:, 3], table(), output_format="probabilities")(ROWS)  # 1, 0
     assert share.argmax(1).tolist() == [1, 0]
     score = make(lambda x: x[:, 3:4] * 4, table())(ROWS)
     assert score.tolist() == [[0.0, 4.0], [0.0, 0.0]]
@@ -240,9 +240,9 @@ def test_what_is_no_model_is_one_line_before_and_as_it_is_made(tmp_path: Path, n
 
 def test_what_goes_with_networks_alone_is_refused_of_others_and_the_other_way_round(tmp_path: Path) -> None:
     with pytest.raises(
-        ArgumentError, match=r"invalid takes = 'raw' \(expected inputs, for a torch.nn.Module"
+        ArgumentError, match=r"invalid model\.input_format = 'raw' \(expected inputs, for a torch.nn.Module"
     ):
-        named("mlp:4", tmp_path, takes="raw")
+        named("mlp:4", tmp_path, input_format="raw")
     with pytest.raises(ArgumentError, match=r"invalid model.weights = 'w.safetensors' \(expected none"):
         make(lambda x: x[:, :2], table(), weights="w.safetensors")
     labels = Interface(TASKS["multi-label"]().make(("no", "yes")), ("no", "yes"), (1, 8, 8))
@@ -276,7 +276,7 @@ def test_an_endpoint_is_asked_in_parts_and_names_its_classes(monkeypatch: pytest
 
     monkeypatch.setattr(predictors, "MAX_REQUEST_VALUES", 3 * 2)
     with serving(response) as url:
-        model = named(url, Path(), takes="raw")
+        model = named(url, Path(), input_format="raw")
         asked.clear()
         logits = model(ROWS.repeat(2, 1))
     assert asked == [[[75.0, 1.0], [None, 2.0], [75.0, 1.0]], [[None, 2.0]]]
@@ -287,7 +287,7 @@ def test_an_endpoint_may_give_logits_or_numbers() -> None:
     with serving(lambda query: {"logits": [row[:2] for row in query["inputs"]]}) as url:
         assert torch.equal(named(url, Path())(ROWS), ROWS[:, :2])
     with serving(lambda query: {"numbers": [20.0] * len(query["inputs"])}) as url:
-        assert named(url, Path(), table(DAYS), takes="raw")(ROWS).tolist() == [[0.0], [0.0]]
+        assert named(url, Path(), table(DAYS), input_format="raw")(ROWS).tolist() == [[0.0], [0.0]]
 
 
 @pytest.mark.parametrize(
@@ -374,8 +374,8 @@ class Wrapped(nn.Module):
 
 def test_a_module_through_which_no_gradient_goes_is_found_out() -> None:
     forest = RandomForestClassifier(5, random_state=0).fit(X, Y)
-    assert not models.is_differentiable(Wrapped(forest), (5,))
-    assert not models.is_differentiable(make(forest, table()), (5,))
+    assert not models.carries_gradient(Wrapped(forest), (5,))
+    assert not models.carries_gradient(make(forest, table()), (5,))
     silent = nn.Linear(5, 2).requires_grad_(False)
     nn.init.zeros_(silent.weight)  # it has a gradient, which is zero: networks may begin so
-    assert models.is_differentiable(silent, (5,))
+    assert models.carries_gradient(silent, (5,))

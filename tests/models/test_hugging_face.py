@@ -133,4 +133,4 @@ def test_a_classifier_of_images_is_named_or_given_and_its_labels_are_found(
     for said in (ModelConfig(name=f"hf:{tmp_path}"), CustomModel(source=theirs)):
         model = custom_model.make(said, to, Path(), 0).eval()
         torch.testing.assert_close(model(x), expected)
-        assert models.is_differentiable(model, (1, 8, 8))
+        assert models.carries_gradient(model, (1, 8, 8))

@@ -36,7 +36,7 @@ from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import ClassificationConfig
 
 SHAPE, TEN = (1, 8, 8), tuple(map(str, range(10)))
-TASK, PROBABILITIES = ClassificationConfig(), ModelConfig(gives="probabilities")
+TASK, PROBABILITIES = ClassificationConfig(), ModelConfig(output_format="probabilities")
 
 
 def of(*classes: str, shape: tuple[int, ...] = SHAPE) -> Interface:
@@ -149,7 +149,7 @@ def test_an_onnx_session_gets_the_form_and_the_batches_that_it_was_made_for() ->
     assert torch.equal(Predictor(rows_of_two, DIGITS)(IMAGES[:5]), expected)
     assert rows_of_two.asked == [((2, 64), np.float64)] * (1 + 3)  # once to see what it gives
 
-    mapped = Predictor(Session([None, 64], outputs="map"), DIGITS, ModelConfig(gives="logits"))
+    mapped = Predictor(Session([None, 64], outputs="map"), DIGITS, ModelConfig(output_format="logits"))
     assert torch.equal(mapped(IMAGES[:5]), expected)
 
 

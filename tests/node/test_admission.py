@@ -474,7 +474,7 @@ def test_approval_names_the_server_where_several_ask_for_the_same(tmp_path: Path
 def test_many_requests_of_one_server_leave_room_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "MOST_WAITING", 2)
+    monkeypatch.setattr(requests, "MAX_WAITING_PER_SERVER", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = OTHER
     for steps in range(1, 5):
@@ -489,7 +489,7 @@ def test_many_requests_of_one_server_leave_room_for_another(
 def test_requests_under_ever_new_keys_are_limited_and_touch_no_approval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "MOST_OF_ALL", 3)
+    monkeypatch.setattr(requests, "MAX_WAITING", 3)
     clinic = Clinic(tmp_path / "clinic", EACH)
     clinic.host.server_fingerprint = KNOWN
     refused(clinic)
@@ -587,7 +587,7 @@ def test_more_bytes_than_were_approved_do_not_leave(tmp_path: Path) -> None:
 
 
 def test_a_server_cannot_fill_the_disk_with_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MOST_WAITING", 2)
+    monkeypatch.setattr(requests, "MAX_WAITING_PER_SERVER", 2)
     clinic = Clinic(tmp_path / "clinic", EACH)
     for steps in (1, 2, 3):
         clinic.plan = replace(PLAN, method={**FEDIOD, "steps": steps})

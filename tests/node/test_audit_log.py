@@ -342,7 +342,7 @@ def test_a_charge_makes_the_text_of_its_own_run_alone_anew(
             made.append(run)
             return row(payer, run, counts)
 
-        monkeypatch.setattr(audit_head, "row", counted)
+        monkeypatch.setattr(audit_head, "head_row", counted)
         audit.charge(entry(1, run="run-3"))
         audit.charge(entry(0, run="another"))
         assert made == ["run-3", "another"]
@@ -598,7 +598,7 @@ def test_an_head_that_cannot_be_written_releases_nothing_and_costs_once(path: Pa
 
 
 def test_only_a_file_that_another_process_has_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_database, "PATIENCE", 0.2)
+    monkeypatch.setattr(audit_database, "LOCK_TIMEOUT", 0.2)
     calls: list[str] = []
 
     def failing(*troubles: str) -> None:

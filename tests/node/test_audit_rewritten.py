@@ -196,7 +196,7 @@ def test_a_file_that_holds_more_than_entries_is_refused(statement: str, path: Pa
 def test_an_entry_that_was_not_taken_releases_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(AuditLog(path)) as audit:
         edit(path, "CREATE TRIGGER t BEFORE INSERT ON entries BEGIN SELECT raise(ignore); END")
-        monkeypatch.setattr(audit._database, "require_form", lambda: None)
+        monkeypatch.setattr(audit._database, "require_format", lambda: None)
         with pytest.raises(AuditError, match="has not taken an entry"):
             audit.charge(entry(3))
 

@@ -107,7 +107,7 @@ def join(plan: RunPlan = PLAN, **spec: Any) -> bytes:
 def test_memory_is_what_the_owner_says_or_three_quarters_of_the_machines(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_limits, "_machine", lambda: 1000)
+    monkeypatch.setattr(memory_limits, "_machine_memory", lambda: 1000)
     assert [memory_limits.memory_limit(said, torch.device("cpu")) for said in (7, 0, None)] == [7, 0, 750]
 
 

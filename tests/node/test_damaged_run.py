@@ -168,7 +168,7 @@ def test_a_join_that_is_refused_leaves_no_run_behind(
         def fails(*given: Any, **more: Any) -> None:
             raise RunFolderError("is broken")
 
-        monkeypatch.setattr(session, "check_priced", fails)
+        monkeypatch.setattr(session, "require_unchanged_data", fails)
     runs = sorted(clinic.folder.glob("runs/*"))
     assert "kind" in clinic.say("join", plan=clinic.plan.to_dict())
     assert sorted(clinic.folder.glob("runs/*")) == runs

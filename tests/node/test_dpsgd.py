@@ -248,13 +248,13 @@ def test_fixed_first_layers_are_computed_once_and_each_example_is_a_batch_of_one
         per_example.PerExample, "_is_even", lambda *given: True
     )  # what is tried asks them, too
     step_by_step, often = learned(Whole)
-    monkeypatch.setattr(dp_training, "PIECE", 24)
+    monkeypatch.setattr(dp_training, "FEATURE_BATCH", 24)
     at_once, seldom = learned(nn.Sequential)
     torch.testing.assert_close(at_once, step_by_step, rtol=1e-3, atol=1e-5)
     assert (often, seldom) == (5, 2), "one example to know the size, and all"
-    monkeypatch.setattr(dp_training, "KEPT", 24 * 9)
+    monkeypatch.setattr(dp_training, "MAX_CACHED_NUMBERS", 24 * 9)
     assert learned(nn.Sequential)[1] == 2
-    monkeypatch.setattr(dp_training, "KEPT", 24 * 9 - 1)
+    monkeypatch.setattr(dp_training, "MAX_CACHED_NUMBERS", 24 * 9 - 1)
     assert learned(nn.Sequential)[1] == 1 + 5
 
 

@@ -285,7 +285,7 @@ def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch:
     def refuse(*given: Any) -> None:
         raise QueryRefused("clinic", "examine", "privacy budget: spent")
 
-    monkeypatch.setattr(door.budgets, "check", refuse)
+    monkeypatch.setattr(door.budgets, "require_within_budget", refuse)
     with pytest.raises(QueryRefused, match="privacy budget: spent"):
         release(door)
     assert "charge answer" not in journal.calls
@@ -343,7 +343,7 @@ def test_what_is_learned_is_paid_for_as_a_query_is_let_in_and_once() -> None:
 
 def test_objections_are_the_budgets_too_but_the_policys_first(monkeypatch: pytest.MonkeyPatch) -> None:
     door, _, _ = journaled()
-    monkeypatch.setattr(door.budgets, "objection", lambda query: "privacy: too dear")
+    monkeypatch.setattr(door.budgets, "refusal_reason", lambda query: "privacy: too dear")
     assert door.refusal_reason(QUERY) == "privacy: too dear"
     assert door.refusal_reason(UPLOAD) == "outputs_only: no parameters"
 
@@ -351,7 +351,7 @@ def test_objections_are_the_budgets_too_but_the_policys_first(monkeypatch: pytes
 def test_what_is_let_in_can_be_afforded_and_again_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     door, _, _ = journaled()
     given: list[Any] = []
-    monkeypatch.setattr(door.budgets, "afford", lambda *what: given.append(what))
+    monkeypatch.setattr(door.budgets, "require_affordable", lambda *what: given.append(what))
     sent = {"x": torch.ones(2)}
     door.admit(asked(), QUERY, sent)
     assert given == [(asked(), QUERY, sent)]

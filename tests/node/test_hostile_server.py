@@ -19,7 +19,7 @@ import torch
 from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.models.module_utils import to_vector
-from fedstill.node import node_service as host_module
+from fedstill.node import node_service as node_service
 from fedstill.node import owner_folder, refusals
 from fedstill.node.audit_entries import ALL_RUNS, NODE_DATA
 from fedstill.node.security_log import SecurityLog
@@ -406,11 +406,11 @@ def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.M
         assert "kind" in clinic.query(7, wrong)
     refused = [line for line in clinic.lines() if line["part"] == "refused"]
     assert [line["number"] for line in refused] == [7], "the same is one line"
-    monkeypatch.setattr(refusals, "REFUSALS", 3)
+    monkeypatch.setattr(refusals, "MAX_REFUSALS", 3)
     for number in range(10):
         assert "kind" in clinic.query(number, wrong)
     assert len([line for line in clinic.lines() if line["part"] == "refused"]) == 3
-    monkeypatch.setattr(host_module, "JOINS", 4)
+    monkeypatch.setattr(node_service, "MAX_JOINS", 4)
     plans = [dataclasses.replace(PLAN, run=run) for run in ("two", "one", "two", "three", "four")]
     told = [clinic.say("join", plan=plan.to_dict(), server=f"s{turn}") for turn, plan in enumerate(plans)]
     assert [isinstance(said, tuple) for said in told] == [True, True, True, False, False]
@@ -421,7 +421,7 @@ def test_a_server_cannot_fill_a_nodes_logs(tmp_path: Path, monkeypatch: pytest.M
 def test_a_server_cannot_fill_the_processes_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(refusals, "REFUSALS", 3)
+    monkeypatch.setattr(refusals, "MAX_REFUSALS", 3)
     host = Clinic(tmp_path / "clinic").host
 
     def lines(messages: int) -> list[str]:
@@ -434,7 +434,7 @@ def test_a_server_cannot_fill_the_processes_log(
     assert [line.startswith("refused message: ") for line in first] == [True, True, True, False]
     assert first[-1] == "further refusals of this hour are not written here"
     assert lines(10) == []
-    monkeypatch.setattr(refusals, "HOUR", 0.0)  # as if one had gone by
+    monkeypatch.setattr(refusals, "SECONDS_PER_HOUR", 0.0)  # as if one had gone by
     assert len(lines(1)) == 1
 
 

@@ -314,7 +314,7 @@ def test_impossible_options_are_named(name: str, value: float) -> None:
 
 
 def test_predict_is_evaluation_in_parts_that_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_training, "at_once", lambda inputs: 3)
+    monkeypatch.setattr(local_training, "inference_batch_size", lambda inputs: 3)
     seen: list[int] = []
     model = build("resnet8:4", (1, 8, 8), 3, 0).train()
     inputs = torch.randn(7, 1, 8, 8)

@@ -114,7 +114,7 @@ def test_whatever_fails_while_joining_leaves_nothing_open(
         raise AuditError("/home/clinic/audit.sqlite", "is broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(AuditLog, "_begin", seen)
+        patch.setattr(AuditLog, "_open_database", seen)
         patch.setattr(place, fails)
         refused = clinic.say("join", plan=clinic.plan.to_dict())
     assert "/home/clinic" not in json.dumps(refused)

@@ -185,7 +185,7 @@ def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
 
 def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypatch: Any) -> None:
     clinic = Clinic(tmp_path / "clinic")
-    monkeypatch.setattr(initial_training, "CHUNK", 7)
+    monkeypatch.setattr(initial_training, "STEPS_PER_CHUNK", 7)
     tick(monkeypatch)
     clinic.say("join", plan=PLAN.to_dict())
     assert clinic.query(0)["text"] == "node 'clinic', query 'examine': its local training is not done yet"
@@ -247,12 +247,12 @@ def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
 def test_local_training_goes_on_where_the_last_saved_state_was(tmp_path: Path, monkeypatch: Any) -> None:
     whole = to_vector(Clinic(tmp_path / "whole").ready().session.node.model)
     clinic = Clinic(tmp_path / "clinic")
-    monkeypatch.setattr(initial_training, "CHUNK", 6)
+    monkeypatch.setattr(initial_training, "STEPS_PER_CHUNK", 6)
     tick(monkeypatch)
-    monkeypatch.setattr(at, "SECONDS_BETWEEN", -1.0)
+    monkeypatch.setattr(at, "SECONDS_BETWEEN_SAVES", -1.0)
     clinic.say("join", plan=PLAN.to_dict())
     clinic.session.train_locally(1.5)
-    monkeypatch.setattr(at, "SECONDS_BETWEEN", 100.0)
+    monkeypatch.setattr(at, "SECONDS_BETWEEN_SAVES", 100.0)
     clinic.session.train_locally(1.5)  # lost
     assert clinic.session.training.steps == 12
     clinic.again()
@@ -436,7 +436,7 @@ def steps(monkeypatch: pytest.MonkeyPatch, fails_at: int = 0) -> list[int]:
             raise RuntimeError("out of memory")
         return loss
 
-    monkeypatch.setattr(dp_training, "step", counted)
+    monkeypatch.setattr(dp_training, "private_step", counted)
     return taken
 
 
@@ -812,7 +812,7 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
     def fails(*given: Any) -> Any:
         raise kind("patient 4711 is not square")
 
-    monkeypatch.setattr(clinic.session.handler, "answer", fails)
+    monkeypatch.setattr(clinic.session.handler, "respond", fails)
     told = clinic.query(0)
     assert told == {
         "kind": "OwnDataError",
@@ -836,7 +836,7 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
         raise AuditError("audit.sqlite", "cannot be used: database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(AuditLog, "_insert", full)
+        patch.setattr(AuditLog, "_insert_entry", full)
         for _ in range(2):
             told = clinic.query(1)
             assert told["text"] == "its data or model fail here: its own log says more"

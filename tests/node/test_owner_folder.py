@@ -203,7 +203,7 @@ def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
         ('[data]\npth = "x"', "unknown key 'data.pth': did you mean 'data.path'?"),
         ("[local]\nepochs = true", "invalid local.epochs = True (expected a number"),
         ("[policy]\nmax_bytes = -1", "invalid policy.max_bytes = -1 (expected 0 (no limit) or more"),
-        ('[model]\ngives = "classes"', "invalid model.gives = 'classes' (expected one of 'auto', 'logits'"),
+        ('[model]\ngives = "classes"', "invalid model.output_format = 'classes' (expected one of 'auto', 'logits'"),
         ("[compute]\nthreads = -2", "compute.threads is -2"),
         (
             '[privacy]\naudit_log = "a\\u0000b"',
@@ -507,9 +507,9 @@ def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
     predictor = owner_model.make_model(file, folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
     counts = {"count_labels": "queries: examine, train"}
-    through = models.is_differentiable(network, (1, 8, 8))
+    through = models.carries_gradient(network, (1, 8, 8))
     assert owner_folder.refused_queries(file, through, asked("fediod")) == counts
-    through = models.is_differentiable(predictor, (1, 8, 8))
+    through = models.carries_gradient(predictor, (1, 8, 8))
     assert owner_folder.refused_queries(file, through, asked("fediod")) == {
         **counts,
         "examine": models.PREDICTION_ONLY,

@@ -88,7 +88,7 @@ def test_half_a_line_of_a_killed_process_goes(log: SecurityLog, tmp_path: Path) 
 
 
 def test_full_files_are_moved_and_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security_log, "MOST", 500)
+    monkeypatch.setattr(security_log, "MAX_FILE_BYTES", 500)
     log = SecurityLog(tmp_path)
     for number in range(12):
         log.write("joined", "aa", str(number))
@@ -108,7 +108,7 @@ def test_full_files_are_archived_and_others_are_missed(
 ) -> None:
     folder, away = tmp_path / "node", tmp_path / "away"
     owner_folder.init_folder(folder, "clinic")
-    monkeypatch.setattr(security_log, "MOST", 500)
+    monkeypatch.setattr(security_log, "MAX_FILE_BYTES", 500)
     log = SecurityLog(folder)
     log.record_policy({"policy.max_bytes": 1})
     for number in range(12):
@@ -143,7 +143,7 @@ def test_full_files_are_archived_and_others_are_missed(
 
 
 def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(security_log, "REFUSALS", 4)
+    monkeypatch.setattr(security_log, "MAX_REFUSALS", 4)
     log = SecurityLog(tmp_path)
     for number in (0, 0, 1, 2, 3, 4, 5):
         log.record_refusal("aa", f"rule {number}", run="one")

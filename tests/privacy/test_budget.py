@@ -140,7 +140,7 @@ def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
         return compose(*words)  # type: ignore[arg-type]
 
     looks = 0
-    look = budget.within
+    look = budget.is_within_epsilon
 
     def looked(*words: object) -> bool:
         nonlocal looks
@@ -160,7 +160,7 @@ def test_without_a_guarantee_nothing_fits_a_finite_budget() -> None:
     with pytest.raises(BudgetExceeded, match=r"would leave without any guarantee") as caught:
         Budget(3.0, 1e-5).check(PrivacyCost({Event("laplace", 1.0): 1}), None)
     assert caught.value.cost == math.inf
-    assert caught.value.left == pytest.approx(2.0, abs=0.01)
+    assert caught.value.remaining == pytest.approx(2.0, abs=0.01)
 
 
 def test_without_a_budget_nothing_is_computed_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_without_a_budget_nothing_is_computed_or_refused(monkeypatch: pytest.Mon
     one = Budget(math.inf, 1e-5)
     one.check(PrivacyCost({Event("laplace", 1e-6): 10**9}), None)
     one.check(PrivacyCost(), PrivacyCost({Event("gaussian", 1e-6): 10**9}))
-    assert one.left(PrivacyCost({Event("laplace", 1.0): 1})) == math.inf
+    assert one.remaining(PrivacyCost({Event("laplace", 1.0): 1})) == math.inf
 
 
 def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
@@ -184,7 +184,7 @@ def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
     error = caught.value
     assert isinstance(error, FedstillError)
     assert error.spent == pytest.approx(0.998, abs=1e-3)
-    assert error.left == pytest.approx(0.502, abs=1e-3)
+    assert error.remaining == pytest.approx(0.502, abs=1e-3)
     assert error.cost == pytest.approx(compute_epsilon({event: 2}, 1e-3))
     line = str(error)
     assert "epsilon 1.5 at delta 0.001" in line
@@ -211,8 +211,8 @@ def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.Mon
 
 def test_left_is_never_below_zero() -> None:
     one = Budget(1.0, 1e-5)
-    assert one.left(PrivacyCost()) == 1.0
-    assert one.left(PrivacyCost({Event("laplace", 0.1): 1})) == 0.0
+    assert one.remaining(PrivacyCost()) == 1.0
+    assert one.remaining(PrivacyCost({Event("laplace", 0.1): 1})) == 0.0
 
 
 def test_less_than_a_first_look_is_compared_too() -> None:

@@ -44,7 +44,7 @@ def cats(tmp_path: Path) -> Path:
     return written(tmp_path / "run", SmallCNN((3, 8, 8), 2).eval(), "small-cnn", PIXELS)
 
 
-def test_bytes_and_floats_are_normalized_as_the_run_did(cats: Path) -> None:
+def test_bytes_and_floats_are_normalized_as_in_run(cats: Path) -> None:
     student = fedstill.load(cats)
     pixels = torch.arange(2 * 3 * 64).reshape(2, 3, 8, 8).remainder(256).to(torch.uint8)
     mean, std = torch.tensor(PIXELS.mean).view(-1, 1, 1), torch.tensor(PIXELS.std).view(-1, 1, 1)
@@ -69,19 +69,19 @@ def test_bytes_and_floats_are_normalized_as_the_run_did(cats: Path) -> None:
         (torch.zeros(2, 3, 8, 8) + 0j, "images: values are complex64"),
     ],
 )
-def test_other_images_are_refused_in_a_line(cats: Path, given: torch.Tensor, told: str) -> None:
+def test_rejects_invalid_images_in_one_line(cats: Path, given: torch.Tensor, told: str) -> None:
     with pytest.raises(DataError, match=told):
         fedstill.load(cats)(given)
 
 
-def test_where_no_error_can_be_raised_the_answer_is_none(cats: Path) -> None:
+def test_portable_student_returns_nan_for_invalid_inputs(cats: Path) -> None:
     pixels = torch.rand(3, 3, 8, 8)
     pixels[1, 0, 0, 0] = 255
     responses = Portable(fedstill.load(cats))(pixels)
     assert responses.isnan().any(1).tolist() == [False, True, False]
 
 
-def test_a_file_imports_nothing_that_the_caller_does_not_name(tmp_path: Path) -> None:
+def test_student_file_imports_nothing_unnamed(tmp_path: Path) -> None:
     own = written(tmp_path / "run", MLP((3, 8, 8), 2, width=4), "somebody:Net", PIXELS)
     with pytest.raises(ArgumentError, match=r"'somebody:Net' \(expected one of the package's own"):
         fedstill.load(own)
@@ -95,7 +95,7 @@ def test_a_file_imports_nothing_that_the_caller_does_not_name(tmp_path: Path) ->
         fedstill.load(own, MLP)  # type: ignore[arg-type]
 
 
-def test_files_that_are_no_students_are_refused(tmp_path: Path) -> None:
+def test_rejects_files_without_student(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="expected the folder of a finished run"):
         fedstill.load(tmp_path / "none")
     with pytest.raises(RunFolderError, match=r"no student\.safetensors"):
@@ -108,7 +108,7 @@ def test_files_that_are_no_students_are_refused(tmp_path: Path) -> None:
         fedstill.load(tmp_path)
 
 
-def test_a_student_from_python_says_what_it_takes_too(tmp_path: Path) -> None:
+def test_student_from_python_describes_its_inputs(tmp_path: Path) -> None:
     x, y = torch.rand(24, 1, 8, 8) * 2 - 1, torch.arange(24) % 2
     fedstill.distil(
         [(x[:8], y[:8]), (x[8:16], y[8:16])],
@@ -131,7 +131,7 @@ def test_a_student_from_python_says_what_it_takes_too(tmp_path: Path) -> None:
     ("model", "name"),
     [(SmallCNN, "small-cnn:8"), (ResNet8, "resnet8:4"), (RandomConv, "random-conv")],
 )
-def test_one_of_the_packages_own_modules_is_named_with_its_width(
+def test_builtin_module_is_named_with_its_width(
     model: Callable[..., nn.Module], name: str, tmp_path: Path
 ) -> None:
     width = {"width": int(name.partition(":")[2])} if ":" in name else {}
@@ -146,7 +146,7 @@ def test_one_of_the_packages_own_modules_is_named_with_its_width(
     torch.testing.assert_close(student.network(x), networks[1](x))
 
 
-def test_a_regressions_answers_are_in_the_targets_unit(tmp_path: Path) -> None:
+def test_regression_predictions_are_in_target_unit(tmp_path: Path) -> None:
     column = fedstill.SchemaColumn
     columns = (column(name="age", range=(0.0, 100.0)), column(name="days", range=(0.0, 30.0)))
     schema = fedstill.Schema("days", columns)
@@ -164,7 +164,7 @@ def test_a_regressions_answers_are_in_the_targets_unit(tmp_path: Path) -> None:
         student(torch.tensor([[50.0 + 1j]]))
 
 
-def test_of_a_time_until_an_event_is_told_that_it_has_not_come(tmp_path: Path) -> None:
+def test_survival_predictions_are_survival_probabilities(tmp_path: Path) -> None:
     column = fedstill.SchemaColumn
     columns = (
         column(name="age", range=(0.0, 100.0)),
@@ -184,7 +184,7 @@ def test_of_a_time_until_an_event_is_told_that_it_has_not_come(tmp_path: Path) -
     assert lines == ["example,beyond 10,beyond 20,beyond 30", "0,0.500000,0.250000,0.125000"]
 
 
-def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:
+def test_map_predictions_are_exported_but_not_written_to_csv(tmp_path: Path) -> None:
     spec = InputSpec(TASKS["segmentation"](), ("background", "tumor"), (1, 8, 8), (0.5,), (0.5,))
     student = fedstill.load(written(tmp_path / "run", nn.Conv2d(1, 2, 1), "unet", spec), nn.Conv2d(1, 2, 1))
     with pytest.raises(MethodRefused, match="answers with maps"):
@@ -199,7 +199,7 @@ def test_maps_go_out_but_are_no_lines_of_a_csv(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "student.pt"]  # no half an export
 
 
-def test_fixed_features_that_no_file_holds_are_made_anew_where_a_student_goes(
+def test_fixed_features_are_rebuilt_on_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
@@ -217,7 +217,7 @@ def test_fixed_features_that_no_file_holds_are_made_anew_where_a_student_goes(
 # --- new data -----------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_images_is_read_for_asking_and_for_measuring(cats: Path, tmp_path: Path) -> None:
+def test_image_folder_is_read_for_predict_and_evaluate(cats: Path, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     for name in ("dog", "cat"):
         (tmp_path / "pets" / name).mkdir(parents=True)
@@ -241,7 +241,7 @@ def test_a_folder_of_images_is_read_for_asking_and_for_measuring(cats: Path, tmp
     assert line["example"] == "'=1+1.png", "no spreadsheet computes what somebody has called a file"
 
 
-def test_one_class_of_a_student_counts_by_its_name(tmp_path: Path) -> None:
+def test_class_folders_are_matched_by_name(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 8, 8, 3), dtype=np.uint8), np.array(["dog", "dog"])
     np.savez(tmp_path / "dogs.npz", images=images, labels=labels, site=np.array(["x", "y"]))
     data = load_labeled(str(tmp_path / "dogs.npz"), PIXELS, NewDataOptions())
@@ -252,7 +252,7 @@ def test_one_class_of_a_student_counts_by_its_name(tmp_path: Path) -> None:
         load_labeled(str(tmp_path / "dogs.npz"), PIXELS, NewDataOptions(sites=("z",)))
 
 
-def test_a_data_set_with_a_name_is_measured_at_the_sites_that_are_asked_for(
+def test_named_dataset_is_evaluated_at_requested_sites(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     images = torch.zeros(4, *PIXELS.shape)
@@ -266,7 +266,7 @@ def test_a_data_set_with_a_name_is_measured_at_the_sites_that_are_asked_for(
         load_labeled("digits", PIXELS, NewDataOptions(sites=("east",)))
 
 
-def test_maps_are_brought_to_a_size_as_a_run_brings_its_own(tmp_path: Path) -> None:
+def test_maps_are_resized_as_in_run(tmp_path: Path) -> None:
     """Else figures would be of other images, and none of these would be known again as a node's."""
     draw = np.random.default_rng(0)
     images, masks = draw.integers(0, 256, (6, 16, 16), dtype=np.uint8), draw.integers(0, 2, (6, 16, 16))

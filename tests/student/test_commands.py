@@ -38,7 +38,7 @@ def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def test_the_file_says_what_its_network_is_and_takes(run: Path) -> None:
+def test_student_file_describes_network_and_inputs(run: Path) -> None:
     with safe_open(run / "student.safetensors", "pt") as file:
         header = file.metadata()
     assert list(header) == ["fedstill"]  # of several, safetensors writes now one first, now another
@@ -49,7 +49,7 @@ def test_the_file_says_what_its_network_is_and_takes(run: Path) -> None:
     assert [column["name"] for column in told["schema"]["columns"]] == ["age", "sex", "ill"]
 
 
-def test_it_is_measured_at_a_hospital_that_no_node_had(run: Path, command: Main) -> None:
+def test_evaluates_on_unseen_hospital(run: Path, command: Main) -> None:
     code, out, _ = command("evaluate", run, "--data", run.parent / "d.csv", "--json")
     assert code == 0
     found = json.loads(out)
@@ -68,7 +68,7 @@ def test_it_is_measured_at_a_hospital_that_no_node_had(run: Path, command: Main)
     assert "No node had any of these 60 examples" in out
 
 
-def test_it_says_which_examples_a_node_had_and_measures_site_by_site(run: Path, command: Main) -> None:
+def test_evaluate_counts_seen_examples_and_reports_sites(run: Path, command: Main) -> None:
     both = run.parent / "both"
     both.mkdir()
     for place in (run.parent / "d.csv", run.parent / "data" / "a.csv"):
@@ -83,7 +83,7 @@ def test_it_says_which_examples_a_node_had_and_measures_site_by_site(run: Path, 
     assert only["metrics"] == alone["metrics"]
 
 
-def test_predict_does_not_replace_what_is_there_unasked(
+def test_predict_does_not_overwrite_without_flag(
     run: Path, command: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_predict_does_not_replace_what_is_there_unasked(
     assert command("predict", run, data, "--out", responses)[0] == 0
 
 
-def test_it_says_which_examples_are_public_data_that_the_student_learned_on(
+def test_evaluate_counts_public_training_examples(
     tmp_path: Path, command: Main
 ) -> None:
     draws, file, out = np.random.default_rng(0), tmp_path / "mine.npz", tmp_path / "run"
@@ -122,13 +122,13 @@ def test_it_says_which_examples_are_public_data_that_the_student_learned_on(
     assert "mine.npz" in seen["why"]
 
 
-def test_nothing_is_claimed_of_what_nodes_saw_where_it_cannot_be_looked_up(run: Path, command: Main) -> None:
+def test_evaluate_claims_nothing_about_unavailable_node_data(run: Path, command: Main) -> None:
     out = command("evaluate", run / "student.safetensors", "--data", run.parent / "d.csv")[1]
     assert "not checked" in out
     assert "No node had" not in out
 
 
-def test_its_answers_are_a_line_an_example(run: Path, command: Main, tmp_path: Path) -> None:
+def test_predictions_have_one_line_per_example(run: Path, command: Main, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("sex,age\nf,90\nm,10\nf,\n", encoding="utf-8")  # nothing is labeled
     words = ("--out", tmp_path / "answers.csv", "--json")
     code, out, err = command("predict", run, tmp_path / "new.csv", *words)
@@ -145,7 +145,7 @@ def test_its_answers_are_a_line_an_example(run: Path, command: Main, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["onnx", "torchscript", "huggingface"])
-def test_an_export_answers_as_the_student_and_has_its_preprocessing_inside(
+def test_export_matches_student_and_includes_preprocessing(
     run: Path, command: Main, tmp_path: Path, kind: str
 ) -> None:
     needed = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "huggingface": ("transformers",)}
@@ -172,14 +172,14 @@ def test_an_export_answers_as_the_student_and_has_its_preprocessing_inside(
     assert theirs[2].isnan().all()
 
 
-def test_what_onnx_needs_is_said_in_a_line(run: Path, command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnx_is_one_line(run: Path, command: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     code, _, err = command("export", run, "--format", "onnx")
     assert (code, err.count("\n")) == (2, 1)
     assert "--format onnx needs onnxscript: pip install 'fedstill[onnx]'" in err
 
 
-def test_its_card_has_the_runs_facts(run: Path, command: Main, tmp_path: Path) -> None:
+def test_model_card_has_facts_of_run(run: Path, command: Main, tmp_path: Path) -> None:
     words = ("--format", "torchscript", "--out", tmp_path / "student.pt", "--json")
     code, out, _ = command("export", run, *words)
     assert code == 0
@@ -203,7 +203,7 @@ def test_its_card_has_the_runs_facts(run: Path, command: Main, tmp_path: Path) -
         assert fact in card
 
 
-def test_a_card_is_for_everybody_and_tells_no_count_that_did_not_leave(run: Path, tmp_path: Path) -> None:
+def test_model_card_omits_unreleased_counts(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     file = tmp_path / "run" / "result.json"
     result = json.loads(file.read_text(encoding="utf-8"))

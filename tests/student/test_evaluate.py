@@ -180,7 +180,7 @@ def test_plain_pytorch_reaches_reported_accuracy(batch: int, tmp_path: Path) -> 
     assert 100 * right / len(responses) == pytest.approx(result["accuracy"], abs=1e-9)
 
 
-def test_everything_is_measured_in_float32() -> None:
+def test_evaluates_in_float32() -> None:
     """Models of nodes, ensemble, centralized upper bound and student, on the way and at the end."""
     engine = EngineConfig(name="one-by-one", precision="bfloat16")
     mark = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
@@ -199,7 +199,7 @@ def test_everything_is_measured_in_float32() -> None:
     assert lowered == {name: {False} for name in models}
 
 
-def test_a_gpu_rounds_no_convolution_while_it_measures() -> None:
+def test_gpu_evaluation_does_not_use_tf32() -> None:
     """TF32 is torch's default there; the flag can be read on any machine."""
     seen = []
 
@@ -213,7 +213,7 @@ def test_a_gpu_rounds_no_convolution_while_it_measures() -> None:
     assert (seen, torch.backends.cudnn.allow_tf32) == ([False], before)
 
 
-def test_layout_in_memory_changes_no_digit_of_a_student() -> None:
+def test_student_does_not_depend_on_memory_layout() -> None:
     """Channels last, as a run trains it, or contiguous, as its file has it."""
     torch.manual_seed(0)
     x = digits()[0][:64]

@@ -82,7 +82,7 @@ def of_wandb(folder: Path) -> Told:
     return found
 
 
-def test_epsilon_is_the_largest_of_all_nodes_or_none() -> None:
+def test_epsilon_is_maximum_over_nodes_or_none() -> None:
     """As results have it: the guarantee is yes or nothing, and each node has its own epsilon."""
     said, cheap, dear = make_statement(PATE(), {}, ()), {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
     both = summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 0)})
@@ -96,7 +96,7 @@ def test_epsilon_is_the_largest_of_all_nodes_or_none() -> None:
 @pytest.mark.parametrize(
     ("name", "read"), list(zip(TRACKERS.own, (of_tensorboard, of_mlflow, of_wandb), strict=True))
 )
-def test_what_a_run_told_is_read_back_and_after_a_stop_each_step_is_there_once(
+def test_logged_metrics_are_read_back_once_per_step_after_resume(
     tmp_path: Path, name: str, read: Callable[[Path], Told], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(name)
@@ -164,7 +164,7 @@ def tiny_run(tracker: str) -> RunConfig:
     )
 
 
-def test_a_run_that_goes_on_tells_all_its_metrics_once(
+def test_resumed_run_logs_all_metrics_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Records, "due", lambda self: True)
@@ -197,7 +197,7 @@ class Fails(Stops):
         raise OSError("no space left")
 
 
-def test_one_that_fails_is_let_go_and_one_that_cannot_begin_stops_the_run(
+def test_failing_tracker_is_disabled_and_failing_start_stops_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Stops()
@@ -233,7 +233,7 @@ class FailsLast(Stops):
 
 
 @pytest.mark.parametrize("at", ["log", "close"])
-def test_one_that_fails_at_the_end_is_in_the_result(
+def test_failure_at_close_is_in_result(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is told of metrics here before the run is over, as no state is saved."""
@@ -254,7 +254,7 @@ def test_one_that_fails_at_the_end_is_in_the_result(
         ([f"{__name__}:Stops"] * 2, "each tracker once"),
     ],
 )
-def test_a_name_that_is_no_tracker_is_refused(named: list[str], says: str) -> None:
+def test_rejects_unknown_tracker(named: list[str], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         Listeners(named)
 
@@ -262,7 +262,7 @@ def test_a_name_that_is_no_tracker_is_refused(named: list[str], says: str) -> No
 @pytest.mark.parametrize(
     ("name", "module"), [("tensorboard", "tensorboard"), ("mlflow", "alembic"), ("wandb", "wandb")]
 )
-def test_one_that_is_not_installed_names_its_extra_before_a_run_begins(
+def test_missing_tracker_package_names_its_extra(
     name: str, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -272,7 +272,7 @@ def test_one_that_is_not_installed_names_its_extra_before_a_run_begins(
     assert not (tmp_path / "run").exists()
 
 
-def test_ones_own_hears_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_tracker_receives_metrics_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(MY_LAB)
     import torch
 
