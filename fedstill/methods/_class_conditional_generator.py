@@ -126,7 +126,7 @@ class Recognizes(Examines, FromLabels, GeneratesInputs, ABC):
             if not len(model.state_dict()):
                 allowed = f"asked, where a model has no parameters to give away, as that of {name}"
                 raise ArgumentError("method.models", self.models, allowed)
-            server.compute.place(model).eval().requires_grad_(False)
+            server.compute.to_device(model).eval().requires_grad_(False)
         return models
 
     def weighable(self, state: Any) -> Sequence[str] | None:

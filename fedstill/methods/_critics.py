@@ -215,7 +215,7 @@ class Critics:
     def _private(group: NodeGroup) -> bool:
         return "critic" in group.nodes[0].private_steps
 
-    def look(self, group: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
+    def evaluate(self, group: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
         """D_k(x) as it is, ``(G, B, h, w)``; nothing is trained."""
         return group.module("critic")(self.seen(x, maps))
 

@@ -70,7 +70,7 @@ class FeatureGenerators(CountsLabels, Rounds):
         with seeded(server.seed, "generator"):
             some = example_inputs(server.shape, server.task.form)
             G = self.make_generator(server.student, some, server.task.classes)
-        return server.compute.place(G)
+        return server.compute.to_device(G)
 
 
 class Received:
@@ -98,7 +98,7 @@ class Received:
         load_vector(self._generator, generator[0])
         self._noise, self._counts = method.noise, counts[0].cpu()
 
-    def count_features(self, group: NodeGroup, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
+    def sample_features(self, group: NodeGroup, y: torch.Tensor, *purpose: str | int) -> torch.Tensor:
         """G(z, y) for labels ``(G, B)``, z drawn by each node: ``(G, B, p)``, constant."""
         z = draw_noise(group, y.shape, self._noise, self.t, *purpose)
         with torch.no_grad():
@@ -106,7 +106,7 @@ class Received:
         f: torch.Tensor = flat.float().view(*y.shape, -1)
         return f
 
-    def labels(self, group: NodeGroup, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
+    def sample_labels(self, group: NodeGroup, shape: Sequence[int], *purpose: str | int) -> torch.Tensor:
         """Labels y ~ p(y), drawn by each node: ``shape`` is (G, B)."""
         rows, batch = shape
         draws = [node.generator("y", self.t, *purpose) for node in group.nodes[:rows]]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import nn
 
-from fedstill.core.compute import onto
+from fedstill.core.compute import copy_to_device
 from fedstill.core.options import NonNegativeFloat, PositiveInt
 from fedstill.methods import ArgumentError, Method, Query, Server, adam, seeded, torch_generator
 from fedstill.models.generators import Generator, TableGenerator
@@ -58,7 +58,7 @@ class Noise:
     def draw(self, count: int, *purpose: str | int) -> GeneratorBatch:
         """w ``(count, size)``, the same for the same purpose."""
         w = torch.randn(count, self.size, generator=torch_generator(self.seed, *purpose))
-        return GeneratorBatch(onto(w, self.device))
+        return GeneratorBatch(copy_to_device(w, self.device))
 
     def state_dict(self) -> dict[str, Any] | None:
         return None
@@ -83,7 +83,7 @@ class LabeledNoise(Noise):
         w = torch.randn(count, self.size, generator=draw)
         y = torch.randint(self.classes, (count,), generator=draw)
         told = torch.cat([w, F.one_hot(y, self.classes)], 1)
-        return GeneratorBatch(onto(told, self.device), labels=onto(y, self.device))
+        return GeneratorBatch(copy_to_device(told, self.device), labels=copy_to_device(y, self.device))
 
 
 class GeneratesInputs(Method):
@@ -94,7 +94,7 @@ class GeneratesInputs(Method):
     def first_generator(self, server: Server) -> tuple[nn.Module, torch.optim.Optimizer]:
         """G with its first weights, on the device, and its optimizer."""
         with seeded(server.seed, "generator"):
-            G = server.compute.place(self.generator(server))  # type: ignore[attr-defined]
+            G = server.compute.to_device(self.generator(server))  # type: ignore[attr-defined]
         return G, adam(G, self.generator_lr, beta=0.5)
 
     def preview_samples(self, server: Server, state: Any, count: int) -> torch.Tensor | None:

@@ -133,7 +133,7 @@ class Importance(CountsLabels, LogitAnswers, CriticOptions, StudentOptions):
     def criticized(self, nodes: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> Tensors:
         """What pi_k(x) needs of the critics."""
         return {
-            "critic": self.critics(nodes.setting).preview_responses(nodes, x, maps),
+            "critic": self.critics(nodes.setting).evaluate(nodes, x, maps),
             **self.rating(nodes, x),
         }
 

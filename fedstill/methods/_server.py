@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fedstill.core.checkpoint import check_state
-from fedstill.core.compute import Compute, lay_out
+from fedstill.core.compute import Compute, match_parameter_layout
 from fedstill.core.errors import ArgumentError, DataError, NodeFault
-from fedstill.core.registry import check_named
+from fedstill.core.registry import check_registered_names
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Federation, Responses
@@ -68,7 +68,7 @@ class Server:
     state: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        check_named(self.method, "method")
+        check_registered_names(self.method, "method")
         self.federation.check_policies(tuple(self.federation.queries))
         self.state = self.method.init_state(self)
         _check_state(self.name, self.state)
@@ -217,7 +217,7 @@ def _restore(current: Any, saved: Any, device: torch.device) -> Any:
     if isinstance(current, nn.Module | torch.optim.Optimizer):
         current.load_state_dict(saved)
         if isinstance(current, torch.optim.Optimizer):
-            lay_out(current)
+            match_parameter_layout(current)
         return current
     if hasattr(current, "load_state_dict"):
         current.load_state_dict(saved, device)

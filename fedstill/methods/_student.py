@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fedstill.core.compute import lay_out, onto
-from fedstill.core.cuda_graphs import Memory, Recorded, recordable
+from fedstill.core.compute import copy_to_device, match_parameter_layout
+from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
 from fedstill.core.options import NonNegativeFloat, PositiveInt, PositiveOrInf
 from fedstill.data.augmentation import flip_and_rotate, random_shift
 from fedstill.methods import ArgumentError, Method, Server, cosine_lr, descend, set_lr, torch_generator
@@ -70,9 +70,12 @@ class Student:
         self.learning = [parameter for parameter in self.S.parameters() if parameter.requires_grad]
         self.adam = torch.optim.Adam(self.learning, options.student_lr, fused=True)
         # On a GPU these are recorded.
-        self.records = server.compute.records(self.S)
-        memory = Memory([self.S], [self.adam])
-        self._stepping, self._watching = Recorded(self.step, memory), Recorded(self._watched, memory)
+        self.records = server.compute.uses_cuda_graphs(self.S)
+        memory = StaticBuffers([self.S], [self.adam])
+        self._stepping, self._watching = (
+            CudaGraphStep(self.step, memory),
+            CudaGraphStep(self._watched, memory),
+        )
 
     def watching(self, x: torch.Tensor) -> torch.Tensor:
         """S(x) with gradients to x only; S neither learns nor moves its running statistics here."""
@@ -99,7 +102,7 @@ class Student:
         set_lr(self.adam, cosine_lr(t, of, options.student_lr, options.student_lr_end))
         L_S = torch.zeros((), device=server.device)
         if self.records:
-            recordable(self.adam)
+            make_capturable(self.adam)
         for turn in range(options.student_steps):
             x, z = fresh[turn] if fresh else self.replay.sample(options.student_batch, done, turn)
             with server.compute.step(server.seed, "student", done, turn):
@@ -120,7 +123,7 @@ class Student:
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         self.adam.load_state_dict(state["adam"])
-        lay_out(self.adam)
+        match_parameter_layout(self.adam)
         self.replay.load_state_dict(state["replay"], device)
         if self.shift is not None:
             self.shift.decided = state["decided"].to(device)
@@ -168,7 +171,7 @@ class Replay:
         x, z = self._x[: len(self)], self._z[: len(self)]
         if count < len(self):
             chosen = torch.randint(len(self), (count,), generator=draw)
-            chosen = onto(chosen, x.device)
+            chosen = copy_to_device(chosen, x.device)
             x, z = x[chosen], z[chosen]
         if self.augment == "none":
             return x, z

@@ -116,7 +116,7 @@ def sums(inputs: torch.Tensor, schema: Schema) -> torch.Tensor:
     """Features ``(N, F)`` as sums ``(M,)`` float64, each row adding from -1 to 1 to each."""
     x = inputs.double().clamp(-1, 1)
     parts = [torch.ones_like(x[:, 0])]
-    for column, place in schema.places():
+    for column, place in schema.feature_slices():
         if column.type == "number":
             parts += [1 - x[:, place.stop - 1]] if column.missing else []
             parts += [x[:, place.start], x[:, place.start].square()]
@@ -136,7 +136,9 @@ def scaled(schema: Schema, told: Sequence[float], off: float, width: float) -> S
     for column in schema.columns:
         if column.type == "number" and column.name != schema.target:
             here = rest.pop(0) if column.missing else count
-            column = replace(column, scale=_scale(column.span, here, rest.pop(0), rest.pop(0), off, width))
+            column = replace(
+                column, scale=_scale(column.scaled_range, here, rest.pop(0), rest.pop(0), off, width)
+            )
         columns.append(column)
     return replace(schema, columns=tuple(columns))
 

@@ -115,7 +115,7 @@ class FedAD(OneShot):
         """z_k and A_k of one node: an activation inside is seen only where a model is computed by itself."""
         each = []
         for part in torch.split(x, AT_ONCE):
-            timing.check()
+            timing.check_limits()
             each.append(outputs_and_attention(node.model, place, part, SIDE))
         return torch.cat([z.float() for z, _ in each]), torch.cat([A for _, A in each])
 

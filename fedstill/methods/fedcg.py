@@ -64,7 +64,7 @@ class FedCG(LocalGenerators):
             f = model(x, EXTRACTOR)  # F_i(x)  (G, B, p)
             loss: torch.Tensor = task.loss(model(f, HEAD), y, smoothing)  # (G,)
             if gamma:
-                loss = loss + gamma * (f - G.features(group, y, turn)).square().mean((1, 2))
+                loss = loss + gamma * (f - G.sample_features(group, y, turn)).square().mean((1, 2))
             group.step("model", loss)
             return loss
 

@@ -108,11 +108,11 @@ class FedGEN(FeatureGenerators):
             d = model(model(x, EXTRACTOR), HEAD)  # D_i(F_i(x))  (G, B, C)
             loss: torch.Tensor = task.loss(d, y, smoothing)  # (G,)
             if G.t:  # before the first round nobody has taught G anything
-                y_hat = G.labels(group, y.shape, turn)
-                d_hat = model(G.features(group, y_hat, turn), HEAD)  # D_i(G(z, y'))
+                y_hat = G.sample_labels(group, y.shape, turn)
+                d_hat = model(G.sample_features(group, y_hat, turn), HEAD)  # D_i(G(z, y'))
                 loss = loss + alpha * task.loss(d_hat, y_hat)
             if G.t and beta:
-                d_bar = model(G.features(group, y, "same", turn), HEAD).detach()  # D_i(G(z, y))
+                d_bar = model(G.sample_features(group, y, "same", turn), HEAD).detach()  # D_i(G(z, y))
                 kl = task.distillation_loss(d.flatten(0, 1), d_bar.flatten(0, 1), 1.0)  # (G B,)
                 loss = loss + beta * kl.view(len(d), -1).mean(1)
             group.step("model", loss)

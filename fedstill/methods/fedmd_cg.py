@@ -72,13 +72,13 @@ class FedMDCG(LocalGenerators):
             d = model(f, HEAD)  # D_i(F_i(x))  (G, B, C)
             loss: torch.Tensor = task.loss(d, y, smoothing)  # Eq. 1  (G,)
             if G.t:
-                f_hat = G.features(group, y, turn)  # G(z, y), constant
+                f_hat = G.sample_features(group, y, turn)  # G(z, y), constant
                 loss = loss + share * self.lambda2 * (f - f_hat).square().mean((1, 2))  # Eq. 2
                 if self.lambda3 and self.aggregation != "ave*":
                     d_hat = model(f_hat, HEAD).detach()
                     loss = loss + share * self.lambda3 * self.divergence(d, d_hat).mean(1)  # Eq. 2
-                y_hat = G.labels(group, y.shape, turn)
-                d_hat = model(G.features(group, y_hat, "resampled", turn), HEAD)
+                y_hat = G.sample_labels(group, y.shape, turn)
+                d_hat = model(G.sample_features(group, y_hat, "resampled", turn), HEAD)
                 loss = loss + share * self.lambda1 * task.loss(d_hat, y_hat)  # Eq. 3
             group.step("model", loss)
             return loss

@@ -65,7 +65,7 @@ class FedTGP(Prototypical):
     def init_state(self, server: Server) -> Trained:
         classes, p = server.task.classes, self.size(server)
         with seeded(server.seed, "prototypes"):
-            P_hat = server.compute.place(TrainablePrototypes(classes, p))
+            P_hat = server.compute.to_device(TrainablePrototypes(classes, p))
         sgd = torch.optim.SGD(P_hat.parameters(), self.server_lr)
         return Trained(C=torch.zeros(classes, p, device=server.device), P_hat=P_hat, sgd=sgd)
 

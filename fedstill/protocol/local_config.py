@@ -10,7 +10,7 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.options import Checked, NonNegativeFloat, NonNegativeInt, PositiveInt
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 class Span(NamedTuple):
@@ -51,7 +51,7 @@ FULL_TRAINING = Span(0, 1, 1)
 
 
 @dataclass(frozen=True)
-class LocalConfig(Checked):
+class LocalConfig(CheckedOptions):
     """Optimizer, learning rate and length of a node's local training.
 
     Raises:
@@ -61,7 +61,7 @@ class LocalConfig(Checked):
     7
     """
 
-    under: ClassVar[str] = "local"
+    section: ClassVar[str] = "local"
 
     epochs: NonNegativeFloat = 30.0
     """Passes over the node's own data."""

@@ -14,8 +14,8 @@ from annotated_types import Interval, MaxLen
 
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError
-from fedstill.core.options import Checked
-from fedstill.core.text_format import clip
+from fedstill.core.options import CheckedOptions
+from fedstill.core.text_format import clip_text
 from fedstill.protocol.secure_aggregation import SumNumber, SumRequest
 
 MAX_NUMBER = 2**31  # upper bound of query numbers
@@ -26,7 +26,7 @@ T = TypeVar("T", "Message", "Envelope")
 
 
 @dataclass(frozen=True)
-class Envelope(Checked):
+class Envelope(CheckedOptions):
     """Run and sender of a message.
 
     Args:
@@ -41,7 +41,7 @@ class Envelope(Checked):
 
 
 @dataclass(frozen=True)
-class Message(Checked):
+class Message(CheckedOptions):
     """Base class of all messages."""
 
     operation: ClassVar[str]
@@ -206,7 +206,7 @@ def read_message(header: Mapping[str, Any]) -> tuple[Message, Envelope]:
     except ArgumentError as error:  # a long value would push the expected one out of the message
         if len(repr(error.value)) <= MAX_QUOTED:
             raise
-        raise ArgumentError(error.name, clip(error.value, MAX_QUOTED), error.allowed) from error
+        raise ArgumentError(error.name, clip_text(error.value, MAX_QUOTED), error.expected) from error
 
 
 def _read(message_type: type[T], header: Mapping[str, Any]) -> T:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.registry import OURS, Registered, Registry
+from fedstill.core.registry import PACKAGE, Registrable, Registry
 from fedstill.core.text_format import brief_repr
 from fedstill.data.public import PublicData
 from fedstill.protocol.digests import chain_digest
@@ -94,7 +94,7 @@ class QueryCall:
     __repr__ = brief_repr
 
 
-class Method(Registered):
+class Method(Registrable):
     """Base class of all methods: options, queries at the nodes, and the algorithm at the server.
 
     A method is a frozen dataclass. Its fields are its options, and their types define the valid values
@@ -135,7 +135,7 @@ class Method(Registered):
                     return {"size": server.query("count_samples")["sizes"].mean().item()}
     """
 
-    under: ClassVar[str] = "method"
+    section: ClassVar[str] = "method"
     title: ClassVar[str]
     paper: ClassVar[str] = ""
     unit: ClassVar[Literal["step", "epoch", "round"]] = "round"
@@ -148,10 +148,10 @@ class Method(Registered):
     batch_options: ClassVar[tuple[str, ...]] = ()
 
     @staticmethod
-    def lacks(kind: Any) -> str | None:
+    def validate_class(kind: Any) -> str | None:
         """Return the fault of a class as a named method, or None. With ``one_round`` it must plan its
         queries."""
-        if missing := Registered.lacks(kind):
+        if missing := Registrable.validate_class(kind):
             return missing
         undeclared = kind.one_round and kind.planned_queries is Method.planned_queries
         return "a class with planned_queries, as one_round is true" if undeclared else None
@@ -276,13 +276,15 @@ def build_node_side(method: Method, at: NodeSetting) -> NodeSide:
     package, such as label counts, keep their kinds.
     """
     side, package = method.node_side(at), METHODS.origin(method_name(method))
-    if package == OURS:
+    if package == PACKAGE:
         return side
     queries = {
         name: query if query.sealed else query.from_package(package) for name, query in side.queries.items()
     }
     # Any of its options may choose the summed statistic, and the server chooses the options.
-    sum_source = f"{method.called} (options {chain_digest('options', repr(method))})" if side.sums else ""
+    sum_source = (
+        f"{method.registered_name} (options {chain_digest('options', repr(method))})" if side.sums else ""
+    )
     return replace(side, queries=queries, sum_source=sum_source)
 
 
@@ -333,6 +335,6 @@ def method_name(method: object) -> str:
         ArgumentError: the object is not a method.
     """
     if not isinstance(method, Method):
-        names = ", ".join(path.partition(":")[2] for path in METHODS.own.values())
+        names = ", ".join(path.partition(":")[2] for path in METHODS.builtin.values())
         raise ArgumentError("method", method, f"one of {names}, or another Method")
-    return method.called
+    return method.registered_name

@@ -121,7 +121,7 @@ class Query:
             named = {name: payload_kind(kind) for name, kind in getattr(self, part).items()}
             object.__setattr__(self, part, named)
         object.__setattr__(self, "gradients", payload_kind(self.gradients))
-        if self.gradients.of != "gradients":
+        if self.gradients.category != "gradients":
             raise ArgumentError(f"gradients of query {self.name}", self.gradients, "a kind of gradients")
         undeclared = {*self.ragged} - self.releases.keys() | {*self.json_values} - {
             *self.sends,
@@ -164,7 +164,7 @@ class Query:
         The first step of Adam is the sign of each gradient. A server that requests one step a round can read
         the sizes of all nodes and the signs of each from the sum of few values with few weights.
         """
-        if self.weighting is not None and self.weighting[0].of == "model" and optimizer == "adam":
+        if self.weighting is not None and self.weighting[0].category == "model" and optimizer == "adam":
             return "sums: local.optimizer is adam, expected sgd, whose steps are linear in gradients"
         return None
 

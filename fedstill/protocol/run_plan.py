@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import as_table, read_table
+from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import check_run_name
@@ -84,9 +84,9 @@ def describe(plan: RunPlan, public: PublicData | None) -> RunDescription:
     queries = build_node_side(method, setting).queries
     table = {
         "format": FORMAT,
-        "method": as_table(method),
+        "method": to_table(method),
         "spec": plan.spec.to_dict(),
-        "wire": as_table(plan.wire),
+        "wire": to_table(plan.wire),
         "public": {
             "fingerprint": plan.public,
             "name": plan.public_note[0],
@@ -231,7 +231,7 @@ class RunPlan:
             raise ArgumentError("min_nodes", table["min_nodes"], "a whole number from 0")
         if type(table["secure_aggregation"]) is not bool:
             raise ArgumentError("secure_aggregation", table["secure_aggregation"], "true or false")
-        METHODS.require(table["method"].get("name"), methods, "method.name", "policy.methods")
+        METHODS.require_allowed(table["method"].get("name"), methods, "method.name", "policy.methods")
         if not isinstance(table["wire"], Mapping):
             raise ArgumentError("wire", type(table["wire"]).__name__, "a table")
         wire = read_table(WireConfig, table["wire"], "wire.")

@@ -18,7 +18,7 @@ import torch
 from annotated_types import Interval
 
 from fedstill.core.errors import ArgumentError, DataError, NodeFault
-from fedstill.core.options import Checked
+from fedstill.core.options import CheckedOptions
 
 SumWeighting = Literal["sum", "mean", "size", "counts"]
 """Weighting of a summed part. ``sum``: a plain sum. ``mean``: the unweighted mean. ``size``: the mean
@@ -38,7 +38,7 @@ SumNumber = Annotated[int, Interval(ge=0, lt=2**53)]
 
 
 @dataclass(frozen=True)
-class SumRequest(Checked):
+class SumRequest(CheckedOptions):
     """Request for one sum.
 
     Args:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.options import Checked
+from fedstill.core.options import CheckedOptions
 from fedstill.protocol.payload_kinds import INPUTS, payload_kind
 
 MAX_ELEMENTS = 2**62  # of a shape, within the limits of torch
@@ -138,7 +138,7 @@ MAX_HEADER = 1_000_000  # bytes of a message before its tensors; parsing takes f
 
 
 @dataclass(frozen=True)
-class WireConfig(Checked):
+class WireConfig(CheckedOptions):
     """Encoding of sent tensors. Shorter types round their values, in every engine alike.
 
     Args:
@@ -149,7 +149,7 @@ class WireConfig(Checked):
     'int8'
     """
 
-    under: ClassVar[str] = "wire"
+    section: ClassVar[str] = "wire"
 
     inputs: WireDtype = "float32"
     """Type of the inputs of queries; shorter types have a scale for each input."""

@@ -21,9 +21,9 @@ from torch import nn
 
 import fedstill
 from fedstill.core.compute import EngineConfig
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused, QueryRefused
-from fedstill.core.run_writer import Records
+from fedstill.core.run_writer import RunWriter
 from fedstill.core.workers import Workers
 from fedstill.data.input_spec import InputSpec
 from fedstill.federation.federation import Federation
@@ -184,7 +184,7 @@ def test_nodes_that_are_computed_at_once_give_the_figures_of_one_after_another(n
     assert at_once.metrics == alone.metrics
     same_networks(at_once, alone)
     assert experiment.audit.summary() == alone.experiment.audit.summary()
-    assert [kind for kind, draws in experiment.compute.workers._draws.items() if draws] == []
+    assert [kind for kind, draws in experiment.compute.workers._uses_rng.items() if draws] == []
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -222,19 +222,19 @@ class Moments:
         self.seen: list[str] = []
         self.last = math.inf
         self.counted = ""
-        call, save = Federation.query, Records.save
+        call, save = Federation.query, RunWriter.save
 
         def asked(federation: Federation, query: str, **given: Any) -> Any:
             responses = call(federation, query, **given)
             self.happened(f"asked {query}")
             return responses
 
-        def saved(records: Records, state: Any, since: float | None = None) -> None:
+        def saved(records: RunWriter, state: Any, since: float | None = None) -> None:
             save(records, state, since)
             self.happened("saved")
 
-        monkeypatch.setattr(Records, "due", lambda records: True)
-        monkeypatch.setattr(Records, "save", saved)
+        monkeypatch.setattr(RunWriter, "due", lambda records: True)
+        monkeypatch.setattr(RunWriter, "save", saved)
         monkeypatch.setattr(Federation, "query", asked)
         monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 3)
 
@@ -396,7 +396,7 @@ def test_no_answer_is_larger_than_an_owner_has_approved(name: str, options: dict
     given = one.setting.public
     plan = RunPlan(
         "run",
-        as_table(one.setting.method),
+        to_table(one.setting.method),
         InputSpec(ClassificationConfig(), tuple(map(str, range(CLASSES))), SHAPE, (0.5,), (0.5,)),
         public=public_fingerprint(given),
     )

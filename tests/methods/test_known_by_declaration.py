@@ -71,8 +71,8 @@ def found(pattern: str, *, whole: bool = False, names: bool = False) -> list[str
 
 
 def test_no_method_is_known_by_name() -> None:
-    classes = [place.rpartition(":")[2] for place in METHODS.own.values()]
-    names = {*METHODS.own, *classes} - FIGURES - {"Centralized", "Standalone"}
+    classes = [place.rpartition(":")[2] for place in METHODS.builtin.values()]
+    names = {*METHODS.builtin, *classes} - FIGURES - {"Centralized", "Standalone"}
     shown = found("fedstill compare (standalone )?fedavg fediod")  # help, and the first screen
     assert len(shown) == 2
     # A preset's name holds a method's.
@@ -80,16 +80,16 @@ def test_no_method_is_known_by_name() -> None:
 
 
 def test_no_option_of_a_method_is_known_by_name() -> None:
-    options = {field.name for method in METHODS.working().values() for field in dataclasses.fields(method)}
+    options = {field.name for method in METHODS.importable().values() for field in dataclasses.fields(method)}
     assert found(rf"\bmethod\.({'|'.join(sorted(options))})\b") == []
 
 
 def test_no_tensor_of_a_method_is_known_by_name() -> None:
     """Kinds are what other rooms know; a tensor that is called as its kind is one of these."""
     tensors: set[str] = set()
-    for task in (TASKS[name]().minimal_task() for name in TASKS.own):
+    for task in (TASKS[name]().minimal_task() for name in TASKS.builtin):
         setting = NodeSetting(task, LocalConfig(), Compute(), placeholder_public(task))
-        for name in METHODS.own:
+        for name in METHODS.builtin:
             method = METHODS[name]()
             if unmet_need(method.needs(), task) is None:
                 try:

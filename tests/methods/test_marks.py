@@ -145,7 +145,7 @@ def test_a_node_imports_no_ensemble_that_a_server_names(
     monkeypatch.syspath_prepend(tmp_path)
     spec = InputSpec(ClassificationConfig(), ("0", "1"), (1, 8, 8), (0.5,), (0.5,))
     plan = RunPlan("run", {"name": "ensemble", "ensemble": "trap:door"}, spec)
-    assert RunPlan.from_dict(plan.to_dict()).config().ensemble == "trap:door"
+    assert RunPlan.from_dict(plan.to_dict()).make_method().ensemble == "trap:door"
     assert "trap" not in sys.modules
 
 

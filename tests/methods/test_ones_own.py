@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 import torch
 
-from fedstill.compare.comparison_file import plan
+from fedstill.compare.comparison_file import plan_comparison
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.errors import ArgumentError
 from fedstill.methods._label_histogram import CountsLabels
@@ -104,9 +104,9 @@ def test_a_method_without_a_round_is_refused(rounds: int) -> None:
 
 
 def test_in_a_comparison_it_is_called_by_its_class() -> None:
-    comparison = plan([f"{__name__}:Idle", "fedavg"])
-    assert [place.folder for place in comparison.places()] == ["Idle-seed0", "fedavg-seed0"]
-    assert comparison.config(comparison.places()[0]).method == Idle()
+    comparison = plan_comparison([f"{__name__}:Idle", "fedavg"])
+    assert [place.folder for place in comparison.planned_runs()] == ["Idle-seed0", "fedavg-seed0"]
+    assert comparison.run_config(comparison.planned_runs()[0]).method == Idle()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +131,14 @@ class Posing(Idle):
 def test_an_option_cannot_say_what_the_method_is_called() -> None:
     with pytest.raises(ArgumentError, match="without an option called name"):
         METHODS[f"{__name__}:Posing"]
-    assert Posing().called == f"{__name__}:Posing"
+    assert Posing().registered_name == f"{__name__}:Posing"
 
 
 def test_a_class_that_says_it_lies_among_ours_is_not_ours() -> None:
     posing: Any = type("FedAvg", (Idle,), {"__module__": FedAvg.__module__, "__qualname__": "FedAvg"})
     assert posing().called != "fedavg"
     assert METHODS.origin(posing().called) != "fedstill"
-    assert METHODS.origin(FedAvg().called) == "fedstill"
+    assert METHODS.origin(FedAvg().registered_name) == "fedstill"
 
 
 @dataclass(frozen=True, kw_only=True)

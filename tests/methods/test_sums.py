@@ -194,7 +194,7 @@ def test_each_method_runs_on_sums_or_is_refused_as_the_page_says() -> None:
     named = {line.split("`")[1]: line.split("|")[2].strip() for line in lines}
 
     says = {"": "no", "sums": "yes"}
-    assert named == {name: says.get(asked(name), asked(name)) for name in METHODS.own}
+    assert named == {name: says.get(asked(name), asked(name)) for name in METHODS.builtin}
 
 
 # --- what the sums of a method leave open of a node's response -----------------------------------------

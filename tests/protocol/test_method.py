@@ -176,7 +176,7 @@ def test_a_kind_is_its_name_and_keeps_what_is_known_of_it() -> None:
 def test_a_plan_names_only_what_a_node_has_or_allows_and_nothing_is_imported_for_it(name: Any) -> None:
     spec = InputSpec(ClassificationConfig(), ("a", "b"), (1, 8, 8), (0.5,), (0.5,))
     table = RunPlan("run", {"name": "fedavg"}, spec).to_dict()
-    assert RunPlan.from_dict(table).config() == METHODS["fedavg"]()
+    assert RunPlan.from_dict(table).make_method() == METHODS["fedavg"]()
     with pytest.raises(ArgumentError, match=r"invalid method\.name = .* \(expected one that policy\.methods"):
         RunPlan.from_dict({**table, "method": {"name": name}})
     assert "antigravity" not in sys.modules

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import PublicData
 from fedstill.methods.fediod import FedIOD
@@ -42,7 +42,7 @@ def test_what_has_no_limit_in_the_plan_has_none_in_sum() -> None:
 
 
 def test_it_does_not_matter_how_a_plan_is_written_nor_what_the_run_is_called() -> None:
-    method = {**as_table(FedIOD(steps=6, batch=4))}
+    method = {**to_table(FedIOD(steps=6, batch=4))}
     assert describe(replace(PLAN, method=method, run="two"), None).sha256 == describe(PLAN, None).sha256
     again = RunPlan.from_dict(json.loads(json.dumps(PLAN.to_dict())))
     assert describe(again, None).sha256 == describe(PLAN, None).sha256

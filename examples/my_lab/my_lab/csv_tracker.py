@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.track import Tracker, numbers, outcome
+from fedstill.track import Tracker, final_metrics, flatten_metrics
 
 
 class CsvTracker(Tracker):
@@ -19,9 +19,11 @@ class CsvTracker(Tracker):
         self.csv.writerow(["step", "metric", "value"])
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        self.csv.writerows([line["step"], *metric] for line in lines for metric in numbers(line))
+        self.csv.writerows([line["step"], *metric] for line in lines for metric in flatten_metrics(line))
         self.file.flush()
 
     def close(self, result: Mapping[str, Any] | None) -> None:
-        self.csv.writerows(["", f"result/{name}", value] for name, value in outcome(result or {}).items())
+        self.csv.writerows(
+            ["", f"result/{name}", value] for name, value in final_metrics(result or {}).items()
+        )
         self.file.close()
