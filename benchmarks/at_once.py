@@ -55,7 +55,7 @@ def main() -> None:
         x = torch.randn(IMAGES, *shape)
         for precision in ("float32", "bfloat16"):
             compute = Compute(EngineConfig(precision=precision))
-            network = compute.place(models.build(spec, shape, 2, 0)).eval()
+            network = compute.to_device(models.build(spec, shape, 2, 0)).eval()
             cells = [
                 f"{IMAGES / took:,.0f}{'*' * (piece == inference_batch_size(x))}"
                 for piece, took in seconds(compute, network, x).items()

@@ -36,7 +36,7 @@ def entry(number: int) -> Entry:
         payer="these data",
         node="clinic",
         number=number,
-        query="examine",
+        query="predict_logits",
         part="answer",
         content_hash=f"{number:032x}",
         history_hash=f"{number + 1:032x}",

@@ -225,7 +225,9 @@ def check(chosen: Chosen) -> list[dict[str, Any]]:
     Beside it, how far rounding alone takes them: stacked on the CPU from one by one on the CPU.
     """
     rows = []
-    names = [name for name in METHODS.own if not METHODS[name]().needs().table_rows]  # inputs here are images
+    names = [
+        name for name in METHODS.builtin if not METHODS[name]().needs().table_rows
+    ]  # inputs here are images
     for name in within(chosen, names):
         before, expected = trained(name, EngineConfig("one-by-one", "cpu", "float32"))
         way = (expected - before).norm().clamp_min(1e-9)
@@ -356,7 +358,7 @@ def timed(
     for way, precision in within(chosen, ways):
         kept = "bfloat16" if precision == "bfloat16" else "float32"
         name, _, without = way.partition(", ")
-        options = dataclasses.replace(base, channels_last=name == "one-by-one", graphs=not without)
+        options = dataclasses.replace(base, channels_last=name == "one-by-one", cuda_graphs=not without)
         with tf32(precision == "TF32"), tempfile.TemporaryDirectory() as folder:
             work = make(options, kept, name, Path(folder))
             row = {"way": f"library, {way}", "precision": precision, "seconds": seconds(work, chosen.device)}

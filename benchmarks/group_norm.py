@@ -41,8 +41,8 @@ def measured(spec: str, shape: tuple[int, int, int], batch: int, precision: Prec
     """Milliseconds of a step and of an answer, by the images' layout and by whose layer it is."""
     compute = Compute(EngineConfig(precision=precision))
     sides = {
-        "torch's": compute.place(with_torchs(models.build(spec, shape, 2, 0))),
-        "ours": compute.place(models.build(spec, shape, 2, 0)),
+        "torch's": compute.to_device(with_torchs(models.build(spec, shape, 2, 0))),
+        "ours": compute.to_device(models.build(spec, shape, 2, 0)),
     }
     found: dict[str, Times] = {"step": {}, "answer": {}}
     for _ in range(STEPS):

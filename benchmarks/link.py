@@ -83,7 +83,7 @@ def measured(config: RunConfig, out: Path) -> dict[str, float]:
     start = time.perf_counter()
     result = run.run(config, out, command="benchmarks/link.py", progress=False)
     total = time.perf_counter() - start
-    queries = result["queries_by_name"]["examine"]
+    queries = result["queries_by_name"]["predict_logits"]
     told = result.get("link")
     seconds = result["seconds"]["distillation"] / queries
     if told is None:

@@ -160,7 +160,7 @@ def times(options: Options, now: Callable[[], float] = time.perf_counter) -> dic
             "query": call,
             "the same by hand": by_hand,
             "of it two entries of the log": write,
-            "of it digest of x": lambda: digest("examine", {"x": x}),
+            "of it digest of x": lambda: digest("predict_logits", {"x": x}),
         }
         metrics = {}
         for name, part in parts.items():

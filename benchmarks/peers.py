@@ -204,13 +204,13 @@ def ours(
     """The server of a federation in this process, as a run makes it, with the audit log in memory."""
     shape = tuple(data[0].inputs.shape[1:])
     engine = EngineConfig(precision=precision, threads=options.threads)
-    compute = Compute(engine).suited(shape, networks[0])
+    compute = Compute(engine).for_network(shape, networks[0])
     audit, task = AuditLog(durable=False), Classification(CLASSES)
     nodes = []
     for k, (network, examples) in enumerate(zip(networks, data, strict=True)):
         name = f"node-{k}"
         gate = Gate(name, PolicyConfig(outputs_only=False), audit)
-        nodes.append(Node(name, examples, compute.place(network), gate, options.seed))
+        nodes.append(Node(name, examples, compute.to_device(network), gate, options.seed))
     side = method.node_side(NodeSetting(task, local, compute))
     side.prepare(nodes)
     make_optimizers(nodes, local)
@@ -220,7 +220,7 @@ def ours(
     federation = InProcess(nodes, group_nodes(nodes, should_stack(compute, nodes)), side, compute)
     half = (0.5,) * shape[0]
     return Server(
-        method, federation, compute.place(student), task, shape, half, half, compute, options.seed, local
+        method, federation, compute.to_device(student), task, shape, half, half, compute, options.seed, local
     )
 
 

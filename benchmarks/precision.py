@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fedstill import models
-from fedstill.core.compute import Compute, EngineConfig, Precision, computes_bfloat16
+from fedstill.core.compute import Compute, EngineConfig, Precision, is_bfloat16_faster
 from fedstill.models import Generator, PatchCritic
 
 Shape = tuple[int, ...]
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
-    able = computes_bfloat16(torch.device("cpu"))
+    able = is_bfloat16_faster(torch.device("cpu"))
     print(f"The processor computes in bfloat16: {'yes' if able else 'no'}.\n")
     print("| network | images | float32, ms | bfloat16, ms | bfloat16 / float32 | auto takes |")
     print("|---|---|---:|---:|---:|---|")
@@ -79,7 +79,7 @@ def main() -> None:
         placed = {}
         for precision in seconds:
             compute = Compute(EngineConfig(precision=precision, threads=chosen.threads))
-            placed[precision] = compute, compute.place(make()).train()
+            placed[precision] = compute, compute.to_device(make()).train()
         for turn in range(chosen.rounds + 1):  # the first warms up
             for precision, (compute, network) in placed.items():
                 took = step(compute, network, x)
@@ -87,7 +87,7 @@ def main() -> None:
                     seconds[precision].append(took)
         full, half = (min(each) * 1e3 for each in seconds.values())
         ratio = statistics.median(b / a for a, b in zip(*seconds.values(), strict=True))
-        auto = Compute(EngineConfig(threads=chosen.threads)).suited(images, make()).precision
+        auto = Compute(EngineConfig(threads=chosen.threads)).for_network(images, make()).precision
         print(
             f"| {name} | {'x'.join(map(str, images))} | {full:.1f} | {half:.1f} | {ratio:.2f} | {auto} |",
             flush=True,

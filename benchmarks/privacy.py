@@ -86,18 +86,20 @@ def query_seconds(
     node.gate.audit.open(path / FILE)
     if privacy is not None:
         protect(node, privacy, side, config, setting, secret=1)
-    gate, examine = node.gate, side.queries["examine"]
+    gate, predict_logits = node.gate, side.queries["predict_logits"]
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(ROWS, *shape, generator=generator)
     response = {"logits": torch.rand(ROWS, CLASSES), "critic": torch.rand(ROWS, shape[1] // 4, shape[2] // 4)}
-    gate.refusal_reason(examine)  # is the whole run affordable? computed once, before the first query
+    gate.refusal_reason(predict_logits)  # is the whole run affordable? computed once, before the first query
     seconds = []
     for number in range(times):
-        asked = ReceivedQuery(number, "examine", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes})
+        asked = ReceivedQuery(
+            number, "predict_logits", f"{number:032x}", f"{number + 1:032x}", {"inputs": x.nbytes}
+        )
         start = time.perf_counter()
-        gate.admit(asked, examine, {"x": x})
-        gate.release(asked, RESPONSE, response, examine, {"x": x})
-        gate.release(asked, GRADIENT, {"d/dx": x}, examine, {})
+        gate.admit(asked, predict_logits, {"x": x})
+        gate.release(asked, RESPONSE, response, predict_logits, {"x": x})
+        gate.release(asked, GRADIENT, {"d/dx": x}, predict_logits, {})
         seconds.append(time.perf_counter() - start)
     return seconds[5:]
 

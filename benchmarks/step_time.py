@@ -161,7 +161,7 @@ def make_nodes(options: Options, model: str, compute: Compute, audit: AuditLog) 
         draw = torch_generator(options.seed, "data", k)
         inputs = torch.randn(count, *shape, generator=draw)
         targets = torch.randint(CLASSES, (count,), generator=draw)
-        network = compute.place(models.build(model, shape, CLASSES, options.seed, "node", k))
+        network = compute.to_device(models.build(model, shape, CLASSES, options.seed, "node", k))
         name = f"node-{k}"
         gate = Gate(name, PolicyConfig(), audit)
         data = TensorData(inputs, targets).to(compute.device)
@@ -199,8 +199,8 @@ class PlainDistillation:
         with seeded(self.seed, "generator"):
             self.G = Generator(shape, config.noise, config.generator_width, half, half)
         self.S = make_student(options, model)
-        compute.place(self.G)
-        compute.place(self.S)
+        compute.to_device(self.G)
+        compute.to_device(self.S)
         self.g_adam = torch.optim.Adam(
             self.G.parameters(), config.generator_lr, betas=(0.5, 0.999), fused=True
         )
@@ -337,7 +337,7 @@ def distillation(
     groups = group_nodes(nodes, way == "stacked")
     half = (0.5,) * shape[0]
     federation = InProcess(nodes, groups, side, compute)
-    student = compute.place(make_student(options, model))
+    student = compute.to_device(make_student(options, model))
     server = Server(
         config,
         federation,
@@ -378,7 +378,7 @@ def local_training(
         def learn(group: Sequence[Node]) -> None:
             train(group, task, config, compute, start=done, steps=options.local_steps, report=report)
 
-        compute.workers.each(learn, groups, [model] * len(groups))
+        compute.workers.map(learn, groups, [model] * len(groups))
         done += options.local_steps
         return [torch.stack(losses).tolist() for losses in by_node.values()]
 

@@ -35,7 +35,7 @@ from fedstill.attacks.memorization import memorization_test
 from fedstill.attacks.model_updates import ObservedUpdate, loss_gradients
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import layered
+from fedstill.core.config_tables import merge_tables
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.core.seeds import torch_generator
@@ -101,7 +101,7 @@ def divided(
         "evaluation": {"centralized": False, "every": 0, "samples": 0, "best": False},
         "seed": seed,
     }
-    config = from_dict(layered(RunConfig, presets.read(named, RunConfig), told))
+    config = from_dict(merge_tables(RunConfig, presets.read(named, RunConfig), told))
     given = prepare(config)[0].setting
     method = given.method
     if given.public is None or given.public.labels is None or not isinstance(method, FedIOD):
@@ -131,7 +131,7 @@ def divided(
 def trained(name: str, data: TensorData, setting: Setting, epochs: float) -> nn.Module:
     """A small ResNet-8 trained on some data."""
     local, compute = replace(JUDGE, epochs=epochs), Compute(setting.engine)
-    model = compute.place(build("resnet8:8", shape_of(setting), setting.task.classes, setting.seed, name))
+    model = compute.to_device(build("resnet8:8", shape_of(setting), setting.task.classes, setting.seed, name))
     node = Node(name, data, model, Gate(name, PolicyConfig(), AuditLog()), setting.seed)
     local_training.make_optimizers([node], local)
     local_training.train([node], setting.task, local, compute)
@@ -150,7 +150,7 @@ def distilled(
     first = experiment.nodes[0].name
 
     def hear(release: ObservedRelease) -> None:
-        if (release.node, release.query, release.part) == (first, "examine", "answer"):
+        if (release.node, release.query, release.part) == (first, "predict_logits", "answer"):
             sent.append(release.sent["x"].float())
 
     experiment.listen(hear)

@@ -11,7 +11,7 @@ import torch
 from fediod_pictures import shape_of
 from safetensors.torch import load_file
 
-from fedstill.compare.comparison import SINGLE, ComparisonRun
+from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.compute import Compute
 from fedstill.core.errors import RunFolderError
@@ -27,14 +27,14 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
     """Draw one seed, and give how well the first method's model finds the maps in the others' images, in
     percent."""
     comparison, (judging, *drawing) = read_folder(runs), methods
-    given = prepare(comparison.config(ComparisonRun(SINGLE, judging, seed)))[0].setting
+    given = prepare(comparison.run_config(ComparisonRun(ONLY_SETTING, judging, seed)))[0].setting
     judge = build(comparison.base["student"]["model"], shape_of(given), given.task.classes, 0, "student")
-    judged_by = ComparisonRun(SINGLE, judging, seed)
+    judged_by = ComparisonRun(ONLY_SETTING, judging, seed)
     judge.load_state_dict(load_file(runs / judged_by.folder / "student.safetensors"))
     mean, std = (torch.tensor(each).view(1, -1, 1, 1) for each in (given.mean, given.std))
     rows, shown = [], []
     for method in drawing:
-        file = runs / ComparisonRun(SINGLE, method, seed).folder / "samples.safetensors"
+        file = runs / ComparisonRun(ONLY_SETTING, method, seed).folder / "samples.safetensors"
         if not file.exists():
             continue
         tensors = load_file(file)

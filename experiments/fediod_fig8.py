@@ -11,7 +11,7 @@ from typing import Any
 import plots
 
 from fedstill.compare.comparison import ComparisonRun
-from fedstill.compare.comparison_file import FILE
+from fedstill.compare.comparison_file import COMPARISON_FILE
 from fedstill.report.run_files import RunFiles
 
 DICE = [40.0, 50.0, 55.0]  # levels of (b)
@@ -23,7 +23,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, levels: list[float
     panels: dict[str, dict[str, Any]] = {}
     tumors = runs.parent / runs.name.replace("fig8", "table2")
     for title, folder, wanted in (("CIFAR-10", runs, levels), ("brain MRI", tumors, DICE)):
-        if not (folder / FILE).exists():
+        if not (folder / COMPARISON_FILE).exists():
             continue
         for method in ("fedavg", "fediod"):
             run = plots.run_of(folder, ComparisonRun("", method, seed))

@@ -29,7 +29,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
     """A picture a setting; rows are the scores of the cases that are shown."""
     comparison, rows = read_folder(runs), []
     for setting in comparison.settings:
-        first = comparison.config(ComparisonRun(setting, methods[0], seed))
+        first = comparison.run_config(ComparisonRun(setting, methods[0], seed))
         given = prepare(first)[0].setting
         outputs = {}
         for method in methods:

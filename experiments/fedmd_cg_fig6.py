@@ -7,7 +7,7 @@ from typing import Any
 
 import plots
 
-from fedstill.compare.comparison import SINGLE, ComparisonRun
+from fedstill.compare.comparison import ONLY_SETTING, ComparisonRun
 from fedstill.compare.comparison_file import read_folder
 from fedstill.report import plotting
 
@@ -18,7 +18,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
 
     boxes: dict[str, dict[str, list[float]]] = {"local accuracy": {}, "accuracy": {}}
     for label in read_folder(runs).methods:
-        run = plots.run_of(runs, ComparisonRun(SINGLE, label, seed))
+        run = plots.run_of(runs, ComparisonRun(ONLY_SETTING, label, seed))
         if run is not None:
             weight = label.partition("-")[0]
             own = run.result.local["share"].mean

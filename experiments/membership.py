@@ -66,7 +66,7 @@ class Adversary:
 
     def areas(self, student: torch.nn.Module) -> dict[str, Record]:
         """AUC of each attack, with its interval over records."""
-        said = torch.stack([self.outputs(self.compute.place(student)), *self.said])
+        said = torch.stack([self.outputs(self.compute.to_device(student)), *self.said])
         found = score_candidates(self.asked, said, self.inside)
         inside = self.asked.inside
         sure = 1 - (1 - CONFIDENCE) / len(found)  # all hold together, as those of the attack
@@ -78,7 +78,7 @@ def told(
 ) -> Iterator[tuple[ComparisonRun, dict[str, Record]]]:
     """Each run that has a student, and what the attacks get of it; of some seeds, or of all."""
     adversaries: dict[tuple[object, ...], Adversary] = {}
-    for place in read_folder(runs).places():
+    for place in read_folder(runs).planned_runs():
         folder = runs / place.folder
         if (folder / FILE).exists() and place.seed in (seeds or [place.seed]):
             again = load_run(folder)

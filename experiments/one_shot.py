@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedstill.compare.comparison_file import read_folder
 from fedstill.core.errors import FedstillError, UnknownName
-from fedstill.core.text_format import human_bytes
+from fedstill.core.text_format import format_bytes
 from fedstill.report.compare_files import summarize
 from fedstill.report.compare_summary import ComparedSetting
 from fedstill.report.compared_method import ComparedMethod
@@ -28,7 +28,7 @@ def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
     costs = [entry.spread(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (round(each.mean) if each else 0 for each in costs)
     left = ", ".join(entry.leaves) or "nothing"
-    sent = (human_bytes(up), human_bytes(down), str(queries))
+    sent = (format_bytes(up), format_bytes(down), str(queries))
     return (entry.name, entry.shown(metric) or "", ensemble, left, *sent)
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     given = parser.parse_args()
     try:
         comparison = read_folder(given.runs)
-        labels = {place.label for place in comparison.places()}
+        labels = {place.label for place in comparison.planned_runs()}
         if unknown := [label for label in given.methods if label not in labels]:
             raise UnknownName("method", unknown[0], sorted(labels))
         settings = summarize(given.runs, comparison).settings

@@ -81,8 +81,8 @@ if TYPE_CHECKING:  # the same names for tools that read types
     from fedstill.report.paired_difference import paired_difference as paired_difference
     from fedstill.report.paired_difference import seed_difference as seed_difference
     from fedstill.report.significance import SeedDifference as SeedDifference
-    from fedstill.student.central_model import CentralModel as CentralModel
-    from fedstill.student.central_model import load as load
+    from fedstill.student.student_model import StudentModel as StudentModel
+    from fedstill.student.student_model import load as load
     from fedstill.studies import Compared as Compared
     from fedstill.studies import compare_methods as compare_methods
     from fedstill.studies import run_preset as run_preset
@@ -138,7 +138,7 @@ _PUBLIC_NAMES = {
     "protocol.local_config": "LocalConfig",
     "report.significance": "SeedDifference",
     "report.paired_difference": "CaseDifference paired_difference seed_difference",
-    "student.central_model": "CentralModel load",
+    "student.student_model": "StudentModel load",
     "studies": "Compared compare_methods run_preset",
     "tasks.config": "TaskConfig",
     "tasks.instances": "InstancesConfig",

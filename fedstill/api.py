@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from fedstill.core.compute import EngineConfig, torch_defaults
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import TensorData, as_tensor
-from fedstill.core.errors import ArgumentError, DataError, RunFolderError, called_from
-from fedstill.core.names import TEXTS, class_names
-from fedstill.core.progress import Bars
-from fedstill.core.run_writer import OBJECTS, folder_of, make_folder, write_text
+from fedstill.core.errors import ArgumentError, DataError, RunFolderError, caller_context
+from fedstill.core.names import TEXT_DTYPE_KINDS, normalize_class_names
+from fedstill.core.progress import ProgressBar
+from fedstill.core.run_writer import OBJECTS_FILE, make_folder, parse_folder, write_text
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import python_data
 from fedstill.data.public import PublicData
@@ -44,7 +44,7 @@ from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks import TASKS, Task, TaskConfig
 from fedstill.track import Tracker
-from fedstill.track.listeners import Listeners
+from fedstill.track.tracker_group import TrackerGroup
 
 # DataFrames have no type here, as pandas and polars are optional.
 Examples = TensorData | tuple[torch.Tensor, torch.Tensor] | torch.utils.data.Dataset[Any] | Any
@@ -78,7 +78,7 @@ class Outcome:
         return f"Outcome of {run_summary(self.result, self.folder)}"
 
 
-@called_from("distil")
+@caller_context("distil")
 @torch_defaults()
 def distil(
     data: Sequence[Examples],
@@ -231,9 +231,13 @@ def distil(
     if table_schema and len(table_schema.classes) != learning_task.classes:
         expected = f"{len(table_schema.classes)}, as the schema has {', '.join(table_schema.classes)}"
         raise ArgumentError("classes", learning_task.classes, expected)
-    to_tensors = partial(_convert_examples, task=learning_task, mean=mean, std=std, schema=table_schema, classes=given_names)
+    to_tensors = partial(
+        _convert_examples, task=learning_task, mean=mean, std=std, schema=table_schema, classes=given_names
+    )
     test_data = to_tensors(test, "test")
-    label_names = given_names or (table_schema.classes if table_schema else tuple(map(str, range(learning_task.classes))))
+    label_names = given_names or (
+        table_schema.classes if table_schema else tuple(map(str, range(learning_task.classes)))
+    )
     shape = tuple(test_data.inputs.shape[1:])
     interface = Interface(learning_task, label_names, shape, vocabulary, mean, std, table_schema)
     setting = Setting(
@@ -262,12 +266,12 @@ def distil(
     )
     if track and out is None:
         raise ArgumentError("track", list(map(str, track)), "() unless out= is given, where trackers write")
-    listeners = Listeners(track, {"method": setting.method, "local": setting.local, "seed": seed})
+    listeners = TrackerGroup(track, {"method": setting.method, "local": setting.local, "seed": seed})
     simulation = Simulation(setting)
     simulation.listeners = listeners
-    folder = None if out is None else folder_of(out)
+    folder = None if out is None else parse_folder(out)
     if folder is None:
-        results = simulation.run(bars=Bars(progress))
+        results = simulation.run(bars=ProgressBar(progress))
     else:
         _open_folder(folder, _fingerprint(setting))
         about = {"data": {"classes": list(label_names)}}
@@ -289,7 +293,7 @@ def _class_names(classes: int | Sequence[str], schema: Schema) -> tuple[str, ...
     if schema and names == schema.classes:
         return names
     try:
-        return class_names(names, "classes")
+        return normalize_class_names(names, "classes")
     except DataError as error:
         raise ArgumentError("classes", list(names), f"each name once: {error}") from error
 
@@ -312,7 +316,7 @@ def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:
     Raises:
         RunFolderError: it holds another run, a finished one, or other files.
     """
-    objects_file = folder / OBJECTS
+    objects_file = folder / OBJECTS_FILE
     if not objects_file.exists():
         check_folder(folder)
         make_folder(folder)
@@ -341,7 +345,7 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
     return {
         "task": f"{setting.task.name} {sorted(vars(setting.task).items())}",
         **{name: repr(getattr(setting, name)) for name in compared_names.split()},
-        "schema": repr(as_table(setting.schema)),  # its repr is abbreviated
+        "schema": repr(to_table(setting.schema)),  # its repr is abbreviated
         **{name: digest("", {"x": part.inputs, "y": part.targets}) for name, part in data.items()},
         "public": digest("", public),
         "models": " ".join(str(model) for model in setting.models),
@@ -349,7 +353,9 @@ def _fingerprint(setting: Setting) -> dict[str, str]:
     }
 
 
-def _convert_public(examples: Any, to_tensors: Callable[[Any, str], TensorData], task: Task) -> PublicData | None:
+def _convert_public(
+    examples: Any, to_tensors: Callable[[Any, str], TensorData], task: Task
+) -> PublicData | None:
     if examples is None:
         return None
     if isinstance(examples, torch.Tensor | np.ndarray):
@@ -383,7 +389,10 @@ def _convert_examples(
     if python_data.is_hugging_face(examples):
         examples = python_data.hugging_face_tensors(examples, what, task, mean, std, classes)
     raw_inputs, targets = extract_inputs_and_targets(examples, what)
-    inputs, labels = to_input_tensor(raw_inputs, what, mean, std), _convert_labels(targets, what, task, classes)
+    inputs, labels = (
+        to_input_tensor(raw_inputs, what, mean, std),
+        _convert_labels(targets, what, task, classes),
+    )
     return TensorData(_convert_inputs(inputs, what, task), _convert_targets(labels, what, task))
 
 
@@ -402,7 +411,7 @@ def _convert_labels(labels: Any, what: str, task: Task, classes: Sequence[str]) 
     if not isinstance(labels, np.ndarray) and not isinstance(first, str | np.str_):
         return to_target_tensor(labels, what)
     label_array = np.asarray(labels)
-    if label_array.dtype.kind not in TEXTS:
+    if label_array.dtype.kind not in TEXT_DTYPE_KINDS:
         return to_target_tensor(labels, what)
     if task.kind != "class":
         raise DataError(f"{what}: labels are texts (expected numbers for task {task.name})")

@@ -14,9 +14,9 @@ from typing import Any
 from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison import methods_by_label
 from fedstill.core.compute import torch_defaults
-from fedstill.core.config_tables import layered, nested
-from fedstill.core.errors import ArgumentError, called_from
-from fedstill.core.run_writer import folder_of, read_object
+from fedstill.core.config_tables import merge_tables, unflatten
+from fedstill.core.errors import ArgumentError, caller_context
+from fedstill.core.run_writer import parse_folder, read_object
 from fedstill.report import write_report
 from fedstill.report.compare_files import write_comparison
 from fedstill.report.run_summary import comparison_summary
@@ -44,7 +44,7 @@ class Compared:
         return f"Compared {comparison_summary(self.results, self.not_run, self.folder)}"
 
 
-@called_from("options")
+@caller_context("options")
 @torch_defaults()
 def run_preset(
     target: str | Path,
@@ -76,15 +76,15 @@ def run_preset(
         >>> result["accuracy"]  # doctest: +SKIP
         91.7
     """
-    config = from_dict(layered(RunConfig, to_dict(load(str(target))), nested(options or {})))
-    folder = folder_of(out)
+    config = from_dict(merge_tables(RunConfig, to_dict(load(str(target))), unflatten(options or {})))
+    folder = parse_folder(out)
     again = shlex.join(["fedstill", "run", str(folder / "config.toml")])
     run.run_or_resume(config, folder, command=again, progress=progress, report=write_report)
     write_report(folder)
     return read_object(folder / "result.json")  # read, as it is read again: without numbers that JSON has not
 
 
-@called_from("options")
+@caller_context("options")
 @torch_defaults()
 def compare_methods(
     methods: str | Path | Sequence[str],
@@ -122,33 +122,42 @@ def compare_methods(
     Example:
         >>> fedstill.compare_methods(["fedkd", "fedavg"], out="runs/compare", seeds=3)  # doctest: +SKIP
     """
-    folder, given = folder_of(out), dict(options or {})
+    folder, given = parse_folder(out), dict(options or {})
     names = [str(methods)] if isinstance(methods, (str, Path)) else [str(name) for name in methods]
-    if len(names) == 1 and comparison_file.is_plan(names[0]):
+    if len(names) == 1 and comparison_file.lists_methods(names[0]):
         if base is not None:
             raise ArgumentError("base", str(base), f"None with {names[0]}, which has its own")
-        plan = comparison_file.read(Path(names[0]), seeds=seeds, changes=given, leakage=leakage)
+        plan = comparison_file.read_comparison(Path(names[0]), seeds=seeds, changes=given, leakage=leakage)
     else:
         base_target = None if base is None else str(base)
         shared = to_dict(comparison_file.base_run(names, base_target))  # also registers its plugins
         options_by_method: dict[str, dict[str, Any]] = {}
         for label in methods_by_label(names, {}):
             method_options = [name for name in given if name.startswith(f"{label}.")]
-            if method_options and label not in shared:  # otherwise options of all runs in a table of this name
-                options_by_method[label] = nested({name.removeprefix(f"{label}."): given.pop(name) for name in method_options})
+            if (
+                method_options and label not in shared
+            ):  # otherwise options of all runs in a table of this name
+                options_by_method[label] = unflatten(
+                    {name.removeprefix(f"{label}."): given.pop(name) for name in method_options}
+                )
         seed_count = 1 if seeds is None else seeds
-        plan = comparison_file.plan(
-            names, base=base_target, seeds=seed_count, changes=given, options=options_by_method, leakage=leakage
+        plan = comparison_file.plan_comparison(
+            names,
+            base=base_target,
+            seeds=seed_count,
+            changes=given,
+            options=options_by_method,
+            leakage=leakage,
         )
     comparison_runner.compare(
         plan,
         folder,
-        command=shlex.join(["fedstill", "compare", str(folder / comparison_file.FILE)]),
+        command=shlex.join(["fedstill", "compare", str(folder / comparison_file.COMPARISON_FILE)]),
         report=write_report,
         quiet=not progress,
         bars=progress,
     )
     comparison = comparison_file.read_folder(folder)
     write_comparison(folder, comparison)
-    found = comparison_runner.results(folder, comparison)
-    return Compared(folder, found, comparison_runner.not_run(folder))
+    found = comparison_runner.read_results(folder, comparison)
+    return Compared(folder, found, comparison_runner.read_not_run(folder))

@@ -20,7 +20,7 @@ import fedstill
 from fedstill import api
 from fedstill.core import compute
 from fedstill.core.errors import ArgumentError, DataError, ModelError, QueryRefused, RunFolderError
-from fedstill.core.run_writer import Records
+from fedstill.core.run_writer import RunWriter
 from fedstill.models import MLP, SmallCNN
 
 SHAPE = (1, 8, 8)
@@ -242,7 +242,7 @@ def stopped_at(moment: int, given: dict[str, Any], monkeypatch: pytest.MonkeyPat
     """Run until a state was saved and so many chances to save one have passed, then stop."""
     chances = 0
 
-    def due(records: Records) -> bool:
+    def due(records: RunWriter) -> bool:
         nonlocal chances
         chances += 1
         if chances > moment:
@@ -250,7 +250,7 @@ def stopped_at(moment: int, given: dict[str, Any], monkeypatch: pytest.MonkeyPat
         return chances == moment - 1  # what was done since is lost
 
     with monkeypatch.context() as patch:
-        patch.setattr(Records, "due", due)
+        patch.setattr(RunWriter, "due", due)
         with pytest.raises(Stop):
             fedstill.distil(**given)
 
@@ -361,11 +361,11 @@ def test_a_finished_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
 def test_a_run_goes_on_in_the_precision_in_which_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compute, "_gains", lambda shape, network: True)
-    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
+    monkeypatch.setattr(compute, "_gains_from_bfloat16", lambda shape, network: True)
+    monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: True)
     unbroken = fedstill.distil(**few())
     stopped_at(4, few(out=tmp_path / "run"), monkeypatch)
-    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: False)  # on another machine
+    monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: False)  # on another machine
     resumed = fedstill.distil(**few(out=tmp_path / "run"))
     assert resumed.result["engine"]["precision"] == "bfloat16"
     assert resumed.result["accuracy"] == unbroken.result["accuracy"]

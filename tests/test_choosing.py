@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.core.compute import Compute
-from fedstill.core.text_format import counted
+from fedstill.core.text_format import format_count
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.method import METHODS
 from fedstill.protocol.queries import NodeSetting, placeholder_public
@@ -29,7 +29,7 @@ def rows() -> list[str]:
     task = Classification(10)
     at = NodeSetting(task, LocalConfig(), Compute(), placeholder_public(task))
     found = []
-    for name in METHODS.own:
+    for name in METHODS.builtin:
         method = METHODS[name]()
         needs, side = method.needs(), method.node_side(at)
         if needs.label_maps or needs.table_rows:
@@ -48,7 +48,7 @@ def rows() -> list[str]:
             "yes" if slopes else "",
             "once"
             if method.one_round
-            else counted(method.total_steps, method.unit)
+            else format_count(method.total_steps, method.unit)
             if side.released_kinds()
             else "",
             MAIN_MODELS[method.evaluated_model],

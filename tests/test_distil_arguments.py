@@ -19,7 +19,7 @@ from fedstill.core.errors import (
     ModelError,
     QueryRefused,
     RunFolderError,
-    called_from,
+    caller_context,
 )
 from tests.test_api import SHAPE, blobs, few
 
@@ -185,7 +185,7 @@ def test_terms_are_the_command_lines_again_after_a_call() -> None:
     with pytest.raises(MethodRefused):
         fedstill.distil(**few(method="fedkd"))
     assert "--nodes.policy.outputs_only false" in str(QueryRefused("a", "b", "outputs_only: none"))
-    with called_from("distil"):
+    with caller_context("distil"):
         assert ArgumentError("nodes.local.batch", 1, "2").name == "local.batch"
     assert ArgumentError("nodes.local.batch", 1, "2").name == "nodes.local.batch"
 

@@ -16,7 +16,7 @@ import pytest
 
 import fedstill
 from fedstill.attacks.attack import ATTACKS
-from fedstill.core.options import Checked
+from fedstill.core.options import CheckedOptions
 from fedstill.data.config import DATA
 from fedstill.data.splits import SPLITS
 from fedstill.federation import offline_files
@@ -75,7 +75,7 @@ def test_every_page_is_in_a_toctree() -> None:
 
 def documented() -> set[str]:
     """What the reference shows, with the module from which it is; methods by themselves, all of them."""
-    module, found = "fedstill", {f"fedstill.{METHODS[name].__name__}" for name in METHODS.own}
+    module, found = "fedstill", {f"fedstill.{METHODS[name].__name__}" for name in METHODS.builtin}
     for path in (DOCS / "reference").glob("*.md"):
         text = path.read_text(encoding="utf-8")
         for word, name in re.findall(r"^\.\. (currentmodule|auto\w+|py:data):: (\S+)$", text, re.MULTILINE):
@@ -109,7 +109,7 @@ def test_every_public_name_has_its_text_and_every_option_its_meaning(name: str) 
     thing = getattr(fedstill, name)
     assert (thing.__doc__ or "").strip()
     assert not thing.__doc__.startswith(f"{name}("), "a signature that dataclass has made is no text"
-    if not (is_dataclass(thing) and issubclass(thing, Checked)):
+    if not (is_dataclass(thing) and issubclass(thing, CheckedOptions)):
         return
     for kind in thing.__mro__:
         if is_dataclass(kind):

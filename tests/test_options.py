@@ -19,8 +19,8 @@ from annotated_types import BaseMetadata, GroupedMetadata
 
 import fedstill
 from fedstill.attacks.attack import ATTACKS
-from fedstill.core.config_tables import as_table
-from fedstill.core.options import Checked
+from fedstill.core.config_tables import to_table
+from fedstill.core.options import CheckedOptions
 from fedstill.core.toml import parse
 from fedstill.data.config import DATA
 from fedstill.data.splits import SPLITS
@@ -41,11 +41,11 @@ CHANGING = {  # dataclasses that are state, outside of the methods' own
 def defaults() -> dict[str, Any]:
     """Every option with its default: of a run, of a node, and of all that is chosen by name."""
     found: dict[str, Any] = {
-        "run": as_table(RunConfig(method=METHODS["fedavg"]())),
-        "node": as_table(NodeFile(name="clinic")),
+        "run": to_table(RunConfig(method=METHODS["fedavg"]())),
+        "node": to_table(NodeFile(name="clinic")),
     }
     for registry in REGISTRIES:
-        found |= {f"{registry.what} {name}": as_table(registry[name]()) for name in registry.own}
+        found |= {f"{registry.what} {name}": to_table(registry[name]()) for name in registry.builtin}
     return found
 
 
@@ -66,7 +66,7 @@ def bounds() -> dict[str, Any]:
     """What numbers each option of each configuration may be, as its type says it."""
     found: dict[str, Any] = {}
     for each in sorted(classes(), key=lambda each: each.__qualname__):
-        if issubclass(each, Checked):
+        if issubclass(each, CheckedOptions):
             hints = get_type_hints(each, include_extras=True)
             own = inspect.get_annotations(each)
             limits = {name: " ".join(sorted(set(_limits(hints[name])))) for name in own}

@@ -145,7 +145,7 @@ def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
     for words in (
         "flip: the class that its network answers is told by randomized response",
         "the best class of each row by randomized response",
-        "what my_lab says of its own mechanism: nothing here proves that it keeps to its prices",
+        "as my_lab claims of its own mechanism: nothing here proves that its costs are right",
     ):
         assert words in page
 

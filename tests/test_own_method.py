@@ -91,7 +91,7 @@ def test_outputs_only_lets_out_what_its_owner_names_and_nothing_else(lab: Lab) -
         "@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Liar(FedDistill):\n"
         "    @query(sends={'shared': payload_kinds.LOGITS, 'round': payload_kinds.SCHEDULE},"
         " releases={'mean': payload_kinds.LOGITS}, reads=())\n"
-        "    def learn(self, nodes, shared, round):\n        return super().learn(nodes, shared, round)\n"
+        "    def train_locally(self, nodes, shared, round):\n        return super().learn(nodes, shared, round)\n"
     )
     line = lab.refused("--method.name", "liar:Liar")
     assert "outputs_only: no liar: logits" in line, "whatever it calls what leaves"
@@ -129,7 +129,7 @@ def test_under_a_budget_it_pays_for_each_class(lab: Lab) -> None:
     assert all(node["guarantee"] and 7 < node["epsilon"] <= 8 for node in told)
     assert KIND in lab.text("private/report.html")
     plan = lab("privacy", "plan", "private/config.toml")
-    assert "learn" in plan
+    assert "train_locally" in plan
     assert "10 x laplace" in plan
     line = lab.refused(*private, "--nodes.privacy.mechanism", "dp-sgd")
     assert KIND in line, "means over the records are not what a network has learned"

@@ -78,7 +78,7 @@ HOLDERS = [
     DataSet("mine", SOME, SOME, tuple(map(str, range(200))), (0.5,), (0.5,)),
     PublicData("given", SOME.inputs, SOME.targets),
     LabelHistogram(tuple(map(str, range(90))), torch.zeros(90, 10), torch.zeros(90)),
-    QueryCall("examine", {"x": SOME.inputs}),
+    QueryCall("predict_logits", {"x": SOME.inputs}),
     Responses(0, tuple(map(str, range(90))), {"logits": torch.zeros(90, 64, 10)}),
     fedstill.Schema("c0", COLUMNS),
 ]

@@ -21,9 +21,9 @@ from sphinx.util.docutils import SphinxDirective
 
 from fedstill.attacks.attack import ATTACKS
 from fedstill.cli.main import main
-from fedstill.core import config_tables
-from fedstill.core.config_tables import as_table, describe
-from fedstill.core.registry import Registered
+from fedstill.core import options
+from fedstill.core.config_tables import describe_type, to_table
+from fedstill.core.registry import Registrable
 from fedstill.data.config import DATA
 from fedstill.data.splits import SPLITS
 from fedstill.node.node_file import NodeFile
@@ -126,7 +126,7 @@ def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
             yield row(name, limits(hint), default, meaning(type(config), field.name))
 
 
-def common(chosen: Registered, prefix: str, keys: bool) -> Iterator[str]:
+def common(chosen: Registrable, prefix: str, keys: bool) -> Iterator[str]:
     """Those options that all have which could have been chosen in its place."""
     base = next(each for each in type(chosen).__mro__ if "registry" in vars(each))
     shared = {field.name for field in fields(base)} if is_dataclass(base) else set()
@@ -165,7 +165,7 @@ def safe(text: str) -> str:
 
 def limits(hint: Any) -> str:
     """What a value may be, in words: "a whole number: 1 or more"."""
-    within = config_tables.allowed(hint)
+    within = options.describe_constraints(hint)
     kind = describe(bare(hint))
     literal = get_origin(hint) is Literal
     return within if literal else f"{kind}: {within}" if within and "one of" not in kind else kind
@@ -212,7 +212,7 @@ def add(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list
 
 def once(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Options stand as attributes, each with its default: no list of them under what has them."""
-    if what == "class" and issubclass(thing, config_tables.Checked) and "Args:" in lines:
+    if what == "class" and issubclass(thing, options.CheckedOptions) and "Args:" in lines:
         del lines[lines.index("Args:") :]
 
 

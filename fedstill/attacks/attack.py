@@ -12,8 +12,8 @@ from torch import nn
 
 from fedstill.attacks.leakage import ImageStrip, ImageTable, LeakageColumn, LeakageMetric
 from fedstill.attacks.transcript import ObservedRelease, ObservedSimulation, ReplayedRun, ServerTranscript
-from fedstill.core.options import check
-from fedstill.core.registry import Registered, Registry
+from fedstill.core.options import check_fields
+from fedstill.core.registry import Registrable, Registry
 from fedstill.node.node import Node
 from fedstill.protocol.queries import NodeSide
 from fedstill.runs.config import RunConfig
@@ -87,7 +87,7 @@ class AttackResult:
     skipped: Sequence[tuple[str, str]] = ()
 
 
-class Attack(Registered, ABC):
+class Attack(Registrable, ABC):
     """An attack: a frozen dataclass whose fields are its options.
 
     :meth:`run` attacks; everything below it puts what was got into figures and words, from its part of
@@ -113,7 +113,7 @@ class Attack(Registered, ABC):
         Raises:
             ArgumentError: a value that the type of its field does not allow.
         """
-        check(self, self.called)
+        check_fields(self, self.registered_name)
 
     # --- what it hears ------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Attack(Registered, ABC):
     def strength(self, part: Any) -> str:
         """What was tried, and how strong it was, in a few words."""
         variants = dict.fromkeys(row.attack for row in self.rows(part) if row.attack)
-        return self.called + (
+        return self.registered_name + (
             f" by {', '.join(variant.replace(', ', ' ') for variant in variants)}" if variants else ""
         )
 

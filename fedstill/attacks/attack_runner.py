@@ -22,9 +22,9 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage import LEAKAGE_FILE
 from fedstill.attacks.transcript import ObservedRelease, load_run, replay_run
 from fedstill.core.errors import ArgumentError, FedstillError, MethodRefused
-from fedstill.core.progress import Bars
-from fedstill.core.run_writer import holding, read_result, write_text
-from fedstill.core.text_format import finite, human_seconds, json_text
+from fedstill.core.progress import ProgressBar
+from fedstill.core.run_writer import lock_folder, read_result, write_text
+from fedstill.core.text_format import format_seconds, json_text, replace_nonfinite
 from fedstill.core.version import __version__
 from fedstill.protocol.method import method_name
 from fedstill.protocol.payload_kinds import LABEL_MAPS, PRIVATE_DATA
@@ -55,31 +55,31 @@ def run_attacks(
     console, start = SafeConsole(stderr=True, quiet=not progress, highlight=False), time.monotonic()
     results: dict[str, AttackResult] = {}
     skipped: list[tuple[str, str]] = []
-    with Bars(progress) as bars:
+    with ProgressBar(progress) as bars:
         steps = itertools.count()
 
         def show_progress(message: str) -> None:
             if console.is_terminal:
-                bars.show("attacks", next(steps), len(config.attacks) + 1, message)
+                bars.update("attacks", next(steps), len(config.attacks) + 1, message)
             else:
-                bars.show("attacks", 0, 0, message)  # repeated while it takes long
-                console.print(f"{message}  after {human_seconds(time.monotonic() - start)}", soft_wrap=True)
+                bars.update("attacks", 0, 0, message)  # repeated while it takes long
+                console.print(f"{message}  after {format_seconds(time.monotonic() - start)}", soft_wrap=True)
 
         show_progress("the run once more, to hear what leaves")
         run, kept_releases = (
             load_run(folder),
-            {attack.called: list[ObservedRelease]() for attack in config.attacks},
+            {attack.registered_name: list[ObservedRelease]() for attack in config.attacks},
         )
 
         def keep_release(release: ObservedRelease) -> None:
             for attack in config.attacks:
                 if attack.keeps_release(release):
-                    kept_releases[attack.called].append(release)
+                    kept_releases[attack.registered_name].append(release)
 
         max_rows = max(attack.transcript_rows for attack in config.attacks)
         experiment, transcript, disagreement = replay_run(folder, run, max_rows, keep_release)
         for attack in config.attacks:
-            name = attack.called
+            name = attack.registered_name
             show_progress(f"attack: {name}")
             reason = attack.refusal(experiment.side)
             try:
@@ -110,20 +110,20 @@ def run_attacks(
         "audit": disagreement,
         "skipped": [{"attack": name, "reason": reason} for name, reason in skipped],
         "attacks": [
-            attack_record(attack, results[attack.called].part)
+            attack_record(attack, results[attack.registered_name].part)
             for attack in config.attacks
-            if attack.called in results
+            if attack.registered_name in results
         ],
     }
     leakage["sentence"] = leakage_sentence(leakage)
-    leakage = finite(leakage)
+    leakage = replace_nonfinite(leakage)
     images = {
         f"{name}.{stack}": images
         for name, attack in results.items()
         for stack, images in attack.pictures.items()
     }
     text = json_text(leakage) + "\n"
-    with holding(folder, "run"):
+    with lock_folder(folder, "run"):
         (folder / LEAKAGE_FILE).unlink(
             missing_ok=True
         )  # figures and pictures of two attacks never stand together
@@ -140,7 +140,7 @@ def attack_record(attack: Attack, part: Any) -> dict[str, Any]:
     Raises:
         ArgumentError: it found what JSON cannot hold.
     """
-    name, part = attack.called, finite(part)
+    name, part = attack.registered_name, replace_nonfinite(part)
     try:
         json.dumps(part)
     except TypeError as error:

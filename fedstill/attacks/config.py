@@ -8,15 +8,15 @@ from typing import Any
 
 from fedstill.attacks.attack import ATTACKS, Attack
 from fedstill.attacks.leakage import LeakageColumn
-from fedstill.core.config_tables import as_table, read_value
+from fedstill.core.config_tables import read_value, to_table
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.options import Checked, NonNegativeInt
+from fedstill.core.options import CheckedOptions, NonNegativeInt
 
 RESERVED_KEYS = ("attacks", "seed")  # keys that no attack's options stand under
 
 
 @dataclass(frozen=True)
-class LeakageConfig(Checked):
+class LeakageConfig(CheckedOptions):
     """The attacks of ``fedstill attack``.
 
     Args:
@@ -25,13 +25,13 @@ class LeakageConfig(Checked):
     """
 
     attacks: tuple[Attack, ...] = field(
-        default_factory=lambda: tuple(ATTACKS[name]() for name in ATTACKS.own)
+        default_factory=lambda: tuple(ATTACKS[name]() for name in ATTACKS.builtin)
     )
     seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = [attack.called for attack in self.attacks]
+        names = [attack.registered_name for attack in self.attacks]
         if not names or len(set(names)) < len(names):
             raise ArgumentError("attacks", names, f"some of {', '.join(ATTACKS)}, each once")
 
@@ -46,7 +46,7 @@ class LeakageConfig(Checked):
             "inversion": {"victims": 1, "attacks": ("idlg",)},
             "memorization": {"images": 300, "permutations": 199, "pairs": 4},
         }
-        return cls(tuple(ATTACKS[name](**options.get(name, {})) for name in ATTACKS.own))
+        return cls(tuple(ATTACKS[name](**options.get(name, {})) for name in ATTACKS.builtin))
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> LeakageConfig:
@@ -60,9 +60,9 @@ class LeakageConfig(Checked):
         >>> chosen.to_table()["membership"]["shadows"]
         4
         """
-        table = {ATTACKS.canonical(key): value for key, value in table.items()}
-        named = read_value(tuple[str, ...], table.get("attacks", list(ATTACKS.own)), "leakage.attacks")
-        names = [ATTACKS.canonical(name) for name in named]
+        table = {ATTACKS.canonical_name(key): value for key, value in table.items()}
+        named = read_value(tuple[str, ...], table.get("attacks", list(ATTACKS.builtin)), "leakage.attacks")
+        names = [ATTACKS.canonical_name(name) for name in named]
         kinds = {name: ATTACKS[name] for name in names}
         for key, value in table.items():
             if key in RESERVED_KEYS or key in kinds:
@@ -77,7 +77,7 @@ class LeakageConfig(Checked):
 
     def to_table(self) -> dict[str, Any]:
         """The same as a table, which :meth:`from_table` reads back."""
-        named = {attack.called: as_table(attack) for attack in self.attacks}
+        named = {attack.registered_name: to_table(attack) for attack in self.attacks}
         return {"attacks": list(named), "seed": self.seed, **named}
 
     @property

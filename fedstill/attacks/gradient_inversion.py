@@ -35,7 +35,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, MethodRefused
 from fedstill.core.options import NonNegativeInt, PositiveInt
 from fedstill.core.seeds import derive, torch_generator
-from fedstill.core.text_format import counted, human_seconds
+from fedstill.core.text_format import format_count, format_seconds
 from fedstill.models.extractor_head import EXTRACTOR, HEAD, split_model
 from fedstill.models.module_utils import deep_copy, load_vector
 from fedstill.protocol.local_config import Span
@@ -131,7 +131,7 @@ class GradientInversion(Attack):
                 metric="labels right",
                 text=f"{attack['labels']['right']} of {attack['labels']['of']}",
             )
-            yield LeakageMetric(**fields, metric="time", text=human_seconds(attack["seconds"]), detail=True)
+            yield LeakageMetric(**fields, metric="time", text=format_seconds(attack["seconds"]), detail=True)
 
     def sentence(self, part: Mapping[str, Any]) -> str:
         best = next(each for each in part["attacks"] if each["name"] == part["best"])
@@ -147,12 +147,14 @@ class GradientInversion(Attack):
         )
 
     def strength(self, part: Mapping[str, Any]) -> str:
-        victims, images = (counted(part[key], key[:-1]) for key in ("victims", "images"))
+        victims, images = (format_count(part[key], key[:-1]) for key in ("victims", "images"))
         return f"{super().strength(part)} ({victims}, {images} each)"
 
     def about(self, part: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
-        steps = f"{counted(part['steps'], 'local step')} of {part['optimizer']}"
-        victims = f"{counted(part['victims'], 'victim')} with {counted(part['images'], 'image')} each"
+        steps = f"{format_count(part['steps'], 'local step')} of {part['optimizer']}"
+        victims = (
+            f"{format_count(part['victims'], 'victim')} with {format_count(part['images'], 'image')} each"
+        )
         return (
             ("Sent by a node", part["shared"]),
             ("The adversary also knows", part["known"]),
@@ -335,7 +337,7 @@ def invert_victim(
 def describe_knowledge(victim: Victim, round: int) -> str:
     """What the adversary has beside the release, in words."""
     schedule, part = victim.schedule, victim.part
-    steps = f"{counted(len(schedule.rates), 'step')} of {schedule.optimizer.upper()}"
+    steps = f"{format_count(len(schedule.rates), 'step')} of {schedule.optimizer.upper()}"
     text = f"the server knows what it sent and how nodes train ({steps})"
     if part != "all":
         kept_part = {EXTRACTOR: "head", HEAD: "extractor"}[part]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.config_tables import load
+from fedstill.core.config_tables import load_record
 from fedstill.core.run_writer import read_result
 
 LEAKAGE_FILE = "leakage.json"
@@ -158,7 +158,7 @@ class Leakage:
             RunFolderError: the file is spoilt.
         """
         path = folder / LEAKAGE_FILE
-        return load(cls, read_result(path), path) if path.exists() else None
+        return load_record(cls, read_result(path), path) if path.exists() else None
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def audit_one_run(
         precision=precision,
     )
     audited.learn()
-    logits = audited.query("examine", x=planted.inputs)["logits"]  # (m, 10)
+    logits = audited.query("predict_logits", x=planted.inputs)["logits"]  # (m, 10)
     losses = F.cross_entropy(logits, planted.targets, reduction="none")
     order, guesses_per_side = losses.argsort(), max(1, int(guessed_share * canaries))
     correct = int(is_present[order[:guesses_per_side]].sum() + (~is_present[order[-guesses_per_side:]]).sum())
@@ -222,7 +222,7 @@ def distinguish_training_steps(
         return _run_features(_step_projections(node, record, step_count, batch), noise, batch / records)
 
     observe(True, 0)
-    nodes[True].query("examine", x=inputs)
+    nodes[True].query("predict_logits", x=inputs)
     return Distinguisher("dp-sgd", f"each of {step_count} steps of training", nodes[True].spent(), observe)
 
 
@@ -251,7 +251,7 @@ def distinguish_critic_steps(noise: float = 0.8, queries: int = 2, seed: int = 0
         critic, optimizer = node.node.modules["critic"], node.node.optimizers["critic"]
         critic.load_state_dict(untrained)
         optimizer.state.clear()
-        node.query("examine", x=x)
+        node.query("predict_logits", x=x)
         moments = [optimizer.state[own]["exp_avg"].flatten() for own in critic.parameters()]
         gradient = torch.cat(moments) / (1 - optimizer.defaults["betas"][0])
         projection: torch.Tensor = gradient @ direction / privacy.critic.clip

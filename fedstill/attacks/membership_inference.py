@@ -398,7 +398,7 @@ def private_records(experiment: Simulation, node: Node) -> TensorData:
 
 
 def concatenate(parts: Sequence[TensorData]) -> TensorData:
-    return TensorData.joined([part.to("cpu") for part in parts])
+    return TensorData.concat([part.to("cpu") for part in parts])
 
 
 # --- outputs of targets and shadow models ----------------------------------------------------------

@@ -315,17 +315,17 @@ def train_shadows(
     nodes = []
     for model, (data, row) in enumerate(zip(pools, inside, strict=True)):
         name = f"shadow-{model}"
-        network = compute.place(make(derive(seed, "shadow", model)))
+        network = compute.to_device(make(derive(seed, "shadow", model)))
         records = data.subset(row.nonzero().flatten().to(data.inputs.device)).to(compute.device)
         nodes.append(Node(name, records, network, Gate(name, PolicyConfig(), AuditLog()), seed))
     local_training.make_optimizers(nodes, local)
     groups = group_nodes(nodes, should_stack(compute, nodes))
 
     def learn(group: Sequence[Node]) -> None:
-        local_training.train(group, task, local, compute, work=work)
+        local_training.train(group, task, local, compute, train_step=work)
 
     kinds = [("shadow", work is None, stacking_key(group[0].model)) for group in groups]
-    compute.workers.each(learn, groups, kinds)
+    compute.workers.map(learn, groups, kinds)
     return [node.model for node in nodes]
 
 

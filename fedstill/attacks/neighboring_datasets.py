@@ -221,7 +221,7 @@ def distinguish_gradients(
 
 def _query_logits(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
     """Answers about the first digit and about its negative: a network of one layer answers the other way."""
-    return torch.cat([node.query("examine", x=inputs)["logits"].flatten() for inputs in (x, -x)])
+    return torch.cat([node.query("predict_logits", x=inputs)["logits"].flatten() for inputs in (x, -x)])
 
 
 def _query_gradients(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ def _query_gradients(node: AuditedNode, x: torch.Tensor) -> torch.Tensor:
     direction, steep = (x / x.norm()).flatten(), torch.tensor([[STEEP_GRADIENT, -STEEP_GRADIENT]])
     projections = []
     for gradient in (steep, -steep):
-        node.query("examine", x=x)
+        node.query("predict_logits", x=x)
         projections.append(node.pull_back(gradient)["d/dx"].flatten() @ direction)
     return torch.stack(projections)
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from fedstill.cli.commands import Command, CommandGroup
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.names import typed
+from fedstill.core.names import parse_cli_number
 
 HELP_FLAGS = ("-h", "--help")
 ALL_HELP = "--help-all"  # every option of a configuration, with its default
@@ -216,7 +216,7 @@ def number(
     if text is None:
         return None
     expected = expected or ("a number" if kind is float else "a whole number")
-    value = typed(kind, text)
+    value = parse_cli_number(kind, text)
     if value is None or not is_valid(value):
         raise ArgumentError(name, text, expected)
     return value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.arguments import ALL_HELP, ParsedArgs
 from fedstill.cli.console import print_json
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.run_writer import ATTACKS, require_no_objects
+from fedstill.core.run_writer import ATTACK_NEEDS_CONFIG, require_no_objects
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,7 @@ def main(args: ParsedArgs) -> None:
 
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.attacks.leakage import LEAKAGE_FILE, Leakage
-    from fedstill.core.config_tables import load
+    from fedstill.core.config_tables import load_record
     from fedstill.core.console import SafeConsole
     from fedstill.report import write_report
 
@@ -40,7 +40,7 @@ def main(args: ParsedArgs) -> None:
     if "--json" in args:
         print_json(found)
         return
-    print_leakage(load(Leakage, found, folder / LEAKAGE_FILE), SafeConsole())
+    print_leakage(load_record(Leakage, found, folder / LEAKAGE_FILE), SafeConsole())
     print(f"Report: {report}")
 
 
@@ -51,7 +51,7 @@ def _check(folder: Path) -> None:
         raise RunFolderError(
             f"{folder} holds a comparison: name one of its runs, or repeat its command with --leakage"
         )
-    require_no_objects(folder, ATTACKS)
+    require_no_objects(folder, ATTACK_NEEDS_CONFIG)
     if not (folder / "config.toml").exists():
         raise RunFolderError(f"{folder} holds no run: there is no config.toml in it")
     if not (folder / "result.json").exists():
@@ -63,17 +63,19 @@ def duration(folder: Path, attacks: int, quick: bool) -> str:
     """Return a line on the expected time, from the run's own and an earlier attack's; empty if not known."""
     from fedstill.attacks.leakage import Leakage
     from fedstill.core.run_writer import read_result
-    from fedstill.core.text_format import counted, human_seconds, number
+    from fedstill.core.text_format import format_count, format_seconds, number_at
 
-    took, before = number(read_result(folder / "result.json"), "seconds", "total"), Leakage.read(folder)
+    took, before = number_at(read_result(folder / "result.json"), "seconds", "total"), Leakage.read(folder)
     if took is None:
         return ""
     last = None if before is None else before.seconds
-    parts = [f"The run is repeated first (it took {human_seconds(took)}), then {counted(attacks, 'attack')}"]
+    parts = [
+        f"The run is repeated first (it took {format_seconds(took)}), then {format_count(attacks, 'attack')}"
+    ]
     if not quick:
         parts.append("which train models and take several times as long (--quick is a first look)")
     if last is not None:
-        parts.append(f"the last time all took {human_seconds(last)}")
+        parts.append(f"the last time all took {format_seconds(last)}")
     return f"{', '.join(parts)}."
 
 
@@ -87,12 +89,14 @@ def configured(words: list[str], quick: bool = False) -> LeakageConfig:
     given = group([word for word in words if word != ALL_HELP])
     for option in given:
         if option.name == "attacks":
-            start = {each.called: each for each in config.attacks}
+            start = {each.registered_name: each for each in config.attacks}
             named = LeakageConfig.from_table({"attacks": option.values})
-            config = LeakageConfig(tuple(start.get(each.called, each) for each in named.attacks), named.seed)
-    fields = {_field(attack.called): attack for attack in config.attacks}
+            config = LeakageConfig(
+                tuple(start.get(each.registered_name, each) for each in named.attacks), named.seed
+            )
+    fields = {_field(attack.registered_name): attack for attack in config.attacks}
     for option in given:
-        whose = ATTACKS.canonical(option.name.rpartition(".")[0])
+        whose = ATTACKS.canonical_name(option.name.rpartition(".")[0])
         if whose in ATTACKS and _field(whose) not in fields:
             reason = f"none, as attack {whose!r} is not among --attacks"
             raise ArgumentError(option.option, " ".join(option.values), reason)
@@ -100,7 +104,7 @@ def configured(words: list[str], quick: bool = False) -> LeakageConfig:
     form: Any = make_dataclass(
         "Leakage", [*own, *((name, type(each)) for name, each in fields.items())], frozen=True
     )
-    now = form(tuple(each.called for each in config.attacks), config.seed, **fields)
+    now = form(tuple(each.registered_name for each in config.attacks), config.seed, **fields)
     spelled = [_option(word) for word in words]
     about = f"Options of the attacks.\n--attacks NAME ...: {', '.join(ATTACKS)}"
     got = override(now, spelled, "fedstill attack RUN", about)
@@ -125,7 +129,7 @@ def _option(word: str) -> str:
         return word
     name, equals, value = word[2:].partition("=")
     whose, dot, option = name.rpartition(".")
-    return f"--{_field(ATTACKS.canonical(whose))}{dot}{option}{equals}{value}"
+    return f"--{_field(ATTACKS.canonical_name(whose))}{dot}{option}{equals}{value}"
 
 
 def print_leakage(found: Leakage, console: Console) -> None:

@@ -118,14 +118,14 @@ def verify(args: ParsedArgs) -> None:
 
 
 def export(args: ParsedArgs) -> None:
-    from fedstill.core.private_files import opener
+    from fedstill.core.private_files import private_opener
 
     log, to, whole = _find_log(Path(args.positionals[0])), args.path("--out"), "--whole" in args
     if to.suffix != ".jsonl":
         raise ArgumentError("--out", str(to), "a file that ends in .jsonl")
     if to.exists():
         raise ArgumentError("--out", str(to), "a file that is not there yet")
-    with _opened(log) as audit, open(to, "x", encoding="utf-8", opener=opener) as file:
+    with _opened(log) as audit, open(to, "x", encoding="utf-8", opener=private_opener) as file:
         for entry in audit.entries():
             file.write(json_text(entry if whole else _without_secrets(entry), indent=None) + "\n")
         print(f"Wrote {to}{': keep it to yourself' if whole else ''}.")
@@ -146,7 +146,7 @@ def accept(args: ParsedArgs) -> None:
     with _opened(log, write=True) as audit:
         before = max((entry["entry"] for entry in audit.entries()), default=0)
         trouble = audit.fault or lost
-        audit.settle(args.options["--because"][-1], gone=lost is not None)
+        audit.settle(args.options["--because"][-1], is_lost=lost is not None)
         again = [entry for entry in audit.entries(before + 1) if entry["run"]]
     print(f"Settled: {trouble}.")
     for entry in again:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from fedstill.cli.console import columns
-from fedstill.core.text_format import counted, human_bytes, shortened
+from fedstill.core.text_format import format_bytes, format_count, shorten_numbers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,7 +96,7 @@ def _what(entry: Mapping[str, Any]) -> str:
         return f"{asked}, refused: {entry['rule']}"
     if entry["part"] == RESPONSE_FILE:
         return f"{entry['query']} kept,\nto leave again"
-    kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(entry["up"].items()))
+    kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(entry["up"].items()))
     asked = asked if asked == entry["part"] else f"{asked}, {entry['part']}"
     return f"{asked}\n{kinds or 'nothing'}"
 
@@ -113,7 +113,7 @@ def priced(entry: Mapping[str, Any], between: str = ", ") -> str:
 
 def events(price: Mapping[str, int]) -> list[str]:
     """Return events with their counts, numbers to four digits."""
-    short = map(shortened, price)
+    short = map(shorten_numbers, price)
     return [
         event if times == 1 else f"{times} x {event}"
         for event, times in zip(short, price.values(), strict=True)
@@ -161,7 +161,7 @@ def print_totals(
         spent = audit.spending(payer, ALL_RUNS)
         prices, bare = events(spent.total_events), spent.total_no_guarantee
         cells = [*prices[:MANY], *([f"{len(prices) - MANY} other prices"] if len(prices) > MANY else [])]
-        cells += [f"{counted(bare, 'release')} without guarantee"] if bare else []
+        cells += [f"{format_count(bare, 'release')} without guarantee"] if bare else []
         units = sorted(audit.totals.units(payer))
         apart = f", of which units add up to nothing ({', '.join(units)})" if len(units) > 1 else ""
         console.print(f"Paid in all for {payer}: {', '.join(cells) or 'nothing'}{apart}.")

@@ -55,23 +55,23 @@ def _planned(args: ParsedArgs) -> Comparison:
 
     leakage = "--leakage" in args
     prog = f"fedstill compare {' '.join(names)}"
-    planned = any(comparison_file.is_plan(name) for name in names)
+    planned = any(comparison_file.lists_methods(name) for name in names)
     run = comparison_file.base_run(names, base)  # which also says where modules are looked for
     options, shared = ({}, args.overrides) if planned else _of_one_method(args.overrides, names, run, prog)
     words = [*map(in_full, shared), *([] if data is None else ["--data.name", data])]
     changes = changes_of(words, run, args, prog)
     if not planned:
         many = seeds or 1
-        plan = comparison_file.plan(
+        plan = comparison_file.plan_comparison(
             names, base=base, seeds=many, changes=changes, options=options, leakage=leakage
         )
         if "--quiet" not in args:
-            run = plan.config(plan.places()[0])
+            run = plan.run_config(plan.planned_runs()[0])
             _say_what_is_left_out([name for name in names if name != base], run, based=base is not None)
         return plan
     if len(names) > 1 or base is not None:
         raise ArgumentError("fedstill compare", " ".join(names), "one comparison's file alone, or methods")
-    return comparison_file.read(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
+    return comparison_file.read_comparison(Path(names[0]), seeds=seeds, changes=changes, leakage=leakage)
 
 
 def _say_what_is_left_out(names: Sequence[str], run: RunConfig, *, based: bool) -> None:
@@ -80,7 +80,7 @@ def _say_what_is_left_out(names: Sequence[str], run: RunConfig, *, based: bool) 
     from fedstill.runs import presets
     from fedstill.runs.config import RunConfig
 
-    data = run.data.called
+    data = run.data.registered_name
     for name in names:
         if name.endswith(".toml") or name in presets.names():
             own = table_at(presets.read(name, RunConfig), "data").get("name", data)
@@ -108,12 +108,12 @@ def _of_one_method(
         first, dot, rest = option.name.rpartition(".")
         if ":" in first:  # a method of a module, which is called by its class
             called = f"'--{first.rpartition(':')[2]}.{rest}'"
-            raise UnknownName("option", option.option, [], meant=called)
+            raise UnknownName("option", option.option, [], suggestion=called)
         label = spelled.get(first, "") if dot else ""
         meant = [spelled for spelled in spelled if first in spelled.split("_")]
         if dot and not label and first not in to_dict(base) and len(meant) == 1:
             option_of = f"'--{spelled[meant[0]]}.{rest}'"
-            raise UnknownName("option", option.option, [], meant=option_of)
+            raise UnknownName("option", option.option, [], suggestion=option_of)
         (own.setdefault(label, []) if label else shared).extend(
             [f"--method.{rest}" if label else option.option, *option.values]
         )
@@ -136,7 +136,7 @@ def changes_of(words: list[str], base: RunConfig, args: ParsedArgs, prog: str) -
     """Run options that hold for all methods, by dotted name, read and checked as those of a run are."""
     from fedstill.attacks.attack import ATTACKS
     from fedstill.cli.options import group
-    from fedstill.compare.comparison_file import OWN
+    from fedstill.compare.comparison_file import PER_RUN_KEYS
     from fedstill.runs.config import to_dict
 
     given = group(words)
@@ -148,7 +148,7 @@ def changes_of(words: list[str], base: RunConfig, args: ParsedArgs, prog: str) -
                 f"--fediod.{key}, or write a file with methods = [...] and, below [options.METHOD], {key} = "
                 "..., and compare that file"
             )
-        if first in OWN or first in ATTACKS:
+        if first in PER_RUN_KEYS or first in ATTACKS:
             see = "the options of attacks belong to the table [leakage] of a comparison's file"
             raise UnknownName("option", option.option, args.known, see=see if first in ATTACKS else "")
     run = to_dict(changed(base, words, prog, args.known))
@@ -168,8 +168,8 @@ def _show_comparison(folder: Path, only: Sequence[str]) -> None:
     print_comparison(summary, SafeConsole())
     print(f"Report: {page}")
     names = {entry.label: entry.name for entry in summary.entries}
-    reasons = comparison_runner.not_run(folder)
-    asked = [place for place in comparison.places(only) if place.folder in reasons]
+    reasons = comparison_runner.read_not_run(folder)
+    asked = [place for place in comparison.planned_runs(only) if place.folder in reasons]
     if lacking := dict.fromkeys(names[place.label] for place in asked):
         leave(f"not all methods ran, the table says why: {', '.join(lacking)}", 1)
 
@@ -178,12 +178,12 @@ def _print_json(folder: Path, only: Sequence[str]) -> None:
     """Write a comparison's files, and print each run's result by its folder; leave with 1 if one that was to
     run has none."""
     from fedstill.compare.comparison_file import read_folder
-    from fedstill.compare.comparison_runner import results
+    from fedstill.compare.comparison_runner import read_results
     from fedstill.report.compare_files import write_comparison
 
     comparison = read_folder(folder)
     write_comparison(folder, comparison)
-    found = results(folder, comparison)
+    found = read_results(folder, comparison)
     print_json(found)
-    if lacking := [place.folder for place in comparison.places(only) if place.folder not in found]:
+    if lacking := [place.folder for place in comparison.planned_runs(only) if place.folder not in found]:
         leave(f"not all methods ran: {', '.join(lacking)}", 1)

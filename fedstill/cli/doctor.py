@@ -76,7 +76,7 @@ def examine() -> dict[str, Any]:
     """Return versions, devices, threads, data folders, and the missing modules of each extra."""
     import torch
 
-    from fedstill.core.compute import devices
+    from fedstill.core.compute import available_devices
     from fedstill.data.user_data import default_folders
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -91,7 +91,7 @@ def examine() -> dict[str, Any]:
             **{name: _version(name) for name in SHOWN},
         },
         "machine": f"{platform.machine()}, {platform.system()} {platform.release()}",
-        "devices": devices(),
+        "devices": available_devices(),
         "threads": torch.get_num_threads(),
         "cores": cores,
         "data_folders": [

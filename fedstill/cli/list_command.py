@@ -71,7 +71,7 @@ def _descriptions(kind: str) -> dict[str, str]:
         return methods
     return {
         name: " ".join((getdoc(entry) or "").partition("\n\n")[0].replace("``", "").split())
-        for name, entry in others[kind].working().items()
+        for name, entry in others[kind].importable().items()
     }
 
 
@@ -119,8 +119,8 @@ def title_and_paper(method: type[Method]) -> str:
 
 def _method_facts(name: str) -> dict[str, str]:
     """Describe a method with its default options, on the first task that it supports."""
-    from fedstill.compare.comparison_file import queries, what_leaves
-    from fedstill.core.config_tables import as_table
+    from fedstill.compare.comparison_file import method_queries, released_kinds
+    from fedstill.core.config_tables import to_table
     from fedstill.protocol.method import METHODS
     from fedstill.report.model_scores import NEED_TITLES
     from fedstill.report.result import MAIN_MODELS
@@ -130,13 +130,15 @@ def _method_facts(name: str) -> dict[str, str]:
     needs, tasks = vars(method.needs()), _refusals_by_task([METHODS[name]])[0]
     first_task = next(task for task, refusal in tasks.items() if not refusal)
     run = from_dict({"method": {"name": name}, "task": {"name": first_task}})
-    sent = [query.name + (f" x{query.times}" if query.times > 1 else "") for query in queries(run).values()]
+    sent = [
+        query.name + (f" x{query.times}" if query.times > 1 else "") for query in method_queries(run).values()
+    ]
     needed = [text for key, text in {**NEED_TITLES, **MORE_NEEDS}.items() if needs[key]]
-    options = {key: value for key, value in as_table(method).items() if key != "name"}
+    options = {key: value for key, value in to_table(method).items() if key != "name"}
     label = name.rpartition(":")[2]
     return {
         "title": title_and_paper(METHODS[name]),
-        "leaves a node": ", ".join(what_leaves(run)) or "nothing",
+        "leaves a node": ", ".join(released_kinds(run)) or "nothing",
         "needs": ", ".join(needed) or "nothing special",
         "queries": ", ".join(sent) or "none",
         "evaluated on": MAIN_MODELS[method.evaluated_model][0],
@@ -149,7 +151,7 @@ def tasks_by_method() -> dict[str, dict[str, str | None]]:
     """Return, by method and task, why the method does not support the task; None where it does."""
     from fedstill.protocol.method import METHODS
 
-    working = METHODS.working()
+    working = METHODS.importable()
     return dict(zip(working, _refusals_by_task(working.values()), strict=True))
 
 
@@ -157,7 +159,7 @@ def _refusals_by_task(methods: Iterable[type[Method]]) -> list[dict[str, str | N
     from fedstill.protocol.method import unmet_need
     from fedstill.tasks import TASKS
 
-    tasks = {name: kind().minimal_task() for name, kind in TASKS.working().items()}
+    tasks = {name: kind().minimal_task() for name, kind in TASKS.importable().items()}
     return [{name: unmet_need(method().needs(), task) for name, task in tasks.items()} for method in methods]
 
 

@@ -13,7 +13,7 @@ from fedstill.core.errors import ArgumentError
 def init(args: ParsedArgs) -> None:
     folder, name = args.positionals[0], args.get("--name")
 
-    from fedstill.core.startup_kit import KIT
+    from fedstill.core.startup_kit import KIT_FOLDER
     from fedstill.node import owner_folder
 
     if not owner_folder.init_folder(Path(folder), name):
@@ -25,7 +25,7 @@ def init(args: ParsedArgs) -> None:
     print(f"Wrote {file} and {secret} (only you may read it).")
     print("Next:")
     print("  1. say in node.toml where your data are, which model you have and what may leave")
-    kit = Path(folder) / KIT
+    kit = Path(folder) / KIT_FOLDER
     print(f"  2. copy the startup kit that you were given to {kit}; or say online = false and answer files")
     print(f"  3. fedstill node check {folder}")
 

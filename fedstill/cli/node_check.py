@@ -269,7 +269,7 @@ def _methods(file: NodeFile, found: FolderCheck) -> list[dict[str, str]]:
     from fedstill.protocol.method import METHODS
 
     rows = []
-    for name in (*METHODS.own, *file.policy.methods):
+    for name in (*METHODS.builtin, *file.policy.methods):
         verdict = _judged(METHODS[name](), file, found, None, None)
         answered = [query for query in verdict.queries if query not in verdict.rules]
         parts = [f"answers {', '.join(answered)}"] if answered else []
@@ -322,8 +322,8 @@ def _unfit(
 def _stranger(config: RunConfig, file: NodeFile) -> str | None:
     """Return why a run's method or task is refused: neither built in nor named by the policy; else None."""
     for option, chosen in (("methods", config.method), ("tasks", config.task)):
-        if not chosen.registry.allows(chosen.called, getattr(file.policy, option)):
-            return f"policy.{option} does not name {chosen.called}"
+        if not chosen.registry.is_allowed(chosen.registered_name, getattr(file.policy, option)):
+            return f"policy.{option} does not name {chosen.registered_name}"
     return None
 
 

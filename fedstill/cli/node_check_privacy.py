@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError, FedstillError, QueryRefused
-from fedstill.core.table_schema import difference
-from fedstill.core.text_format import clip
+from fedstill.core.table_schema import schema_difference
+from fedstill.core.text_format import clip_text
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.stratified_sampling import limit_groups
 from fedstill.node import audit_file
@@ -32,7 +32,7 @@ def privacy_facts(folder: Path, file: NodeFile, data: TensorData | None) -> list
         lines.append("none: answers leave as they are, without any guarantee")
     else:
         lines.append(
-            f"{config.called}, {config.randomness} randomness; for {make_statement(config, {}, ()).unit}"
+            f"{config.registered_name}, {config.randomness} randomness; for {make_statement(config, {}, ()).unit}"
         )
     if data is not None:
         lines += unit_notes([data], [config])
@@ -81,9 +81,9 @@ def schema_fact(file: NodeFile) -> str:
 def spec_objection(file: NodeFile, found: FolderCheck, spec: InputSpec) -> str | None:
     """Return how a run's schema or classes differ from the only ones that the owner allows; else None."""
     if file.data.classes and file.data.classes != spec.classes:
-        named = ", ".join(map(clip, spec.classes))
+        named = ", ".join(map(clip_text, spec.classes))
         return f"its classes are not those of data.classes, in their order: {named}"
-    differs = difference(found.schema, spec.schema) if found.schema else ""
+    differs = schema_difference(found.schema, spec.schema) if found.schema else ""
     return f"its schema is not that of {file.data.schema}: other {differs}" if differs else None
 
 

@@ -20,8 +20,8 @@ FEW = 20  # classes that are shown one by one
 def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, list[str]]:
     """Return lines by topic."""
     from fedstill.cli.node_check_privacy import privacy_facts, schema_fact
-    from fedstill.core.startup_kit import KIT, StartupKit
-    from fedstill.core.text_format import counted, times
+    from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
+    from fedstill.core.text_format import format_count, format_shape
     from fedstill.data.node_data import SOURCES
     from fedstill.node.kit_faults import kit_faults
     from fedstill.node.sum_history import SUM_HISTORY_FILE, SumHistory
@@ -29,7 +29,7 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     facts: dict[str, list[str]] = {}
     if found.data is not None and found.spec is not None:
         source = file.data.path if file.data.source in SOURCES else file.data.source
-        facts["data"] = [f"{len(found.data)} examples, {times(found.spec.shape)}, from {source}"]
+        facts["data"] = [f"{len(found.data)} examples, {format_shape(found.spec.shape)}, from {source}"]
         if counts := _counts(found.spec, found.data):
             facts["data"].append(counts)
     elif found.unreported:
@@ -56,15 +56,15 @@ def node_facts(folder: Path, file: NodeFile, found: FolderCheck) -> dict[str, li
     if not file.online:
         facts["link"] = ["none: it answers files of queries"]
     elif not kit_faults(folder, None):
-        kit = StartupKit(folder / KIT)
+        kit = StartupKit(folder / KIT_FOLDER)
         until = f"its certificate is valid until {kit.valid_until:%Y-%m-%d}"
         authority = f"its authority is {kit.authority_fingerprint}"
-        facts["link"] = [f"dials out to {kit.target('client')}; {until}", authority]
+        facts["link"] = [f"dials out to {kit.server_address('client')}; {until}", authority]
         if corrupted := SumHistory(folder / SUM_HISTORY_FILE).corrupted:
             most = policy.max_corrupted_sums
             then = ", and all are from now on" if 0 < most <= corrupted else ""
             facts["link"].append(
-                f"responses of this node have corrupted {counted(corrupted, 'sum')}{then} "
+                f"responses of this node have corrupted {format_count(corrupted, 'sum')}{then} "
                 f"(max_corrupted_sums: {most})"
             )
     return facts

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import ParsedArgs
 from fedstill.cli.console import plain, print_facts, print_json, print_table
-from fedstill.core.hashing import grouped
-from fedstill.core.text_format import clip
+from fedstill.core.hashing import group_digits
+from fedstill.core.text_format import clip_text
 
 if TYPE_CHECKING:
     from fedstill.node.requests import ApprovalRequests
@@ -41,7 +41,7 @@ def requests(args: ParsedArgs) -> None:
     if not known:
         console.print("No run has asked for approval.")
     for request in known:
-        console.print(grouped(request.sha256))
+        console.print(group_digits(request.sha256))
         print_facts(console, describe_request(request))
 
 
@@ -82,7 +82,7 @@ def log(args: ParsedArgs) -> None:
         sys.exit(2 if fault else 0)
     rows = []
     for line in lines[-LAST:]:
-        who = clip(line["who"]) or "not proven"
+        who = clip_text(line["who"]) or "not proven"
         rows.append([str(line["line"]), line["at"][:19], line["event"], who, describe_log_line(line)])
     if rows:
         print_table(plain(), ["line", "when (UTC)", "what", "who", "why"], rows, left=5)
@@ -108,17 +108,17 @@ def _requests(folder: Path) -> ApprovalRequests:
 
 
 def _decide(args: ParsedArgs, approved: bool) -> None:
-    from fedstill.core.registry import looking_in
+    from fedstill.core.registry import searching_in
     from fedstill.node import owner_folder
     from fedstill.node.request_text import always_refused_queries
 
     folder = Path(args.positionals[0])
     because, server = args.get("--because") or "", args.get("--server")
     request = _requests(folder).decide(args.positionals[1], approved, because, server=server)
-    print(f"Run {request.run} of {request.server_name}, {grouped(request.sha256)}: {request.state}.")
+    print(f"Run {request.run} of {request.server_name}, {group_digits(request.sha256)}: {request.state}.")
     if approved:
         print("The server can start or resume it now.")
-        with looking_in(folder):
+        with searching_in(folder):
             refused = always_refused_queries(request, owner_folder.read_node_file(folder))
         for query, rule in refused.items():
             print(f"But {query} is refused all the same, as node.toml is: {rule}.")

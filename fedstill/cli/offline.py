@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from fedstill.cli.arguments import ParsedArgs, leave
 from fedstill.cli.run import changed, configured, finish, out_folder
 from fedstill.core.errors import ArgumentError, BundleError
-from fedstill.core.text_format import human_bytes
+from fedstill.core.text_format import format_bytes
 
 if TYPE_CHECKING:
     from fedstill.federation.offline_files import Queries
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def make(args: ParsedArgs) -> None:
     config = configured(args.positionals[0], args, "queries make")
 
-    from fedstill.core.hashing import grouped
+    from fedstill.core.hashing import group_digits
     from fedstill.core.run_writer import write_text
     from fedstill.federation import offline_files, signed_files
     from fedstill.protocol.run_plan import describe
@@ -38,7 +38,7 @@ def make(args: ParsedArgs) -> None:
         {
             "queries": _described(path),
             "SHA-256": sha256,
-            "run": grouped(describe(queries.plan, queries.public).sha256),
+            "run": group_digits(describe(queries.plan, queries.public).sha256),
             "your key": signed_files.fingerprint(signed_files.public_key_bytes(own)),
         }
     )
@@ -92,19 +92,19 @@ def answer(args: ParsedArgs) -> None:
     """``fedstill offline answer``: the answers of one node, into a file."""
     key = args.get("--server-key")
 
-    from fedstill.core.progress import Bars
+    from fedstill.core.progress import ProgressBar
     from fedstill.federation import offline_node, signed_files
     from fedstill.node.node_service import NodeService
 
     folder, file = map(Path, args.positionals)
     NodeService(folder).limit_process()  # which is this command's own
-    with Bars(True) as bars:
+    with ProgressBar(True) as bars:
         reply = offline_node.answer_queries(
             folder,
             file,
             args.path("--out"),
             server_key=None if key is None else signed_files.parse_fingerprint(key),
-            report=lambda percent: bars.show("local training", percent, 100),
+            report=lambda percent: bars.update("local training", percent, 100),
         )
     left, mechanisms = reply.released_bytes, reply.replies.mechanisms()
     known = "as expected" if reply.queries.trusted else "not compared yet"
@@ -112,7 +112,7 @@ def answer(args: ParsedArgs) -> None:
     _print_facts(
         {
             "asked by": f"{reply.queries.signer} ({known})",
-            "left": ", ".join(f"{kind} {human_bytes(size)}" for kind, size in left.items()) or "nothing",
+            "left": ", ".join(f"{kind} {format_bytes(size)}" for kind, size in left.items()) or "nothing",
             "noise": ", ".join(mechanisms) + ("; no guarantee" if mechanisms == ["none"] else ""),
             "cost": reply.cost,
             "answers": _described(reply.path),
@@ -127,7 +127,7 @@ def answer(args: ParsedArgs) -> None:
 
 
 def show(args: ParsedArgs) -> None:
-    from fedstill.core.hashing import grouped
+    from fedstill.core.hashing import group_digits
     from fedstill.federation import offline_files
     from fedstill.protocol.method import METHODS
     from fedstill.protocol.run_plan import describe
@@ -138,14 +138,14 @@ def show(args: ParsedArgs) -> None:
         Path(args.positionals[0]), methods=tuple(METHODS), tasks=tuple(TASKS)
     )
     _print_queries(queries)
-    run = grouped(describe(queries.plan, queries.public).sha256)
+    run = group_digits(describe(queries.plan, queries.public).sha256)
     _print_facts({"SHA-256": queries.sha256, "run": run, "signed by": queries.signer})
 
 
 def _described(path: Path) -> str:
     from fedstill.federation import signed_files
 
-    return f"{path} and {signed_files.signature_path(path).name}, {human_bytes(path.stat().st_size)}"
+    return f"{path} and {signed_files.signature_path(path).name}, {format_bytes(path.stat().st_size)}"
 
 
 def _recipe(queries: Path) -> Path:
@@ -160,7 +160,7 @@ def _print_queries(queries: Queries) -> None:
         "method": str(queries.plan.method["name"]),
         "asks": ", ".join(f"{name} ({count})" for name, count in names.items()),
         "about": "no inputs" if public is None else f"{len(public)} public inputs: {public.name}",
-        "spec": f"{spec.task.called}, {len(spec.classes)} classes, inputs {' x '.join(map(str, spec.shape))}",
+        "spec": f"{spec.task.registered_name}, {len(spec.classes)} classes, inputs {' x '.join(map(str, spec.shape))}",
     }
     _print_facts(facts)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, Union, get_args, get_orig
 
 from fedstill.cli.arguments import ALL_HELP
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.names import typed
+from fedstill.core.names import parse_cli_number
 
 C = TypeVar("C")
 FEW = 12  # options of a section that are named where another one was given
@@ -44,26 +44,34 @@ def override(config: C, words: list[str], prog: str, about: str, also: Sequence[
     Raises:
         FedstillError: an option that does not exist, or a value that it cannot have.
     """
-    from fedstill.core.config_tables import as_table, choices, options, read_table, refuse_anothers
+    from fedstill.core.config_tables import (
+        check_option_owner,
+        option_types,
+        read_table,
+        registered_choices,
+        to_table,
+    )
 
     kind = type(config)
     helps = ALL_HELP in words
     config, given = choose(config, group([word for word in words if word != ALL_HELP]))
     if helps:
         _help(config, prog, f"{about}\n{_choices(config)}")
-    known = options(config)
+    known = option_types(config)
     for option in given:
         if option.name not in known:
-            refuse_anothers(config, option.name, " ".join(option.values))
+            check_option_owner(config, option.name, " ".join(option.values))
             names = [*also, *(f"--{name}" for name in known)]
-            chosen = next((f"'--{key}'" for key in choices(config) if key.startswith(f"{option.name}.")), "")
+            chosen = next(
+                (f"'--{key}'" for key in registered_choices(config) if key.startswith(f"{option.name}.")), ""
+            )
             section = option.name.rpartition(".")[0]
             siblings = [f"--{name}" for name in known if section and name.rpartition(".")[0] == section]
             see = f"`{prog} --help-all` lists all"
             if 0 < len(siblings) <= FEW:
                 see = f"there are {', '.join(siblings)}; {see}"
-            raise UnknownName("option", option.option, names, see=see, meant=chosen)
-    table = as_table(config)
+            raise UnknownName("option", option.option, names, see=see, suggestion=chosen)
+    table = to_table(config)
     for option in given:
         if not option.values and known[option.name] is str:  # who means none says --NAME=
             raise ArgumentError(option.option, "", "a value after it")
@@ -77,30 +85,30 @@ def choose(config: C, given: Sequence[Option]) -> tuple[C, list[Option]]:
 
     A newly chosen one has its defaults, except for options that all choices share.
     """
-    from fedstill.core.config_tables import as_table, choices, layered, read_table
+    from fedstill.core.config_tables import merge_tables, read_table, registered_choices, to_table
 
     kind, rest = type(config), list(given)
     for option in given:
-        if option.name not in choices(config):
+        if option.name not in registered_choices(config):
             continue
         if len(option.values) != 1:
             raise ArgumentError(option.name, " ".join(option.values), "one name")
         above: Any = option.values[0]
         for key in reversed(option.name.split(".")):
             above = {key: above}
-        config = read_table(kind, layered(kind, as_table(config), above))
+        config = read_table(kind, merge_tables(kind, to_table(config), above))
         rest.remove(option)
     return config, rest
 
 
 def _choices(config: Any) -> str:
     """Return a line for each option that chooses by name."""
-    from fedstill.core.config_tables import as_table, choices
+    from fedstill.core.config_tables import registered_choices, to_table
 
     lines = []
-    for name, base in choices(config).items():
-        now = reduce(dict.__getitem__, name.split("."), as_table(config))
-        lines.append(f"--{name} NAME (default: {now}): {base.registry.allowed}")
+    for name, base in registered_choices(config).items():
+        now = reduce(dict.__getitem__, name.split("."), to_table(config))
+        lines.append(f"--{name} NAME (default: {now}): {base.registry.choices}")
     return "\n".join(lines)
 
 
@@ -162,5 +170,5 @@ def _one(kind: Any, word: str) -> Any:
         return next((value for part in get_args(kind) if (value := _one(part, word)) != word), word)
     if kind is bool:
         return {"true": True, "false": False}.get(word.lower(), word)
-    value = typed(kind, word) if kind in (int, float) else None
+    value = parse_cli_number(kind, word) if kind in (int, float) else None
     return word if value is None else value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import FedstillError, UnknownName
-from fedstill.core.text_format import human_seconds, json_text
+from fedstill.core.text_format import format_seconds, json_text
 
 if TYPE_CHECKING:
     from fedstill.attacks.mechanism_audits import AuditFinding
@@ -66,7 +66,7 @@ def _say(found: list[AuditFinding]) -> None:
     from fedstill.privacy.epsilon_lower_bounds import CONFIDENCE
 
     print(f"\n{END.format(delta=DELTA, confidence=CONFIDENCE)}")
-    print(f"{human_seconds(sum(finding.seconds for finding in found))} in all.")
+    print(f"{format_seconds(sum(finding.seconds for finding in found))} in all.")
 
 
 def _as_json(found: list[AuditFinding], seed: int) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def _levels(
     if isinstance(given, Mapping):
         for part in given:
             if not privacy.noise_tables:
-                allowed = f"none, as mechanism {privacy.called!r} draws no noise"
+                allowed = f"none, as mechanism {privacy.registered_name!r} draws no noise"
                 raise ArgumentError("--noise", part, allowed)
             if part not in privacy.noise_tables:
                 raise UnknownName("part of --noise", part, list(privacy.noise_tables))

@@ -125,7 +125,7 @@ def _facts(run: PlannedRun, plans: Sequence[NodePlan], most: NodePlan) -> dict[s
         }
     else:
         facts = {
-            "mechanism": f"{config.called}; noise from {config.randomness} randomness",
+            "mechanism": f"{config.registered_name}; noise from {config.randomness} randomness",
             "unit": statement.unit,
             **({"but": "; ".join(run.notes)} if run.notes else {}),
             "delta": f"{config.delta:g}",

@@ -12,28 +12,28 @@ from fedstill.cli.console import print_json, print_list
 from fedstill.core.errors import ArgumentError, UnknownName
 
 if TYPE_CHECKING:
-    from fedstill.compare.reproduction import Record, Reproduction
+    from fedstill.compare.reproduction import Reproduction, ReproductionRecord
 
 ROOT = "runs/reproduce"
 
 
 def reproduce(args: ParsedArgs) -> None:
     """List the tables and figures, or run one and write the paper's table next to ours."""
-    from fedstill.compare.reproduction import named
+    from fedstill.compare.reproduction import find_reproduction
     from fedstill.report.reproduction_table import markdown, write
 
     if not args.positionals:
         if lost := [*(option for option in args.options if option != "--json"), *args.overrides]:
             raise ArgumentError("fedstill reproduce", " ".join(lost), "the name of a table or figure first")
         return _print_json() if "--json" in args else _list()
-    entry, scale = named(args.positionals[0]), args.get("--scale") or "small"
+    entry, scale = find_reproduction(args.positionals[0]), args.get("--scale") or "small"
     entry.seeds(scale)  # refuses a scale that it has not
     if "--recorded" in args:
         if lost := [option for option in ("--only", "--seeds", "--record") if option in args]:
             raise ArgumentError("--recorded", " ".join(lost), "none of these, as nothing is run")
         record = entry.record(scale)
         if record is None:
-            leave(f"nothing is recorded of {entry.called(scale)}", 2)
+            leave(f"nothing is recorded of {entry.scaled_name(scale)}", 2)
         if "--json" in args:
             return print_json(asdict(record))
         return print(markdown(entry, record), end="")
@@ -45,9 +45,9 @@ def reproduce(args: ParsedArgs) -> None:
     folder = Path(args.get("--out") or ROOT)
     record = _made(entry, scale, seeds, args, folder)
     if before is not None:
-        asked = entry.comparison(scale).places(only)
-        record = before.renewed(record, only, {(place.setting, place.label) for place in asked})
-    table = write(entry, record, folder / entry.called(scale))
+        asked = entry.comparison(scale).planned_runs(only)
+        record = before.with_updated_rows(record, only, {(place.setting, place.label) for place in asked})
+    table = write(entry, record, folder / entry.scaled_name(scale))
     if "--record" in args:
         record.write(entry.record_file(scale))
     if "--json" in args:
@@ -64,7 +64,7 @@ def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str,
     import tomli_w
 
     text = ""
-    if entry.source.compares:
+    if entry.source.is_comparison:
         text = replace(entry.source.comparison(scale, seeds=seeds, changes=changes), paper=()).to_toml()
     if not entry.about.program:
         return text
@@ -73,11 +73,11 @@ def _plan(entry: Reproduction, scale: str, seeds: int | None, changes: dict[str,
     )
 
 
-def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]) -> Record:
+def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[str]) -> ReproductionRecord:
     """The record into which figures of these names go."""
     record = entry.record(scale)
     if record is None:
-        allowed = f"what a record has: none is kept of {entry.called(scale)}"
+        allowed = f"what a record has: none is kept of {entry.scaled_name(scale)}"
         raise ArgumentError("--only", " ".join(only), allowed)
     if (own := entry.seeds(scale, seeds)) != record.seeds:
         raise ArgumentError("--seeds", len(own), f"{len(record.seeds)}, as in the record")
@@ -86,20 +86,20 @@ def _before(entry: Reproduction, scale: str, seeds: int | None, only: Sequence[s
 
 def _list() -> None:
     """Print the content, data, minutes a seed (small scale) and date of each."""
-    from fedstill.compare.comparison_file import SMALL
+    from fedstill.compare.comparison_file import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
-    from fedstill.core.text_format import counted
+    from fedstill.core.text_format import format_count
 
     rows = []
     for entry in reproductions():
         records = _records(entry)
         recorded = [
-            f"{'' if scale == SMALL else f'{scale}: '}{record.date}, {counted(len(record.seeds), 'seed')}"
+            f"{'' if scale == SMALL_SCALE else f'{scale}: '}{record.date}, {format_count(len(record.seeds), 'seed')}"
             f"{_order(entry, record)}"
             for scale, record in records.items()
         ]
         shows = f"{entry.about.paper}, {entry.about.what}: {entry.about.title}"
-        minutes = f"{max(entry.minutes(records.get(SMALL)), 1):.0f}"
+        minutes = f"{max(entry.minutes(records.get(SMALL_SCALE)), 1):.0f}"
         rows.append((entry.name, shows, ", ".join(entry.data), minutes, "; ".join(recorded) or "-"))
     print_list(
         ("name", "content", "data", "minutes", "recorded; pairs of methods in the paper's order"), rows
@@ -108,7 +108,7 @@ def _list() -> None:
     print("The data's form: docs/tasks.md")
 
 
-def _order(entry: Reproduction, record: Record) -> str:
+def _order(entry: Reproduction, record: ReproductionRecord) -> str:
     """Return how many pairs of methods are in the paper's order, where it has figures."""
     from fedstill.report.reproduction_order import compare_order
 
@@ -117,7 +117,7 @@ def _order(entry: Reproduction, record: Record) -> str:
 
 
 def _print_json() -> None:
-    from fedstill.compare.comparison_file import SMALL
+    from fedstill.compare.comparison_file import SMALL_SCALE
     from fedstill.compare.reproduction import reproductions
 
     entries = []
@@ -125,19 +125,21 @@ def _print_json() -> None:
         about = {key: getattr(entry.about, key) for key in ("paper", "what", "title")}
         records = _records(entry)
         kept = {scale: asdict(record) for scale, record in records.items()}
-        minutes = round(entry.minutes(records.get(SMALL)), 1)
+        minutes = round(entry.minutes(records.get(SMALL_SCALE)), 1)
         entries.append(
             {"name": entry.name, **about, "minutes": minutes, "data": list(entry.data), "records": kept}
         )
     print_json(entries)
 
 
-def _records(entry: Reproduction) -> dict[str, Record]:
+def _records(entry: Reproduction) -> dict[str, ReproductionRecord]:
     """Return the records by scale."""
     return {scale: record for scale in entry.scales if (record := entry.record(scale)) is not None}
 
 
-def _made(entry: Reproduction, scale: str, seeds: int | None, args: ParsedArgs, folder: Path) -> Record:
+def _made(
+    entry: Reproduction, scale: str, seeds: int | None, args: ParsedArgs, folder: Path
+) -> ReproductionRecord:
     """Run what is missing, and gather its figures."""
     from fedstill.cli.run import resumable
     from fedstill.compare import reproduction
@@ -145,7 +147,7 @@ def _made(entry: Reproduction, scale: str, seeds: int | None, args: ParsedArgs, 
     from fedstill.report.reproduction_table import compared
 
     with resumable(folder, again=args.command):
-        return reproduction.make(
+        return reproduction.run_reproduction(
             entry,
             scale,
             folder,
@@ -166,7 +168,7 @@ def _changes(source: Reproduction, scale: str, args: ParsedArgs) -> dict[str, An
     from fedstill.cli.options import group
     from fedstill.compare.comparison_file import base_run
 
-    if source.compares:
+    if source.is_comparison:
         base = base_run([str(source.file)], scale=scale)
         return changes_of(args.overrides, base, args, f"fedstill reproduce {args.positionals[0]}")
     changes: dict[str, Any] = {}

@@ -138,9 +138,9 @@ def configured(target: str, args: ParsedArgs, command: str) -> RunConfig:
     try:
         config = load(target)
     except UnknownName as error:
-        from fedstill.compare.comparison_file import compares
+        from fedstill.compare.comparison_file import is_comparison_file
 
-        if not compares(target):
+        if not is_comparison_file(target):
             raise
         allowed = f"a run's file: this one compares runs (fedstill compare {target}, or reproduce)"
         raise ArgumentError(f"fedstill {command}", target, allowed) from error

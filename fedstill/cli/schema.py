@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedstill.cli.arguments import ParsedArgs
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.text_format import counted
+from fedstill.core.text_format import format_count
 
 SHOWN = 8  # categories of a column that are printed
 
@@ -36,8 +36,8 @@ def schema(args: ParsedArgs) -> None:
     places = [where(row) for (table, where) in read for row in range(len(next(iter(table.values()))))]
     made, left_out = draft_schema(together, target, args.get("--event") or "", places.__getitem__)
     write_text(out, schema_text(made))
-    rows = counted(len(together[target]), "row")
-    print(f"{out}: {counted(len(made.columns), 'column')}, from {rows}.")
+    rows = format_count(len(together[target]), "row")
+    print(f"{out}: {format_count(len(made.columns), 'column')}, from {rows}.")
     for column in made.columns:
         few = ", ".join(column.categories[:SHOWN]) + (", ..." if len(column.categories) > SHOWN else "")
         what = f"{column.range[0]:g} to {column.range[1]:g}" if column.range else few
@@ -52,7 +52,7 @@ def schema(args: ParsedArgs) -> None:
         _, came = next(column.categories for column in made.columns if column.name == made.event)
         print(f"The event is {came!r} of {made.event}: swap its categories if it is the other.")
     print("Its ranges and categories are those of these rows: widen them to all that can be, at every node.")
-    preset = "wine-fediod" if made.answer.categories else "diabetes-fediod"
+    preset = "wine-fediod" if made.target_column.categories else "diabetes-fediod"
     task = " --task.name survival" if made.event else ""
     schema_option = "" if out == files[0].parent / "schema.toml" else f" --data.schema {out}"
     data, split = files[0], ""

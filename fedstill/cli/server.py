@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import print_json
-from fedstill.core.errors import ArgumentError, DeployError, nearest
+from fedstill.core.errors import ArgumentError, DeployError, closest_name
 from fedstill.core.names import is_run_name
 from fedstill.core.startup_kit import StartupKit
-from fedstill.core.text_format import human_seconds, json_text
+from fedstill.core.text_format import format_seconds, json_text
 
 if TYPE_CHECKING:
     from fedstill.federation.server_status import ServerStatus
@@ -63,7 +63,7 @@ def start(args: ParsedArgs) -> None:
     folder = Path(args.positionals[0])
     federation = provision.read_federation(folder)
     this = flare_kit.server(folder)
-    this.kit.require_in_force()
+    this.kit.require_valid()
     if flare_site.process_id(this) is None:
         flare_kit.check_port(this)
         address = f"{federation['host']}:{federation['port']}"
@@ -104,7 +104,7 @@ def _say(server: ServerStatus, folder: Path) -> None:
         print(f"The server runs as process {server.process}, at {server.address}.")
         print(f"{len(server.nodes)} nodes are there" + (":" if server.nodes else "."))
     for node, seconds in sorted(server.nodes.items()):
-        print(f"  {node}  seen {human_seconds(seconds)} ago")
+        print(f"  {node}  seen {format_seconds(seconds)} ago")
     if server.runs:
         print("Runs, the newest first:")
     for run in server.runs[:MOST_RUNS]:
@@ -156,7 +156,7 @@ def _set_admission(args: ParsedArgs, *, command: str, done: str, nothing: str) -
     with Admin(folder / "admin") as admin:
         known = sorted({*federation["nodes"], *provision.revoked_nodes(folder), *admin.nodes()})
         if node not in known:  # FLARE would revoke any name, and the one that was meant would stay
-            meant = nearest(node, known)
+            meant = closest_name(node, known)
             hint = f"; did you mean {meant!r}?" if meant else ""
             raise ArgumentError("NODE", node, f"one of {', '.join(known)}{hint}")
         changed = getattr(admin, command)(node)

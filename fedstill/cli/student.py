@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedstill.cli.arguments import ParsedArgs, number
 from fedstill.cli.console import print_json
 from fedstill.core.errors import FedstillError
-from fedstill.core.text_format import counted
+from fedstill.core.text_format import format_count
 
 if TYPE_CHECKING:
     from fedstill.data.new_data import NewDataOptions
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def predict(args: ParsedArgs) -> None:
     """Write the student's predictions as a CSV file."""
-    from fedstill.student.central_model import load
     from fedstill.student.predict import predict
+    from fedstill.student.student_model import load
 
     run, data = args.positionals
     student = load(run, args.get("--model"))
@@ -28,7 +28,7 @@ def predict(args: ParsedArgs) -> None:
     if "--json" in args:
         print_json({"answers": count, "file": str(out)})
         return
-    print(f"{counted(count, 'response')}: {out}")
+    print(f"{format_count(count, 'response')}: {out}")
 
 
 def evaluate(args: ParsedArgs) -> None:
@@ -55,8 +55,8 @@ def evaluate(args: ParsedArgs) -> None:
 def export(args: ParsedArgs) -> None:
     """The student in another tool's form, with its preprocessing, compared; and its card."""
     from fedstill.report.model_card import NAME, model_card
-    from fedstill.student.central_model import load
     from fedstill.student.export import export, format_of
+    from fedstill.student.student_model import load
 
     run, kind = Path(args.positionals[0]), str(args.get("--format"))
     student = load(run, args.get("--model"))
@@ -65,15 +65,15 @@ def export(args: ParsedArgs) -> None:
     apart = export(student, kind, out)
     card = None
     if (folder / "result.json").exists():
-        use = format_of(kind).use.format(file=out.name, inputs=student.raw.called)
+        use = format_of(kind).use.format(file=out.name, inputs=student.preprocessing.input_name)
         card = out / NAME if out.is_dir() else out.with_name(f"{out.name}.md")
-        card.write_text(model_card(folder, student.raw.says, use), encoding="utf-8")
+        card.write_text(model_card(folder, student.preprocessing.description, use), encoding="utf-8")
     if "--json" in args:
-        summary = {"file": str(out), "apart": apart, "takes": student.raw.says}
+        summary = {"file": str(out), "apart": apart, "takes": student.preprocessing.description}
         print_json({**summary, "card": None if card is None else str(card)})
         return
     print(f"{out}: loaded back, and the same to {apart:.1e}")
-    print(f"It takes {student.raw.says}; the preprocessing is inside.")
+    print(f"It takes {student.preprocessing.description}; the preprocessing is inside.")
     if card is not None:
         print(f"Model card: {card}")
 

@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import layered
+from fedstill.core.config_tables import merge_tables
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS, build_node_side
@@ -28,7 +28,7 @@ from fedstill.protocol.queries import NodeSetting, Query, placeholder_public
 from fedstill.runs import presets
 from fedstill.runs.config import PaperMetric, RunConfig, from_dict, to_dict
 
-SINGLE = ""  # the name of the only setting, where a comparison names none
+ONLY_SETTING = ""  # the name of the only setting, where a comparison names none
 # What a paper may publish beside a task's figures: bytes of a run, all nodes, both ways.
 COSTS = ("gigabytes",)
 
@@ -71,7 +71,7 @@ class Comparison:
     methods: Mapping[str, Table]
     about: str = ""
     note: str = ""
-    settings: Mapping[str, Table] = field(default_factory=lambda: {SINGLE: {}})
+    settings: Mapping[str, Table] = field(default_factory=lambda: {ONLY_SETTING: {}})
     runs: Mapping[str, Table] = field(default_factory=dict)
     paper: tuple[PaperMetric, ...] = ()
     changed: tuple[str, ...] = ()
@@ -81,9 +81,9 @@ class Comparison:
     def sets_policy(self) -> bool:
         """Whether the plan itself says whether nodes give outputs only."""
         tables = (self.base, *self.settings.values(), *self.runs.values())
-        return any(says(table, "nodes", "policy", "outputs_only") for table in tables)
+        return any(has_key(table, "nodes", "policy", "outputs_only") for table in tables)
 
-    def places(self, only: Collection[str] = ()) -> list[ComparisonRun]:
+    def planned_runs(self, only: Collection[str] = ()) -> list[ComparisonRun]:
         """All runs, in order: setting by setting, seed by seed, so that early figures compare methods.
 
         Args:
@@ -102,26 +102,26 @@ class Comparison:
             for label in [name for name in self.methods if name in only] or self.methods
         ]
 
-    def config(self, place: ComparisonRun) -> RunConfig:
+    def run_config(self, planned: ComparisonRun) -> RunConfig:
         """One run. Unless the plan itself says whether nodes give outputs only, they do, and no label maps,
         except for methods that cannot work so: what had to be allowed is what the report shows.
 
         Raises:
             FedstillError: the plan does not describe a run.
         """
-        setting = dict(self.settings[place.setting])
-        there = setting.pop("options", {}).get(place.label, {})
-        table = merged(self.base, setting, self.runs.get(place.label, {}))
-        method = {**self.methods[place.label], **there}
-        own = {"name": place.label, "seed": place.seed, "method": method}
+        setting = dict(self.settings[planned.setting])
+        there = setting.pop("options", {}).get(planned.label, {})
+        table = merge_run_tables(self.base, setting, self.runs.get(planned.label, {}))
+        method = {**self.methods[planned.label], **there}
+        own = {"name": planned.label, "seed": planned.seed, "method": method}
         try:
             config = from_dict({**table, **own})
         except FedstillError as error:
-            where = f"{place.label}, {place.setting}" if place.setting else place.label
+            where = f"{planned.label}, {planned.setting}" if planned.setting else planned.label
             raise FedstillError(f"{where}: {error}") from error
-        if says(table, "nodes", "policy", "outputs_only"):
+        if has_key(table, "nodes", "policy", "outputs_only"):
             return config
-        leaves, policy = set(what_leaves(config)), config.nodes.policy
+        leaves, policy = set(released_kinds(config)), config.nodes.policy
         only = not any(kind.category == "model" or kind == PRIVATE_DATA for kind in leaves)
         maps = any(kind.from_label_maps for kind in leaves)
         named = tuple(sorted(kind for kind in leaves if kind.must_be_named))
@@ -135,7 +135,7 @@ class Comparison:
             table["note"] = self.note
         table.update(methods=list(self.methods), changed=list(self.changed), base=self.base)
         table.update(options=dict(self.methods), runs=dict(self.runs))
-        if list(self.settings) != [SINGLE]:
+        if list(self.settings) != [ONLY_SETTING]:
             table["settings"] = [{"name": name, **setting} for name, setting in self.settings.items()]
         metrics = [dataclasses.asdict(metric) for metric in self.paper]
         if self.leakage is not None:
@@ -152,12 +152,12 @@ class Comparison:
         if name not in self.methods:
             names.add(name)
         for found in self.paper:
-            if found.method in names and found.metric == metric and found.setting in (SINGLE, setting):
+            if found.method in names and found.metric == metric and found.setting in (ONLY_SETTING, setting):
                 return found
         return None
 
 
-def queries(config: RunConfig) -> Mapping[str, Query]:
+def method_queries(config: RunConfig) -> Mapping[str, Query]:
     """The queries that a run's method declares, by name."""
     task = config.task.minimal_task()
     setting = NodeSetting(
@@ -171,21 +171,21 @@ def queries(config: RunConfig) -> Mapping[str, Query]:
     return queries
 
 
-def what_leaves(config: RunConfig) -> tuple[PayloadKind, ...]:
+def released_kinds(config: RunConfig) -> tuple[PayloadKind, ...]:
     """The kinds of tensor that leave a node in a run, in alphabetical order."""
-    asked = queries(config).values()
+    asked = method_queries(config).values()
     return tuple(sorted({kind for query in asked for kind in query.released_kinds().values()}))
 
 
-def merged(*tables: Mapping[str, Any]) -> Table:
+def merge_run_tables(*tables: Mapping[str, Any]) -> Table:
     """A run's tables as one, later ones above earlier ones; a copy."""
     merged: Table = {}
     for table in tables:
-        merged = layered(RunConfig, merged, table)
+        merged = merge_tables(RunConfig, merged, table)
     return copy.deepcopy(merged)
 
 
-def says(table: object, *keys: str) -> bool:
+def has_key(table: object, *keys: str) -> bool:
     """Whether a table has a value at a path of keys."""
     for key in keys:
         if not isinstance(table, Mapping) or key not in table:
@@ -212,7 +212,8 @@ def methods_by_label(names: Sequence[str], table: Mapping[str, Any]) -> dict[str
         raise ArgumentError("methods", ", ".join(twice), "each once: a file can name one by other labels")
     given = tables_at(table, "options", labels)
     return {
-        label: _method(label, name, given.get(label, {})) for label, name in zip(labels, names, strict=True)
+        label: _complete_method(label, name, given.get(label, {}))
+        for label, name in zip(labels, names, strict=True)
     }
 
 
@@ -230,7 +231,7 @@ def _labels(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _method(label: str, name: str, given: Table) -> Table:
+def _complete_method(label: str, name: str, given: Table) -> Table:
     """The complete table of one method: named by its options, by its label, or by a preset."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", label):
         raise ArgumentError("methods", name, "letters, digits, '.', '_' and '-', as it names a folder")
@@ -247,25 +248,25 @@ def _method(label: str, name: str, given: Table) -> Table:
             known = [*METHODS, *presets.names()]
             module = Path(name).stem if name.endswith(".py") else name
             meant = f"'{module}:CLASS', a method in that file" if Path(f"{module}.py").is_file() else ""
-            raise UnknownName("method or preset", name, known, see="see `fedstill list`", meant=meant)
+            raise UnknownName("method or preset", name, known, see="see `fedstill list`", suggestion=meant)
     try:
-        run = from_dict({"method": merged({"method": below}, {"method": given})["method"]})
+        run = from_dict({"method": merge_run_tables({"method": below}, {"method": given})["method"]})
     except FedstillError as error:
         raise FedstillError(f"{label}: {error}") from error
     complete: Table = to_dict(run)["method"]
     return complete
 
 
-def beside(names: Sequence[str], folder: Path | None) -> list[str]:
+def resolve_paths(names: Sequence[str], folder: Path | None) -> list[str]:
     """Names of methods, presets and files, these from the folder of the comparison if they lie there."""
     there = [folder / name if folder and name.endswith(".toml") else Path() for name in names]
     return [str(file) if file.is_file() else name for file, name in zip(there, names, strict=True)]
 
 
-def extending(options: Table, folder: Path | None) -> Table:
-    """Options by label; files that they extend are found as :func:`beside` finds them."""
+def resolve_extends(options: Table, folder: Path | None) -> Table:
+    """Options by label; files that they extend are found as :func:`resolve_paths` finds them."""
     return {
-        label: {**given, "extends": beside([str(given["extends"])], folder)[0]}
+        label: {**given, "extends": resolve_paths([str(given["extends"])], folder)[0]}
         if isinstance(given, dict) and "extends" in given
         else given
         for label, given in options.items()

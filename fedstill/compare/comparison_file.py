@@ -22,54 +22,63 @@ from typing import Any
 
 from fedstill.compare.comparison import (
     COSTS,
-    SINGLE,
+    ONLY_SETTING,
     Comparison,
     ComparisonRun,
-    beside,
-    extending,
-    merged,
+    has_key,
+    merge_run_tables,
+    method_queries,
     methods_by_label,
-    queries,
-    says,
+    released_kinds,
+    resolve_extends,
+    resolve_paths,
     slug,
     table_at,
     tables_at,
-    what_leaves,
 )
 from fedstill.core import toml
-from fedstill.core.config_tables import nested, options, read_table
+from fedstill.core.config_tables import option_types, read_table, unflatten
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
-from fedstill.core.registry import look_in
+from fedstill.core.registry import add_search_folders
 from fedstill.core.toml import Table
 from fedstill.protocol.method import METHODS
 from fedstill.runs import presets
 from fedstill.runs.config import PaperMetric, RunConfig, check_paper_metrics, from_dict, to_dict
 
-SMALL = "small"  # the scale of a file as it stands
-SHORT = ("reproduces", "scale", "method", "vary", "published", "arguments")  # keys that are written out
+SMALL_SCALE = "small"  # the scale of a file as it stands
+SHORT_FORM_KEYS = (
+    "reproduces",
+    "scale",
+    "method",
+    "vary",
+    "published",
+    "arguments",
+)  # keys that are written out
 BY_LABEL = ("options", "runs")  # tables of methods by label
-LISTS = ("methods", "options", "vary")  # any of them names the methods of a comparison
+METHOD_KEYS = ("methods", "options", "vary")  # any of them names the methods of a comparison
 CELL = "a figure, or [mean, deviation]"
 
 
-def written_out(table: Mapping[str, Any], scale: str = SMALL) -> Table:
+def expand_short_forms(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Table:
     """A comparison's table without its short forms, at one of its scales.
 
     Raises:
         ArgumentError, UnknownName: a short form that says nothing, or a scale that the file has not.
 
-    >>> written_out({"method": {"name": "fedkd"}, "vary": {"gamma": [1.0, 0.5]}})["options"]["gamma-0.5"]
+    >>> expand_short_forms({"method": {"name": "fedkd"}, "vary": {"gamma": [1.0, 0.5]}})["options"]["gamma-0.5"]
     {'name': 'fedkd', 'gamma': 0.5}
     """
     whole = at_scale(table, scale)
-    about = _table(whole.pop("reproduces", {}), "reproduces")
+    about = _require_table(whole.pop("reproduces", {}), "reproduces")
     whole.pop("arguments", None)  # of its program
-    shared = _table(whole.pop("method", {}), "method")
-    options = {label: _table(given, f"options.{label}") for label, given in whole.get("options", {}).items()}
-    for key, values in _table(whole.pop("vary", {}), "vary").items():
+    shared = _require_table(whole.pop("method", {}), "method")
+    options = {
+        label: _require_table(given, f"options.{label}") for label, given in whole.get("options", {}).items()
+    }
+    for key, values in _require_table(whole.pop("vary", {}), "vary").items():
         if not isinstance(values, list) or not values:
             raise ArgumentError(f"vary.{key}", values, "a list of values")
-        options |= {f"{key}-{_label(value)}": {key: value} for value in values}
+        options |= {f"{key}-{_value_label(value)}": {key: value} for value in values}
     if shared:
         options = {
             label: given if "name" in given else {**shared, **given} for label, given in options.items()
@@ -79,12 +88,12 @@ def written_out(table: Mapping[str, Any], scale: str = SMALL) -> Table:
         whole.setdefault("methods", list(options))
     if "published" in whole:
         named = f"{about.get('paper', '')}, {about.get('what', '')}".strip(", ")
-        metrics = list(_published(_table(whole.pop("published"), "published"), named))
+        metrics = list(_published_cells(_require_table(whole.pop("published"), "published"), named))
         whole["paper"] = [*whole.get("paper", []), *metrics]
     return whole
 
 
-def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
+def at_scale(table: Mapping[str, Any], scale: str = SMALL_SCALE) -> Table:
     """A table at one of its scales: what ``[scale.NAME]`` says stands above what the file says.
 
     A base, or a method's options, that extend a preset begin anew; lists are replaced as wholes. Options of
@@ -101,17 +110,17 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
     {'fediod': {'extends': 'paper'}, 'fedavg': {'rounds': 9, 'participation': 0.5}}
     """
     below = dict(table)
-    scales = _table(below.pop("scale", {}), "scale")
-    if scale == SMALL:
+    scales = _require_table(below.pop("scale", {}), "scale")
+    if scale == SMALL_SCALE:
         return below
     if scale not in scales:
-        raise UnknownName("scale", scale, [SMALL, *scales])
-    above = _table(scales[scale], f"scale.{scale}")
+        raise UnknownName("scale", scale, [SMALL_SCALE, *scales])
+    above = _require_table(scales[scale], f"scale.{scale}")
     if "methods" in above:
-        below = _only(below, above["methods"])
+        below = _only_methods(below, above["methods"])
         if isinstance(below.get("settings"), list):
             below["settings"] = [
-                _only(setting, above["methods"]) if isinstance(setting, Mapping) else setting
+                _only_methods(setting, above["methods"]) if isinstance(setting, Mapping) else setting
                 for setting in below["settings"]
             ]
     for key, value in above.items():
@@ -119,21 +128,21 @@ def at_scale(table: Mapping[str, Any], scale: str = SMALL) -> Table:
         if not isinstance(old, Mapping) or not isinstance(value, Mapping):
             below[key] = value
         elif key == "base":
-            below[key] = dict(value) if "extends" in value else merged(old, value)
+            below[key] = dict(value) if "extends" in value else merge_run_tables(old, value)
         else:
             below[key] = {
-                name: {**old[name], **inner} if _goes_on(old.get(name), inner) else inner
+                name: {**old[name], **inner} if _is_merged(old.get(name), inner) else inner
                 for name, inner in {**old, **value}.items()
             }
     return below
 
 
-def _goes_on(below: object, above: object) -> bool:
+def _is_merged(below: object, above: object) -> bool:
     """Whether a table stands above another one, and does not begin anew."""
     return isinstance(above, Mapping) and isinstance(below, Mapping) and "extends" not in above
 
 
-def _only(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
+def _only_methods(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
     """A table without what it says of other methods than these."""
     return {
         key: {label: of for label, of in value.items() if label in methods}
@@ -143,7 +152,7 @@ def _only(table: Mapping[str, Any], methods: Sequence[str]) -> Table:
     }
 
 
-def _published(given: Mapping[str, Any], source: str) -> Iterator[Table]:
+def _published_cells(given: Mapping[str, Any], source: str) -> Iterator[Table]:
     """A paper's table, row by row: figures by method, or by setting and method."""
     rest = dict(given)
     source, metrics = rest.pop("source", source), rest.pop("metrics", ["accuracy"])
@@ -163,28 +172,36 @@ def _published(given: Mapping[str, Any], source: str) -> Iterator[Table]:
                     raise ArgumentError(f"published.{method}", cell, CELL)
                 told = {"method": method, "metric": metric, "value": float(pair[0]), "source": source}
                 told |= {"std": float(pair[1])} if len(pair) == 2 else {}
-                yield told | ({"setting": name} if rows is value and name != SINGLE else {})
+                yield told | ({"setting": name} if rows is value and name != ONLY_SETTING else {})
 
 
-def _label(value: object) -> str:
+def _value_label(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _table(value: object, key: str) -> Table:
+def _require_table(value: object, key: str) -> Table:
     if not isinstance(value, Mapping):
         raise ArgumentError(key, value, "a table")
     return dict(value)
 
 
-__all__ = ["Comparison", "ComparisonRun", "plan", "queries", "read", "read_folder", "what_leaves"]
+__all__ = [
+    "Comparison",
+    "ComparisonRun",
+    "plan_comparison",
+    "method_queries",
+    "read_comparison",
+    "read_folder",
+    "released_kinds",
+]
 
-FILE = "compare.toml"
+COMPARISON_FILE = "compare.toml"
 SHARED = ("data", "split", "nodes", "student", "public")  # what makes methods comparable
-PRESETS_OWN = ("method", "seed", "name")  # what a preset that serves as a base says of itself only
-OWN = (*PRESETS_OWN, "paper")  # keys of a run that a comparison sets itself, run by run
+PRESET_KEYS = ("method", "seed", "name")  # what a preset that serves as a base says of itself only
+PER_RUN_KEYS = (*PRESET_KEYS, "paper")  # keys of a run that a comparison sets itself, run by run
 
 
-def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL) -> RunConfig:
+def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL_SCALE) -> RunConfig:
     """The run, with some method, that a comparison's methods share before any option changes it.
 
     Args:
@@ -195,24 +212,26 @@ def base_run(names: Sequence[str], base: str | None = None, scale: str = SMALL) 
         FedstillError: a name that does not exist, or a table that describes no run.
     """
     table: Table = {}
-    if names and is_plan(names[0]):
+    if names and lists_methods(names[0]):
         file = Path(names[0])
-        whole = written_out(toml.parse(toml.read_text(file), names[0]), scale)
+        whole = expand_short_forms(toml.parse(toml.read_text(file), names[0]), scale)
         table, _ = _base(table_at(whole, "base"), file.parent)
     elif base is not None:
-        table = {key: value for key, value in presets.read(base, RunConfig).items() if key not in OWN}
+        table = {
+            key: value for key, value in presets.read(base, RunConfig).items() if key not in PER_RUN_KEYS
+        }
     return from_dict({**table, "method": {"name": next(iter(METHODS))}})
 
 
 def shared_options(run: RunConfig) -> list[str]:
     """The options that hold for all methods of a comparison whose base is a run, by dotted name."""
-    return [name for name in options(run) if name.split(".")[0] not in OWN]
+    return [name for name in option_types(run) if name.split(".")[0] not in PER_RUN_KEYS]
 
 
 # --- plans --------------------------------------------------------------------------------------------
 
 
-def plan(
+def plan_comparison(
     methods: Sequence[str],
     *,
     seeds: int | Sequence[int] = 1,
@@ -235,7 +254,7 @@ def plan(
     Raises:
         FedstillError: a name that does not exist, or options that describe no run.
 
-    >>> comparison = plan(["fedavg", "fediod"], seeds=2, changes={"split.nodes": 10})
+    >>> comparison = plan_comparison(["fedavg", "fediod"], seeds=2, changes={"split.nodes": 10})
     >>> [place.folder for place in comparison.places()]
     ['fedavg-seed0', 'fediod-seed0', 'fedavg-seed1', 'fediod-seed1']
     >>> comparison.config(comparison.places()[0]).split.nodes
@@ -249,17 +268,17 @@ def plan(
         table["changed"] = [f"{label}.{name}" for label, given in options.items() for name in given]
     if base is not None:
         below = presets.read(base, RunConfig)
-        table["base"] = {key: value for key, value in below.items() if key not in PRESETS_OWN}
+        table["base"] = {key: value for key, value in below.items() if key not in PRESET_KEYS}
     return _comparison(table, "compare", changes or {})
 
 
-def read(
+def read_comparison(
     file: Path,
     *,
     seeds: int | None = None,
     changes: Mapping[str, Any] | None = None,
     leakage: bool = False,
-    scale: str = SMALL,
+    scale: str = SMALL_SCALE,
 ) -> Comparison:
     """The comparison in a file, at one of its scales, with other seeds and run options, if given.
 
@@ -271,8 +290,8 @@ def read(
     """
     text = toml.read_text(file)
     told = toml.parse(text, str(file))
-    table = written_out(told, scale)
-    if scale == SMALL and "reduction" in table_at(told, "reproduces"):
+    table = expand_short_forms(told, scale)
+    if scale == SMALL_SCALE and "reduction" in table_at(told, "reproduces"):
         smaller = f"The small scale, whose heights are not the paper's: {told['reproduces']['reduction']}"
         table.setdefault("note", smaller)
     if seeds is not None:
@@ -283,25 +302,25 @@ def read(
     return _comparison({"about": first, **table}, file.stem, changes or {}, file.parent)
 
 
-def compares(file: str) -> bool:
+def is_comparison_file(file: str) -> bool:
     """Whether a name is that of a file that is no run's: of a comparison, or of a published table.
 
     Raises:
         FedstillError: a file that cannot be read.
     """
-    return _has(file, (*LISTS, "reproduces"))
+    return _has_any_key(file, (*METHOD_KEYS, "reproduces"))
 
 
-def is_plan(file: str) -> bool:
+def lists_methods(file: str) -> bool:
     """Whether a name is that of a file with a comparison in it, rather than with a run.
 
     Raises:
         FedstillError: a file that cannot be read.
     """
-    return _has(file, LISTS)
+    return _has_any_key(file, METHOD_KEYS)
 
 
-def _has(file: str, keys: Sequence[str]) -> bool:
+def _has_any_key(file: str, keys: Sequence[str]) -> bool:
     """Whether a name is that of a file with one of these keys."""
     if not file.endswith(".toml"):
         return False
@@ -316,13 +335,13 @@ def read_folder(out: Path) -> Comparison:
     Raises:
         RunFolderError: there is none.
     """
-    if not (out / FILE).exists():
-        raise RunFolderError(f"{out} holds no comparison: there is no {FILE} in it")
-    return read(out / FILE)
+    if not (out / COMPARISON_FILE).exists():
+        raise RunFolderError(f"{out} holds no comparison: there is no {COMPARISON_FILE} in it")
+    return read_comparison(out / COMPARISON_FILE)
 
 
 @dataclass(frozen=True)
-class _File:
+class _FileHeader:
     """What a comparison's file says beside its tables."""
 
     name: str
@@ -344,38 +363,38 @@ def _comparison(
 
     Files that it names lie in ``folder``, if there are such, else where their paths say.
     """
-    known = [*(part.name for part in dataclasses.fields(_File)), *TABLES]
+    known = [*(part.name for part in dataclasses.fields(_FileHeader)), *TABLES]
     for key in table:
         if key not in known:
-            raise UnknownName("key", key, [*known, *SHORT])
-    told = read_table(_File, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
-    names = beside(told.methods, folder)
-    table = {**table, "options": extending(table_at(table, "options"), folder)}
+            raise UnknownName("key", key, [*known, *SHORT_FORM_KEYS])
+    told = read_table(_FileHeader, {"name": name, **{key: table[key] for key in table if key not in TABLES}})
+    names = resolve_paths(told.methods, folder)
+    table = {**table, "options": resolve_extends(table_at(table, "options"), folder)}
     raw, paper = _base(table_at(table, "base"), folder)
     files = [presets.read(name, RunConfig) for name in names if name.endswith(".toml")]
     folders = [folder for plugins in (raw, *files) for folder in plugins.get("plugins", [])]
     raw["plugins"] = list(dict.fromkeys(folders))
-    above = _nested(changes)
+    above = _unflatten_shared(changes)
     methods = methods_by_label(names, table)
     settings = {
-        setting: _setting(given, above, methods) if setting != SINGLE else {}
+        setting: _setting(given, above, methods) if setting != ONLY_SETTING else {}
         for setting, given in _settings(table.get("settings")).items()
     }
     runs = tables_at(table, "runs", methods)
     for where, part in (("base", table_at(table, "base")), *settings.items(), *runs.items()):
-        for key in PRESETS_OWN if where == "base" else OWN:
+        for key in PRESET_KEYS if where == "base" else PER_RUN_KEYS:
             if key in part:
                 raise ArgumentError(f"{where}: {key}", part[key], "nothing: a comparison sets it run by run")
     paper = told.paper or paper  # of a base that is a preset only where the comparison has none itself
     for metric in paper:
-        if metric.setting not in (SINGLE, *settings):
+        if metric.setting not in (ONLY_SETTING, *settings):
             raise UnknownName("setting of a published figure", metric.setting, settings)
     comparison = Comparison(
         name=told.name,
         about=told.about,
         note=told.note,
         seeds=_seeds(told.seeds),
-        base=_complete(merged(raw, above), next(iter(methods.values()))),
+        base=_complete_base(merge_run_tables(raw, above), next(iter(methods.values()))),
         methods=methods,
         settings=settings,
         runs=runs,
@@ -384,7 +403,7 @@ def _comparison(
         leakage=_leakage(table),
     )
     reached = [metric for metric in paper if metric.metric not in COSTS]
-    check_paper_metrics(reached, [comparison.config(place).task for place in comparison.places()])
+    check_paper_metrics(reached, [comparison.run_config(place).task for place in comparison.planned_runs()])
     return comparison
 
 
@@ -393,25 +412,25 @@ def _base(table: Table, folder: Path | None) -> tuple[Table, tuple[PaperMetric, 
     published figures of that preset.
     """
     table = presets.filled(table, RunConfig, folder)
-    look_in(table.get("plugins", []))
-    metrics = read_table(_File, {"name": "", "paper": table.get("paper", [])}).paper
-    return {key: value for key, value in table.items() if key not in OWN}, metrics
+    add_search_folders(table.get("plugins", []))
+    metrics = read_table(_FileHeader, {"name": "", "paper": table.get("paper", [])}).paper
+    return {key: value for key, value in table.items() if key not in PER_RUN_KEYS}, metrics
 
 
-def _complete(base: Table, method: Table) -> Table:
+def _complete_base(base: Table, method: Table) -> Table:
     """A base with all defaults written out, but for those that a comparison chooses itself."""
     whole = to_dict(from_dict({**base, "method": method}))
-    complete = {key: value for key, value in whole.items() if key not in OWN}
-    if not says(base, "nodes", "policy", "outputs_only"):
+    complete = {key: value for key, value in whole.items() if key not in PER_RUN_KEYS}
+    if not has_key(base, "nodes", "policy", "outputs_only"):
         del complete["nodes"]["policy"]["outputs_only"]
-    if not says(base, "evaluation", "centralized"):  # it has a line of its own: method centralized
+    if not has_key(base, "evaluation", "centralized"):  # it has a line of its own: method centralized
         complete["evaluation"]["centralized"] = False
     return complete
 
 
 def _settings(given: object) -> dict[str, Table]:
     if given is None:
-        return {SINGLE: {}}
+        return {ONLY_SETTING: {}}
     allowed = "a list of tables, each with a name of its own"
     if not isinstance(given, list) or not given or not all(isinstance(part, dict) for part in given):
         raise ArgumentError("settings", given, allowed)
@@ -427,7 +446,7 @@ def _settings(given: object) -> dict[str, Table]:
 
 def _setting(given: Table, above: Table, methods: Mapping[str, Table]) -> Table:
     """What a setting changes: of the run, of which ``above`` stands above it, and by label of the methods."""
-    run = merged({key: value for key, value in given.items() if key != "options"}, above)
+    run = merge_run_tables({key: value for key, value in given.items() if key != "options"}, above)
     own = tables_at(given, "options", methods)
     return {**run, "options": own} if own else run
 
@@ -450,11 +469,11 @@ def _seeds(given: int | tuple[int, ...]) -> tuple[int, ...]:
     return seeds
 
 
-def _nested(values: Mapping[str, Any]) -> Table:
+def _unflatten_shared(values: Mapping[str, Any]) -> Table:
     """Options of all methods by dotted name as a table in tables."""
     for name in values:
-        if name.split(".")[0] in OWN:
+        if name.split(".")[0] in PER_RUN_KEYS:
             known = shared_options(base_run([]))
             belongs = "a method's own belong to a preset or file"
             raise UnknownName("option of all methods", name, known, see=belongs)
-    return nested(values)
+    return unflatten(values)

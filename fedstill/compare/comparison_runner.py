@@ -21,14 +21,14 @@ from rich.console import Console
 from rich.text import Text
 
 from fedstill.attacks.leakage import Leakage
-from fedstill.compare.comparison_file import FILE, Comparison, ComparisonRun, read_folder
+from fedstill.compare.comparison_file import COMPARISON_FILE, Comparison, ComparisonRun, read_folder
 from fedstill.core import toml
-from fedstill.core.config_tables import as_table, flat
+from fedstill.core.config_tables import flatten, to_table
 from fedstill.core.console import SafeConsole
 from fedstill.core.errors import FedstillError, RunFolderError, by_caller
 from fedstill.core.hashing import fingerprint
-from fedstill.core.run_writer import holding, make_folder, read_object, write_text
-from fedstill.core.text_format import human_seconds
+from fedstill.core.run_writer import lock_folder, make_folder, read_object, write_text
+from fedstill.core.text_format import format_seconds
 from fedstill.core.toml import Table
 from fedstill.data.loading import cache_loads, load
 from fedstill.runs import run
@@ -36,14 +36,16 @@ from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig
 from fedstill.runs.simulation import digest_of
 
-__all__ = ["attacked", "command_of", "compare", "not_attacked", "not_run", "results"]
+__all__ = ["read_attack", "read_command", "compare", "read_not_attacked", "read_not_run", "read_results"]
 
-TRAINED = ".trained"  # models of nodes that several methods of a setting and seed start from, while they run
-NOT_RUN = "not_run.json"
-NOT_ATTACKED = "not_attacked.json"
+TRAINED_FOLDER = (
+    ".trained"  # models of nodes that several methods of a setting and seed start from, while they run
+)
+NOT_RUN_FILE = "not_run.json"
+NOT_ATTACKED_FILE = "not_attacked.json"
 # Fingerprints of what is learned from and tested on, by the options of the data; and of modules that are not
 # fedstill's, by name.
-DATA = "data.json"
+FINGERPRINTS_FILE = "data.json"
 
 
 def compare(
@@ -77,82 +79,82 @@ def compare(
     if before is not None and comparison.leakage is None:
         comparison = dataclasses.replace(comparison, leakage=before.leakage)
     console, start = SafeConsole(stderr=True, quiet=quiet, highlight=False), time.monotonic()
-    places = comparison.places(only)
+    places = comparison.planned_runs(only)
     with cache_loads(), ExitStack() as at_last:
-        refused, data = _refusals(comparison, places, out, console)
+        refused, data = _check_runs(comparison, places, out, console)
         make_folder(out)
-        at_last.enter_context(holding(out, "comparison"))
-        if not (out / FILE).exists():
-            write_text(out / FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
+        at_last.enter_context(lock_folder(out, "comparison"))
+        if not (out / COMPARISON_FILE).exists():
+            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{comparison.to_toml()}")
         elif before is not None and (before.leakage, before.seeds) != (comparison.leakage, comparison.seeds):
             more = dataclasses.replace(before, leakage=comparison.leakage, seeds=comparison.seeds)
-            write_text(out / FILE, f"{run.COMMAND}{command}\n\n{more.to_toml()}")
-        _remember(out / DATA, data)
+            write_text(out / COMPARISON_FILE, f"{run.COMMAND}{command}\n\n{more.to_toml()}")
+        _write_json(out / FINGERPRINTS_FILE, data)
         for reason in dict.fromkeys(refused.values()):
             console.print(Text(f"refused: {reason}"))
-        at_last.callback(shutil.rmtree, out / TRAINED, ignore_errors=True)
+        at_last.callback(shutil.rmtree, out / TRAINED_FOLDER, ignore_errors=True)
         waiting = [place for place in places if place.folder not in refused]
         asked = {place.folder for place in places}
-        refused.update((folder, why) for folder, why in not_run(out).items() if folder not in asked)
-        _remember(out / NOT_RUN, refused)
+        refused.update((folder, why) for folder, why in read_not_run(out).items() if folder not in asked)
+        _write_json(out / NOT_RUN_FILE, refused)
         before_it: ComparisonRun | None = None
-        failed = {folder: why for folder, why in not_attacked(out).items() if folder not in asked}
+        failed = {folder: why for folder, why in read_not_attacked(out).items() if folder not in asked}
         if comparison.leakage is not None:
-            _remember(out / NOT_ATTACKED, failed)
+            _write_json(out / NOT_ATTACKED_FILE, failed)
         for count, place in enumerate(waiting, start=1):
             folder, number = out / place.folder, f"{count} of {len(waiting)}"
             if before_it is None or (before_it.setting, before_it.seed) != (place.setting, place.seed):
-                shutil.rmtree(out / TRAINED, ignore_errors=True)
+                shutil.rmtree(out / TRAINED_FOLDER, ignore_errors=True)
             before_it = place
             finished = (folder / "result.json").exists()
             if not finished:
-                _tell(console, f"run {number}", place, time.monotonic() - start)
+                _print_progress(console, f"run {number}", place, time.monotonic() - start)
             try:
-                _run(comparison.config(place), folder, bars, out / TRAINED, report)
+                _run(comparison.run_config(place), folder, bars, out / TRAINED_FOLDER, report)
             except RunFolderError:
                 raise  # not the method's fault
             except FedstillError as error:  # such as a limit in a node's policy, reached
                 refused[place.folder] = f"stopped: {error}"
-                _remember(out / NOT_RUN, refused)
+                _write_json(out / NOT_RUN_FILE, refused)
                 continue
             if not finished or not (folder / "report.html").exists():
                 report(folder)
-            if comparison.leakage is None or attacked(folder, comparison.leakage) is not None:
+            if comparison.leakage is None or read_attack(folder, comparison.leakage) is not None:
                 continue
-            _tell(console, f"attack {number}", place, time.monotonic() - start)
+            _print_progress(console, f"attack {number}", place, time.monotonic() - start)
             try:
                 _attack(folder, comparison.leakage, bars)
                 report(folder)
             except FedstillError as error:  # of one run, as it is no run that can be repeated here
                 failed[place.folder] = " ".join(str(error).split())
-                _remember(out / NOT_ATTACKED, failed)
+                _write_json(out / NOT_ATTACKED_FILE, failed)
                 console.print(Text(f"not attacked: {failed[place.folder]}"), soft_wrap=True)
 
 
-def results(out: Path, comparison: Comparison) -> dict[str, Mapping[str, Any]]:
+def read_results(out: Path, comparison: Comparison) -> dict[str, Mapping[str, Any]]:
     """What ``result.json`` of each finished run holds, by the runs' folders."""
-    files = {place.folder: out / place.folder / "result.json" for place in comparison.places()}
+    files = {place.folder: out / place.folder / "result.json" for place in comparison.planned_runs()}
     return {folder: read_object(file) for folder, file in files.items() if file.exists()}
 
 
-def not_run(out: Path) -> Mapping[str, str]:
+def read_not_run(out: Path) -> Mapping[str, str]:
     """Why runs of a comparison could not run, by their folders."""
-    return _reasons(out / NOT_RUN)
+    return _read_reasons(out / NOT_RUN_FILE)
 
 
-def not_attacked(out: Path) -> Mapping[str, str]:
+def read_not_attacked(out: Path) -> Mapping[str, str]:
     """Why finished runs of a comparison could not be attacked, by their folders."""
-    return _reasons(out / NOT_ATTACKED)
+    return _read_reasons(out / NOT_ATTACKED_FILE)
 
 
-def _reasons(file: Path) -> Mapping[str, str]:
+def _read_reasons(file: Path) -> Mapping[str, str]:
     if not file.exists():
         return {}
     reasons: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     return reasons
 
 
-def attacked(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
+def read_attack(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
     """What an attack with these options got from a run, or None where no such attack is in its folder.
 
     Raises:
@@ -162,9 +164,9 @@ def attacked(folder: Path, leakage: Mapping[str, Any]) -> Leakage | None:
     return found if found and found.config == json.loads(json.dumps(leakage)) else None
 
 
-def command_of(out: Path) -> str:
+def read_command(out: Path) -> str:
     """The command that made a comparison's folder."""
-    return toml.read_text(out / FILE).partition("\n")[0].removeprefix(run.COMMAND)
+    return toml.read_text(out / COMPARISON_FILE).partition("\n")[0].removeprefix(run.COMMAND)
 
 
 def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run.Report) -> None:
@@ -175,23 +177,23 @@ def _run(config: RunConfig, folder: Path, bars: bool, trained: Path, report: run
 def _attack(folder: Path, leakage: Table, bars: bool) -> None:
     from fedstill.attacks.attack_runner import run_attacks
     from fedstill.attacks.config import LeakageConfig
-    from fedstill.core.config_tables import changed
+    from fedstill.core.config_tables import changed_options
 
-    options = changed(leakage, LeakageConfig().to_table())
+    options = changed_options(leakage, LeakageConfig().to_table())
     again = shlex.join(["fedstill", "attack", str(folder), *options])
     run_attacks(folder, LeakageConfig.from_table(leakage), command=again, progress=bars)
 
 
-def _refusals(
+def _check_runs(
     comparison: Comparison, places: list[ComparisonRun], out: Path, console: Console
 ) -> tuple[dict[str, str], Mapping[str, str]]:
     """Which runs cannot run in their setting, by folder, and why: asked of all before the first one runs; and
     fingerprints of what they learn from and are tested on, and of the modules that they name, which a file
     that was replaced would change."""
     refused: dict[str, str] = {}
-    data, seen = dict(_reasons(out / DATA)), set[str]()
+    data, seen = dict(_read_reasons(out / FINGERPRINTS_FILE)), set[str]()
     waiting = [place for place in places if not (out / place.folder / "result.json").exists()]
-    for module, (file, code) in _own_code(comparison, places).items():
+    for module, (file, code) in _user_modules(comparison, places).items():
         if data.setdefault(module, code) != code:
             changed = f"{out} began with another {file} than there is now"
             if waiting:
@@ -200,20 +202,20 @@ def _refusals(
     with console.status("checking") as status:
         for count, place in enumerate(waiting, start=1):
             status.update(f"checking run {count} of {len(waiting)}")
-            config = comparison.config(place)
+            config = comparison.run_config(place)
             try:
                 prepare(config)
             except FedstillError as error:
                 refused[place.folder] = str(error)
                 continue
             # Before it is divided, which each seed does in its own way.
-            if (options := json.dumps([*map(as_table, (config.data, config.task))])) in seen:
+            if (options := json.dumps([*map(to_table, (config.data, config.task))])) in seen:
                 continue
             seen.add(options)
             whole = load(config.data, config.task)
             found = digest_of([whole.train, whole.test])
             if data.setdefault(options, found) != found:
-                other = f"{out} began with other data {config.data.called!r} than there are now"
+                other = f"{out} began with other data {config.data.registered_name!r} than there are now"
                 raise RunFolderError(f"{other} (expected those, or another folder)")
     for setting in dict.fromkeys(place.setting for place in places):
         here = [place.folder for place in places if place.setting == setting]
@@ -223,13 +225,13 @@ def _refusals(
     return refused, data
 
 
-def _own_code(comparison: Comparison, places: Sequence[ComparisonRun]) -> Mapping[str, tuple[str, str]]:
+def _user_modules(comparison: Comparison, places: Sequence[ComparisonRun]) -> Mapping[str, tuple[str, str]]:
     """The modules beside fedstill that runs name (methods, data, tasks, splits, networks): each one's file,
     and a fingerprint of its text."""
     found: dict[str, tuple[str, str]] = {}
     for place in places:
         try:
-            config = comparison.config(place)
+            config = comparison.run_config(place)
         except FedstillError:  # said of the run itself
             continue
         parts = (config.method, config.data, config.task, config.split)
@@ -242,7 +244,7 @@ def _own_code(comparison: Comparison, places: Sequence[ComparisonRun]) -> Mappin
     return found
 
 
-def _remember(file: Path, reasons: Mapping[str, str]) -> None:
+def _write_json(file: Path, reasons: Mapping[str, str]) -> None:
     write_text(file, json.dumps(reasons, indent=2) + "\n")
 
 
@@ -257,15 +259,15 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
         return None
     if not out.is_dir():
         raise RunFolderError(f"{out} is a file: choose another folder")
-    if (out / FILE).exists():
+    if (out / COMPARISON_FILE).exists():
         before = read_folder(out)
         for part in dataclasses.fields(Comparison):
             if part.name == "leakage" and None in (before.leakage, comparison.leakage):
                 continue
             if part.name == "seeds" and set(before.seeds) < set(comparison.seeds):
                 continue
-            if part.name not in ("name", "about", "note") and _differ(before, comparison, part.name):
-                apart = _apart(getattr(before, part.name), getattr(comparison, part.name))
+            if part.name not in ("name", "about", "note") and _differs(before, comparison, part.name):
+                apart = _first_difference(getattr(before, part.name), getattr(comparison, part.name))
                 told = f" ({apart})" if apart else ""
                 again = by_caller(f"fedstill compare --resume {out}", *2 * ("the same arguments",))
                 raise RunFolderError(
@@ -273,20 +275,20 @@ def _check_folder(out: Path, comparison: Comparison) -> Comparison | None:
                     f"or go on with it ({again})"
                 )
         return before
-    if {file.name for file in out.iterdir()} - {f"{FILE}.part"}:
+    if {file.name for file in out.iterdir()} - {f"{COMPARISON_FILE}.part"}:
         raise RunFolderError(f"{out} holds a run or other files: choose another folder, or empty it")
     return None
 
 
-def _apart(before: object, now: object) -> str:
+def _first_difference(before: object, now: object) -> str:
     """The first value in which two tables differ, in words; empty where they are no tables.
 
-    >>> _apart({"engine": {"threads": 1}}, {"engine": {"threads": 0}})
+    >>> _first_difference({"engine": {"threads": 1}}, {"engine": {"threads": 0}})
     'engine.threads is 1 there, and 0 now'
     """
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return ""
-    one, other = flat(before), flat(now)
+    one, other = flatten(before), flatten(now)
     key = next((key for key in (*one, *other) if one.get(key) != other.get(key)), None)
     if key is None:  # in their order alone
         return ""
@@ -294,17 +296,17 @@ def _apart(before: object, now: object) -> str:
     return f"{key} is {there} there, and {here} now"
 
 
-def _differ(first: Comparison, second: Comparison, part: str) -> bool:
+def _differs(first: Comparison, second: Comparison, part: str) -> bool:
     """Whether a part differs, the order of methods and settings included."""
     one, other = getattr(first, part), getattr(second, part)
     return bool(one != other or (isinstance(one, Mapping) and list(one) != list(other)))
 
 
-def _tell(console: Console, count: str, place: ComparisonRun, elapsed: float) -> None:
+def _print_progress(console: Console, count: str, place: ComparisonRun, elapsed: float) -> None:
     parts = (place.setting, place.label, f"seed {place.seed}")
     line = Text.assemble(
         (f"{count}  ", "dim"),
         (", ".join(part for part in parts if part), "bold"),
-        (f"  {human_seconds(elapsed)} so far", "dim"),
+        (f"  {format_seconds(elapsed)} so far", "dim"),
     )
     console.print(line, soft_wrap=True)

@@ -27,12 +27,12 @@ from annotated_types import Gt, MinLen
 
 from fedstill.compare import comparison_file, comparison_runner
 from fedstill.compare.comparison import Comparison
-from fedstill.compare.comparison_file import LISTS, SMALL, at_scale, written_out
+from fedstill.compare.comparison_file import METHOD_KEYS, SMALL_SCALE, at_scale, expand_short_forms
 from fedstill.core import toml
-from fedstill.core.config_tables import changed, read_table
+from fedstill.core.config_tables import changed_options, read_table
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
-from fedstill.core.options import Checked
-from fedstill.core.registry import look_in
+from fedstill.core.options import CheckedOptions
+from fedstill.core.registry import add_search_folders
 from fedstill.core.run_writer import write_text
 from fedstill.core.text_format import json_text
 from fedstill.core.toml import Table
@@ -42,19 +42,19 @@ from fedstill.runs.config import PaperMetric, RunConfig
 from fedstill.runs.run import machine
 
 PACKAGE = Path(__file__).parents[1]
-Said = Annotated[str, MinLen(1), "some words"]
+NonEmptyText = Annotated[str, MinLen(1), "some words"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduces(Checked):
+class ReproductionInfo(CheckedOptions):
     """What a file says of the table or figure that it reproduces."""
 
-    under: ClassVar[str] = "reproduces"
+    section: ClassVar[str] = "reproduces"
 
-    paper: Said
-    what: Said  # as "Table 6"
-    title: Said  # what it shows, in a few words
-    reduction: Said  # how the small scale differs from the published setting
+    paper: NonEmptyText
+    what: NonEmptyText  # as "Table 6"
+    title: NonEmptyText  # what it shows, in a few words
+    reduction: NonEmptyText  # how the small scale differs from the published setting
     minutes: Annotated[float, Gt(0)]  # a seed of the small scale, on two cores
     program: str = ""  # a module beside the file
     runs: str = ""  # the name of another file, whose runs this one shows
@@ -62,20 +62,20 @@ class Reproduces(Checked):
     data: tuple[str, ...] = ()  # of a program without runs: the data sets that it needs
 
 
-def as_recorded(value: float) -> float:
+def round_metric(value: float) -> float:
     """A figure as a record keeps it: to four decimals, or four digits where it is small.
 
-    >>> as_recorded(81.23456), as_recorded(0.00041239)
+    >>> round_metric(81.23456), round_metric(0.00041239)
     (81.2346, 0.0004124)
     """
     return round(value, 4) if abs(value) >= 0.1 else float(f"{value:.4g}")
 
 
 @dataclass(frozen=True)
-class ReproducedFigure:
+class ReproducedMetric:
     """One method's figure in one setting, by seed.
 
-    >>> ReproducedFigure("", "fedkd", "accuracy", {0: 80.0, 1: 82.0}).spread()
+    >>> ReproducedMetric("", "fedkd", "accuracy", {0: 80.0, 1: 82.0}).mean_and_std()
     (81.0, 1.4142135623730951)
     """
 
@@ -85,18 +85,18 @@ class ReproducedFigure:
     values: Mapping[int, float]
 
     @property
-    def place(self) -> tuple[str, str]:
+    def row_key(self) -> tuple[str, str]:
         """Its line in a table."""
         return self.setting, self.method
 
-    def spread(self) -> tuple[float, float | None]:
+    def mean_and_std(self) -> tuple[float, float | None]:
         """Mean and sample deviation over seeds."""
         values = list(self.values.values())
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
-class Record:
+class ReproductionRecord:
     """What one scale of a file came to.
 
     Args:
@@ -112,12 +112,12 @@ class Record:
     date: str
     machine: str
     minutes: float | None
-    rows: tuple[ReproducedFigure, ...]
+    rows: tuple[ReproducedMetric, ...]
     changed: tuple[str, ...] = ()
     note: str = ""
 
     @classmethod
-    def read(cls, file: Path) -> Record | None:
+    def read(cls, file: Path) -> ReproductionRecord | None:
         """A record; None where there is none.
 
         Raises:
@@ -128,7 +128,7 @@ class Record:
         try:
             told = json.loads(toml.read_text(file))
             rows = [
-                ReproducedFigure(
+                ReproducedMetric(
                     **{**row, "values": {int(seed): value for seed, value in row["values"].items()}}
                 )
                 for row in told.pop("rows")
@@ -140,20 +140,22 @@ class Record:
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RunFolderError(f"{file} is no record: {error}") from error
 
-    def renewed(self, newer: Record, only: Sequence[str], places: Container[tuple[str, str]]) -> Record:
+    def with_updated_rows(
+        self, newer: ReproductionRecord, only: Sequence[str], row_keys: Container[tuple[str, str]]
+    ) -> ReproductionRecord:
         """This one with a newer one's rows of some places for its own, which the note tells.
 
         Args:
             only: the names by which they were asked for.
-            places: their settings and methods.
+            row_keys: their settings and methods.
         """
-        newer = replace(newer, rows=tuple(row for row in newer.rows if row.place in places))
-        order = list(dict.fromkeys(row.place for row in (*self.rows, *newer.rows)))
-        anew = {row.place for row in newer.rows}
-        rows = [*(row for row in self.rows if row.place not in anew), *newer.rows]
+        newer = replace(newer, rows=tuple(row for row in newer.rows if row.row_key in row_keys))
+        order = list(dict.fromkeys(row.row_key for row in (*self.rows, *newer.rows)))
+        anew = {row.row_key for row in newer.rows}
+        rows = [*(row for row in self.rows if row.row_key not in anew), *newer.rows]
         how = "" if newer.changed == self.changed else f", with {', '.join(newer.changed) or 'no option'}"
         note = f"{self.note} Run anew on {newer.date}, {newer.machine}{how}: {', '.join(only)}.".strip()
-        return replace(self, rows=tuple(sorted(rows, key=lambda row: order.index(row.place))), note=note)
+        return replace(self, rows=tuple(sorted(rows, key=lambda row: order.index(row.row_key))), note=note)
 
     def write(self, file: Path) -> None:
         """Keep it, one line a row."""
@@ -170,7 +172,7 @@ class Reproduction:
     """One file: the table or figure that it reproduces."""
 
     file: Path
-    about: Reproduces
+    about: ReproductionInfo
     table: Table
 
     @property
@@ -181,20 +183,20 @@ class Reproduction:
     @property
     def scales(self) -> tuple[str, ...]:
         """Small, and those that the file names."""
-        return (SMALL, *self.table.get("scale", {}))
+        return (SMALL_SCALE, *self.table.get("scale", {}))
 
     @property
-    def compares(self) -> bool:
+    def is_comparison(self) -> bool:
         """Whether the file is a comparison itself."""
-        return any(key in self.table for key in LISTS)
+        return any(key in self.table for key in METHOD_KEYS)
 
     @cached_property
     def data(self) -> tuple[str, ...]:
         """The data sets that the small scale needs, private and public."""
         source = self.source
-        if not source.compares:
+        if not source.is_comparison:
             return source.about.data
-        whole = written_out(source.table)
+        whole = expand_short_forms(source.table)
         base = presets.filled(whole.get("base", {}), RunConfig, source.file.parent)
         parts = [base, *whole.get("settings", [])]
         names = [part.get(key, {}).get("name", NONE) for part in parts for key in ("data", "public")]
@@ -203,20 +205,20 @@ class Reproduction:
     @cached_property
     def source(self) -> Reproduction:
         """The file whose runs are shown: this one, unless it names another."""
-        return named(self.about.runs, self.file.parent) if self.about.runs else self
+        return find_reproduction(self.about.runs, self.file.parent) if self.about.runs else self
 
-    def called(self, scale: str) -> str:
+    def scaled_name(self, scale: str) -> str:
         """The name with its scale, unless it is the small one: of folders and records."""
-        return self.name if scale == SMALL else f"{self.name}-{scale}"
+        return self.name if scale == SMALL_SCALE else f"{self.name}-{scale}"
 
     def record_file(self, scale: str) -> Path:
-        return self.file.parent / "records" / f"{self.called(scale).replace('-', '_')}.json"
+        return self.file.parent / "records" / f"{self.scaled_name(scale).replace('-', '_')}.json"
 
-    def record(self, scale: str = SMALL) -> Record | None:
+    def record(self, scale: str = SMALL_SCALE) -> ReproductionRecord | None:
         """What was recorded at a scale."""
-        return Record.read(self.record_file(scale))
+        return ReproductionRecord.read(self.record_file(scale))
 
-    def minutes(self, record: Record | None) -> float:
+    def minutes(self, record: ReproductionRecord | None) -> float:
         """Of a seed of the small scale: as its record has it, or else the file's estimate."""
         if record is None or record.minutes is None:
             return self.about.minutes
@@ -224,12 +226,12 @@ class Reproduction:
 
     def seeds(self, scale: str, count: int | None = None) -> tuple[int, ...]:
         """Those of a scale, or as many as are asked for."""
-        own = count or at_scale(self.table, self._known(scale)).get("seeds", 1)
+        own = count or at_scale(self.table, self._check_scale(scale)).get("seeds", 1)
         return tuple(range(own)) if isinstance(own, int) else tuple(own)
 
     def arguments(self, scale: str) -> Table:
         """What the program is called with, beside data, folders and seed."""
-        return dict(at_scale(self.table, self._known(scale)).get("arguments", {}))
+        return dict(at_scale(self.table, self._check_scale(scale)).get("arguments", {}))
 
     def comparison(
         self, scale: str, *, seeds: int | None = None, changes: Mapping[str, Any] | None = None
@@ -240,24 +242,24 @@ class Reproduction:
             FedstillError: it is none.
         """
         source = self.source
-        comparison = comparison_file.read(
-            source.file, seeds=seeds, changes=changes, scale=source._known(scale)
+        comparison = comparison_file.read_comparison(
+            source.file, seeds=seeds, changes=changes, scale=source._check_scale(scale)
         )
         return comparison if source is self else replace(comparison, paper=tuple(self.published(scale)))
 
-    def published(self, scale: str = SMALL) -> list[PaperMetric]:
+    def published(self, scale: str = SMALL_SCALE) -> list[PaperMetric]:
         """The paper's own figures."""
-        told = written_out(self.table, self._known(scale)).get("paper", [])
+        told = expand_short_forms(self.table, self._check_scale(scale)).get("paper", [])
         return [read_table(PaperMetric, metric, "paper.") for metric in told]
 
-    def _known(self, scale: str) -> str:
+    def _check_scale(self, scale: str) -> str:
         """A scale that the file has."""
         if scale not in self.scales:
             raise UnknownName("scale", scale, self.scales)
         return scale
 
 
-def folder() -> Path:
+def experiments_folder() -> Path:
     """Where the papers' files are: in the installed package, or beside it in a checkout."""
     inside = PACKAGE / "experiments"
     return inside if inside.is_dir() else PACKAGE.parent / "experiments"
@@ -269,11 +271,11 @@ def reproductions(where: Path | None = None) -> list[Reproduction]:
     Raises:
         FedstillError: one of them cannot be read.
     """
-    found = [_read(file) for file in sorted((where or folder()).glob("*.toml"))]
-    return sorted(filter(None, found), key=lambda entry: _order(entry.about))
+    found = [_read(file) for file in sorted((where or experiments_folder()).glob("*.toml"))]
+    return sorted(filter(None, found), key=lambda entry: _sort_key(entry.about))
 
 
-def named(name: str, where: Path | None = None) -> Reproduction:
+def find_reproduction(name: str, folder: Path | None = None) -> Reproduction:
     """The file of a table or figure, by its name or by its path.
 
     Raises:
@@ -285,7 +287,7 @@ def named(name: str, where: Path | None = None) -> Reproduction:
         if found is None:
             raise ArgumentError("fedstill reproduce", name, "a file with a table [reproduces]")
         return found
-    known = {entry.name: entry for entry in reproductions(where)}
+    known = {entry.name: entry for entry in reproductions(folder)}
     if name not in known:
         raise UnknownName("table or figure", name, known, see="fedstill reproduce lists them")
     return known[name]
@@ -295,21 +297,25 @@ def _read(file: Path) -> Reproduction | None:
     table = toml.read(file)
     if "reproduces" not in table:
         return None
-    return Reproduction(file, read_table(Reproduces, table["reproduces"], "reproduces."), table)
+    return Reproduction(file, read_table(ReproductionInfo, table["reproduces"], "reproduces."), table)
 
 
-def _order(about: Reproduces) -> tuple[str, bool, int]:
+def _sort_key(about: ReproductionInfo) -> tuple[str, bool, int]:
     digits = "".join(filter(str.isdigit, about.what.partition(",")[0].partition("(")[0]))
     return about.paper, not about.what.startswith("Table"), int(digits or 0)
 
 
-__all__ = ["make"]
+__all__ = ["run_reproduction"]
 
-ROWS = "rows.json"
-WHERE = ("data.root", "public.root", "data.download")  # where the same data lie makes no other table
+ROWS_FILE = "rows.json"
+LOCATION_OPTIONS = (
+    "data.root",
+    "public.root",
+    "data.download",
+)  # where the same data lie makes no other table
 
 
-def make(
+def run_reproduction(
     entry: Reproduction,
     scale: str,
     folder: Path,
@@ -319,10 +325,10 @@ def make(
     changes: Mapping[str, Any],
     command: str,
     report: Callable[[Path], object],
-    metrics: Callable[[Path, Comparison], tuple[list[ReproducedFigure], float]],
+    metrics: Callable[[Path, Comparison], tuple[list[ReproducedMetric], float]],
     quiet: bool = False,
     bars: bool = False,
-) -> Record:
+) -> ReproductionRecord:
     """Run what is missing, and gather its figures.
 
     Args:
@@ -349,8 +355,8 @@ def make(
         )
     source, about, own = entry.source, entry.about, entry.seeds(scale, seeds)
     root = changes.get("data.root", "")
-    runs, rows, seconds = folder / source.called(scale), list[ReproducedFigure](), 0.0
-    if source.compares:
+    runs, rows, seconds = folder / source.scaled_name(scale), list[ReproducedMetric](), 0.0
+    if source.is_comparison:
         both = {**changes, "public.root": changes.get("public.root", root)} if root else changes
         plain = source.comparison(scale, seeds=seeds, changes=both)
         comparison_runner.compare(
@@ -360,28 +366,34 @@ def make(
         own = comparison.seeds
         rows, seconds = metrics(runs, comparison)
     if about.program:
-        shown = runs if source.compares else None
-        found, more = _programmed(entry, scale, own, root, folder / entry.called(scale), shown)
+        shown = runs if source.is_comparison else None
+        found, more = _run_program(entry, scale, own, root, folder / entry.scaled_name(scale), shown)
         rows, seconds = found if found or about.runs else rows, seconds + more
     today = datetime.now(timezone.utc).date().isoformat()
     where = f"{machine()}, torch {torch.__version__}"
-    other = [" ".join(changed({name: value}, {})) for name, value in changes.items() if name not in WHERE]
-    return Record(scale, own, today, where, round(seconds / 60, 1), tuple(rows), tuple(other))
+    other = [
+        " ".join(changed_options({name: value}, {}))
+        for name, value in changes.items()
+        if name not in LOCATION_OPTIONS
+    ]
+    return ReproductionRecord(scale, own, today, where, round(seconds / 60, 1), tuple(rows), tuple(other))
 
 
-def _programmed(
+def _run_program(
     entry: Reproduction, scale: str, seeds: tuple[int, ...], root: str, folder: Path, runs: Path | None
-) -> tuple[list[ReproducedFigure], float]:
+) -> tuple[list[ReproducedMetric], float]:
     """The rows of a program, each seed once, and the seconds that it took."""
     arguments = entry.arguments(scale)
-    look_in([str(entry.file.parent.resolve())])
+    add_search_folders([str(entry.file.parent.resolve())])
     program = importlib.import_module(Path(entry.about.program).stem)
     found: dict[tuple[str, str, str], dict[int, float]] = {}
     seconds = 0.0
     for seed in seeds:
         out = folder / f"seed{seed}"
         out.mkdir(parents=True, exist_ok=True)
-        kept = json.loads((out / ROWS).read_text(encoding="utf-8")) if (out / ROWS).exists() else None
+        kept = (
+            json.loads((out / ROWS_FILE).read_text(encoding="utf-8")) if (out / ROWS_FILE).exists() else None
+        )
         if kept is not None and kept["arguments"] != arguments:
             raise RunFolderError(f"{out} holds figures of other arguments: choose another folder with --out")
         if kept is None or runs is not None:  # what draws from runs is quick, and these may be more by now
@@ -391,9 +403,9 @@ def _programmed(
                 about["methods"] = list(entry.about.methods)
             rows = program.reproduce(root=root, out=out, seed=seed, **about, **arguments)
             kept = {"arguments": arguments, "seconds": time.monotonic() - start, "rows": rows}
-            write_text(out / ROWS, json_text(kept, indent=1) + "\n")
+            write_text(out / ROWS_FILE, json_text(kept, indent=1) + "\n")
         seconds += kept["seconds"]
         for row in kept["rows"]:
             key = (row.get("setting", ""), row["method"], row["metric"])
-            found.setdefault(key, {})[seed] = as_recorded(row["value"])
-    return [ReproducedFigure(*key, values) for key, values in found.items()], seconds
+            found.setdefault(key, {})[seed] = round_metric(row["value"])
+    return [ReproducedMetric(*key, values) for key, values in found.items()], seconds

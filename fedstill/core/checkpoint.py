@@ -35,7 +35,7 @@ def save_state(path: Path, state: State) -> None:
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)
-        private_files.touch(part)  # a state is for whoever goes on with the run, and nobody else
+        private_files.create_empty(part)  # a state is for whoever goes on with the run, and nobody else
         save_file(tensors, part, metadata={"tree": tree})
         with part.open("rb+") as file:
             os.fsync(file.fileno())

@@ -15,10 +15,10 @@ import torch
 from annotated_types import Ge
 
 from fedstill.core import timing
-from fedstill.core.cuda_graphs import Graphs, draws
+from fedstill.core.cuda_graphs import CudaGraphCapture, uses_global_rng
 from fedstill.core.errors import ArgumentError, ModelError
-from fedstill.core.options import Checked
-from fedstill.core.seeds import alone, seeded
+from fedstill.core.options import CheckedOptions
+from fedstill.core.seeds import exclusive_run, seeded
 from fedstill.core.workers import Workers
 
 
@@ -37,7 +37,7 @@ def torch_defaults() -> Iterator[None]:
     torch.float64
     >>> torch.set_default_dtype(torch.float32)
     """
-    with alone(), torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
+    with exclusive_run(), torch.inference_mode(False), torch.enable_grad(), ExitStack() as stack:
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float32)
         stack.callback(torch.set_default_dtype, before)
@@ -51,10 +51,10 @@ CONVOLUTIONS = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
 
 
 @dataclass(frozen=True)
-class EngineConfig(Checked):
+class EngineConfig(CheckedOptions):
     """How the federation is computed. Precision apart, it changes speed and only the last digits."""
 
-    under: ClassVar[str] = "engine"
+    section: ClassVar[str] = "engine"
 
     name: Literal["auto", "stacked", "one-by-one", "flare", "flare-poc"] = "auto"
     """Equal architectures in one stacked call, or each node for itself; auto stacks small ones on a GPU but
@@ -72,7 +72,7 @@ class EngineConfig(Checked):
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
     """CPU threads; 0 leaves it to torch, but for small convolutional networks on images of less than 16 x 16,
     which compute with one. Nodes that are computed each for itself are so many at once."""
-    graphs: bool = True
+    cuda_graphs: bool = True
     """On a GPU, record a step and launch all its kernels together from then on (CUDA graphs); what cannot be
     recorded is computed as it stands, which is warned of."""
     startup_kit: str = ""
@@ -98,7 +98,7 @@ class Compute:
             self.device = torch.device(self.config.device)
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # torch raises either for a device it lacks
-            allowed = f"a device of this machine: {', '.join(devices())}"
+            allowed = f"a device of this machine: {', '.join(available_devices())}"
             raise ArgumentError("engine.device", self.config.device, allowed) from error
         wanted = self.config.precision
         self.precision: Precision = "float32" if wanted == "auto" else wanted
@@ -106,20 +106,22 @@ class Compute:
             torch.set_num_threads(self.config.threads)
         self.threads = torch.get_num_threads()
         self.workers = Workers(self.threads if self.device.type == "cpu" else 1)
-        self.graphs = Graphs()  # of local training, one network's steps after another's
+        self.cuda_graphs = CudaGraphCapture()  # of local training, one network's steps after another's
 
-    def suited(self, shape: Sequence[int], network: torch.nn.Module, *, exact: bool = False) -> Compute:
+    def for_network(
+        self, shape: Sequence[int], network: torch.nn.Module, *, force_float32: bool = False
+    ) -> Compute:
         """The same, in the precision that suits a network and its inputs, where that is left open; in float32
-        where it is to be ``exact``."""
-        if self.config.precision != "auto" or exact:  # auto begins as float32
+        where it is to be ``as_float32``."""
+        if self.config.precision != "auto" or force_float32:  # auto begins as float32
             return self
         suits = copy.copy(self)
-        gains = _gains(shape, network) and computes_bfloat16(self.device)
+        gains = _gains_from_bfloat16(shape, network) and is_bfloat16_faster(self.device)
         suits.precision = "bfloat16" if gains else "float32"
         return suits
 
     @contextmanager
-    def few_threads(self, shape: Sequence[int], network: torch.nn.Module) -> Iterator[None]:
+    def limit_threads(self, shape: Sequence[int], network: torch.nn.Module) -> Iterator[None]:
         """Compute with one thread where the server's networks are too small for several, unless
         ``engine.threads`` says how many. Nodes are still computed at once, each on a core of its own.
 
@@ -137,7 +139,7 @@ class Compute:
                 torch.set_num_threads(self.threads)
 
     @property
-    def exact(self) -> Compute:
+    def as_float32(self) -> Compute:
         """The same, in float32."""
         same = copy.copy(self)
         same.precision = "float32"
@@ -157,19 +159,21 @@ class Compute:
         finally:
             torch.backends.cudnn.allow_tf32 = rounded
 
-    def records(self, *modules: torch.nn.Module) -> bool:
+    def uses_cuda_graphs(self, *modules: torch.nn.Module) -> bool:
         """Whether steps of some networks are recorded (:mod:`fedstill.core.cuda_graphs`)."""
-        if self.device.type != "cuda" or not self.config.graphs:
+        if self.device.type != "cuda" or not self.config.cuda_graphs:
             return False
-        return not any(draws(module) or not getattr(module, "differentiable", True) for module in modules)
+        return not any(
+            uses_global_rng(module) or not getattr(module, "differentiable", True) for module in modules
+        )
 
-    def place(self, module: torch.nn.Module) -> torch.nn.Module:
+    def to_device(self, module: torch.nn.Module) -> torch.nn.Module:
         """A network on the device, in the memory format of the run."""
         if self.config.channels_last and not self._keeps_channels_first(module):
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
         return module.to(self.device)
 
-    def here(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def tensors_to_device(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Tensors that came over a wire, on the device."""
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
 
@@ -185,7 +189,7 @@ class Compute:
 
         torch's group norm (2.13, CPU) is slow with them in bfloat16. And where it may meet an input without
         gradient, as behind a frozen layer, its way back then ends the whole process. Ours takes any layout
-        (:mod:`fedstill.models.normalization`). And some convolutions write over other memory (:func:`overruns`).
+        (:mod:`fedstill.models.normalization`). And some convolutions write over other memory (:func:`has_overrunning_gradient`).
         """
         norms = any(
             isinstance(layer, torch.nn.GroupNorm) and not getattr(layer, "any_layout", False)
@@ -193,7 +197,9 @@ class Compute:
         )
         frozen = any(not parameter.requires_grad for parameter in module.parameters())
         slow = self.precision == "bfloat16" and self.device.type == "cpu"
-        unsafe = self.device.type == "cpu" and any(overruns(layer) for layer in module.modules())
+        unsafe = self.device.type == "cpu" and any(
+            has_overrunning_gradient(layer) for layer in module.modules()
+        )
         return unsafe or (norms and (frozen or slow))
 
     @contextmanager
@@ -202,7 +208,7 @@ class Compute:
 
         None begins once the time is over that whoever computes has set (:mod:`fedstill.core.timing`).
         """
-        timing.check()
+        timing.check_limits()
         with seeded(seed, *names), self.autocast():
             try:
                 yield
@@ -214,13 +220,13 @@ class Compute:
                 raise ModelError(f"{told}: expected 2 or more ({where})") from error
 
 
-def overruns(layer: torch.nn.Module) -> bool:
+def has_overrunning_gradient(layer: torch.nn.Module) -> bool:
     """Whether the gradient of a layer's weights writes beyond its memory where all lies channels last.
 
     So it does in torch 2.13 on processors without AVX-512 (an AMD EPYC of 2021, in float32), of a 1x1
     convolution with a stride and two to seven channels.
 
-    >>> overruns(torch.nn.Conv2d(4, 8, 1, 2)), overruns(torch.nn.Conv2d(8, 8, 1, 2))
+    >>> has_overrunning_gradient(torch.nn.Conv2d(4, 8, 1, 2)), has_overrunning_gradient(torch.nn.Conv2d(8, 8, 1, 2))
     (True, False)
     """
     if not isinstance(layer, torch.nn.Conv2d) or tuple(layer.kernel_size) != (1, 1):
@@ -228,7 +234,7 @@ def overruns(layer: torch.nn.Module) -> bool:
     return max(layer.stride) > 1 and 1 < layer.in_channels // layer.groups < 8
 
 
-def _gains(shape: Sequence[int], network: torch.nn.Module) -> bool:
+def _gains_from_bfloat16(shape: Sequence[int], network: torch.nn.Module) -> bool:
     """Whether a network computes faster in bfloat16, where a processor does.
 
     On AMD's with AVX-512 bf16 a step of a convolutional network on 28 x 28 takes 0.5 to 0.8 of the time in
@@ -245,12 +251,12 @@ def _too_small(shape: Sequence[int], network: torch.nn.Module) -> bool:
     return small and weights < 1_000_000 and any(isinstance(each, CONVOLUTIONS) for each in network.modules())
 
 
-def onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """What was drawn on the CPU, on the device, which does not wait for it."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def lay_out(optimizer: torch.optim.Optimizer) -> None:
+def match_parameter_layout(optimizer: torch.optim.Optimizer) -> None:
     """Lay an optimizer's memory out as its parameters are, say channels last.
 
     torch's fused optimizers pair numbers by their place in memory, whatever their place in the tensor.
@@ -258,21 +264,21 @@ def lay_out(optimizer: torch.optim.Optimizer) -> None:
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                state[key] = as_laid_out(value, parameter)
+                state[key] = match_layout(value, parameter)
 
 
-def as_laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def match_layout(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The tensor, in the memory layout of another one of its shape."""
     return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
 
 
-def devices() -> list[str]:
+def available_devices() -> list[str]:
     """The devices of this machine that torch can compute on."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     return ["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])]
 
 
-def computes_bfloat16(device: torch.device) -> bool:
+def is_bfloat16_faster(device: torch.device) -> bool:
     """Whether this processor multiplies faster in bfloat16 than in float32.
 
     Processors with AMX do, and AMD's with AVX-512 bf16. Intel's with AVX-512 bf16 and no AMX, as virtual

@@ -8,7 +8,7 @@ from typing import IO, cast
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from fedstill.core.safe_output import SafeStream, shown
+from fedstill.core.safe_output import SafeStream, printable
 
 
 class SafeConsole(Console):
@@ -27,4 +27,4 @@ class SafeConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See :meth:`rich.console.Console.render`."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(shown(segment.text), segment.style)
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)

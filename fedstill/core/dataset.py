@@ -14,21 +14,21 @@ import numpy.typing as npt
 import torch
 
 from fedstill.core.errors import DataError
-from fedstill.core.names import named_columns
+from fedstill.core.names import normalize_columns
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.core.text_format import brief_repr
 
-_ALLOWED = "allowed are real numbers, in one array or tensor"
+_EXPECTED = "allowed are real numbers, in one array or tensor"
 
 
-def as_tensor(values: Any, what: str) -> torch.Tensor:
+def as_tensor(values: Any, source: str) -> torch.Tensor:
     """Real numbers as a tensor: of a numpy array in any memory order and byte order, or of nested lists.
 
     A tensor is returned as it is.
 
     Args:
         values: numbers; lists may hold tensors or arrays of one shape.
-        what: they are, the first words of an error.
+        source: they are, the first words of an error.
 
     Raises:
         DataError: complex numbers, texts, objects, or parts of several shapes.
@@ -39,34 +39,34 @@ def as_tensor(values: Any, what: str) -> torch.Tensor:
     if isinstance(values, torch.Tensor):
         tensor = values
     elif isinstance(values, list | tuple) and any(isinstance(part, torch.Tensor) for part in values):
-        parts = [as_tensor(part, what) for part in values]
+        parts = [as_tensor(part, source) for part in values]
         if len({part.shape for part in parts}) > 1:
-            raise _several_shapes(parts, what)
+            raise _mixed_shapes_error(parts, source)
         tensor = torch.stack(parts)
     else:
-        tensor = torch.from_numpy(_numbers(values, what))
+        tensor = torch.from_numpy(_numbers(values, source))
     if tensor.is_complex():
-        raise DataError(f"{what}: values are {str(tensor.dtype).removeprefix('torch.')}: {_ALLOWED}")
+        raise DataError(f"{source}: values are {str(tensor.dtype).removeprefix('torch.')}: {_EXPECTED}")
     return tensor
 
 
-def _numbers(values: Any, what: str) -> np.ndarray[Any, Any]:
+def _numbers(values: Any, source: str) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(values)
     except ValueError as error:  # nested lists of several lengths
-        raise _several_shapes(values, what) from error
+        raise _mixed_shapes_error(values, source) from error
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{what}: values are {array.dtype}: {_ALLOWED}")
+        raise DataError(f"{source}: values are {array.dtype}: {_EXPECTED}")
     native = array.dtype.newbyteorder("=")
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # torch has no longer floats
         native = np.dtype(np.float64)
     return np.require(array, dtype=native, requirements=["C", "W"])
 
 
-def _several_shapes(parts: Iterable[Any], what: str) -> DataError:
+def _mixed_shapes_error(parts: Iterable[Any], source: str) -> DataError:
     shapes = dict.fromkeys(str(tuple(part.shape)) for part in parts if hasattr(part, "shape"))
     some = f" ({', '.join(list(shapes)[:3])})" if shapes else ""
-    return DataError(f"{what}: values have several shapes{some} (expected one shape)")
+    return DataError(f"{source}: values have several shapes{some} (expected one shape)")
 
 
 Column = npt.NDArray[Any]  # (N,), one value per training example: its site, its hospital, an age, ...
@@ -153,7 +153,7 @@ class TensorData:
         return len(self.inputs)
 
     @classmethod
-    def joined(cls, parts: Sequence[TensorData]) -> TensorData:
+    def concat(cls, parts: Sequence[TensorData]) -> TensorData:
         """The examples of all parts, one part after the other, each example by itself."""
         return cls(torch.cat([part.inputs for part in parts]), torch.cat([part.targets for part in parts]))
 
@@ -189,19 +189,19 @@ class DataSet:
     test_names: tuple[str, ...] = ()  # of each test example in its source: a file, or a number from 0
     # The column that says whose each example is (a patient): those of one value are never parted between
     # training, testing, public data and nodes. Empty: each example is by itself.
-    unit: str = ""
+    group_column: str = ""
     vocabulary: int = 0  # texts: how many token ids there are, padding among them; 0: inputs are no texts
     schema: Schema = NO_SCHEMA  # tables: what their columns may be
 
     __repr__ = brief_repr
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", named_columns(self.columns))
-        object.__setattr__(self, "test_columns", named_columns(self.test_columns))
+        object.__setattr__(self, "columns", normalize_columns(self.columns))
+        object.__setattr__(self, "test_columns", normalize_columns(self.test_columns))
 
 
 def check_labels(
-    targets: torch.Tensor, classes: int, what: str, shape: tuple[int, ...] = (), least: int = 0
+    targets: torch.Tensor, classes: int, source: str, shape: tuple[int, ...] = (), min_label: int = 0
 ) -> None:
     """Refuse anything but numbers of classes, least..classes-1, ``(N, *shape)`` int64.
 
@@ -216,18 +216,18 @@ def check_labels(
     """
     if targets.dtype != torch.int64 or tuple(targets.shape[1:]) != shape or not targets.ndim:
         wanted = f"int64 of shape {(len(targets), *shape)}" if shape else "one int64 class index per example"
-        raise DataError(f"{what}: targets are {_form(targets)} (expected {wanted})")
-    outside = torch.nonzero((targets < least) | (targets >= classes))
+        raise DataError(f"{source}: targets are {_describe_tensor(targets)} (expected {wanted})")
+    outside = torch.nonzero((targets < min_label) | (targets >= classes))
     if len(outside):
         place = tuple(outside[0].tolist())
-        from_one = least == 0 and int(targets.min()) == 1 and int(targets.max()) == classes
+        from_one = min_label == 0 and int(targets.min()) == 1 and int(targets.max()) == classes
         raise DataError(
-            f"{what}: label {int(targets[place])} of example {place[0]} is outside {least}..{classes - 1} "
+            f"{source}: label {int(targets[place])} of example {place[0]} is outside {min_label}..{classes - 1} "
             f"({len(outside)} such labels in all){': they count from 1, so subtract 1' if from_one else ''}"
         )
 
 
-def check_numbers(targets: torch.Tensor, width: int, what: str) -> None:
+def check_numbers(targets: torch.Tensor, width: int, source: str) -> None:
     """Refuse anything but so many numbers for each example, ``(N, width)`` float32.
 
     Raises:
@@ -235,17 +235,19 @@ def check_numbers(targets: torch.Tensor, width: int, what: str) -> None:
     """
     wanted = (len(targets), width)
     if targets.dtype != torch.float32 or targets.shape != wanted:
-        raise DataError(f"{what}: targets are {_form(targets)} (expected float32 of shape {wanted})")
+        raise DataError(
+            f"{source}: targets are {_describe_tensor(targets)} (expected float32 of shape {wanted})"
+        )
 
 
-def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
+def check_inputs(data: TensorData, source: str, form: Form = "images") -> None:
     """Refuse inputs that no network can take, whatever the targets mean.
 
     Args:
         data: images (N, C, H, W) float32 without NaN or infinity, H and W multiples of 4; token ids (N, L)
             int64 from 0 up, of which a text may be all padding; or rows of a table (N, F) float32 without NaN
             or infinity; one target each.
-        what: what the data is, the first words of an error: ``"train of digits"``.
+        source: what the data is, the first words of an error: ``"train of digits"``.
 
     Raises:
         DataError: naming the first of these that does not hold.
@@ -261,30 +263,34 @@ def check_inputs(data: TensorData, what: str, form: Form = "images") -> None:
         wanted = f"{'int64 ids' if form == 'texts' else 'float32 of shape'} ({', '.join(AXES[form])})"
         rows = form == "images" and inputs.ndim == 2
         hint = '; rows of a table are learned by task "tabular", "regression" or "survival"' if rows else ""
-        raise DataError(f"{what}: inputs are {_form(inputs)} (expected {wanted}{hint})")
+        raise DataError(f"{source}: inputs are {_describe_tensor(inputs)} (expected {wanted}{hint})")
     if len(inputs) != count:
-        raise DataError(f"{what}: {len(inputs)} inputs but {count} targets (expected one each)")
+        raise DataError(f"{source}: {len(inputs)} inputs but {count} targets (expected one each)")
     if len(inputs) == 0:
-        raise DataError(f"{what}: there are no examples (expected one or more)")
+        raise DataError(f"{source}: there are no examples (expected one or more)")
     if 0 in inputs.shape:
-        raise DataError(f"{what}: inputs are {_form(inputs)} (expected one or more of each)")
+        raise DataError(f"{source}: inputs are {_describe_tensor(inputs)} (expected one or more of each)")
     height, width = inputs.shape[-2:]
     if form == "images" and width <= 4 < inputs.shape[1]:
         last = "channels seem to be the last axis, as in (N, H, W, C)"
         way = "x.permute(0, 3, 1, 2), or numpy's x.transpose(0, 3, 1, 2)"
-        raise DataError(f"{what}: inputs are {_form(inputs)}: {last}; allowed is (N, C, H, W): {way}")
+        raise DataError(
+            f"{source}: inputs are {_describe_tensor(inputs)}: {last}; allowed is (N, C, H, W): {way}"
+        )
     if form == "images" and (height % 4 or width % 4):
         # Generators start at a quarter of the image's size and critics end there.
         allowed = "allowed are heights and widths that 4 divides; a run's data.size makes them so"
-        raise DataError(f"{what}: images are {height} x {width} (height, width): {allowed}")
+        raise DataError(f"{source}: images are {height} x {width} (height, width): {allowed}")
     sound = inputs >= 0 if form == "texts" else torch.isfinite(inputs)
     broken = torch.nonzero(~sound.flatten(1).all(dim=1)).flatten()
     if len(broken):
         held = "ids below 0" if form == "texts" else "NaN or infinity"
-        raise DataError(f"{what}: {len(broken)} examples hold {held}, the first is example {int(broken[0])}")
+        raise DataError(
+            f"{source}: {len(broken)} examples hold {held}, the first is example {int(broken[0])}"
+        )
 
 
-def check_pixels(images: torch.Tensor, mean: Sequence[float], std: Sequence[float], what: str) -> None:
+def check_pixels(images: torch.Tensor, mean: Sequence[float], std: Sequence[float], source: str) -> None:
     """Refuse images ``(N, C, H, W)`` that are no pixels from 0 to 1 under a normalization, by channel.
 
     Raises:
@@ -296,12 +302,12 @@ def check_pixels(images: torch.Tensor, mean: Sequence[float], std: Sequence[floa
     if len(outside):
         c = int(outside[0])
         raise DataError(
-            f"{what} has values from {least[c]:.4g} to {most[c]:.4g} in channel {c}: allowed by mean "
+            f"{source} has values from {least[c]:.4g} to {most[c]:.4g} in channel {c}: allowed by mean "
             f"{mean[c]:.4g} and std {std[c]:.4g} are {low[c]:.4g} to {high[c]:.4g}"
         )
 
 
-def normalized(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+def normalize(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
     """Pixels as the networks take them: ``(pixel - mean) / std``, with pixel scaled to [0, 1].
 
     Args:
@@ -312,7 +318,7 @@ def normalized(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) 
         (N, C, H, W) float32 in memory of its own.
 
     >>> import numpy
-    >>> normalized(numpy.array([[[[0, 255]]]], dtype=numpy.uint8), (0.5,), (0.5,)).flatten().tolist()
+    >>> normalize(numpy.array([[[[0, 255]]]], dtype=numpy.uint8), (0.5,), (0.5,)).flatten().tolist()
     [-1.0, 1.0]
     """
     scale = 255.0 if pixels.dtype == np.uint8 else 1.0
@@ -321,5 +327,5 @@ def normalized(pixels: Column, mean: tuple[float, ...], std: tuple[float, ...]) 
     return x.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
 
 
-def _form(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

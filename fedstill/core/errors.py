@@ -1,7 +1,7 @@
 """In whose terms an error names an option and gives advice: the command line's, or those of a Python call.
 
 An error names an option as configurations do, ``nodes.local.batch``. Who called ``fedstill.distil`` has typed
-no such name; :func:`option_name` and :func:`option_set` put it in the caller's terms.
+no such name; :func:`option_name` and :func:`format_option` put it in the caller's terms.
 
 Errors that a user of fedstill can cause, each one clear line.
 
@@ -20,14 +20,14 @@ from typing import Literal
 Caller = Literal["command line", "options", "distil"]
 
 # Options as arguments of ``distil``: whole ones, and those that are fields of an object.
-WHOLE = {
+DISTIL_ARGUMENTS = {
     "student.model": "student",
     "nodes.models": "models",
     "public.name": "public",
     "public.limit": "public",
     "data.name": "data",
 }
-FIELDS = {
+DISTIL_FIELDS = {
     "nodes.local": ("local", "local=fedstill.LocalConfig({})"),
     "nodes.policy": ("policies", "policies=[fedstill.PolicyConfig({}), ...]"),
     "nodes.privacy": ("privacies", "privacies=[..., {}]"),
@@ -39,7 +39,7 @@ _caller: ContextVar[Caller] = ContextVar("caller", default="command line")  # of
 
 
 @contextmanager
-def called_from(caller: Caller) -> Iterator[None]:
+def caller_context(caller: Caller) -> Iterator[None]:
     """Put errors that are raised in the block in a caller's terms: ``options`` is a mapping of dotted names,
     as ``fedstill.run_preset`` takes one."""
     before = _caller.set(caller)
@@ -59,28 +59,28 @@ def option_name(name: str) -> str:
 
     >>> option_name("nodes.local.batch")
     'nodes.local.batch'
-    >>> with called_from("distil"):
+    >>> with caller_context("distil"):
     ...     option_name("nodes.local.batch"), option_name("student.model"), option_name("method.tau")
     ('local.batch', 'student', 'method.tau')
     """
     if _caller.get() != "distil":
         return name
-    for prefix, (argument, _) in FIELDS.items():
+    for prefix, (argument, _) in DISTIL_FIELDS.items():
         if name.startswith(f"{prefix}."):
             return f"{argument}{name.removeprefix(prefix)}"
-    return WHOLE.get(name, name)
+    return DISTIL_ARGUMENTS.get(name, name)
 
 
-def option_set(name: str, value: object) -> str:
+def format_option(name: str, value: object) -> str:
     """Return the text by which the caller gives an option a value.
 
-    >>> option_set("nodes.policy.outputs_only", False)
+    >>> format_option("nodes.policy.outputs_only", False)
     '--nodes.policy.outputs_only false'
-    >>> with called_from("options"):
-    ...     option_set("nodes.policy.outputs_only", False)
+    >>> with caller_context("options"):
+    ...     format_option("nodes.policy.outputs_only", False)
     '{"nodes.policy.outputs_only": False}'
-    >>> with called_from("distil"):
-    ...     option_set("nodes.policy.outputs_only", False)
+    >>> with caller_context("distil"):
+    ...     format_option("nodes.policy.outputs_only", False)
     'policies=[fedstill.PolicyConfig(outputs_only=False), ...]'
     """
     if _caller.get() == "command line":
@@ -88,8 +88,8 @@ def option_set(name: str, value: object) -> str:
     if _caller.get() == "options":
         return f'{{"{name}": {value!r}}}'
     prefix, _, field = name.rpartition(".")
-    if prefix in FIELDS:
-        return FIELDS[prefix][1].format(f"{field}={value!r}")
+    if prefix in DISTIL_FIELDS:
+        return DISTIL_FIELDS[prefix][1].format(f"{field}={value!r}")
     return f"{option_name(name)}={value!r}"
 
 
@@ -106,13 +106,13 @@ class ArgumentError(FedstillError, ValueError):
     fedstill.core.errors.ArgumentError: invalid split.nodes = 0 (expected a whole number from 1 up)
     """
 
-    def __init__(self, name: str, value: object, allowed: str) -> None:
+    def __init__(self, name: str, value: object, expected: str) -> None:
         name = option_name(name)
-        self.name, self.value, self.allowed = name, value, allowed
-        super().__init__(f"invalid {name} = {_short(value)} (expected {allowed})")
+        self.name, self.value, self.expected = name, value, expected
+        super().__init__(f"invalid {name} = {_short_repr(value)} (expected {expected})")
 
 
-def _short(value: object) -> str:
+def _short_repr(value: object) -> str:
     """A value as an error quotes it: one line, however long the value."""
     told = " ".join(repr(value).split())
     return told if len(told) <= 300 else f"{told[:300]}..."
@@ -126,7 +126,7 @@ class UnknownName(ArgumentError):
         value: what was given.
         known: what there is.
         see: said in place of all that there is, where that would be too long for one line.
-        meant: what was probably meant, where the name alone does not tell.
+        suggestion: what was probably meant, where the name alone does not tell.
 
     >>> raise UnknownName("preset", "digit-fediod", ["demo", "digits-fediod"])
     Traceback (most recent call last):
@@ -138,24 +138,26 @@ class UnknownName(ArgumentError):
     fedstill.core.errors.UnknownName: unknown preset 'x': allowed are demo, digits-fediod
     """
 
-    def __init__(self, what: str, value: str, known: Iterable[str], see: str = "", meant: str = "") -> None:
+    def __init__(
+        self, what: str, value: str, known: Iterable[str], see: str = "", suggestion: str = ""
+    ) -> None:
         self.known = tuple(known)
-        self.name, self.value, self.allowed = what, value, ", ".join(self.known)
-        close = nearest(value, self.known)
-        meant = meant or (repr(close) if close else "")
-        hint = f"did you mean {meant}?" if meant else see or f"allowed are {self.allowed}"
-        Exception.__init__(self, f"unknown {what} {_short(value)}: {hint}")
+        self.name, self.value, self.expected = what, value, ", ".join(self.known)
+        close = closest_name(value, self.known)
+        suggestion = suggestion or (repr(close) if close else "")
+        hint = f"did you mean {suggestion}?" if suggestion else see or f"allowed are {self.expected}"
+        Exception.__init__(self, f"unknown {what} {_short_repr(value)}: {hint}")
 
 
-def nearest(value: str, known: Iterable[str]) -> str | None:
+def closest_name(value: str, known: Iterable[str]) -> str | None:
     """The name that somebody most likely meant, or None where none is close.
 
     Of dotted names first those that differ in the last part alone, then those whose last part is the same.
 
     >>> known = ["method.name", "method.tau", "nodes.local.epochs", "public.seed", "public.name"]
-    >>> nearest("method.nam", known), nearest("nodes.epochs", known), nearest("metod.tau", known)
+    >>> closest_name("method.nam", known), closest_name("nodes.epochs", known), closest_name("metod.tau", known)
     ('method.name', 'nodes.local.epochs', 'method.tau')
-    >>> nearest("public", known), nearest("method.xyz", known)
+    >>> closest_name("public", known), closest_name("method.xyz", known)
     ('public.name', None)
     """
     spelled = {name.lower(): name for name in known}
@@ -182,25 +184,25 @@ class DataError(FedstillError, ValueError):
     """Data cannot be used as it is: wrong shape, labels outside the classes, NaN, missing file."""
 
 
-class OwnDataError(DataError):
+class NodeDataError(DataError):
     """A node's own data cannot be used. The text may quote them, so that it is for their owner alone."""
 
 
-class TooLarge(FedstillError, ValueError):
+class MemoryLimitExceeded(FedstillError, ValueError):
     """What was asked for would take more memory than is allowed; said before it has any.
 
     Args:
         what: that it is, which may be told to whoever asked for it.
-        need: bytes that it would take, which may tell how much data there are: for their owner alone.
-        most: bytes allowed.
+        required_bytes: bytes that it would take, which may tell how much data there are: for their owner alone.
+        max_bytes: bytes allowed.
     """
 
-    def __init__(self, what: str, need: float, most: int) -> None:
+    def __init__(self, what: str, required_bytes: float, max_bytes: int) -> None:
         self.what = what
-        super().__init__(f"{what} would take {need:.3g} bytes of memory (expected {most:.3g})")
+        super().__init__(f"{what} would take {required_bytes:.3g} bytes of memory (expected {max_bytes:.3g})")
 
 
-class RunNeeded(DataError):
+class RunRequiredError(DataError):
     """Data that may be sound, but are read only in the form of a run, and none is named."""
 
 
@@ -226,10 +228,10 @@ class QueryRefused(FedstillError):
         rule: by which it refuses.
         others: refusals of other nodes and queries, told beside this one.
 
-    >>> raise QueryRefused("clinic", "examine", "queries: count_labels")
+    >>> raise QueryRefused("clinic", "predict_logits", "queries: count_labels")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.QueryRefused: node 'clinic' refuses query 'examine' by rule ...
+    fedstill.core.errors.QueryRefused: node 'clinic' refuses query 'predict_logits' by rule ...
     >>> print(QueryRefused("clinic", "train", "outputs_only: no parameters"))
     node 'clinic' refuses query 'train' by rule outputs_only: no parameters; its owner may allow it: policy
     outputs_only = false; in a simulation: --nodes.policy.outputs_only false
@@ -247,23 +249,23 @@ def _refusal(nodes: Sequence[str], query: str, rule: str) -> str:
     """That some nodes refuse one query, in words."""
     way_out = ""
     if "policy.kinds" in rule:  # which says what would allow it
-        kinds, everything = _set("kinds", ("NAME",), "NAME"), _set("outputs_only", False)
+        kinds, everything = _policy_option("kinds", ("NAME",), "NAME"), _policy_option("outputs_only", False)
         way_out = f"; in a simulation: {kinds}, or for all {everything}"
     elif "outputs_only" in rule:
         way_out = "; its owner may allow it: policy outputs_only = false; in a simulation: "
-        way_out += _set("outputs_only", False)
+        way_out += _policy_option("outputs_only", False)
     who = f"node {nodes[0]} refuses" if len(nodes) == 1 else f"nodes {', '.join(nodes)} refuse"
     return f"{who} query {query!r} by rule {rule}{way_out}"
 
 
-def _set(field: str, value: object, typed: str = "") -> str:
-    """Return the text by which the caller sets a field of the policy; ``typed``: on a command line."""
+def _policy_option(field: str, value: object, placeholder: str = "") -> str:
+    """Return the text by which the caller sets a field of the policy; ``placeholder``: on a command line."""
     name = f"nodes.policy.{field}"
-    said = option_set(name, value)
-    return by_caller(f"--{name} {typed}", said, said) if typed else said
+    said = format_option(name, value)
+    return by_caller(f"--{name} {placeholder}", said, said) if placeholder else said
 
 
-def refused_by(refusals: Sequence[QueryRefused]) -> QueryRefused:
+def combine_refusals(refusals: Sequence[QueryRefused]) -> QueryRefused:
     """All refusals as one, so that whoever reads it can see to all of them at once."""
     first, *others = refusals
     return QueryRefused(first.node, first.query, first.rule, others)
@@ -292,10 +294,10 @@ class MethodRefused(FedstillError):
 class NodeFault(FedstillError):
     """A node failed, stays away, or answers what no sound node answers.
 
-    >>> raise NodeFault("clinic", "examine", "logits hold NaN")
+    >>> raise NodeFault("clinic", "predict_logits", "logits hold NaN")
     Traceback (most recent call last):
     ...
-    fedstill.core.errors.NodeFault: node 'clinic', query 'examine': logits hold NaN
+    fedstill.core.errors.NodeFault: node 'clinic', query 'predict_logits': logits hold NaN
     """
 
     def __init__(self, node: str, query: str, reason: str) -> None:

@@ -22,34 +22,34 @@ def fingerprint(content: bytes) -> str:
     >>> fingerprint(bytes(32))
     '6668 7aad f862 bd77 6c8f c18b 8e9f 8e20'
     """
-    return grouped(hashlib.sha256(content).hexdigest()[:32])
+    return group_digits(hashlib.sha256(content).hexdigest()[:32])
 
 
-def grouped(digits: str) -> str:
+def group_digits(digits: str) -> str:
     """Digits in groups of four."""
     return " ".join(digits[place : place + 4] for place in range(0, len(digits), 4))
 
 
-def digits(text: str) -> str:
+def parse_fingerprint(text: str) -> str:
     """The digits of a fingerprint as somebody wrote it down; empty where it is none.
 
-    >>> digits("6668 7AAD:f862-bd77")
+    >>> parse_fingerprint("6668 7AAD:f862-bd77")
     '66687aadf862bd77'
     """
     found = re.sub(r"[\s:-]", "", text).lower()
     return found if re.fullmatch(r"[0-9a-f]+", found) else ""
 
 
-def link(before: str, number: int, line: str) -> str:
+def chain_hash(previous: str, number: int, line: str) -> str:
     """The hash of an entry: BLAKE2b, 256 bits, over the hash before it, its number and its line."""
-    told = f"{before} {number} {line}".encode("utf-8", "surrogateescape")
+    told = f"{previous} {number} {line}".encode("utf-8", "surrogateescape")
     return hashlib.blake2b(told, digest_size=32).hexdigest()
 
 
-def write_head(path: Path, number: int, hashed: str, more: str = "") -> None:
-    """Put a new head in the place of the one in a file, which stays where that fails (OSError); with ``more``
+def write_head(path: Path, number: int, hashed: str, extra: str = "") -> None:
+    """Put a new head in the place of the one in a file, which stays where that fails (OSError); with ``extra``
     of what a log's head tells, as JSON."""
-    private_files.replace(path, f'{{"entry":{number},"hash":"{hashed}"{more}}}\n'.encode())
+    private_files.replace_file(path, f'{{"entry":{number},"hash":"{hashed}"{extra}}}\n'.encode())
 
 
 def read_head(path: Path) -> tuple[int, str] | None:

@@ -40,16 +40,16 @@ from fedstill.core.errors import ArgumentError
 WIDTH = 100  # columns of a docstring
 
 
-def meanings(kind: Any) -> dict[str, str]:
+def field_docs(kind: Any) -> dict[str, str]:
     """The text of each field of a dataclass, its own and those of its bases, as one line."""
     found = dict[str, str]()
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
-            found |= _below_fields(base)
+            found |= _parse_field_docs(base)
     return found
 
 
-def _below_fields(kind: Any) -> dict[str, str]:
+def _parse_field_docs(kind: Any) -> dict[str, str]:
     try:
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     except (OSError, TypeError, SyntaxError):  # no source is at hand, as of what was typed in
@@ -63,7 +63,7 @@ def _below_fields(kind: Any) -> dict[str, str]:
     return told
 
 
-class WithOptions(str):
+class DocstringWithOptions(str):
     """A class's docstring that ends in its options, put together when somebody asks for it.
 
     Reading a module's source takes a while, so nothing is read as a class is made. Whoever takes the
@@ -77,7 +77,7 @@ class WithOptions(str):
     kind: Any
 
     @classmethod
-    def of(cls, kind: Any, text: str) -> WithOptions:
+    def from_text(cls, kind: Any, text: str) -> DocstringWithOptions:
         """For a class, from its docstring as it is written."""
         made = cls(inspect.cleandoc(text))
         made.kind = kind
@@ -85,15 +85,15 @@ class WithOptions(str):
 
     def __get__(self, _: object, kind: Any) -> str:
         # The last thing that a dataclass is given: one in the making asks only whether there is a text.
-        return self.whole(kind) if "__match_args__" in vars(kind) else str(self)
+        return self.with_options(kind) if "__match_args__" in vars(kind) else str(self)
 
     def expandtabs(self, tabsize: Any = 8) -> str:
         """See the class."""
-        return self.whole(self.kind).expandtabs(tabsize)
+        return self.with_options(self.kind).expandtabs(tabsize)
 
-    def whole(self, kind: Any) -> str:
+    def with_options(self, kind: Any) -> str:
         """With the options that the class has, or one below it that has no text of its own."""
-        told, indent = meanings(kind), " " * 4
+        told, indent = field_docs(kind), " " * 4
         lines = [f"{field.name}: {told[field.name]}" for field in fields(kind) if field.name in told]
         wrapped = [
             textwrap.fill(each, WIDTH, initial_indent=indent, subsequent_indent=2 * indent) for each in lines
@@ -121,18 +121,18 @@ _CONSTRAINTS: dict[type, tuple[Callable[[Any, Any], bool], str]] = {
 }
 
 
-class Checked:
+class CheckedOptions:
     """A dataclass that holds only what the types of its fields allow, also where Python code makes it.
 
     One that checks more, as two fields against each other, does so in ``__post_init__`` and calls this one's.
 
     Attributes:
-        under: what its fields stand under in a configuration, for errors.
+        section: what its fields stand under in a configuration, for errors.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
-    ... class Training(Checked):
-    ...     under: ClassVar[str] = "local"
+    ... class Training(CheckedOptions):
+    ...     section: ClassVar[str] = "local"
     ...     lr: Annotated[float, Gt(0)] = 0.1
     ...     optimizer: Literal["adam", "sgd"] = "adam"
     >>> Training(lr=-1)
@@ -141,13 +141,13 @@ class Checked:
     fedstill.core.errors.ArgumentError: invalid local.lr = -1 (expected above 0)
     """
 
-    under: ClassVar[str] = ""
+    section: ClassVar[str] = ""
 
     def __init_subclass__(cls, **given: Any) -> None:
         """Its docstring tells its options, as they are told below its fields."""
         super().__init_subclass__(**given)
         if isinstance(text := vars(cls).get("__doc__"), str):
-            cls.__doc__ = WithOptions.of(cls, text)
+            cls.__doc__ = DocstringWithOptions.from_text(cls, text)
 
     def __post_init__(self) -> None:
         """Checks each field by itself.
@@ -155,32 +155,32 @@ class Checked:
         Raises:
             ArgumentError: naming field, value and what is allowed.
         """
-        check(self, self.under)
+        check_fields(self, self.section)
 
 
-def check(config: object, under: str) -> None:
+def check_fields(config: object, section: str) -> None:
     """Refuse a value that the type of its field does not allow.
 
     Args:
-        under: what its fields stand under, for the error.
+        section: what its fields stand under, for the error.
 
     Raises:
         ArgumentError: naming field, value and what is allowed.
     """
     of: Any = type(config)
-    for name, kind, fits in _limited(of):
+    for name, kind, fits in _constrained_fields(of):
         value = getattr(config, name)
         if not fits(value):
             told = list(value) if isinstance(value, tuple) else value
-            raise ArgumentError(f"{under}.{name}" if under else name, told, allowed(kind))
+            raise ArgumentError(f"{section}.{name}" if section else name, told, describe_constraints(kind))
 
 
-def allowed(kind: Any) -> str:
+def describe_constraints(kind: Any) -> str:
     """What a type allows among the values of its kind, in words; empty: all.
 
-    >>> allowed(PositiveInt), allowed(Share), allowed(NonNegativeFloat | None)
+    >>> describe_constraints(PositiveInt), describe_constraints(Share), describe_constraints(NonNegativeFloat | None)
     ('1 or more', 'above 0 and up to 1', '0 or more and finite, or none')
-    >>> allowed(tuple[Literal["a", "b"], ...])
+    >>> describe_constraints(tuple[Literal["a", "b"], ...])
     'each one of a, b'
     """
     origin, parts = get_origin(kind), get_args(kind)
@@ -192,35 +192,39 @@ def allowed(kind: Any) -> str:
             "finite" if of == inf else _CONSTRAINTS[type(each)][1].format(of)
             for each, of in _constraints(kind)
         ]
-        return told[0] if len(told) == 1 else " and ".join(told) or allowed(parts[0])
+        return told[0] if len(told) == 1 else " and ".join(told) or describe_constraints(parts[0])
     if origin in (Union, UnionType):
-        told = [words for part in parts if (words := allowed(part))]
+        told = [words for part in parts if (words := describe_constraints(part))]
         return ", or ".join([*told, "none"] if told and NoneType in parts else told)
-    words = allowed(parts[0]) if _is_list(kind) else ""
+    words = describe_constraints(parts[0]) if _is_list(kind) else ""
     return f"each {words}" if words else ""
 
 
 @cache  # each instance asks, and taking types apart is slow
-def _limited(kind: type) -> tuple[tuple[str, Any, Callable[[Any], bool]], ...]:
+def _constrained_fields(kind: type) -> tuple[tuple[str, Any, Callable[[Any], bool]], ...]:
     """The fields whose types say more than what kind of value they hold, each with its test."""
     hints = get_type_hints(kind, include_extras=True)
     names = getattr(kind, "__dataclass_fields__", ())
-    return tuple((name, hints[name], _test(hints[name])) for name in names if allowed(hints[name]))
+    return tuple(
+        (name, hints[name], _make_validator(hints[name]))
+        for name in names
+        if describe_constraints(hints[name])
+    )
 
 
-def _test(kind: Any) -> Callable[[Any], bool]:
+def _make_validator(kind: Any) -> Callable[[Any], bool]:
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return lambda value: value in parts
     if origin is Annotated:
-        plain = _test(parts[0])
+        plain = _make_validator(parts[0])
         limits = [(_CONSTRAINTS[type(each)][0], of) for each, of in _constraints(kind)]
         return lambda value: plain(value) and all(holds(value, of) for holds, of in limits)
     if origin in (Union, UnionType):
-        either = [_test(part) for part in parts]
+        either = [_make_validator(part) for part in parts]
         return lambda value: any(one(value) for one in either)
     if _is_list(kind):
-        each_one = _test(parts[0])
+        each_one = _make_validator(parts[0])
         return lambda value: isinstance(value, (list, tuple)) and all(map(each_one, value))
     if kind in (int, float):
         number = Integral if kind is int else Real

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-FILE, FOLDER = 0o600, 0o700
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 
-def opener(path: str, flags: int) -> int:
-    """For ``open(path, mode, opener=opener)``: a file that is made is its owner's alone."""
-    return os.open(path, flags, FILE)
+def private_opener(path: str, flags: int) -> int:
+    """For ``open(path, mode, private_opener=private_opener)``: a file that is made is its owner's alone."""
+    return os.open(path, flags, FILE_MODE)
 
 
 def make_folder(path: Path) -> None:
@@ -28,22 +28,22 @@ def make_folder(path: Path) -> None:
     if not path.is_dir():
         make_folder(path.parent)
         with contextlib.suppress(FileExistsError):  # made by another process meanwhile
-            path.mkdir(FOLDER)
+            path.mkdir(FOLDER_MODE)
 
 
-def touch(path: Path) -> None:
+def create_empty(path: Path) -> None:
     """Make an empty file where there is none, for libraries that would make it for everybody to read."""
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
 
 
-def fresh(path: Path) -> BinaryIO:
+def open_new(path: Path) -> BinaryIO:
     """A new file to write, in the place of what somebody who was stopped has left there."""
     path.unlink(missing_ok=True)
-    return open(path, "xb", opener=opener)
+    return open(path, "xb", opener=private_opener)
 
 
-def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
+def replace_file(path: Path, content: bytes, *, sync: bool = False) -> None:
     """Write a file in one move: whoever is stopped in between leaves the old one.
 
     Args:
@@ -54,7 +54,7 @@ def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
         OSError: it cannot be written; the old file stays.
     """
     part = path.with_name(f"{path.name}.part")
-    with fresh(part) as file:
+    with open_new(part) as file:
         file.write(content)
         file.flush()
         if sync:
@@ -80,7 +80,7 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def lock(file: int) -> None:
+def lock_file(file: int) -> None:
     """Lock a file or folder that is open, for this process alone; BlockingIOError where another has it.
 
     Whoever asks whether it is locked (:func:`is_locked`) holds it for a moment, which is waited for.

@@ -16,28 +16,31 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedstill.core.config_tables import load
+from fedstill.core.config_tables import load_record
 from fedstill.core.console import SafeConsole
 from fedstill.core.errors import FedstillError, RunFolderError
 from fedstill.core.run_writer import write_text
-from fedstill.core.text_format import clip, human_seconds
+from fedstill.core.text_format import clip_text, format_seconds
 
 logger = logging.getLogger("fedstill.server")
 
-MOST = 10**12  # steps, and seconds, that a note may count: it may come from another machine
-PROGRESS = "progress.json"  # in the folder of a run that is not finished: how far it is
+MAX_COUNT = 10**12  # steps, and seconds, that a note may count: it may come from another machine
+PROGRESS_FILE = "progress.json"  # in the folder of a run that is not finished: how far it is
 
 
-class Bars:
+class ProgressBar:
     """Progress on standard error: bars on a terminal, elsewhere (a file, a pipe, a notebook) lines.
 
     Args:
-        wanted: show it; else nothing is.
+        enabled: show it; else nothing is.
     """
 
-    def __init__(self, wanted: bool) -> None:
+    def __init__(self, enabled: bool) -> None:
         console = SafeConsole(stderr=True, highlight=False)
-        self._wanted, self._lines = wanted, None if not wanted or console.is_terminal else Lines(console)
+        self._enabled, self._lines = (
+            enabled,
+            None if not enabled or console.is_terminal else ProgressLines(console),
+        )
         self._progress = Progress(
             TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=30),
@@ -45,11 +48,11 @@ class Bars:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
-            disable=not (wanted and console.is_terminal),
+            disable=not (enabled and console.is_terminal),
         )
         self._bars: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBar:
         self._progress.start()
         if self._lines:
             self._lines.start()
@@ -62,77 +65,79 @@ class Bars:
         if self._lines:
             self._lines.stop()
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line of its own, above the bars."""
-        if self._wanted:
+        if self._enabled:
             self._progress.console.print(Text(text), soft_wrap=True)
 
-    def show(self, phase: str, done: int, total: int, note: str = "") -> None:
+    def update(self, phase: str, done: int, total: int, note: str = "") -> None:
         """Move a phase's bar; it appears when first shown, and keeps its note until the next one."""
-        self._move(phase, done, total, note)
+        self._move_bar(phase, done, total, note)
         if self._lines:
-            self._lines.take(self._lines.last.moved(phase, done, total, note))
+            self._lines.update(self._lines.snapshot.advanced(phase, done, total, note))
 
-    def _move(self, phase: str, done: int, total: int, note: str) -> None:
+    def _move_bar(self, phase: str, done: int, total: int, note: str) -> None:
         if phase not in self._bars:
             self._bars[phase] = self._progress.add_task(phase, total=total, note="")
         if note:
             self._progress.update(self._bars[phase], note=note)
         self._progress.update(self._bars[phase], completed=done)
 
-    def wait_for(self, names: Sequence[str]) -> None:
+    def set_waiting(self, names: Sequence[str]) -> None:
         """Say which nodes have not answered yet; none is that all have."""
         if self._lines:
-            self._lines.last = replace(self._lines.last, waits_for=tuple(names))
+            self._lines.snapshot = replace(self._lines.snapshot, waiting_for=tuple(names))
 
-    def go_without(self, names: Sequence[str]) -> None:
+    def set_excluded(self, names: Sequence[str]) -> None:
         """Say which nodes are left out; none is that all take part."""
         if self._lines:
-            self._lines.last = replace(self._lines.last, without=tuple(names))
+            self._lines.snapshot = replace(self._lines.snapshot, excluded=tuple(names))
 
-    def describe(self, about: Mapping[str, str]) -> None:
-        """Say what the run is, for whoever reads its notes: see :class:`Note`."""
+    def set_run_info(self, run_info: Mapping[str, str]) -> None:
+        """Say what the run is, for whoever reads its notes: see :class:`ProgressSnapshot`."""
 
-    def follow(self, noted: Note) -> None:
+    def show_snapshot(self, snapshot: ProgressSnapshot) -> None:
         """Show what another process has noted."""
         if self._lines:
-            self._lines.take(noted)
-        if noted.total:
-            for task in self._progress.tasks if noted.phase not in self._bars else ():
+            self._lines.update(snapshot)
+        if snapshot.total:
+            for task in self._progress.tasks if snapshot.phase not in self._bars else ():
                 self._progress.update(task.id, completed=task.total, note=" ")  # done since the last look
-            self._move(noted.phase, noted.done, noted.total, noted.waiting() or noted.note or " ")
+            self._move_bar(
+                snapshot.phase, snapshot.done, snapshot.total, snapshot.waiting_text() or snapshot.note or " "
+            )
 
 
 @dataclass(frozen=True)
-class Note:
+class ProgressSnapshot:
     """How far a run is, as the process at work on it notes it.
 
     Args:
         phase, done, total: as bars show them; before the first of them the total is 0.
         note: the main figure so far.
-        since: seconds of the clock when the last of these was done.
-        waits_for: nodes that have not answered for a while.
-        began, first: seconds of the clock, and what was done by then, when the phase was first seen.
-        about: the run's ``name`` and method (``title``), and its main figure: ``metric`` is its key,
+        updated_at: seconds of the clock when the last of these was done.
+        waiting_for: nodes that have not answered for a while.
+        phase_started_at, first: seconds of the clock, and what was done by then, when the phase was first seen.
+        run_info: the run's ``name`` and method (``title``), and its main figure: ``metric`` is its key,
             ``metric`` its title, ``unit``, ``better`` "higher" or "lower".
         error: why it stopped.
-        without: nodes that are left out, and the run goes on.
+        excluded: nodes that are left out, and the run goes on.
     """
 
     phase: str = "starting"
     done: int = 0
     total: int = 0
     note: str = ""
-    since: float = 0.0
-    waits_for: tuple[str, ...] = ()
-    began: float = 0.0
-    first: int = 0
-    about: Mapping[str, str] = field(default_factory=dict)
+    updated_at: float = 0.0
+    waiting_for: tuple[str, ...] = ()
+    phase_started_at: float = 0.0
+    phase_start_count: int = 0
+    run_info: Mapping[str, str] = field(default_factory=dict)
     error: str = ""
-    without: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, path: Path) -> Note | None:
+    def read(cls, path: Path) -> ProgressSnapshot | None:
         """What stands in a file; None where nothing has been noted.
 
         Raises:
@@ -144,7 +149,7 @@ class Note:
             return None
 
     @classmethod
-    def parse(cls, text: str, source: Path) -> Note:
+    def parse(cls, text: str, source: Path) -> ProgressSnapshot:
         """From its text, which may be another machine's; :class:`RunFolderError` where it is none."""
         try:
             table = json.loads(text)
@@ -152,145 +157,158 @@ class Note:
             table = None
         if not isinstance(table, dict):
             raise RunFolderError(f"{source} does not hold how far a run is")
-        found = load(cls, table, source)
-        done, total, first = (min(max(count, 0), MOST) for count in (found.done, found.total, found.first))
-        phase, note = clip(found.phase), clip(found.note)
-        return replace(found, phase=phase, note=note, done=done, total=total, first=first)
+        found = load_record(cls, table, source)
+        done, total, first = (
+            min(max(count, 0), MAX_COUNT) for count in (found.done, found.total, found.phase_start_count)
+        )
+        phase, note = clip_text(found.phase), clip_text(found.note)
+        return replace(found, phase=phase, note=note, done=done, total=total, phase_start_count=first)
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """As a file holds it."""
         return json.dumps(asdict(self))
 
-    def moved(self, phase: str, done: int, total: int, note: str) -> Note:
+    def advanced(self, phase: str, done: int, total: int, note: str) -> ProgressSnapshot:
         """It a little later, in this phase or in a new one."""
         at = time.time()
         if phase == self.phase:
-            return replace(self, done=done, total=total, note=note or self.note, since=at)
-        return replace(self, phase=phase, done=done, total=total, note=note, since=at, began=at, first=done)
+            return replace(self, done=done, total=total, note=note or self.note, updated_at=at)
+        return replace(
+            self,
+            phase=phase,
+            done=done,
+            total=total,
+            note=note,
+            updated_at=at,
+            phase_started_at=at,
+            phase_start_count=done,
+        )
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Seconds until the phase is done at its pace so far; None where nothing tells.
 
-        >>> Note("rounds", 30, 60, since=120.0, began=100.0, first=10).left
+        >>> ProgressSnapshot("rounds", 30, 60, updated_at=120.0, phase_started_at=100.0, phase_start_count=10).seconds_left
         30.0
         """
-        came, took = self.done - self.first, self.since - self.began
-        left = took / came * (self.total - self.done) if came > 0 and 0 < took < MOST else None
+        came, took = self.done - self.phase_start_count, self.updated_at - self.phase_started_at
+        left = took / came * (self.total - self.done) if came > 0 and 0 < took < MAX_COUNT else None
         return None if left is None else max(left, 0.0)
 
-    def waiting(self, now: float | None = None) -> str:
+    def waiting_text(self, now: float | None = None) -> str:
         """For whom it waits, in words; empty where it does not."""
-        if not self.waits_for:
+        if not self.waiting_for:
             return ""
-        seconds = (time.time() if now is None else now) - self.since
-        return f"waits for {clip(', '.join(self.waits_for))} for {human_seconds(max(seconds, 0.0))}"
+        seconds = (time.time() if now is None else now) - self.updated_at
+        return f"waits for {clip_text(', '.join(self.waiting_for))} for {format_seconds(max(seconds, 0.0))}"
 
-    def missing(self) -> str:
+    def excluded_text(self) -> str:
         """Who is left out, in words; empty where nobody is."""
-        return f"goes on without {clip(', '.join(self.without))}" if self.without else ""
+        return f"goes on without {clip_text(', '.join(self.excluded))}" if self.excluded else ""
 
-    def words(self, now: float | None = None) -> str:
+    def describe(self, now: float | None = None) -> str:
         """It in words.
 
-        >>> Note("distillation", 31, 400, since=1000.0, waits_for=("north",)).words(1042.0)
+        >>> ProgressSnapshot("distillation", 31, 400, updated_at=1000.0, waiting_for=("north",)).describe(1042.0)
         'distillation 31 of 400, waits for north for 42.0 s'
-        >>> Note("distillation", 300, 400, "accuracy 71.0 %", since=130.0, began=100.0).words()
+        >>> ProgressSnapshot("distillation", 300, 400, "accuracy 71.0 %", updated_at=130.0, phase_started_at=100.0).describe()
         'distillation 300 of 400, accuracy 71.0 %, about 10.0 s left'
-        >>> Note("rounds", 3, 4, without=("north",)).words()
+        >>> ProgressSnapshot("rounds", 3, 4, excluded=("north",)).describe()
         'rounds 3 of 4, goes on without north'
         """
         told = [f"{self.phase} {self.done} of {self.total}" if self.total else self.phase, self.note]
-        if self.waits_for:
-            told.append(self.waiting(now))
-        elif self.left:
-            told.append(f"about {human_seconds(self.left)} left")
-        told.append(self.missing())
+        if self.waiting_for:
+            told.append(self.waiting_text(now))
+        elif self.seconds_left:
+            told.append(f"about {format_seconds(self.seconds_left)} left")
+        told.append(self.excluded_text())
         return ", ".join(part for part in told if part.strip())
 
 
-class Lines:
+class ProgressLines:
     """Progress as lines of text: one as a phase begins, one as it ends, and one now and then between.
 
     The last come from a thread, so that a step of many minutes is no silence.
 
     Attributes:
-        last: how far the run is.
+        snapshot: how far the run is.
     """
 
-    EVERY = 30.0  # seconds without a line, at most
+    MAX_SILENCE = 30.0  # seconds without a line, at most
 
     def __init__(self, console: SafeConsole) -> None:
-        self._console, self.last = console, Note(since=time.time())
-        self._printed = self._began = time.monotonic()
-        self._ended, self._over = "", threading.Event()
+        self._console, self.snapshot = console, ProgressSnapshot(updated_at=time.time())
+        self._printed = self._phase_start = time.monotonic()
+        self._finished_phase, self._stopped = "", threading.Event()
         self._thread: threading.Thread | None = None
-        self._alone = threading.Lock()
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Print a line now and then from here on."""
-        self._over.clear()
+        self._stopped.clear()
         self._printed = time.monotonic()
-        self._thread = threading.Thread(target=self._now_and_then, daemon=True)
+        self._thread = threading.Thread(target=self._print_periodically, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Print no line any more."""
-        self._over.set()
+        self._stopped.set()
         if self._thread is not None:
             self._thread.join()
 
-    def take(self, noted: Note) -> None:
+    def update(self, snapshot: ProgressSnapshot) -> None:
         """Take what has been done, and print it where a phase begins or ends."""
-        with self._alone:
-            before, self.last = self.last.phase, noted
-            if not noted.total:
+        with self._lock:
+            before, self.snapshot = self.snapshot.phase, snapshot
+            if not snapshot.total:
                 return
-            if noted.phase != before:
-                self._began = time.monotonic()  # by this machine's clock: a note may come from another
-            if noted.phase != before and noted.done < noted.total:
-                self._print(noted.words())
-            elif noted.done >= noted.total and self._ended != noted.phase:
-                self._ended = noted.phase
-                self._print(f"{noted.words()}, took {human_seconds(time.monotonic() - self._began)}")
+            if snapshot.phase != before:
+                self._phase_start = time.monotonic()  # by this machine's clock: a note may come from another
+            if snapshot.phase != before and snapshot.done < snapshot.total:
+                self._print(snapshot.describe())
+            elif snapshot.done >= snapshot.total and self._finished_phase != snapshot.phase:
+                self._finished_phase = snapshot.phase
+                self._print(
+                    f"{snapshot.describe()}, took {format_seconds(time.monotonic() - self._phase_start)}"
+                )
 
-    def _now_and_then(self) -> None:
-        while not self._over.wait(min(self.EVERY, 1.0)):
-            with self._alone:
-                if time.monotonic() - self._printed >= self.EVERY:
-                    self._print(self.last.words())
+    def _print_periodically(self) -> None:
+        while not self._stopped.wait(min(self.MAX_SILENCE, 1.0)):
+            with self._lock:
+                if time.monotonic() - self._printed >= self.MAX_SILENCE:
+                    self._print(self.snapshot.describe())
 
     def _print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
         self._printed = time.monotonic()
 
 
-class Noted(Bars):
+class ProgressFile(ProgressBar):
     """Progress written into a file, for whoever watches the run from elsewhere.
 
     Args:
-        wanted: show bars as well.
-        then: is called when the run begins, now and then as it goes on, and when it stops before its end;
+        enabled: show bars as well.
+        on_update: is called when the run begins, now and then as it goes on, and when it stops before its end;
             so rarely that it takes a hundredth of the time at most.
-        pace: seconds between two such calls, and more where a call takes long.
+        interval: seconds between two such calls, and more where a call takes long.
     """
 
-    EVERY = 0.5  # seconds between two writings
-    SHARE = 0.01  # of the time, that calls take at most
+    WRITE_INTERVAL = 0.5  # seconds between two writings
+    MAX_TIME_SHARE = 0.01  # of the time, that calls take at most
 
     def __init__(
         self,
         path: Path,
-        wanted: bool = False,
-        then: Callable[[Note], object] = lambda note: None,
-        pace: float = 5.0,
+        enabled: bool = False,
+        on_update: Callable[[ProgressSnapshot], object] = lambda note: None,
+        interval: float = 5.0,
     ) -> None:
-        super().__init__(wanted)
-        self._path, self._then, self._pace = path, then, pace
+        super().__init__(enabled)
+        self._path, self._on_update, self._interval = path, on_update, interval
         self._written = self._next = -math.inf
-        self._last, self._failed = Note(since=time.time()), False
+        self._snapshot, self._failed = ProgressSnapshot(updated_at=time.time()), False
 
-    def __enter__(self) -> Noted:
+    def __enter__(self) -> ProgressFile:
         super().__enter__()
         self._write()
         return self
@@ -302,60 +320,60 @@ class Noted(Bars):
         if isinstance(error, Exception | KeyboardInterrupt):
             told = "it failed where it should not"
             if isinstance(error, FedstillError | OSError):
-                told = clip(str(error), 2000)
+                told = clip_text(str(error), 2000)
             elif isinstance(error, KeyboardInterrupt):
                 told = "it was interrupted, and goes on with --resume"
-            self._last, self._next = replace(self._last, error=told), -math.inf
+            self._snapshot, self._next = replace(self._snapshot, error=told), -math.inf
             self._write()
 
-    def show(self, phase: str, done: int, total: int, note: str = "") -> None:
-        """See :class:`Bars`."""
-        super().show(phase, done, total, note)
-        self._last = self._last.moved(phase, done, total, note)
-        if time.monotonic() - self._written >= self.EVERY or done == total or note:
+    def update(self, phase: str, done: int, total: int, note: str = "") -> None:
+        """See :class:`ProgressBar`."""
+        super().update(phase, done, total, note)
+        self._snapshot = self._snapshot.advanced(phase, done, total, note)
+        if time.monotonic() - self._written >= self.WRITE_INTERVAL or done == total or note:
             self._write()
 
-    def wait_for(self, names: Sequence[str]) -> None:
-        """See :class:`Bars`."""
-        super().wait_for(names)
-        if tuple(names) != self._last.waits_for:
-            self._last = replace(self._last, waits_for=tuple(names))
+    def set_waiting(self, names: Sequence[str]) -> None:
+        """See :class:`ProgressBar`."""
+        super().set_waiting(names)
+        if tuple(names) != self._snapshot.waiting_for:
+            self._snapshot = replace(self._snapshot, waiting_for=tuple(names))
             self._write()
 
-    def go_without(self, names: Sequence[str]) -> None:
-        """See :class:`Bars`."""
-        super().go_without(names)
-        if tuple(names) != self._last.without:
-            self._last = replace(self._last, without=tuple(names))
+    def set_excluded(self, names: Sequence[str]) -> None:
+        """See :class:`ProgressBar`."""
+        super().set_excluded(names)
+        if tuple(names) != self._snapshot.excluded:
+            self._snapshot = replace(self._snapshot, excluded=tuple(names))
             self._write()
 
-    def describe(self, about: Mapping[str, str]) -> None:
-        """See :class:`Bars`."""
-        self._last = replace(self._last, about=dict(about))
+    def set_run_info(self, run_info: Mapping[str, str]) -> None:
+        """See :class:`ProgressBar`."""
+        self._snapshot = replace(self._snapshot, run_info=dict(run_info))
 
-    def follow(self, noted: Note) -> None:
-        """See :class:`Bars`; it is noted here as it is there."""
-        super().follow(noted)
-        if noted != self._last:
-            self._last = noted
+    def show_snapshot(self, snapshot: ProgressSnapshot) -> None:
+        """See :class:`ProgressBar`; it is noted here as it is there."""
+        super().show_snapshot(snapshot)
+        if snapshot != self._snapshot:
+            self._snapshot = snapshot
             self._write()
 
     def _write(self) -> None:
-        write_text(self._path, self._last.text())
+        write_text(self._path, self._snapshot.to_json())
         self._written = start = time.monotonic()
         if start >= self._next:
             try:
-                self._then(self._last)
+                self._on_update(self._snapshot)
             except Exception as error:  # whatever is wrong with a report, the run goes on
                 if not self._failed:
                     logger.warning("what shows how far the run is fails: %s: %s", type(error).__name__, error)
                 self._failed = True
             took = time.monotonic() - start
-            self._next = start + max(self._pace, took / self.SHARE)
+            self._next = start + max(self._interval, took / self.MAX_TIME_SHARE)
 
 
 @contextlib.contextmanager
-def following(path: Path, bars: Bars) -> Iterator[None]:
+def follow_file(path: Path, bars: ProgressBar) -> Iterator[None]:
     """Show what another process notes in a file, as long as the block lasts.
 
     Args:
@@ -364,10 +382,10 @@ def following(path: Path, bars: Bars) -> Iterator[None]:
     over = threading.Event()
 
     def follow() -> None:
-        while not over.wait(Noted.EVERY):
+        while not over.wait(ProgressFile.WRITE_INTERVAL):
             with contextlib.suppress(FedstillError):
-                if (noted := Note.read(path)) is not None:
-                    bars.follow(noted)
+                if (noted := ProgressSnapshot.read(path)) is not None:
+                    bars.show_snapshot(noted)
 
     thread = threading.Thread(target=follow, daemon=True)
     with bars:

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints
 
 from fedstill.core.errors import ArgumentError, PluginError, UnknownName
-from fedstill.core.options import Checked
+from fedstill.core.options import CheckedOptions
 
 # What a user's own function raises when something does not suit it.
-OWN = (
+USER_CODE_ERRORS = (
     RuntimeError,
     ValueError,
     TypeError,
@@ -37,42 +37,42 @@ OWN = (
 )
 
 
-def is_path(spec: str) -> bool:
+def is_object_path(spec: str) -> bool:
     """Whether a text can name a function.
 
-    >>> is_path("clinic.scans:load"), is_path("small-cnn:16"), is_path("npz")
+    >>> is_object_path("clinic.scans:load"), is_object_path("small-cnn:16"), is_object_path("npz")
     (True, False, False)
     """
     module, colon, attribute = spec.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), attribute))
 
 
-def find(spec: str, folder: Path, whose: str) -> Callable[..., Any]:
+def import_object(spec: str, folder: Path, argument: str) -> Callable[..., Any]:
     """The function that a path names, from a file in the owner's folder or from what is installed.
 
     Args:
         spec: ``"package.module:function"``.
         folder: looked into before everything else.
-        whose: the argument that names it, for errors.
+        argument: the argument that names it, for errors.
 
     Raises:
         ArgumentError: there is no such module or function, its import fails, or its module has the name of
             one from elsewhere that is in use already.
     """
     module, _, attribute = spec.partition(":")
-    if not is_path(spec):
-        raise ArgumentError(whose, spec, "package.module:function")
+    if not is_object_path(spec):
+        raise ArgumentError(argument, spec, "package.module:function")
     folder = folder.resolve()
     here = str(folder)
     sys.path.insert(0, here)
     try:
         importlib.invalidate_caches()
         found = importlib.import_module(module)
-    except (*OWN, SyntaxError) as error:
+    except (*USER_CODE_ERRORS, SyntaxError) as error:
         reason = first_line(error)
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise ArgumentError(whose, spec, f"one in {folder} or installed here") from error
-        raise ArgumentError(whose, spec, f"what can be imported, which fails: {reason}") from error
+            raise ArgumentError(argument, spec, f"one in {folder} or installed here") from error
+        raise ArgumentError(argument, spec, f"what can be imported, which fails: {reason}") from error
     finally:
         sys.path.remove(here)
         if here not in sys.path:
@@ -80,16 +80,18 @@ def find(spec: str, folder: Path, whose: str) -> Callable[..., Any]:
     mine = folder.joinpath(*module.split(".")).with_suffix(".py")
     origin = Path(getattr(found, "__file__", None) or "")
     if mine.is_file() and origin.resolve() != mine:
-        raise ArgumentError(whose, spec, f"another name for {mine}: a module {module!r} is {origin} already")
+        raise ArgumentError(
+            argument, spec, f"another name for {mine}: a module {module!r} is {origin} already"
+        )
     if not hasattr(found, attribute):
-        raise ArgumentError(whose, spec, f"one of {origin}, which has no {attribute!r}")
+        raise ArgumentError(argument, spec, f"one of {origin}, which has no {attribute!r}")
     function = getattr(found, attribute)
     if not callable(function):
-        raise ArgumentError(whose, spec, f"a function or class, which {attribute!r} of {origin} is not")
+        raise ArgumentError(argument, spec, f"a function or class, which {attribute!r} of {origin} is not")
     return function  # type: ignore[no-any-return]
 
 
-def look_in(folders: Iterable[str]) -> None:
+def add_search_folders(folders: Iterable[str]) -> None:
     """Look for modules in some folders, too, after all that is installed."""
     sys.path.extend(folder for folder in folders if folder not in sys.path)
 
@@ -100,12 +102,12 @@ def first_line(error: BaseException) -> str:
 
 
 T = TypeVar("T")
-OURS = "fedstill"  # the package whose things need no leave
+PACKAGE = "fedstill"  # the package whose things need no leave
 _FOLDER: ContextVar[Path | None] = ContextVar("_FOLDER", default=None)
 
 
 @contextmanager
-def looking_in(folder: Path) -> Iterator[None]:
+def searching_in(folder: Path) -> Iterator[None]:
     """Within, ``module:Name`` that is not installed is looked for in a folder, and not in the current one."""
     token = _FOLDER.set(folder)
     try:
@@ -119,10 +121,10 @@ class Registry(Mapping[str, T], Generic[T]):
 
     Args:
         what: it is, for errors: "method".
-        own: ``module:Name`` of each of the package's own, by name.
+        builtin: ``module:Name`` of each of the package's own, by name.
         base: the class of which it must be a subclass; None is a function.
-        takes: what such a function is called with, for errors.
-        others: what every name is that nothing else has ("a path"), and the ``module:Name`` of the package's
+        call_signature: what such a function is called with, for errors.
+        fallback: what every name is that nothing else has ("a path"), and the ``module:Name`` of the package's
             own that stands for it; None: such a name is an error.
 
     >>> from fedstill.core.errors import ArgumentError
@@ -138,13 +140,19 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(
         self,
         what: str,
-        own: Mapping[str, str],
+        builtin: Mapping[str, str],
         base: type | None = None,
-        takes: str = "",
-        others: tuple[str, str] | None = None,
+        call_signature: str = "",
+        fallback: tuple[str, str] | None = None,
     ) -> None:
-        self.what, self.own, self.base, self.takes, self.others = what, dict(own), base, takes, others
-        self._found: dict[str, T] = {}
+        self.what, self.builtin, self.base, self.call_signature, self.fallback = (
+            what,
+            dict(builtin),
+            base,
+            call_signature,
+            fallback,
+        )
+        self._loaded: dict[str, T] = {}
 
     @property
     def group(self) -> str:
@@ -159,20 +167,22 @@ class Registry(Mapping[str, T], Generic[T]):
             PluginError: it cannot be imported.
             ArgumentError: it is something else.
         """
-        if self.others is not None and name not in self:
-            return self._own(self.others[1])
-        if is_path(name):  # which may be another thing in another folder
+        if self.fallback is not None and name not in self:
+            return self._import_builtin(self.fallback[1])
+        if is_object_path(name):  # which may be another thing in another folder
             return self._load(name)
-        if name not in self._found:
-            self._found[name] = self._load(name)
-        return self._found[name]
+        if name not in self._loaded:
+            self._loaded[name] = self._load(name)
+        return self._loaded[name]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self.own or is_path(name) or name in _installed(self.group))
+        return isinstance(name, str) and (
+            name in self.builtin or is_object_path(name) or name in _installed(self.group)
+        )
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.own
-        yield from (name for name in _installed(self.group) if name not in self.own)
+        yield from self.builtin
+        yield from (name for name in _installed(self.group) if name not in self.builtin)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -184,11 +194,11 @@ class Registry(Mapping[str, T], Generic[T]):
     __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
-    def allowed(self) -> str:
+    def choices(self) -> str:
         """What can be named, for help and errors."""
-        return ", ".join(self) + (f", or {self.others[0]}" if self.others else "")
+        return ", ".join(self) + (f", or {self.fallback[0]}" if self.fallback else "")
 
-    def working(self) -> dict[str, T]:
+    def importable(self) -> dict[str, T]:
         """All that can be imported, by name: who does not name a broken one is not to be stopped by it."""
         found = {}
         for name in self:
@@ -205,53 +215,53 @@ class Registry(Mapping[str, T], Generic[T]):
         'argument'
         """
         place = f"{thing.__module__}:{thing.__qualname__}"
-        short = self.canonical(place)
-        if short in self.own:  # which nobody else's is, whatever it says of itself
+        short = self.canonical_name(place)
+        if short in self.builtin:  # which nobody else's is, whatever it says of itself
             return short if self[short] is thing else place
         if short != place:
             return short
         package = place.partition(":")[0].partition(".")[0]
         for name, point in _installed(self.group).items():  # offered from where it is not defined
-            if name not in self.own and point.value.partition(":")[0].partition(".")[0] == package:
+            if name not in self.builtin and point.value.partition(":")[0].partition(".")[0] == package:
                 with suppress(ArgumentError):
                     if self[name] is thing:
                         return name
         return place
 
-    def stands_for_others(self, kind: type) -> bool:
+    def is_fallback(self, kind: type) -> bool:
         """Whether a class is the one for all names that nothing else has."""
-        return self.others is not None and self.others[1] == f"{kind.__module__}:{kind.__qualname__}"
+        return self.fallback is not None and self.fallback[1] == f"{kind.__module__}:{kind.__qualname__}"
 
-    def canonical(self, name: str) -> str:
+    def canonical_name(self, name: str) -> str:
         """The one name that stands for all names of the same thing; nothing is imported to find it."""
         offered = _installed(self.group).items()
-        places = {point.value: short for short, point in offered if short not in self.own}
-        return {**places, **{place: short for short, place in self.own.items()}}.get(name, name)
+        places = {point.value: short for short, point in offered if short not in self.builtin}
+        return {**places, **{place: short for short, place in self.builtin.items()}}.get(name, name)
 
-    def allows(self, name: object, more: Iterable[str]) -> bool:
+    def is_allowed(self, name: object, also_allowed: Iterable[str]) -> bool:
         """Whether who allows the package's own and some more allows this one.
 
         Only what is allowed is imported, to find its other names.
         """
-        known = {self.canonical(each) for each in (*self.own, *more)}
-        for each in more:
+        known = {self.canonical_name(each) for each in (*self.builtin, *also_allowed)}
+        for each in also_allowed:
             with suppress(ArgumentError):
                 known.add(self.name_of(self[each]))
-        return isinstance(name, str) and self.canonical(name) in known
+        return isinstance(name, str) and self.canonical_name(name) in known
 
-    def require(self, name: object, more: Iterable[str], path: str, rule: str) -> None:
+    def require_allowed(self, name: object, also_allowed: Iterable[str], path: str, rule: str) -> None:
         """Refuse a name that somebody sent, unless it is allowed and here; nothing else is imported, or told.
 
         Args:
-            more: names that are allowed beside the package's own.
+            also_allowed: names that are allowed beside the package's own.
             path: where it was named, for errors.
             rule: of the policy, that allows more.
 
         Raises:
             ArgumentError: it is not.
         """
-        if not self.allows(name, more):
-            allowed = f"one that {rule} of the node names, or one of {', '.join(self.own)}"
+        if not self.is_allowed(name, also_allowed):
+            allowed = f"one that {rule} of the node names, or one of {', '.join(self.builtin)}"
             raise ArgumentError(path, name, allowed)
         if name not in self:
             raise ArgumentError(path, name, f"one that is installed at the node, as {rule} of it allows it")
@@ -262,16 +272,18 @@ class Registry(Mapping[str, T], Generic[T]):
         >>> Registry("error", {}).origin("my_lab.errors:Odd")
         'my_lab'
         """
-        if name in self.own:
-            return OURS
+        if name in self.builtin:
+            return PACKAGE
         installed = _installed(self.group)
         module = (installed[name].value if name in installed else name).partition(":")[0]
         package = module.partition(".")[0]
-        return module if package == OURS else package  # what lies among ours without being listed is not ours
+        return (
+            module if package == PACKAGE else package
+        )  # what lies among ours without being listed is not ours
 
     def _load(self, name: str) -> T:
-        if name in self.own:
-            return self._own(self.own[name])
+        if name in self.builtin:
+            return self._import_builtin(self.builtin[name])
         installed = _installed(self.group)
         found: Any
         if name in installed:
@@ -280,36 +292,36 @@ class Registry(Mapping[str, T], Generic[T]):
             except Exception as error:  # whatever a stranger's module does as it is imported
                 reason = f"one that can be imported: {installed[name].value} cannot, {first_line(error)}"
                 raise PluginError(self.what, name, reason) from error
-        elif is_path(name):
+        elif is_object_path(name):
             with suppress(Exception):  # what is installed comes before what lies in a folder
                 importlib.import_module(name.partition(":")[0])
             try:
-                found = find(name, _FOLDER.get() or Path.cwd(), self.what)
+                found = import_object(name, _FOLDER.get() or Path.cwd(), self.what)
             except ArgumentError as error:
-                raise PluginError(self.what, name, error.allowed) from error
+                raise PluginError(self.what, name, error.expected) from error
             except Exception as error:
                 reason = f"one that can be imported, which fails: {first_line(error)}"
                 raise PluginError(self.what, name, reason) from error
         else:
             raise UnknownName(self.what, name, [*self, "your own as module:Name"])
         if self.base is None:
-            asked = None if callable(found) else f"a function of {self.takes}"
+            asked = None if callable(found) else f"a function of {self.call_signature}"
         elif not (isinstance(found, type) and issubclass(found, self.base)):
             asked = f"a subclass of {self.base.__name__}, and this is {found!r}"
         else:
-            asked = self.base.lacks(found) if issubclass(self.base, Registered) else None
+            asked = self.base.validate_class(found) if issubclass(self.base, Registrable) else None
         if asked is not None:
             raise PluginError(self.what, name, asked)  # which may quote it
         thing: T = found
         return thing
 
-    def _own(self, place: str) -> T:
+    def _import_builtin(self, place: str) -> T:
         module, _, attribute = place.partition(":")
         found: T = getattr(importlib.import_module(module), attribute)
         return found
 
 
-class Registered(Checked):
+class Registrable(CheckedOptions):
     """What a configuration chooses by name: a method, a task, a split.
 
     Each is a frozen dataclass below a base class: its fields are its options, its methods do its work. In a
@@ -321,17 +333,17 @@ class Registered(Checked):
         key: the key of a table that names one; empty: what the table itself is called does, as several may be
             chosen.
         default: the one that is meant where a table names none; None: a table must name one.
-        alike: whether options of one name mean the same in all of them, so that another choice keeps those
+        same_meaning: whether options of one name mean the same in all of them, so that another choice keeps those
             that it has, too; else it keeps only what the base class declares.
     """
 
     registry: ClassVar[Registry[Any]]
     key: ClassVar[str] = "name"
     default: ClassVar[str | None] = None
-    alike: ClassVar[bool] = False
+    same_meaning: ClassVar[bool] = False
 
     @staticmethod
-    def lacks(kind: Any) -> str | None:
+    def validate_class(kind: Any) -> str | None:
         """What a class of somebody else's should be and is not, or None.
 
         A frozen dataclass whose fields are options, with all that its bases leave open: abstract methods, and
@@ -340,30 +352,30 @@ class Registered(Checked):
         declared = {
             name: told
             for base in kind.__mro__[1:]
-            if issubclass(base, Registered)
+            if issubclass(base, Registrable)
             for name, told in get_annotations(base).items()
             if str(told).startswith("ClassVar")
         }
         missing = [f"{name}: {told}" for name, told in declared.items() if not hasattr(kind, name)]
         missing += [f"a method {name}" for name in sorted(getattr(kind, "__abstractmethods__", ()))]
-        return _not_options(kind) or (f"one with {', '.join(missing)}" if missing else None)
+        return _options_fault(kind) or (f"one with {', '.join(missing)}" if missing else None)
 
     @property
-    def called(self) -> str:
+    def registered_name(self) -> str:
         """The name by which this one can be asked for: ``module:Name``, where it has no shorter one."""
-        if self.registry.stands_for_others(type(self)):
+        if self.registry.is_fallback(type(self)):
             return str(vars(self)[self.key])
         return self.registry.name_of(type(self))
 
 
-def check_named(config: object, under: str) -> None:
+def check_registered_names(config: object, section: str) -> None:
     """Refuse a name that nothing has, in a field of type ``Annotated[str, a registry]``.
 
     What has the name is imported. So this is for whoever chooses it: a node that a server sends such a name
     neither needs what it means nor imports it.
 
     Args:
-        under: what its fields stand under, for the error.
+        section: what its fields stand under, for the error.
 
     Raises:
         ArgumentError: nothing has the name, or it cannot be imported or is something else.
@@ -374,7 +386,7 @@ def check_named(config: object, under: str) -> None:
         try:
             registry[value]
         except ArgumentError as error:
-            raise ArgumentError(f"{under}.{name}", value, error.allowed) from error
+            raise ArgumentError(f"{section}.{name}", value, error.expected) from error
 
 
 @cache  # hints are slow
@@ -389,19 +401,19 @@ def _registries(kind: type) -> tuple[tuple[str, Registry[Any]], ...]:
     )
 
 
-def _not_options(kind: Any) -> str | None:
+def _options_fault(kind: Any) -> str | None:
     """What is wrong with a class whose fields should be options, each with a default."""
     parameters = vars(kind).get("__dataclass_params__")
     if parameters is None or not parameters.frozen:
         return "a frozen dataclass: @dataclass(frozen=True, kw_only=True) above its class"
     key = getattr(kind, "key", "name")
-    if any(
-        part.name in (key, "key", "default", "registry", "called", "lacks", "under") for part in fields(kind)
-    ):
-        taken = f"{key}, key, default, registry, called, lacks or under"
-        return f"one without an option called {taken}: these mean other things"
-    bare = [part.name for part in fields(kind) if part.default is part.default_factory is MISSING]
-    return f"one with a default for each option, and {', '.join(bare)} has none" if bare else None
+    reserved = (key, "key", "default", "registry", "registered_name", "validate_class", "section")
+    if any(part.name in reserved for part in fields(kind)):
+        return f"a class without options named {join_names(reserved)}: these names are reserved"
+    required = [part.name for part in fields(kind) if part.default is part.default_factory is MISSING]
+    if required:
+        return f"a class with a default for each option: {', '.join(required)} has none"
+    return None
 
 
 @cache

@@ -21,12 +21,12 @@ from torch import nn
 
 from fedstill.core.checkpoint import load_state, save_state
 from fedstill.core.errors import ArgumentError, RunFolderError
-from fedstill.core.private_files import lock
-from fedstill.core.text_format import finite, json_text, more_such
+from fedstill.core.private_files import lock_file
+from fedstill.core.text_format import json_text, more_suffix, replace_nonfinite
 
-STATE = "state.safetensors"
-PICTURES = "pictures.safetensors"
-DRAWS = "draws.safetensors"
+STATE_FILE = "state.safetensors"
+PICTURES_FILE = "pictures.safetensors"
+RESAMPLES_FILE = "draws.safetensors"
 SECONDS_BETWEEN = 5.0  # between two saved states, and more where saving takes long
 
 
@@ -45,7 +45,7 @@ def make_folder(out: Path) -> None:
         raise RunFolderError(f"out: the folder {str(out)!r} cannot be made or written: {reason}") from error
 
 
-def folder_of(out: object) -> Path:
+def parse_folder(out: object) -> Path:
     """A folder as the caller names it.
 
     Raises:
@@ -61,7 +61,7 @@ def folder_of(out: object) -> Path:
     return folder
 
 
-def require_same(folder: Path | None, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+def require_same_options(folder: Path | None, before: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Refuse a run whose options are others than those that it began with.
 
     Raises:
@@ -69,17 +69,17 @@ def require_same(folder: Path | None, before: Mapping[str, str], now: Mapping[st
     """
     other = sorted(name for name in {**now, **before} if now.get(name) != before.get(name))
     if other:
-        name, more = other[0], more_such(len(other))
+        name, more = other[0], more_suffix(len(other))
         told = f"with {name} = {before.get(name)}, and now it is {now.get(name)}{more}"
         expected = "expected as it was: with other options a run has a folder for itself"
         raise RunFolderError(f"the run in {folder} began {told}: {expected}")
 
 
-class Records:
+class RunWriter:
     """Writes into a run's folder; keeps to memory without one.
 
     Args:
-        heard: is told the lines of ``metrics.jsonl`` as they reach the disk; of a run that goes on, all of
+        on_metrics: is told the lines of ``metrics.jsonl`` as they reach the disk; of a run that goes on, all of
             those that it goes on from come first.
         options: of the run, by name, with which alone it goes on.
     """
@@ -87,23 +87,23 @@ class Records:
     def __init__(
         self,
         folder: Path | None,
-        heard: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None,
+        on_metrics: Callable[[Sequence[Mapping[str, Any]]], object] = lambda lines: None,
         options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.folder, self._heard, self._options = folder, heard, dict(options)
+        self.folder, self._on_metrics, self._options = folder, on_metrics, dict(options)
         self.metrics: list[dict[str, Any]] = []
         self.samples: dict[str, torch.Tensor] = {}  # by turn; what they were made from as "<turn>.maps"
-        self._wait = SECONDS_BETWEEN
-        self._saved = time.monotonic()
+        self._save_interval = SECONDS_BETWEEN
+        self._saved_at = time.monotonic()
         self._written = 0  # metrics lines on disk
 
-    def metric(self, line: dict[str, Any]) -> None:
+    def add_metrics(self, line: dict[str, Any]) -> None:
         """Add one line to ``metrics.jsonl``; it reaches the disk with the next saved state."""
-        self.metrics.append(finite(line))  # as who goes on from the file reads it
+        self.metrics.append(replace_nonfinite(line))  # as who goes on from the file reads it
 
-    def due(self) -> bool:
+    def is_save_due(self) -> bool:
         """Whether it is time to save a state."""
-        return self.folder is not None and time.monotonic() - self._saved > self._wait
+        return self.folder is not None and time.monotonic() - self._saved_at > self._save_interval
 
     def save(self, state: Mapping[str, Any], since: float | None = None) -> None:
         """Remember a state, with all metrics and samples so far, in one move.
@@ -117,10 +117,10 @@ class Records:
         start = time.monotonic() if since is None else since
         fresh = self._write_metrics()
         kept = {**state, "metrics": self._written, "samples": self.samples, "options": self._options}
-        save_state(self.folder / STATE, kept)
-        self._saved = time.monotonic()
-        self._wait = max(SECONDS_BETWEEN, 20 * (self._saved - start))  # at most 5 % of the time
-        self._heard(fresh)  # who hears may be slow, and the state does not wait for it
+        save_state(self.folder / STATE_FILE, kept)
+        self._saved_at = time.monotonic()
+        self._save_interval = max(SECONDS_BETWEEN, 20 * (self._saved_at - start))  # at most 5 % of the time
+        self._on_metrics(fresh)  # who hears may be slow, and the state does not wait for it
 
     def load(self) -> dict[str, Any]:
         """The state to go on from; empty where there is none.
@@ -130,11 +130,11 @@ class Records:
         """
         if self.folder is None:
             return {}
-        if not (self.folder / STATE).exists():  # stopped before there was one: what it measured is void
+        if not (self.folder / STATE_FILE).exists():  # stopped before there was one: what it measured is void
             (self.folder / "metrics.jsonl").unlink(missing_ok=True)
             return {}
-        state: dict[str, Any] = load_state(self.folder / STATE)
-        require_same(self.folder, state.get("options", {}), self._options)
+        state: dict[str, Any] = load_state(self.folder / STATE_FILE)
+        require_same_options(self.folder, state.get("options", {}), self._options)
         lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         if len(lines) < state["metrics"]:
             told = f"{len(lines)} lines, and the state counts {state['metrics']}"
@@ -143,7 +143,7 @@ class Records:
         self.samples = state["samples"]
         write_text(self.folder / "metrics.jsonl", "".join(line + "\n" for line in lines[: state["metrics"]]))
         self._written = state["metrics"]
-        self._heard(self.metrics)
+        self._on_metrics(self.metrics)
         return state
 
     def finish(
@@ -158,7 +158,7 @@ class Records:
         state is not needed any more, or kept."""
         if self.folder is None:
             return
-        self._heard(self._write_metrics())
+        self._on_metrics(self._write_metrics())
         if self.samples:
             save_file(self.samples, self.folder / "samples.safetensors")
         if student is not None:
@@ -168,22 +168,22 @@ class Records:
             save_file(weights, self.folder / "student.safetensors", dict(header or {}))
         write_text(self.folder / "result.json", json_text(result) + "\n")
         if not keep_state:
-            (self.folder / STATE).unlink(missing_ok=True)
+            (self.folder / STATE_FILE).unlink(missing_ok=True)
 
-    def text(self, name: str, text: str) -> None:
+    def write_file(self, name: str, text: str) -> None:
         """Write what a method leaves beside its figures."""
         if self.folder is not None:
             write_text(self.folder / name, text)
 
-    def pictures(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def save_pictures(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Keep predictions beside the truth, for the report."""
         if self.folder is not None:
-            save_file(dict(tensors), self.folder / PICTURES)
+            save_file(dict(tensors), self.folder / PICTURES_FILE)
 
-    def keep_draws(self, draws: torch.Tensor) -> None:
+    def save_resamples(self, draws: torch.Tensor) -> None:
         """Keep what a run is judged by in each draw of test cases, ``(R,)``, to be compared with others."""
         if self.folder is not None:
-            save_file({"judged": draws.contiguous()}, self.folder / DRAWS)
+            save_file({"judged": draws.contiguous()}, self.folder / RESAMPLES_FILE)
 
     def _write_metrics(self) -> list[dict[str, Any]]:
         """Put the lines that are not on disk yet there: these."""
@@ -206,7 +206,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def holding(folder: Path, what: str) -> Iterator[None]:
+def lock_folder(folder: Path, what: str) -> Iterator[None]:
     """Hold a folder, so that no two processes work in it; the system lets it go however this one ends.
 
     Args:
@@ -219,7 +219,7 @@ def holding(folder: Path, what: str) -> Iterator[None]:
     held = os.open(folder, os.O_RDONLY)
     try:
         try:
-            lock(held)
+            lock_file(held)
         except BlockingIOError as error:
             raise RunFolderError(f"{folder} is in use: another process is at work on this {what}") from error
         yield
@@ -251,16 +251,18 @@ def read_object(path: Path) -> Mapping[str, Any]:
     return found
 
 
-OBJECTS = "setting.json"  # what such a run keeps in place of a config.toml
-ATTACKS = "an attack repeats a run by its config.toml, as fedstill run and fedstill.run_preset write it"
+OBJECTS_FILE = "setting.json"  # what such a run keeps in place of a config.toml
+ATTACK_NEEDS_CONFIG = (
+    "an attack repeats a run by its config.toml, as fedstill run and fedstill.run_preset write it"
+)
 
 
-def require_no_objects(folder: Path, cure: str) -> None:
+def require_no_objects(folder: Path, advice: str) -> None:
     """Refuse the folder of such a run.
 
     Raises:
-        RunFolderError: it is one; ``cure`` says what there is to do.
+        RunFolderError: it is one; ``advice`` says what there is to do.
     """
-    if (folder / OBJECTS).exists() and not (folder / "config.toml").exists():
+    if (folder / OBJECTS_FILE).exists() and not (folder / "config.toml").exists():
         told = f"{folder} holds a run of fedstill.distil, without its data and networks"
-        raise RunFolderError(f"{told}: {cure}")
+        raise RunFolderError(f"{told}: {advice}")

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A text with a space in place of each sign that is not printed, but for ends of lines and tabs.
 
-    >>> shown("two\\nlines \\x1b[31mred\\u202e")
+    >>> printable("two\\nlines \\x1b[31mred\\u202e")
     'two\\nlines  [31mred '
     """
     if text.isprintable():
@@ -33,7 +33,7 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         """See :meth:`io.TextIOBase.write`."""
-        self.stream.write(shown(text))
+        self.stream.write(printable(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -44,14 +44,14 @@ class SafeStream:
 def safe_output() -> Iterator[None]:
     """Within, all that is printed is shown safely; rich's own sequences pass by :mod:`safe_console`."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(SafeStream, map(_writable, before))
+    sys.stdout, sys.stderr = map(SafeStream, map(_make_writable, before))
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
 
 
-def _writable(stream: Any) -> Any:
+def _make_writable(stream: Any) -> Any:
     """Return a stream that accepts any text, with `?` for what its encoding lacks, also for a closed one."""
     if stream is None:  # as of `fedstill ... >&-`
         return open(os.devnull, "w", encoding="utf-8")

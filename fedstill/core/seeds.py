@@ -40,19 +40,19 @@ def numpy_generator(seed: int, *names: str | int) -> np.random.Generator:
 
 
 class _Thread(threading.local):
-    shared = False
+    skips_seeding = False
 
 
 @dataclass
-class Watch:
+class GlobalRngWatch:
     """Whether anything was drawn from torch's global generator inside :func:`seeded`."""
 
-    drawn: bool = False
+    used: bool = False
 
 
 _thread = _Thread()
 _run = threading.RLock()
-_watches: list[Watch] = []
+_watches: list[GlobalRngWatch] = []
 
 
 @contextmanager
@@ -60,9 +60,9 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
     """Seed torch's global generator inside the block, and restore it after.
 
     For what draws from it without asking: a module's first weights, dropout in a user's model. Where other
-    threads compute beside this one (:func:`shared`) it is left alone.
+    threads compute beside this one (:func:`without_global_seeding`) it is left alone.
     """
-    if _thread.shared:
+    if _thread.skips_seeding:
         yield
         return
     fresh = derive(seed, *names)
@@ -77,11 +77,11 @@ def seeded(seed: int, *names: str | int) -> Iterator[None]:
         yield
         if start is not None and not torch.equal(torch.get_rng_state(), start):
             for watch in _watches:
-                watch.drawn = True
+                watch.used = True
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def exclusive_run() -> Iterator[None]:
     """Let one thread of this process at a time into the block; others wait.
 
     For whole runs: torch's global generator, number of threads and default dtype belong to the process, so
@@ -92,19 +92,19 @@ def alone() -> Iterator[None]:
 
 
 @contextmanager
-def shared() -> Iterator[None]:
+def without_global_seeding() -> Iterator[None]:
     """Leave torch's global generator alone in this thread: other threads compute beside it."""
-    _thread.shared = True
+    _thread.skips_seeding = True
     try:
         yield
     finally:
-        _thread.shared = False
+        _thread.skips_seeding = False
 
 
 @contextmanager
-def watched() -> Iterator[Watch]:
+def watch_global_rng() -> Iterator[GlobalRngWatch]:
     """Look whether work, in whatever thread, draws from torch's global generator."""
-    watch = Watch()
+    watch = GlobalRngWatch()
     _watches.append(watch)
     try:
         yield watch

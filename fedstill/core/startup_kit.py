@@ -17,7 +17,7 @@ from fedstill.core.hashing import fingerprint
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-KIT = "kit"  # where a node's kit is, in its owner's folder
+KIT_FOLDER = "kit"  # where a node's kit is, in its owner's folder
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class StartupKit:
         """The node's."""
         return str(self.config("client", "client", "fqsn"))
 
-    def target(self, role: str) -> str:
+    def server_address(self, role: str) -> str:
         """Host and port of the server."""
         return str(self.config(role, "servers", 0, "service", "target"))
 
-    def heartbeat(self, otherwise: float) -> float:
+    def heartbeat(self, default: float) -> float:
         """Seconds between two signs of life of a node; a kit that FLARE's tools made alone does not say."""
         path = self.folder / "local" / "fedstill.json"
         if not path.exists():
-            return otherwise
+            return default
         try:
             return float(_read(path)["heartbeat"])
         except (LookupError, TypeError, ValueError) as error:
@@ -94,14 +94,14 @@ class StartupKit:
 
         return fingerprint(self.authority.public_bytes(Encoding.DER))
 
-    def require_in_force(self) -> None:
+    def require_valid(self) -> None:
         """Refuse a kit with which nobody is let in; FLARE itself would wait for ever and say nothing.
 
         Raises:
             DeployError: the certificate is not in force today, or not from the authority in the same kit.
         """
         found, now = self.certificate, datetime.now(timezone.utc)
-        if not issued_by(found, self.authority):
+        if not is_issued_by(found, self.authority):
             raise DeployError(f"{self.folder}: its certificate is not from the authority in rootCA.pem")
         if now > found.not_valid_after_utc:
             ended = f"{found.not_valid_after_utc:%Y-%m-%d}"
@@ -113,7 +113,7 @@ class StartupKit:
             raise DeployError(f"{self.folder}: its certificate begins at {begins}; {way_out}")
 
 
-def issued_by(certificate: Certificate, authority: Certificate) -> bool:
+def is_issued_by(certificate: Certificate, authority: Certificate) -> bool:
     """Whether the authority signed it."""
     from cryptography.exceptions import InvalidSignature
 

@@ -14,12 +14,12 @@ from itertools import pairwise
 from typing import Literal
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.names import plain, without_point
+from fedstill.core.names import normalize_name, strip_decimal_zeros
 from fedstill.core.text_format import brief_repr
 
-MOST = 100_000  # features
-EMPTY = ("", "na", "n/a", "<na>", "nan", "null", "none", "?")  # cells without a value, in whatever case
-LONGEST = 1000  # intervals of time
+MAX_FEATURES = 100_000  # features
+EMPTY_CELLS = ("", "na", "n/a", "<na>", "nan", "null", "none", "?")  # cells without a value, in whatever case
+MAX_INTERVALS = 1000  # intervals of time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ class SchemaColumn:
     """Whether cells may be empty. Then a further feature says which are."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", plain(self.name))
-        object.__setattr__(self, "categories", tuple(map(plain, self.categories)))
+        object.__setattr__(self, "name", normalize_name(self.name))
+        object.__setattr__(self, "categories", tuple(map(normalize_name, self.categories)))
         prefix = f"column {self.name!r}: "
         if not self.name:
             raise ArgumentError("name", self.name, "a text, as in the header")
@@ -70,8 +70,8 @@ class SchemaColumn:
         for part in ("range", "scale"):
             if getattr(self, part):
                 raise ArgumentError(f"{prefix}{part}", list(getattr(self, part)), "none, of categories")
-        forms = [without_point(each) for each in self.categories]  # 1 and 1.0 are one
-        if len(self.categories) < 2 or "" in self.categories or named_twice(forms):
+        forms = [strip_decimal_zeros(each) for each in self.categories]  # 1 and 1.0 are one
+        if len(self.categories) < 2 or "" in self.categories or first_duplicate(forms):
             allowed = "two or more different texts"
             raise ArgumentError(f"{prefix}categories", list(self.categories), allowed)
 
@@ -85,21 +85,21 @@ class SchemaColumn:
         own = [self.name] if self.type == "number" else [f"{self.name}: {each}" for each in self.categories]
         return (*own, *([f"{self.name}: missing"] if self.missing else []))
 
-    def place(self, text: str) -> int | None:
+    def category_index(self, text: str) -> int | None:
         """Return the index of a cell's category, from 0, where 1.0 is 1; None if it is none of them."""
         if text in self.categories:
             return self.categories.index(text)
-        whole = without_point(text)
-        return next((n for n, each in enumerate(self.categories) if without_point(each) == whole), None)
+        whole = strip_decimal_zeros(text)
+        return next((n for n, each in enumerate(self.categories) if strip_decimal_zeros(each) == whole), None)
 
     @property
-    def span(self) -> tuple[float, float]:
+    def scaled_range(self) -> tuple[float, float]:
         """Of numbers: what becomes -1 and 1."""
         low, high = self.scale or self.range
         return low, high
 
     @property
-    def allowed(self) -> str:
+    def allowed_values(self) -> str:
         """What its cells may be, in words."""
         if self.type == "category":
             some = ", ".join(self.categories)
@@ -154,83 +154,85 @@ class Schema:
     def __post_init__(self) -> None:
         if not self:
             return
-        object.__setattr__(self, "target", plain(self.target))
-        object.__setattr__(self, "event", plain(self.event))
+        object.__setattr__(self, "target", normalize_name(self.target))
+        object.__setattr__(self, "event", normalize_name(self.event))
         names = [column.name for column in self.columns]
-        if twice := named_twice(names):
+        if twice := first_duplicate(names):
             raise ArgumentError("columns", twice, "each name once")
         if self.target not in names:
             raise ArgumentError("target", self.target, f"one of the columns {', '.join(names)}")
-        if self.answer.missing:
+        if self.target_column.missing:
             raise ArgumentError(f"column {self.target!r}: missing", True, "false, as it is the target")
-        if self.answer.scale:
+        if self.target_column.scale:
             allowed = "none, as it is the target"
-            raise ArgumentError(f"column {self.target!r}: scale", list(self.answer.scale), allowed)
+            raise ArgumentError(f"column {self.target!r}: scale", list(self.target_column.scale), allowed)
         if self.event:
             self._check_event()
-        if not 1 <= len(self.features) <= MOST:
-            raise ArgumentError("columns", names, f"one or more beside the target, up to {MOST} features")
+        if not 1 <= len(self.features) <= MAX_FEATURES:
+            raise ArgumentError(
+                "columns", names, f"one or more beside the target, up to {MAX_FEATURES} features"
+            )
 
     def _check_event(self) -> None:
         found = next((column for column in self.columns if column.name == self.event), None)
         if found is None or found.missing or len(found.categories) != 2:
             allowed = "one of the columns, a category of two that is never missing: the second is the event"
             raise ArgumentError("event", self.event, allowed)
-        if self.answer.categories:
+        if self.target_column.categories:
             raise ArgumentError("target", self.target, "a number, the time at which the event came or not")
-        if not 1 <= self.intervals <= LONGEST:
-            raise ArgumentError("intervals", self.intervals, f"from 1 to {LONGEST}")
+        if not 1 <= self.intervals <= MAX_INTERVALS:
+            raise ArgumentError("intervals", self.intervals, f"from 1 to {MAX_INTERVALS}")
 
     def __bool__(self) -> bool:
         return bool(self.columns)
 
     @property
-    def teaches(self) -> Literal["category", "number", "time until an event"]:
+    def target_type(self) -> Literal["category", "number", "time until an event"]:
         """What its target is."""
-        return "time until an event" if self.event else self.answer.type
+        return "time until an event" if self.event else self.target_column.type
 
     @property
-    def answer(self) -> SchemaColumn:
+    def target_column(self) -> SchemaColumn:
         """The column that is learned."""
         return next(column for column in self.columns if column.name == self.target)
 
     @property
-    def inputs(self) -> tuple[SchemaColumn, ...]:
+    def input_columns(self) -> tuple[SchemaColumn, ...]:
         """The columns that it is learned from, in their order."""
         return tuple(column for column in self.columns if column.name not in (self.target, self.event))
 
     @property
     def features(self) -> tuple[str, ...]:
         """The names of all features, in their order."""
-        return tuple(name for column in self.inputs for name in column.features)
+        return tuple(name for column in self.input_columns for name in column.features)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The categories of the target, the intervals of a time, or the name of one that is a number."""
         if not self.event:
-            return self.answer.categories or (self.target,)
-        (low, high), count = self.answer.range, self.intervals
+            return self.target_column.categories or (self.target,)
+        (low, high), count = self.target_column.range, self.intervals
         ends = [low + (high - low) * place / count for place in range(count + 1)]
         return tuple(f"{first:g} to {end:g}" for first, end in pairwise(ends))
 
-    def places(self) -> list[tuple[SchemaColumn, slice]]:
+    def feature_slices(self) -> list[tuple[SchemaColumn, slice]]:
         """Where each column's features are."""
         ends = [0]
-        for column in self.inputs:
+        for column in self.input_columns:
             ends.append(ends[-1] + len(column.features))
         slices = [slice(first, end) for first, end in pairwise(ends)]
-        return list(zip(self.inputs, slices, strict=True))
+        return list(zip(self.input_columns, slices, strict=True))
 
 
 NO_SCHEMA = Schema()
 
 
-def difference(one: Schema, other: Schema) -> str:
+def schema_difference(one: Schema, other: Schema) -> str:
     """In what two schemas differ, in words; empty: they are equal.
 
     >>> age, old = (SchemaColumn(name="age", range=(0.0, most)) for most in (99.0, 120.0))
     >>> ill = SchemaColumn(name="ill", range=(0.0, 1.0))
-    >>> difference(Schema("ill", (age, ill)), Schema("age", (old, ill)))
+    >>> schema_difference(Schema("ill", (age, ill)), Schema("age", (old, ill)))
     "target, column 'age'"
     """
     if one == other:
@@ -241,28 +243,28 @@ def difference(one: Schema, other: Schema) -> str:
     return ", ".join(parts) or "the order of columns"
 
 
-def decoded(row: Sequence[float], schema: Schema) -> dict[str, str]:
+def decode_row(row: Sequence[float], schema: Schema) -> dict[str, str]:
     """The cells of a row of features by column, as people read them; nothing where one is missing.
 
     >>> age = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
     >>> ward = SchemaColumn(name="ward", type="category", categories=("a", "b"))
-    >>> decoded([0.5, 0.0, 0.0, 1.0], Schema("x", (age, ward, SchemaColumn(name="x", range=(0.0, 1.0)))))
+    >>> decode_row([0.5, 0.0, 0.0, 1.0], Schema("x", (age, ward, SchemaColumn(name="x", range=(0.0, 1.0)))))
     {'age': '75', 'ward': 'b'}
     """
     cells = {}
-    for column, place in schema.places():
+    for column, place in schema.feature_slices():
         own = list(row[place])
         if column.missing and own[-1] > 0.5:
             cells[column.name] = ""
         elif column.categories:
             cells[column.name] = column.categories[own.index(max(own))]
         else:
-            low, high = column.span
+            low, high = column.scaled_range
             cells[column.name] = f"{low + (own[0] + 1) / 2 * (high - low):.4g}"
     return cells
 
 
-def named_twice(names: Sequence[str]) -> str:
+def first_duplicate(names: Sequence[str]) -> str:
     """The first name that stands twice; empty: none."""
     seen: set[str] = set()
     for name in names:  # a server may send a hundred thousand

@@ -58,17 +58,17 @@ def parse(text: str, source: str = "the text") -> Table:
         raise FedstillError(f"{source} is not TOML: {error}") from error
 
 
-def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def iterate_strings(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Every text in a table, with the dotted name of its place.
 
-    >>> list(texts({"data": {"name": "a"}, "track": ["b"]}))
+    >>> list(iterate_strings({"data": {"name": "a"}, "track": ["b"]}))
     [('data.name', 'a'), ('track', 'b')]
     """
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from texts(inner, f"{path}.{key}".lstrip("."))
+            yield from iterate_strings(inner, f"{path}.{key}".lstrip("."))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from texts(inner, path)
+            yield from iterate_strings(inner, path)

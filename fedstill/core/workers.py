@@ -19,7 +19,7 @@ from fedstill.core import seeds, timing
 
 T = TypeVar("T")
 R = TypeVar("R")
-How = Callable[..., Any]
+Runner = Callable[..., Any]
 
 
 class Workers:
@@ -32,36 +32,38 @@ class Workers:
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
-        self._draws: dict[Hashable, bool] = {}  # by kind of work: does it draw from torch's global generator?
+        self._uses_rng: dict[
+            Hashable, bool
+        ] = {}  # by kind of work: does it draw from torch's global generator?
 
-    def each(self, work: Callable[[T], R], items: Sequence[T], kinds: Sequence[Hashable]) -> list[R]:
-        """``work`` of each item, in their order.
+    def map(self, function: Callable[[T], R], items: Sequence[T], kinds: Sequence[Hashable]) -> list[R]:
+        """``function`` of each item, in their order.
 
         There is one global generator of torch for all threads. So the first work of a kind is done alone;
         if it draws from that generator, as dropout does, all of its kind are done one after another.
 
         Args:
-            work: what itself has work done at once has it done one after another, by its own thread.
+            function: what itself has work done at once has it done one after another, by its own thread.
             kinds: of work, one an item: equal where equal code computes on equal architectures.
 
         Raises:
             RuntimeError: work drew from torch's global generator that had not done so the first time.
         """
-        if self.count == 1 or _thread.works:  # whoever works in a thread has that one core
-            return [work(item) for item in items]
+        if self.count == 1 or _thread.is_worker:  # whoever works in a thread has that one core
+            return [function(item) for item in items]
         done: dict[int, R] = {}
         for place, (item, kind) in enumerate(zip(items, kinds, strict=True)):
-            if kind not in self._draws:
-                with seeds.watched() as watch:
-                    done[place] = self._begun(_alone, work, {place: item})[place].result()
-                self._draws[kind] = watch.drawn
+            if kind not in self._uses_rng:
+                with seeds.watch_global_rng() as watch:
+                    done[place] = self._run_in_threads(_run_alone, function, {place: item})[place].result()
+                self._uses_rng[kind] = watch.used
         for place, item in enumerate(items):
-            if place not in done and self._draws[kinds[place]]:
+            if place not in done and self._uses_rng[kinds[place]]:
                 # On one core, too: which work was the first of its kind would show in the last digits.
-                done[place] = self._begun(_alone, work, {place: item})[place].result()
+                done[place] = self._run_in_threads(_run_alone, function, {place: item})[place].result()
         left = [place for place in range(len(items)) if place not in done]
         before = torch.get_rng_state()
-        futures = self._begun(_apart, work, {place: items[place] for place in left})
+        futures = self._run_in_threads(_run_concurrently, function, {place: items[place] for place in left})
         done |= {place: future.result() for place, future in futures.items()}
         if not torch.equal(torch.get_rng_state(), before):
             raise RuntimeError(
@@ -70,13 +72,15 @@ class Workers:
             )
         return [done[place] for place in range(len(items))]
 
-    def _begun(self, how: How, work: Callable[[T], R], items: Mapping[int, T]) -> Mapping[int, Future[R]]:
+    def _run_in_threads(
+        self, runner: Runner, function: Callable[[T], R], items: Mapping[int, T]
+    ) -> Mapping[int, Future[R]]:
         """Work of some items, ended. Whoever is interrupted has all of it ended soon, between two steps."""
         end = Event()
         pool, futures = self._threads(), dict[int, Future[R]]()
         try:
             for place, item in items.items():
-                futures[place] = pool.submit(copy_context().run, how, work, item, end)
+                futures[place] = pool.submit(copy_context().run, runner, function, item, end)
             wait(futures.values())
         except BaseException:
             end.set()
@@ -87,7 +91,10 @@ class Workers:
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             here = torch.get_num_threads()
-            pool, started = ThreadPoolExecutor(self.count, "node", initializer=_one_core), Barrier(self.count)
+            pool, started = (
+                ThreadPoolExecutor(self.count, "node", initializer=_use_one_core),
+                Barrier(self.count),
+            )
             try:
                 wait([pool.submit(started.wait) for _ in range(self.count)])
             except BaseException:
@@ -100,29 +107,29 @@ class Workers:
 
 
 class _Thread(local):
-    works = False
+    is_worker = False
 
 
 _thread = _Thread()
 
 
-def _one_core() -> None:
+def _use_one_core() -> None:
     """Have torch compute with one core in this thread.
 
     A thread takes the number that any thread set last when it first asks for it, and keeps it.
     """
-    _thread.works = True
+    _thread.is_worker = True
     torch.set_num_threads(1)
     torch.get_num_threads()
 
 
-def _alone(work: Callable[[T], R], item: T, end: Event) -> R:
+def _run_alone(function: Callable[[T], R], item: T, stop: Event) -> R:
     """Work in a thread while no other one works."""
-    with timing.until(end):
-        return work(item)
+    with timing.stop_on(stop):
+        return function(item)
 
 
-def _apart(work: Callable[[T], R], item: T, end: Event) -> R:
+def _run_concurrently(function: Callable[[T], R], item: T, stop: Event) -> R:
     """Work in a thread beside others."""
-    with timing.until(end), seeds.shared():
-        return work(item)
+    with timing.stop_on(stop), seeds.without_global_seeding():
+        return function(item)

@@ -1,19 +1,17 @@
 """Data sets, and how they are divided over nodes.
 
-A data set is one class below ``config.DataConfig``: ``vision`` and ``builtin_tables`` have the package's own,
-``array_data``, ``instance_images``, ``text_data`` and ``table_data`` the bases of one's own
-(docs/own-data.md), ``user_data`` reads paths, ``hugging_face`` data sets of that library,
-``python_examples`` other objects of Python, and ``pil_images`` images among these. Each form of file
-has a reader (``csv_tables``, ``parquet_tables``, ``image_folders``, ``nifti``; ``image_files`` for single
-ones), which ``user_data`` chooses, and all end as ``raw``, but for rows of a table, which ``tables`` checks
-against their schema, and of which ``row_features`` are what models take;
-``preparation`` makes the data set, ``loader`` checks it for its task. ``splits`` divide it over nodes, on
-``split_base``; ``stratified_sampling`` draws shares, ``augment`` moves images, ``public`` sets public data
-aside.
-``node_data`` is what a node's owner has, as ``node_data_config`` says, brought by ``node_readers`` and
-``spec_tensors`` into the ``input_spec`` that a server declares.
+A data set is one class below ``config.DataConfig``. ``builtin`` has those of the package. Custom ones derive
+from ``loading.ArrayData``, ``instance_images.InstanceImageData``, ``text.TextData`` or ``tables.TableData``
+(docs/own-data.md). ``user_data`` reads paths, ``python_data`` objects of Python and Hugging Face.
 
-May import models, tasks and core. A newcomer adds a reader or a split: a class in a file here, or anywhere.
+Each file format has a reader (``table_files``, ``image_folders``, ``nifti``, ``images`` for single files),
+which ``user_data`` selects. All end as ``raw.RawImages``, texts as ``text.LabeledTexts`` and tables as
+``tables.TableRows``; ``loading`` makes the data set and checks it for its task. ``splits`` divides it over
+nodes, ``stratified_sampling`` samples shares, ``augmentation`` transforms images, and ``public`` selects
+public data. ``node_data`` loads the data of a node's owner into the ``input_spec`` that a server declares,
+and ``new_data`` those of a trained student.
+
+May import models, tasks and core. A new reader or split is a class in a file here, or in another package.
 
 >>> import numpy
 >>> data = load(Digits())
@@ -27,8 +25,8 @@ from __future__ import annotations
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.data.builtin import Digits
 from fedstill.data.config import DATA, DataConfig, make_data_config
+from fedstill.data.instance_images import InstanceImageData
 from fedstill.data.loading import ArrayData, load
-from fedstill.data.object_images import InstanceImageData
 from fedstill.data.splits import (
     IID,
     ByColumn,
@@ -55,12 +53,12 @@ __all__ = [
     "DataSet",
     "Digits",
     "Dirichlet",
-    "SplitItems",
     "InstanceImageData",
     "Positives",
     "Shards",
     "Sorted",
     "SplitConfig",
+    "SplitItems",
     "TableData",
     "Targets",
     "TensorData",

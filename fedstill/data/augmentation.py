@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from fedstill.core.compute import onto
+from fedstill.core.compute import copy_to_device
 from fedstill.core.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -71,12 +71,12 @@ def apply_shift(images: torch.Tensor, numbers: torch.Tensor, *, flip: bool) -> t
     max_dy, max_dx = height // 8, width // 8
     padded = F.pad(images, (max_dx, max_dx, max_dy, max_dy), mode="replicate")
     top, left = numbers[0] % (2 * max_dy + 1), numbers[1] % (2 * max_dx + 1)
-    rows = onto(top[:, None] + torch.arange(height), images.device)  # (B, H)
+    rows = copy_to_device(top[:, None] + torch.arange(height), images.device)  # (B, H)
     columns = left[:, None] + torch.arange(width)  # (B, W)
     if flip:
         is_mirrored = (numbers[2] % 2).bool()[:, None]
         columns = torch.where(is_mirrored, columns.flip(1), columns)
-    columns = onto(columns, images.device)
+    columns = copy_to_device(columns, images.device)
     index = torch.arange(count, device=images.device)
     # One gather by image, row and column.
     return (

@@ -1,6 +1,6 @@
-"""Images of classes with a name: scikit-learn's digits, MNIST and CIFAR.
+"""Built-in data sets: scikit-learn's digits and tables, MNIST and CIFAR.
 
-Tables that come with scikit-learn, with ranges from what was published of them, rounded outwards.
+The ranges of the tables come from published statistics, rounded outwards.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from fedstill.data.tables import TableData
 from fedstill.data.user_data import data_folders, format_paths, read_raw_images
 from fedstill.tasks import Targets, TaskConfig
 
+# --- images -------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(ArrayData):
-    """The 8 x 8 handwritten digits of scikit-learn, which come with the installation."""
+    """The 8 x 8 handwritten digits of scikit-learn (1797 images, 10 classes), which are part of its
+    installation.
+    """
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
     note: ClassVar[str] = "the 8 x 8 handwritten digits of scikit-learn"
 
     def arrays(self) -> Mapping[str, npt.ArrayLike]:
-        """All 1797."""
+        """Return all 1797 images and labels."""
         from sklearn.datasets import load_digits
 
         digits = load_digits()
@@ -42,61 +46,61 @@ class Digits(ArrayData):
 
 @dataclass(frozen=True, kw_only=True)
 class TorchvisionData(DataConfig):
-    """A data set as torchvision keeps it, or from an ``.npz``.
+    """A data set in torchvision's format, or from an ``.npz``.
 
     Attributes:
-        vision: torchvision's class.
-        vision_folder: in which torchvision keeps the data.
-        file: an ``.npz``, which comes first; empty: none.
-        note: what is to be said of that file.
+        torchvision_class: name of the class in ``torchvision.datasets``.
+        torchvision_folder: folder in which torchvision stores the data.
+        file: an ``.npz``, which is preferred; empty: none.
+        note: remark on that file.
     """
 
     targets: ClassVar[tuple[Targets, ...]] = ("class",)
-    vision: ClassVar[str]
-    vision_folder: ClassVar[str]
+    torchvision_class: ClassVar[str]
+    torchvision_folder: ClassVar[str]
     file: ClassVar[str] = ""
 
     download: bool = False
-    """Let torchvision (the extra "vision") download what is not there."""
+    """Let torchvision (the extra "vision") download missing data."""
 
     def read(self, task: TaskConfig) -> DataSet:
-        """From the first folder that has the file, else from torchvision's."""
+        """Return the data set, from the first data folder with the file, else from torchvision's folder."""
         roots = data_folders(self)
         files = [root / self.file for root in roots if self.file and (root / self.file).is_file()]
         if files:
             return prepare_images(
-                read_raw_images(files[0], "npz", "class"), self, task, self.called, self.note
+                read_raw_images(files[0], "npz", "class"), self, task, self.registered_name, self.note
             )
-        there = [root for root in roots if (root / self.vision_folder).is_dir()]
-        if there or self.download:
-            raw = self._torchvision((there or roots)[0])
-            return prepare_images(raw, self, task, self.called, "official split")
-        wanted = f"torchvision's {self.vision_folder}" + (f" or {self.file}" if self.file else "")
+        existing = [root for root in roots if (root / self.torchvision_folder).is_dir()]
+        if existing or self.download:
+            raw = self._torchvision((existing or roots)[0])
+            return prepare_images(raw, self, task, self.registered_name, "official split")
+        expected = f"torchvision's {self.torchvision_folder}" + (f" or {self.file}" if self.file else "")
         raise DataError(
-            f"data {self.called!r}: there is no {wanted} in {format_paths(roots)}: put it there, name its folder "
-            "in data.root, or set data.download; docs/tasks.md says what such files are made of"
+            f"data {self.registered_name!r}: {expected} not found in {format_paths(roots)}; put it "
+            "there, set data.root to its folder, or set data.download (docs/tasks.md has the sources of such files)"
         )
 
     def _torchvision(self, root: Path) -> RawImages:
-        """Both official parts of a data set, through torchvision.
+        """Read both official parts of a data set with torchvision.
 
-        The CIFAR files are pickles: torchvision opens them only if their MD5 sums are those of the published.
+        The CIFAR files are pickles: torchvision opens them only if their MD5 sums are the published ones.
         """
         try:
-            vision = importlib.import_module("torchvision.datasets")
+            datasets = importlib.import_module("torchvision.datasets")
         except ImportError as error:
             raise DataError(
-                f"{root / self.vision_folder}: only torchvision can read this or download it: "
+                f"{root / self.torchvision_folder}: reading or downloading this needs torchvision: "
                 "pip install 'fedstill[vision]'"
             ) from error
         try:
             train, test = (
-                getattr(vision, self.vision)(str(root), train=part, download=self.download)
-                for part in (True, False)
+                getattr(datasets, self.torchvision_class)(str(root), train=is_train, download=self.download)
+                for is_train in (True, False)
             )
         except (RuntimeError, OSError, ValueError, AssertionError, EOFError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{self.vision} in {root}: torchvision gives none ({reason})") from error
+            raise DataError(f"{self.torchvision_class} in {root}: torchvision failed ({reason})") from error
         images = np.concatenate([np.asarray(train.data), np.asarray(test.data)])  # (N, H, W) or (N, H, W, 3)
         labels = np.concatenate([np.asarray(train.targets), np.asarray(test.targets)]).astype(np.int64)
         return RawImages(
@@ -113,7 +117,7 @@ class MNIST(TorchvisionData):
 
     file = "mnist.npz"
     note = "official split"
-    vision = vision_folder = "MNIST"
+    torchvision_class = torchvision_folder = "MNIST"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,24 +126,26 @@ class FashionMNIST(TorchvisionData):
 
     file = "fashion_mnist.npz"
     note = "a stratified split, not the official one"
-    vision = vision_folder = "FashionMNIST"
+    torchvision_class = torchvision_folder = "FashionMNIST"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR10(TorchvisionData):
     """CIFAR-10: 32 x 32 color images of 10 classes."""
 
-    vision, vision_folder = "CIFAR10", "cifar-10-batches-py"
+    torchvision_class, torchvision_folder = "CIFAR10", "cifar-10-batches-py"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CIFAR100(TorchvisionData):
     """CIFAR-100: 32 x 32 color images of 100 classes."""
 
-    vision, vision_folder = "CIFAR100", "cifar-100-python"
+    torchvision_class, torchvision_folder = "CIFAR100", "cifar-100-python"
 
 
-# Of each of ten measurements of a nucleus: its mean, its standard error, and its worst value.
+# --- tables -------------------------------------------------------------------------------------------------
+
+# Ranges of the mean, the standard error and the worst value of ten measurements of nuclei.
 NUCLEUS_RANGES = {
     "radius": ((6, 30), (0, 3), (7, 40)),
     "texture": ((9, 40), (0, 5), (12, 50)),
@@ -182,21 +188,21 @@ DIABETES_RANGES = {
 
 @dataclass(frozen=True, kw_only=True)
 class BreastCancer(TableData):
-    """30 measurements of cell nuclei, malignant or benign (569 rows), as they come with scikit-learn."""
+    """30 measurements of cell nuclei, malignant or benign (569 rows); part of scikit-learn."""
 
     note: ClassVar[str] = "the Breast Cancer Wisconsin (Diagnostic) data of scikit-learn"
 
     def schema(self) -> Schema:
-        """Means, standard errors and worst values, in scikit-learn's order."""
+        """Return means, standard errors and worst values, in scikit-learn's order."""
         ranges = {
-            f"{kind} {name}": each[place]
-            for place, kind in enumerate(("mean", "error of", "worst"))
-            for name, each in NUCLEUS_RANGES.items()
+            f"{statistic} {name}": range_of[index]
+            for index, statistic in enumerate(("mean", "error of", "worst"))
+            for name, range_of in NUCLEUS_RANGES.items()
         }
         return _make_schema(ranges, "diagnosis", ("malignant", "benign"))
 
     def cells(self) -> Mapping[str, Sequence[Any]]:
-        """All 569 rows."""
+        """Return all 569 rows."""
         from sklearn.datasets import load_breast_cancer
 
         return _named_cells(load_breast_cancer(), self.schema())
@@ -204,16 +210,16 @@ class BreastCancer(TableData):
 
 @dataclass(frozen=True, kw_only=True)
 class Wine(TableData):
-    """13 chemical measurements of wines of three cultivators (178 rows), as they come with scikit-learn."""
+    """13 chemical measurements of wines of three cultivators (178 rows); part of scikit-learn."""
 
     note: ClassVar[str] = "the wine recognition data of scikit-learn"
 
     def schema(self) -> Schema:
-        """In scikit-learn's order."""
+        """Return the columns in scikit-learn's order."""
         return _make_schema(WINE_RANGES, "cultivator", ("0", "1", "2"))
 
     def cells(self) -> Mapping[str, Sequence[Any]]:
-        """All 178 rows."""
+        """Return all 178 rows."""
         from sklearn.datasets import load_wine
 
         return _named_cells(load_wine(), self.schema())
@@ -221,39 +227,40 @@ class Wine(TableData):
 
 @dataclass(frozen=True, kw_only=True)
 class Diabetes(TableData):
-    """Ten baseline measurements of patients and how far their diabetes was a year later (442 rows), as they
-    come with scikit-learn."""
+    """Ten baseline measurements of patients, and their diabetes progression after a year (442 rows); part of
+    scikit-learn.
+    """
 
     targets: ClassVar[tuple[Targets, ...]] = ("values",)
     note: ClassVar[str] = "the diabetes data of scikit-learn, unscaled"
 
     def schema(self) -> Schema:
-        """Nine numbers, with the sex in its place as a category; the target is the progression."""
-        age, *others = (_number_column(name, ends) for name, ends in DIABETES_RANGES.items())
+        """Return nine numbers and the category sex; the target is the progression."""
+        age, *others = (_number_column(name, bounds) for name, bounds in DIABETES_RANGES.items())
         sex = SchemaColumn(name="sex", type="category", categories=("1", "2"))
         return Schema("progression", (age, sex, *others, _number_column("progression", (0, 350))))
 
     def cells(self) -> Mapping[str, Sequence[Any]]:
-        """All 442 rows."""
+        """Return all 442 rows."""
         from sklearn.datasets import load_diabetes
 
-        found, schema = load_diabetes(scaled=False), self.schema()
-        names = [column.name for column in schema.inputs]
-        return {**dict(zip(names, found.data.T.tolist(), strict=True)), schema.target: found.target.tolist()}
+        bunch, schema = load_diabetes(scaled=False), self.schema()
+        names = [column.name for column in schema.input_columns]
+        return {**dict(zip(names, bunch.data.T.tolist(), strict=True)), schema.target: bunch.target.tolist()}
 
 
-def _number_column(name: str, ends: tuple[float, float]) -> SchemaColumn:
-    return SchemaColumn(name=name, range=(float(ends[0]), float(ends[1])))
+def _number_column(name: str, bounds: tuple[float, float]) -> SchemaColumn:
+    return SchemaColumn(name=name, range=(float(bounds[0]), float(bounds[1])))
 
 
 def _make_schema(ranges: Mapping[str, tuple[float, float]], target: str, classes: tuple[str, ...]) -> Schema:
-    response = SchemaColumn(name=target, type="category", categories=classes)
-    numbers = (_number_column(name, ends) for name, ends in ranges.items())
-    return Schema(target, (*numbers, response))
+    target_column = SchemaColumn(name=target, type="category", categories=classes)
+    numbers = (_number_column(name, bounds) for name, bounds in ranges.items())
+    return Schema(target, (*numbers, target_column))
 
 
 def _named_cells(bunch: Any, schema: Schema) -> dict[str, Sequence[Any]]:
-    """scikit-learn's columns by the schema's names, the target's numbers as its categories."""
-    names = [column.name for column in schema.inputs]
+    """Return scikit-learn's columns by the names of the schema, and the target as categories."""
+    names = [column.name for column in schema.input_columns]
     columns: dict[str, Sequence[Any]] = dict(zip(names, bunch.data.T.tolist(), strict=True))
     return {**columns, schema.target: [schema.classes[number] for number in bunch.target]}

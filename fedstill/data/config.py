@@ -12,7 +12,7 @@ from fedstill.core.config_tables import read_table
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError
 from fedstill.core.options import NonNegativeInt
-from fedstill.core.registry import Registered, Registry
+from fedstill.core.registry import Registrable, Registry
 from fedstill.tasks import Targets, TaskConfig
 
 Limit = Annotated[int, Ge(0), "0 (all) or a whole number from 1 up"]
@@ -21,7 +21,7 @@ MEAN = STD = 0.5  # normalization of all channels and data sets: pixels 0..255 b
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Registered, ABC):
+class DataConfig(Registrable, ABC):
     """Base class of data sets and their options.
 
     A data set is a frozen dataclass; its fields are its options. Most data sets only return their examples
@@ -34,9 +34,9 @@ class DataConfig(Registered, ABC):
         note: remark for readers of a result.
     """
 
-    under: ClassVar[str] = "data"
+    section: ClassVar[str] = "data"
     default: ClassVar[str | None] = "digits"
-    alike: ClassVar[bool] = True
+    same_meaning: ClassVar[bool] = True
     targets: ClassVar[tuple[Targets, ...]]
     title: ClassVar[str] = ""
     note: ClassVar[str] = ""
@@ -65,9 +65,9 @@ class DataConfig(Registered, ABC):
     """Seed of that split and of sampling for train_limit."""
 
     @staticmethod
-    def lacks(kind: Any) -> str | None:
+    def validate_class(kind: Any) -> str | None:
         """As of all that have a name; and what it can teach must be something that is known."""
-        if problem := Registered.lacks(kind):
+        if problem := Registrable.validate_class(kind):
             return problem
         if kind.targets and set(kind.targets) <= set(get_args(Targets)):
             return None
@@ -99,7 +99,7 @@ DATA: Registry[type[DataConfig]] = Registry(
         "diabetes": "fedstill.data.builtin:Diabetes",
     },
     base=DataConfig,
-    others=("a path", "fedstill.data.user_data:UserFiles"),
+    fallback=("a path", "fedstill.data.user_data:UserFiles"),
 )
 
 DataConfig.registry = DATA
@@ -135,9 +135,9 @@ def check_supports_task(config: DataConfig, task: TaskConfig) -> None:
     fedstill.core.errors.ArgumentError: invalid data.name = 'digits' (expected a path for task segmentation)
     """
     if task.targets not in config.targets:
-        supporting = [name for name, kind in DATA.working().items() if task.targets in kind.targets]
+        supporting = [name for name, kind in DATA.importable().items() if task.targets in kind.targets]
         known = f"{', '.join(supporting)} or a path" if supporting else "a path"
-        raise ArgumentError("data.name", config.called, f"{known} for task {task.called}")
+        raise ArgumentError("data.name", config.registered_name, f"{known} for task {task.registered_name}")
 
 
 def check_no_validation(config: DataConfig) -> None:

@@ -1,4 +1,4 @@
-"""Folders of images: one folder a class, or images beside masks."""
+"""Folders of images: one folder per class, or images with masks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from fedstill.core.dataset import Column
 from fedstill.core.errors import DataError
-from fedstill.core.names import ordered, plain
-from fedstill.core.text_format import times
+from fedstill.core.names import normalize_name, sort_class_names
+from fedstill.core.text_format import format_shape
 from fedstill.data.images import (
     encode_masks,
     list_images,
@@ -29,53 +29,71 @@ from fedstill.data.tables import SCHEMA_FILE
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
-    """Files of images and of their masks, in order, and what is known of them."""
+    """Image files with their masks, and their metadata.
+
+    Args:
+        names: of the images, without suffix.
+        images: files.
+        masks: files in the same order; empty if not requested.
+        split: codes ``(N,)``, see :class:`fedstill.data.raw.RawImages`.
+        columns: metadata ``(N,)`` by name.
+    """
 
     names: tuple[str, ...]
     images: tuple[Path, ...]
-    masks: tuple[Path, ...]  # none where no masks are wanted
+    masks: tuple[Path, ...]
     split: Column | None
     columns: dict[str, Column]
 
 
-def find_image_files(folder: Path, *, masks: bool) -> ImageFiles:
-    """The images of a folder, and the mask of each, which is of the same name but for the suffix.
+# --- images with masks --------------------------------------------------------------------------------------
 
-    Folders ``images`` and ``masks``, both below ``train`` and ``test`` if there are these; without masks the
-    images may also lie in the folder itself. ``cases.csv`` may say more
+
+def find_image_files(folder: Path, *, masks: bool) -> ImageFiles:
+    """Find the images of a folder, and the mask of each, which has the same name except for the suffix.
+
+    There are folders ``images`` and ``masks``, optionally below ``train`` and ``test``. Without masks the
+    images may be in the folder itself. ``cases.csv`` may have metadata
     (:func:`fedstill.data.table_files.read_case_table`).
+
+    Raises:
+        DataError: an image has no mask, several masks, or the name of another image.
     """
-    roots = _split_folders(folder)
+    split_folders = _split_folders(folder)
     names: list[str] = []
     images: list[Path] = []
-    beside: list[Path] = []
-    test: list[int] = []
-    for root, number in roots:
-        here = root / "images" if masks or (root / "images").is_dir() else root
-        files = list_images(here)
+    mask_files: list[Path] = []
+    split_codes: list[int] = []
+    for root, code in split_folders:
+        image_folder = root / "images" if masks or (root / "images").is_dir() else root
+        files = list_images(image_folder)
         if not files:
-            raise DataError(f"{here}: holds no image")
-        there: dict[str, Path] = {}
+            raise DataError(f"{image_folder}: holds no image")
+        masks_by_name: dict[str, Path] = {}
         for mask in list_images(root / "masks") if masks else []:
-            if (first := there.setdefault(plain(mask.stem), mask)) != mask:
-                raise DataError(f"{mask}: {first.name} is there, too (expected one mask for an image)")
+            if (first := masks_by_name.setdefault(normalize_name(mask.stem), mask)) != mask:
+                raise DataError(f"{mask}: {first.name} exists too (expected one mask per image)")
         for file in files:
-            own = plain(file.stem)
-            if own in names:
+            name = normalize_name(file.stem)
+            if name in names:
                 raise DataError(f"{file}: has the name of another image (expected one image a name)")
-            if masks and own not in there:
+            if masks and name not in masks_by_name:
                 raise DataError(f"{file}: has no mask {root / 'masks' / (file.stem + '.png')}")
-            names.append(own)
+            names.append(name)
             images.append(file)
-            test.append(number)
+            split_codes.append(code)
             if masks:
-                beside.append(there[own])
-                if read_orientation(file, str(file)) != read_orientation(beside[-1], str(beside[-1])):
-                    apart = "is to be turned, as EXIF says, and its mask otherwise: save both upright"
-                    raise DataError(f"{file}: {apart}")
-    columns, told = read_case_table(folder, names)
+                mask_files.append(masks_by_name[name])
+                if read_orientation(file, str(file)) != read_orientation(mask_files[-1], str(mask_files[-1])):
+                    problem = "and its mask have different EXIF orientations: save both upright"
+                    raise DataError(f"{file}: {problem}")
+    columns, case_split = read_case_table(folder, names)
     return ImageFiles(
-        tuple(names), tuple(images), tuple(beside), _merge_split(folder, roots, test, told), columns
+        tuple(names),
+        tuple(images),
+        tuple(mask_files),
+        _merge_split(folder, split_folders, split_codes, case_split),
+        columns,
     )
 
 
@@ -88,115 +106,107 @@ def read_map_folder(
     gaps: bool = False,
     on_count: Callable[[int], None] = lambda count: None,
 ) -> RawImages:
-    """Images, with masks of classes if they are wanted, all of one size.
+    """Read images of one size, with masks of classes if requested.
 
-    A mask is a gray image: the number of the class at each pixel, or 0 and 255 for background and foreground.
-    Arguments as :func:`fedstill.data.user_data.read_raw_images`; a DataError names the file.
+    A mask is a gray image of class numbers, or of 0 and 255 for background and foreground. Arguments: see
+    :func:`fedstill.data.user_data.read_raw_images`.
+
+    Raises:
+        DataError: names the file that cannot be used.
     """
-    found = find_image_files(folder, masks=masks)
-    on_count(len(found.images))
-    images = read_image_stack(((file, str(file)) for file in found.images), size, channels)
-    called = _relative_names(found.images, folder)
+    image_files = find_image_files(folder, masks=masks)
+    on_count(len(image_files.images))
+    images = read_image_stack(((file, str(file)) for file in image_files.images), size, channels)
+    file_names = _relative_names(image_files.images, folder)
     if not masks:
         nothing = np.zeros(len(images), dtype=np.int64)
         return RawImages(
-            images, nothing, ("image",), found.split, found.columns, has_class_names=False, file_names=called
+            images,
+            nothing,
+            ("image",),
+            image_files.split,
+            image_files.columns,
+            has_class_names=False,
+            file_names=file_names,
         )
-    maps = []
-    for file, image in zip(found.masks, found.images, strict=True):
-        mask, own = read_instance_map(file, str(file)), read_image_size(image, str(image))
-        if mask.shape != own:
-            raise DataError(f"{file}: is {times(mask.shape)}, and its image {times(own)}")
-        maps.append(mask.astype(np.int64))
-    files = tuple(map(str, found.masks))
-    labels, classes = encode_masks(maps, f"{folder / 'masks'}", gaps=gaps, size=size, files=files)
+    mask_arrays = []
+    for file, image in zip(image_files.masks, image_files.images, strict=True):
+        mask, image_size = read_instance_map(file, str(file)), read_image_size(image, str(image))
+        if mask.shape != image_size:
+            raise DataError(
+                f"{file}: is {format_shape(mask.shape)}, and its image {format_shape(image_size)}"
+            )
+        mask_arrays.append(mask.astype(np.int64))
+    files = tuple(map(str, image_files.masks))
+    labels, classes = encode_masks(mask_arrays, f"{folder / 'masks'}", gaps=gaps, size=size, files=files)
     return RawImages(
-        images, labels, classes, found.split, found.columns, has_class_names=False, file_names=called
+        images,
+        labels,
+        classes,
+        image_files.split,
+        image_files.columns,
+        has_class_names=False,
+        file_names=file_names,
     )
+
+
+# --- images by class ----------------------------------------------------------------------------------------
 
 
 def read_class_folders(
     path: Path, *, size: int = 0, channels: int = 0, on_count: Callable[[int], None] = lambda count: None
 ) -> RawImages:
-    """Images by class: either ``train/<class>/*`` with ``test/<class>/*``, and ``val/<class>/*`` if there is
-    one, or ``<class>/*``; in folders below these, too.
+    """Read images by class, from ``train/<class>/*``, ``test/<class>/*`` and optionally ``val/<class>/*``, or
+    from ``<class>/*``, including subfolders.
 
-    Classes are the names of the folders, in the order of :func:`fedstill.core.names.ordered`; folders of one
-    name are one class, and files that end in no image suffix are passed over.
-    ``cases.csv`` may say more (:func:`fedstill.data.table_files.read_case_table`), where an image is called by its place
-    in the folder, without suffix: ``cat/1``. Arguments as :func:`fedstill.data.user_data.read_raw_images`; a DataError
-    names the folder or file that cannot be used.
+    Classes are folder names, sorted by :func:`fedstill.core.names.ordered`; folders of equal name are one
+    class. Files without an image suffix are skipped. ``cases.csv`` may have metadata
+    (:func:`fedstill.data.table_files.read_case_table`); there, an image has its relative path without suffix
+    as name: ``cat/1``. Arguments: see :func:`fedstill.data.user_data.read_raw_images`.
+
+    Raises:
+        DataError: names the folder or file that cannot be used.
     """
-    parts = _split_folders(path)
-    by_part = {part: _class_folders(part) for part, _ in parts}
-    classes = tuple(ordered(by_part[parts[0][0]]))
-    for own in by_part.values():
-        if unknown := sorted(own.keys() - set(classes)):
-            raise DataError(f"{own[unknown[0]][0]}: has no folder of that name in {parts[0][0]}")
-    _reject_site_folders(parts[0][0], by_part[parts[0][0]])
+    split_folders = _split_folders(path)
+    class_folders = {folder: _class_folders(folder) for folder, _ in split_folders}
+    classes = tuple(sort_class_names(class_folders[split_folders[0][0]]))
+    for folders in class_folders.values():
+        if extra := sorted(folders.keys() - set(classes)):
+            raise DataError(f"{folders[extra[0]][0]}: has no folder of that name in {split_folders[0][0]}")
+    _reject_site_folders(split_folders[0][0], class_folders[split_folders[0][0]])
     files: list[Path] = []
     labels: list[int] = []
-    test: list[int] = []
-    for part, number in parts:
-        for label, of in enumerate(classes):
-            places = by_part[part].get(of, [part / of])
-            there = [file for place in places for file in list_images(place, recursive=True)]
-            if not there and not number:
-                list_images_recursively(places[0])  # which refuses it
-            files += there
-            labels += [label] * len(there)
-            test += [number] * len(there)
-    columns, told = read_case_table(
+    split_codes: list[int] = []
+    for folder, code in split_folders:
+        for label, class_name in enumerate(classes):
+            paths = class_folders[folder].get(class_name, [folder / class_name])
+            class_files = [file for class_path in paths for file in list_images(class_path, recursive=True)]
+            if not class_files and not code:
+                list_images_recursively(paths[0])  # raises an error
+            files += class_files
+            labels += [label] * len(class_files)
+            split_codes += [code] * len(class_files)
+    columns, case_split = read_case_table(
         path, [file.relative_to(path).with_suffix("").as_posix() for file in files]
     )
     on_count(len(files))
     images = read_image_stack(((file, str(file)) for file in files), size, channels)
-    split, called = _merge_split(path, parts, test, told), _relative_names(files, path)
-    return RawImages(images, np.array(labels), classes, split, columns, file_names=called)
-
-
-def _relative_names(files: Sequence[Path], folder: Path) -> Column:
-    """The place of each file in a folder."""
-    return np.array([file.relative_to(folder).as_posix() for file in files])
-
-
-def _merge_split(
-    folder: Path, roots: Sequence[tuple[Path, int]], test: Sequence[int], told: Ints | None
-) -> Column | None:
-    """Which images are for testing (1) or validation (2), by their folders, or by ``cases.csv``."""
-    if len(roots) < 2:
-        return told
-    if told is not None:
-        raise DataError(
-            f"{folder / CASES_FILE}: has a column split beside folders train and test (expected one)"
-        )
-    return np.array(test)
-
-
-def _split_folders(folder: Path) -> list[tuple[Path, int]]:
-    """The folders of its parts, by any usual name: for training (0), testing (1) and validation (2)."""
-    places = [place for place in folder.iterdir() if place.is_dir() and not place.name.startswith(".")]
-    parts = sorted(
-        (SPLIT_CODES[name], place) for place in places if (name := place.name.lower()) in SPLIT_CODES
+    split, file_names = (
+        _merge_split(path, split_folders, split_codes, case_split),
+        _relative_names(files, path),
     )
-    numbers = [number for number, _ in parts]
-    if {0, 1} <= set(numbers) and len(set(numbers)) == len(numbers):
-        return [(place, number) for number, place in parts]
-    if set(numbers) & {0, 1} and len(parts) == len(places):  # else classes are called so
-        names = ", ".join(sorted(place.name for place in places))
-        raise DataError(f"{folder}: is parted into {names} (expected train and test, and val beside them)")
-    return [(folder, 0)]
+    return RawImages(images, np.array(labels), classes, split, columns, file_names=file_names)
 
 
 def _class_folders(folder: Path) -> dict[str, list[Path]]:
-    """The folders of each class."""
+    """Return the folders of each class."""
     names: dict[str, list[Path]] = {}
-    for place in sorted(folder.iterdir()):
-        if place.is_dir() and not place.name.startswith("."):
-            names.setdefault(plain(place.name), []).append(place)
+    for subfolder in sorted(folder.iterdir()):
+        if subfolder.is_dir() and not subfolder.name.startswith("."):
+            names.setdefault(normalize_name(subfolder.name), []).append(subfolder)
     if (folder / SCHEMA_FILE).is_file():
-        told = "task tabular reads these (fedstill run wine-fediod, or --base wine-fediod)"
-        raise DataError(f"{folder}: this looks like tables, as there is a {SCHEMA_FILE}: {told}")
+        hint = "task tabular reads these (fedstill run wine-fediod, or --base wine-fediod)"
+        raise DataError(f"{folder}: this looks like tables, as there is a {SCHEMA_FILE}; {hint}")
     if not names:
         raise DataError(f"{folder}: has no folders (expected one folder of images per class)")
     if {"images", "masks"} <= names.keys():
@@ -208,12 +218,63 @@ def _class_folders(folder: Path) -> dict[str, list[Path]]:
 
 
 def _reject_site_folders(folder: Path, classes: Mapping[str, Sequence[Path]]) -> None:
-    """Refuse folders of sites or parts, whose own folders are the classes."""
-    inner: dict[str, str] = {}
-    for below in (place for places in classes.values() for place in places):
-        if list_images(below):
+    """Refuse folders of sites or parts, whose subfolders are the classes."""
+    parent_of: dict[str, str] = {}
+    for class_folder in (subfolder for paths in classes.values() for subfolder in paths):
+        if list_images(class_folder):
             continue
-        for place in sorted(plain(place.name) for place in below.iterdir() if place.is_dir()):
-            if inner.setdefault(place, below.name) != below.name:
-                told = f"{inner[place]} and {below.name} both hold a folder {place}, and no image beside it"
-                raise DataError(f"{folder}: {told} (expected a folder a class, in train and test if parted)")
+        for subfolder in sorted(
+            normalize_name(subfolder.name) for subfolder in class_folder.iterdir() if subfolder.is_dir()
+        ):
+            if parent_of.setdefault(subfolder, class_folder.name) != class_folder.name:
+                both = f"{parent_of[subfolder]} and {class_folder.name}"
+                problem = f"{both} have a folder {subfolder} and no images"
+                raise DataError(
+                    f"{folder}: {problem} (expected one folder per class, optionally in train and test)"
+                )
+
+
+# --- train and test folders ---------------------------------------------------------------------------------
+
+
+def _split_folders(folder: Path) -> list[tuple[Path, int]]:
+    """Return the folders for training (0), testing (1) and validation (2), by their usual names, with these
+    codes.
+    """
+    subfolders = [
+        subfolder
+        for subfolder in folder.iterdir()
+        if subfolder.is_dir() and not subfolder.name.startswith(".")
+    ]
+    matches = sorted(
+        (SPLIT_CODES[name], subfolder)
+        for subfolder in subfolders
+        if (name := subfolder.name.lower()) in SPLIT_CODES
+    )
+    codes = [code for code, _ in matches]
+    if {0, 1} <= set(codes) and len(set(codes)) == len(codes):
+        return [(subfolder, code) for code, subfolder in matches]
+    if set(codes) & {0, 1} and len(matches) == len(subfolders):  # else these are names of classes
+        names = ", ".join(sorted(subfolder.name for subfolder in subfolders))
+        raise DataError(f"{folder}: is divided into {names} (expected train, test and optionally val)")
+    return [(folder, 0)]
+
+
+def _merge_split(
+    folder: Path,
+    split_folders: Sequence[tuple[Path, int]],
+    split_codes: Sequence[int],
+    case_split: Ints | None,
+) -> Column | None:
+    """Return split codes of images, from their folders or from ``cases.csv``."""
+    if len(split_folders) < 2:
+        return case_split
+    if case_split is not None:
+        problem = "has a column split, but there are folders train and test"
+        raise DataError(f"{folder / CASES_FILE}: {problem} (expected one of these)")
+    return np.array(split_codes)
+
+
+def _relative_names(files: Sequence[Path], folder: Path) -> Column:
+    """Return the paths of files relative to a folder."""
+    return np.array([file.relative_to(folder).as_posix() for file in files])

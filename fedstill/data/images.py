@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from fedstill.core.errors import DataError
 from fedstill.core.registry import first_line
-from fedstill.core.text_format import more_such, times
+from fedstill.core.text_format import format_shape, more_suffix
 from fedstill.data.stratified_sampling import Ints
 
 Bytes = npt.NDArray[np.uint8]
@@ -291,7 +291,7 @@ def to_array(values: Any, source: str, *, numbers: bool = False) -> npt.NDArray[
     ]
     for row, array in enumerate(arrays):
         if array.shape != arrays[0].shape:
-            sizes = f"is {times(array.shape[:2])}, but image 0 is {times(arrays[0].shape[:2])}"
+            sizes = f"is {format_shape(array.shape[:2])}, but image 0 is {format_shape(arrays[0].shape[:2])}"
             raise DataError(f"{source}: image {row} {sizes} (height, width) (expected one size for all)")
     return np.stack(arrays)
 
@@ -399,13 +399,13 @@ def read_image_stack(files: Iterable[tuple[Path, str]], size: int = 0, channels:
             image = np.broadcast_to(image, (channels, *image.shape[1:]))
         first = first or label
         if images and image.shape[1:] != images[0].shape[1:]:
-            sizes = f"{times(image.shape[1:])}, but {first} is {times(images[0].shape[1:])}"
+            sizes = f"{format_shape(image.shape[1:])}, but {first} is {format_shape(images[0].shape[1:])}"
             raise UnequalSizes(
                 f"{label}: is {sizes} (height, width) (expected one size for all{RESIZE_HINT})"
             )
         images.append(image)
     if unreadable:
-        raise UnreadableImage(f"{unreadable[0]}{more_such(len(unreadable))}")
+        raise UnreadableImage(f"{unreadable[0]}{more_suffix(len(unreadable))}")
     if len({image.dtype for image in images}) > 1:
         images = [_to_unit_floats(image) for image in images]
     max_channels = max(len(image) for image in images)
@@ -437,12 +437,12 @@ def list_images(folder: Path, *, recursive: bool = False) -> list[Path]:
     )
     if broken_links:  # such as git-annex files that were not fetched
         raise DataError(
-            f"{broken_links[0]}: is a broken link{more_such(len(broken_links))} (expected images)"
+            f"{broken_links[0]}: is a broken link{more_suffix(len(broken_links))} (expected images)"
         )
     files = sorted(file for file in candidates if file.is_file())
     unsupported = [file for file in files if file.suffix.lower() in UNSUPPORTED_SUFFIXES]
     if unsupported:
-        problem = f"has an unsupported image format{more_such(len(unsupported))}"
+        problem = f"has an unsupported image format{more_suffix(len(unsupported))}"
         raise DataError(f"{unsupported[0]}: {problem} (expected {', '.join(sorted(IMAGE_SUFFIXES))})")
     return [file for file in files if file.suffix.lower() in IMAGE_SUFFIXES]
 

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedstill.core.config_tables import as_table, read_table
+from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import AXES, DataSet
-from fedstill.core.errors import ArgumentError, DataError, TooLarge
-from fedstill.core.names import class_names
+from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded
+from fedstill.core.names import normalize_class_names
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.models.interface import Interface
 from fedstill.tasks import TASKS, Task, TaskConfig
@@ -58,7 +58,7 @@ class InputSpec:
             raise ArgumentError("spec.shape", self.shape, f"{', '.join(axes)}, each 1 or more, below 2**31")
         if not self.schema:  # a schema has normalized its classes
             try:
-                object.__setattr__(self, "classes", class_names(self.classes, "spec.classes"))
+                object.__setattr__(self, "classes", normalize_class_names(self.classes, "spec.classes"))
             except DataError as error:
                 raise ArgumentError("spec.classes", self.classes, "different names") from error
         if len(self.classes) < kind.min_classes:
@@ -82,7 +82,9 @@ class InputSpec:
         # Targets must be in [-1, 1]: with other constants, refusals would reveal extreme pixels of records.
         if kind.kind == "image" and {*self.mean, *self.std} != {0.5}:
             constants = [*self.mean, *self.std]
-            raise ArgumentError("spec.mean and spec.std", constants, f"0.5 for task {self.task.called}")
+            raise ArgumentError(
+                "spec.mean and spec.std", constants, f"0.5 for task {self.task.registered_name}"
+            )
 
     def _check_schema(self) -> None:
         are_rows, schema = self.task.task_class.form == "rows", self.schema
@@ -121,7 +123,7 @@ class InputSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, from which :meth:`from_dict` restores the spec."""
-        table: dict[str, Any] = as_table(self)
+        table: dict[str, Any] = to_table(self)
         return table
 
     @classmethod
@@ -145,7 +147,7 @@ def check_task_allowed(spec: Any, tasks: Collection[str] = ()) -> None:
     if not isinstance(task, Mapping):
         raise ArgumentError("spec", type(spec).__name__, "a table, with a table task in it")
     name = task.get(TaskConfig.key, TaskConfig.default)
-    TASKS.require(name, tasks, "task.name", "policy.tasks")
+    TASKS.require_allowed(name, tasks, "task.name", "policy.tasks")
 
 
 def example_bytes(spec: InputSpec) -> int:
@@ -176,10 +178,10 @@ def require_memory(noun: str, need: float, max_bytes: int) -> None:
         max_bytes: the limit; 0: none.
 
     Raises:
-        TooLarge: more bytes are needed than allowed.
+        MemoryLimitExceeded: more bytes are needed than allowed.
     """
     if max_bytes and need > max_bytes:
-        raise TooLarge(noun, need, max_bytes)
+        raise MemoryLimitExceeded(noun, need, max_bytes)
 
 
 def round_up_to_power_of_two(count: int) -> int:
@@ -197,7 +199,7 @@ def require_memory_for_examples(count: int, spec: InputSpec, max_bytes: int) -> 
     """Check the memory that ``count`` examples need in a spec, rounded by :func:`round_up_to_power_of_two`.
 
     Raises:
-        TooLarge: more bytes are needed than allowed.
+        MemoryLimitExceeded: more bytes are needed than allowed.
     """
     sizes = " x ".join(map(str, spec.shape))
     need = COPIES * round_up_to_power_of_two(count) * example_bytes(spec)

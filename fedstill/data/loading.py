@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData, normalized
+from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData, normalize
 from fedstill.core.errors import ArgumentError, DataError, FedstillError
-from fedstill.core.names import alike_note, plain
-from fedstill.core.registry import OWN, first_line
+from fedstill.core.names import normalize_name, similar_names_note
+from fedstill.core.registry import USER_CODE_ERRORS, first_line
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.config import MEAN, STD, DataConfig, check_supports_task
 from fedstill.data.images import resize_class_maps, resize_images, to_arrays
@@ -232,7 +232,7 @@ def prepare_data_set(source: ExampleSource, config: DataConfig, scaling_note: st
         test_names=tuple(
             map(str, (rows if source.example_names is None else source.example_names)[is_evaluated].tolist())
         ),
-        unit=source.unit,
+        group_column=source.unit,
     )
 
 
@@ -314,7 +314,7 @@ def _select_evaluation_part(
 def _similar_name_notes(source: ExampleSource) -> list[str]:
     """Return notes on classes and sites with nearly equal names."""
     sites = [] if source.sites is None else [str(site) for site in np.unique(source.sites)]
-    return [alike_note("classes", source.classes), alike_note("sites", sites)]
+    return [similar_names_note("classes", source.classes), similar_names_note("sites", sites)]
 
 
 def join_notes(*notes: str) -> str:
@@ -357,17 +357,17 @@ class ArrayData(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """Return the arrays as a data set: checked, divided into training and test parts, and normalized."""
-        raw = raw_images_from_arrays(Path(self.called), self._read_checked_arrays(), task.targets)
-        return prepare_images(raw, self, task, self.title or self.called, self.note)
+        raw = raw_images_from_arrays(Path(self.registered_name), self._read_checked_arrays(), task.targets)
+        return prepare_images(raw, self, task, self.title or self.registered_name, self.note)
 
     def _read_checked_arrays(self) -> dict[str, Column]:
         try:
-            return to_arrays(self.arrays(), f"data {self.called!r}")
+            return to_arrays(self.arrays(), f"data {self.registered_name!r}")
         except FedstillError:
             raise
-        except OWN as error:
+        except USER_CODE_ERRORS as error:
             problem = f"arrays() failed ({type(error).__name__}: {first_line(error)})"
-            raise DataError(f"data {self.called!r}: {problem}") from error
+            raise DataError(f"data {self.registered_name!r}: {problem}") from error
 
 
 def prepare_images(
@@ -412,7 +412,7 @@ def prepare_images(
         pixels = images[indices]
         if size and pixels.shape[2:] != (size, size):
             pixels = resize_images(pixels, size, size)
-        inputs = normalized(pixels, mean, std)
+        inputs = normalize(pixels, mean, std)
         inputs, targets = make_task_tensors(inputs, torch.from_numpy(raw.labels[indices]), task)
         return TensorData(
             inputs, targets, cases=None if cases is None else cases.subset(torch.from_numpy(indices))
@@ -474,7 +474,7 @@ def check_sites(requested: Sequence[str], known: Sequence[str]) -> tuple[str, ..
     Raises:
         ArgumentError: a site does not exist; the message lists those that do.
     """
-    sites = tuple(map(plain, requested))
+    sites = tuple(map(normalize_name, requested))
     for site in sites:
         if site not in known:
             expected = f"some of {', '.join(known)}" if known else "none, as the data have no column site"

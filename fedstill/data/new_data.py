@@ -1,7 +1,7 @@
-"""Data that were not a run's own, as its student takes them: to be measured on, or to be asked about.
+"""New data for a trained student: to evaluate it, or to get its predictions.
 
-They are read as a node's owner's are, into the spec that the run had: classes by name, images of its form, a
-table by its schema. Nothing is drawn and nothing left out, whatever a source marks as its test part.
+Data are read like a node's, and converted to the spec of the run: classes by name, images to its size and
+channels, tables by its schema. No examples are sampled or left out, even if the source marks a test part.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 
 from fedstill.core.dataset import CaseIndex, Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import plain
+from fedstill.core.names import normalize_name
 from fedstill.data import text
 from fedstill.data.config import DATA, make_data_config
 from fedstill.data.images import list_images_recursively, read_image_stack
 from fedstill.data.input_spec import InputSpec
+from fedstill.data.instance_images import cut_patches, make_patch_cases, read_instance_images
 from fedstill.data.loading import PATIENT, SITE, check_sites, load, make_task_tensors, select_channels
 from fedstill.data.node_data import map_images_to_spec, map_labels_to_spec
-from fedstill.data.object_images import cut_patches, make_patch_cases, read_instance_images
 from fedstill.data.raw import Images, as_image_array, read_npz
 from fedstill.data.stratified_sampling import require_no_gaps, require_unit_names
 from fedstill.data.table_files import CsvColumns, find_column, parse_pixel_row, read_csv, reshape_pixel_rows
@@ -33,15 +33,15 @@ from fedstill.data.user_data import UserFiles, detect_format, find_data, read_ra
 
 @dataclass(frozen=True, kw_only=True)
 class NewDataOptions:
-    """How new data are read.
+    """Options for reading new data.
 
     Args:
-        root: the folder that paths count from; empty: this one.
-        fit: bring images of another size or number of channels into the student's form.
-        label, image: columns of a csv, as :class:`fedstill.data.table_files.CsvColumns` has them.
-        channels: which of the images'; empty: all.
-        slices: of each NIfTI volume at most; 0: all.
-        sites: only examples of these; empty: all.
+        root: base of relative paths; empty: the working directory.
+        fit: convert images of another size or number of channels.
+        label, image: columns of a csv, see :class:`fedstill.data.table_files.CsvColumns`.
+        channels: of images; empty: all.
+        slices: maximum number of slices per NIfTI volume; 0: all.
+        sites: use only these sites; empty: all.
         words: how words become token ids, as in the run.
     """
 
@@ -55,158 +55,178 @@ class NewDataOptions:
     words: str = ""
 
 
-def load_labeled(name: str, spec: InputSpec, how: NewDataOptions) -> TensorData:
-    """Examples and what is true of them, in a student's spec: all of a path, or a named data set's test part.
+# --- with labels --------------------------------------------------------------------------------------------
 
-    Their cases are patients or pictures, and of the sites that columns ``site`` and ``patient`` say; a folder
-    of tables has a site a table.
+
+def load_labeled(name: str, spec: InputSpec, options: NewDataOptions) -> TensorData:
+    """Load examples with labels in a student's spec: all at a path, or the test part of a named data set.
+
+    Columns ``patient`` and ``site`` define their cases; slides are cases too. Each table of a folder is a
+    site.
 
     Raises:
-        ArgumentError: no such data, or a site or channels that these have not.
-        DataError: they cannot be read, or are of another spec.
+        ArgumentError: unknown data, sites or channels.
+        DataError: the data cannot be read or do not fit the spec.
     """
     if name in DATA or ":" in name:
-        return _load_named(name, spec, how)
-    config = UserFiles(name=name, root=how.root)
-    place, targets = find_data(config, spec.task.called, spec.task.targets), spec.task.targets
-    what = f"data {name!r}"
+        return _load_named(name, spec, options)
+    config = UserFiles(name=name, root=options.root)
+    path, targets = find_data(config, spec.task.registered_name, spec.task.targets), spec.task.targets
+    label = f"data {name!r}"
     columns: Mapping[str, Column] = {}
     if targets == "texts":
-        source = text.read_labeled_texts(place)
-        labels = torch.from_numpy(map_labels_to_spec(source, spec, what))
-        ids = text.encode_for_vocabulary(source.texts, spec.shape[0], spec.vocabulary, how.words, what)
+        source = text.read_labeled_texts(path)
+        labels = torch.from_numpy(map_labels_to_spec(source, spec, label))
+        ids = text.encode_for_vocabulary(source.texts, spec.shape[0], spec.vocabulary, options.words, label)
         data, columns = TensorData(ids, labels), source.columns
     elif spec.task.task_class.form == "rows":
-        table = (read_table_folder if place.is_dir() else read_rows)(place, spec.schema)
+        table = (read_table_folder if path.is_dir() else read_rows)(path, spec.schema)
         data, columns = table.data, table.columns
     elif targets == "instances":
-        all_of = read_instance_images(place)
-        sites = check_sites(how.sites, sorted({one.site for one in all_of if one.site}))
-        pictures = [one for one in all_of if not sites or one.site in sites]
-        cases = make_patch_cases(pictures, spec.shape[1])
-        return _check(cut_patches(pictures, cases, np.arange(len(cases.case_ids)), spec.shape[1]), spec, what)
+        all_images = read_instance_images(path)
+        sites = check_sites(options.sites, sorted({image.site for image in all_images if image.site}))
+        selected_images = [image for image in all_images if not sites or image.site in sites]
+        cases = make_patch_cases(selected_images, spec.shape[1])
+        return _check(
+            cut_patches(selected_images, cases, np.arange(len(cases.case_ids)), spec.shape[1]), spec, label
+        )
     else:
-        fitted = how.fit and spec.shape[1] == spec.shape[2]
+        resize = options.fit and spec.shape[1] == spec.shape[2]
         raw = read_raw_images(
-            place,
-            detect_format(place, targets),
+            path,
+            detect_format(path, targets),
             targets,
-            size=spec.shape[1] if fitted else 0,
-            slices=how.slices,
+            size=spec.shape[1] if resize else 0,
+            slices=options.slices,
             gaps=True,
-            columns=CsvColumns(how.label, how.image) if targets == "class" or how.label != "label" else None,
+            columns=CsvColumns(options.label, options.image)
+            if targets == "class" or options.label != "label"
+            else None,
             classes=spec.classes if targets == "labels" else (),
             shape=spec.shape,
         )
-        labels = torch.from_numpy(map_labels_to_spec(raw, spec, what))
-        images = _map_pixels(raw.images, spec, how, what)
+        labels = torch.from_numpy(map_labels_to_spec(raw, spec, label))
+        images = _map_pixels(raw.images, spec, options, label)
         inputs, outputs = make_task_tensors(images, labels, spec.task)
         data, columns = TensorData(inputs, outputs), raw.columns
-    return _check(_select_sites(data, columns, how.sites), spec, what)
+    return _check(_select_sites(data, columns, options.sites), spec, label)
 
 
-def _check(data: TensorData, spec: InputSpec, what: str) -> TensorData:
-    spec.make_task().check(data, what)
-    return data
-
-
-def _load_named(name: str, spec: InputSpec, how: NewDataOptions) -> TensorData:
-    """The test part of a data set that has a name."""
+def _load_named(name: str, spec: InputSpec, options: NewDataOptions) -> TensorData:
+    """Return the test part of a named data set."""
     data = load(
-        make_data_config(name, **({"root": how.root} if how.root else {})), spec.task, train_needed=False
+        make_data_config(name, **({"root": options.root} if options.root else {})),
+        spec.task,
+        train_needed=False,
     )
     same = (data.classes, tuple(data.test.inputs.shape[1:])) == (spec.classes, spec.shape)
     if not same or (data.mean, data.std, data.vocabulary) != (spec.mean, spec.std, spec.vocabulary):
-        told = "classes, shape or normalization are not those of the student"
-        raise DataError(f"data {name!r}: {told} (expected a path to data that can be brought into them)")
-    return _select_sites(data.test, data.test_columns, how.sites)
+        problem = "classes, shape or normalization differ from the student's"
+        raise DataError(f"data {name!r}: {problem} (expected a path to data that can be converted)")
+    return _select_sites(data.test, data.test_columns, options.sites)
+
+
+def _check(data: TensorData, spec: InputSpec, label: str) -> TensorData:
+    spec.make_task().check(data, label)
+    return data
 
 
 def _select_sites(data: TensorData, columns: Mapping[str, Column], sites: tuple[str, ...]) -> TensorData:
-    """Examples of some sites, or all, with their cases, as they have them or as columns tell: patients, or
-    examples of a site."""
-    if (known := data.cases) is not None:
-        sites = check_sites(sites, sorted({site for site in known.sites if site}))
-        rows = [known.examples_from_site(site) for site in sites]
+    """Return the examples of some sites, or all, with cases: as they have them, or by columns patient and
+    site.
+    """
+    if (case_index := data.cases) is not None:
+        sites = check_sites(sites, sorted({site for site in case_index.sites if site}))
+        rows = [case_index.examples_from_site(site) for site in sites]
         return data.subset(torch.cat(rows).sort().values) if sites else data
-    places = columns.get(SITE)
-    here = [] if places is None else sorted(set(map(str, places.tolist())))
-    sites = check_sites(sites, here)
-    each = np.arange(len(data))
-    owners = columns.get(PATIENT, each if places is not None else None)
+    site_column = columns.get(SITE)
+    available = [] if site_column is None else sorted(set(map(str, site_column.tolist())))
+    sites = check_sites(sites, available)
+    all_rows = np.arange(len(data))
+    owners = columns.get(PATIENT, all_rows if site_column is not None else None)
     if owners is None:
         return data
     for column in columns.keys() & {PATIENT, SITE}:
         (require_unit_names if column == PATIENT else require_no_gaps)(column, columns[column])
-    cases = CaseIndex.from_columns(owners, places)
-    chosen = each if places is None or not sites else np.flatnonzero(np.isin(places.astype(str), sites))
-    whole = replace(data, cases=cases, groups=cases.case_ids if PATIENT in columns else None)
-    return whole if len(chosen) == len(data) else whole.subset(torch.from_numpy(chosen))
+    cases = CaseIndex.from_columns(owners, site_column)
+    selected = (
+        all_rows
+        if site_column is None or not sites
+        else np.flatnonzero(np.isin(site_column.astype(str), sites))
+    )
+    with_cases = replace(data, cases=cases, groups=cases.case_ids if PATIENT in columns else None)
+    return with_cases if len(selected) == len(data) else with_cases.subset(torch.from_numpy(selected))
 
 
-# --- to be asked about ------------------------------------------------------------------------------------
+# --- without labels -----------------------------------------------------------------------------------------
 
 
-def load_unlabeled(name: str, spec: InputSpec, how: NewDataOptions) -> tuple[list[str], Any]:
-    """Examples of which nothing need be known: what each is called, and all of them as a student takes them.
+def load_unlabeled(name: str, spec: InputSpec, options: NewDataOptions) -> tuple[list[str], Any]:
+    """Load inputs without labels, and a name for each.
 
-    Images are an ``.npz`` with ``images``, an image file, a folder of such with all that lies below it, or a
-    csv that names some, or has their pixels; texts are the column ``text`` of a csv, and rows the schema's
-    columns, beside which a csv may have others.
+    Images come from an ``.npz`` with ``images``, an image file, a folder of images (recursively), or a csv
+    that lists image files or has pixels. Texts come from the column ``text`` of a csv, rows from the schema's
+    columns of a table, which may have others.
 
     Returns:
-        N names, and pixels ``(N, C, H, W)`` from 0 to 1, N texts, or cells by column.
+        N names, and pixels ``(N, C, H, W)`` in [0, 1], N texts, or cells by column.
 
     Raises:
-        ArgumentError: channels or a column that are not there.
-        DataError: there is no such file, or it cannot be used.
+        ArgumentError: unknown channels or columns.
+        DataError: the file does not exist or cannot be used.
     """
-    place, what, form = Path(how.root, name).expanduser(), f"data {name!r}", spec.task.task_class.form
+    path, label, form = Path(options.root, name).expanduser(), f"data {name!r}", spec.task.task_class.form
     if not name:
         raise ArgumentError("data", name, "a path to a file or folder")
-    if not place.exists():
-        raise DataError(f"{what}: there is no {place}")
+    if not path.exists():
+        raise DataError(f"{label}: file not found: {path}")
     if form == "rows":
-        cells, _ = read_cells(place)
+        cells, _ = read_cells(path)
         return _row_numbers(len(next(iter(cells.values())))), cells
     if form == "texts":
-        texts = read_csv(place, "text")["text"]
+        texts = read_csv(path, "text")["text"]
         return _row_numbers(len(texts)), texts
-    names, images = _read_images(place, spec, how)
-    unit = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
-    return names, torch.cat([_map_pixels(some, unit, how, what) for some in images])
+    names, images = _read_images(path, spec, options)
+    unnormalized = replace(spec, mean=(0.0,) * len(spec.mean), std=(1.0,) * len(spec.std))
+    return names, torch.cat([_map_pixels(stack, unnormalized, options, label) for stack in images])
 
 
-def _map_pixels(images: Images, spec: InputSpec, how: NewDataOptions, what: str) -> torch.Tensor:
-    return map_images_to_spec(select_channels(images, how.channels), how.fit, spec, what)
+def _map_pixels(images: Images, spec: InputSpec, options: NewDataOptions, label: str) -> torch.Tensor:
+    return map_images_to_spec(select_channels(images, options.channels), options.fit, spec, label)
 
 
-def _read_images(place: Path, spec: InputSpec, how: NewDataOptions) -> tuple[list[str], Sequence[Images]]:
-    """Names, and stacks of images of one form each."""
-    if place.suffix == ".npz":
-        images = as_image_array(place, read_npz(place))
+def _read_images(path: Path, spec: InputSpec, options: NewDataOptions) -> tuple[list[str], Sequence[Images]]:
+    """Return names, and stacks of images of equal form."""
+    if path.suffix == ".npz":
+        images = as_image_array(path, read_npz(path))
         return _row_numbers(len(images)), [images]
-    if place.suffix != ".csv":
-        found = [place] if place.is_file() else list_images_recursively(place)
-        names = [str(file.relative_to(place)) if place.is_dir() else file.name for file in found]
-        return names, _decode_files([(file, str(file)) for file in found], spec, how)
-    table = read_csv(place)
-    image = plain(how.image) or ("image" if "image" in table else "")
+    if path.suffix != ".csv":
+        image_paths = [path] if path.is_file() else list_images_recursively(path)
+        names = [str(file.relative_to(path)) if path.is_dir() else file.name for file in image_paths]
+        return names, _decode_files([(file, str(file)) for file in image_paths], spec, options)
+    table = read_csv(path)
+    image = normalize_name(options.image) or ("image" if "image" in table else "")
     if image:
-        find_column(list(table), image, "--image", place)
-        files = [(place.parent / name, f"{place}: image {name!r}") for name in table[image]]
-        return table[image], _decode_files(files, spec, how)
-    rows = zip(*(column for name, column in table.items() if name != plain(how.label)), strict=True)
+        find_column(list(table), image, "--image", path)
+        files = [(path.parent / name, f"{path}: image {name!r}") for name in table[image]]
+        return table[image], _decode_files(files, spec, options)
+    rows = zip(
+        *(column for name, column in table.items() if name != normalize_name(options.label)), strict=True
+    )
     hint = ", named by --image"
-    pixels = np.stack([parse_pixel_row(row, f"{place}: row {at}", hint) for at, row in enumerate(rows, 1)])
-    return _row_numbers(len(pixels)), [reshape_pixel_rows(pixels, place, spec.shape)]
+    pixels = np.stack(
+        [parse_pixel_row(row, f"{path}: row {number}", hint) for number, row in enumerate(rows, 1)]
+    )
+    return _row_numbers(len(pixels)), [reshape_pixel_rows(pixels, path, spec.shape)]
 
 
-def _decode_files(files: Sequence[tuple[Path, str]], spec: InputSpec, how: NewDataOptions) -> list[Images]:
-    """Image files, one by one where they are fitted, and brought to a size as those of the task are."""
-    if not how.fit:
+def _decode_files(
+    files: Sequence[tuple[Path, str]], spec: InputSpec, options: NewDataOptions
+) -> list[Images]:
+    """Decode image files, one by one if they are converted, as for the task."""
+    if not options.fit:
         return [read_image_stack(files)]
-    return [read_image_stack([each]) for each in files]
+    return [read_image_stack([file]) for file in files]
 
 
 def _row_numbers(count: int) -> list[str]:

@@ -18,24 +18,24 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedstill.core.dataset import Column, DataSet, TensorData, check_pixels, normalized
-from fedstill.core.errors import ArgumentError, DataError, RunNeeded
-from fedstill.core.names import class_names, count_of, plain, unknown_name
-from fedstill.core.registry import OWN, find, first_line, is_path
+from fedstill.core.dataset import Column, DataSet, TensorData, check_pixels, normalize
+from fedstill.core.errors import ArgumentError, DataError, RunRequiredError
+from fedstill.core.names import normalize_class_names, normalize_name, parse_count, unknown_name_text
+from fedstill.core.registry import USER_CODE_ERRORS, first_line, import_object, is_object_path
 from fedstill.core.table_schema import NO_SCHEMA, Schema
-from fedstill.core.text_format import times
+from fedstill.core.text_format import format_shape
 from fedstill.data import text
 from fedstill.data.config import DATA, MEAN, STD, DataConfig
 from fedstill.data.images import UnequalSizes, UnreadableImage, resize_images, to_arrays
 from fedstill.data.input_spec import InputSpec, require_memory_for_examples
-from fedstill.data.loading import CLASSIFICATION, PATIENT, ArrayData, make_task_tensors, select_channels
-from fedstill.data.object_images import (
+from fedstill.data.instance_images import (
     SLIDE,
     cut_patches,
     group_by_patient,
     make_patch_cases,
     read_instance_images,
 )
+from fedstill.data.loading import CLASSIFICATION, PATIENT, ArrayData, make_task_tensors, select_channels
 from fedstill.data.public import conform_images
 from fedstill.data.python_data import extract_inputs_and_targets
 from fedstill.data.raw import MAX_CLASSES, Images, RawImages, are_whole_numbers, raw_images_from_arrays
@@ -110,7 +110,7 @@ class NodeDataConfig:
 
     def __post_init__(self) -> None:
         # Built-in data sets are not private, and partly test data of runs.
-        if self.source not in SOURCES and (self.source in DATA.own or self.source not in DATA):
+        if self.source not in SOURCES and (self.source in DATA.builtin or self.source not in DATA):
             raise ArgumentError(
                 "data.source", self.source, f"{', '.join(SOURCES)} or package.module:function"
             )
@@ -119,7 +119,7 @@ class NodeDataConfig:
                 "data.schema", self.schema, f"empty, as source {self.source} has no table rows"
             )
         try:
-            object.__setattr__(self, "classes", class_names(self.classes, "data.classes"))
+            object.__setattr__(self, "classes", normalize_class_names(self.classes, "data.classes"))
         except DataError as error:
             raise ArgumentError("data.classes", list(self.classes), "different names") from error
         if self.schema and self.classes:
@@ -156,27 +156,27 @@ def load_node_data(
 
     Raises:
         ArgumentError: an option has no effect or an invalid value.
-        RunNeeded: without spec and task, the data are not images of classes; or only a run can determine
+        RunRequiredError: without spec and task, the data are not images of classes; or only a run can determine
             their spec.
         DataError: the data cannot be read or do not fit the spec.
-        TooLarge: they need more memory than allowed.
+        MemoryLimitExceeded: they need more memory than allowed.
     """
     may_be_rows = task is None or task.task_class.form == "rows"
     if spec is None and may_be_rows and (schema := read_node_schema(config, folder)):
-        spec = InputSpec.from_schema(task or TASKS[TASK_BY_TARGET[schema.teaches]](), schema)
+        spec = InputSpec.from_schema(task or TASKS[TASK_BY_TARGET[schema.target_type]](), schema)
     if spec is not None or task is not None:
         return _load(config, folder, spec, task or CLASSIFICATION, max_bytes)
     find_path(config, folder)
     try:
         return _load(config, folder, None, CLASSIFICATION, max_bytes)
-    except (RunNeeded, UnreadableImage):
+    except (RunRequiredError, UnreadableImage):
         raise
     except (ArgumentError, DataError) as error:
         advice = "if these are not images of classes, name the run, which determines the task"
         alternative = (
             "the run's data must be here, or its schema if they are tables, or data.schema must name one"
         )
-        raise RunNeeded(f"{error}; {advice} ({alternative})") from error
+        raise RunRequiredError(f"{error}; {advice} ({alternative})") from error
 
 
 def _load(
@@ -259,7 +259,9 @@ def _check_options(config: NodeDataConfig, task: TaskConfig) -> None:
         columns_by_form = {"texts": ": columns text and label", "rows": ": the columns of the run's schema"}
         columns = columns_by_form.get(task.task_class.form, "")
         expected = f"{', '.join(formats[:-1])} or {formats[-1]}" if len(formats) > 1 else formats[0]
-        raise ArgumentError("data.source", config.source, f"{expected} for task {task.called}{columns}")
+        raise ArgumentError(
+            "data.source", config.source, f"{expected} for task {task.registered_name}{columns}"
+        )
     are_rows = task.task_class.form == "rows"
     has_no_effect = {
         "channels": targets in ("class", "instances") or are_rows,
@@ -270,17 +272,19 @@ def _check_options(config: NodeDataConfig, task: TaskConfig) -> None:
         if unused and (value := getattr(config, name)):
             shown = list(value) if isinstance(value, tuple) else value
             default = "false" if value is True else "empty"
-            raise ArgumentError(f"data.{name}", shown, f"{default} for task {task.called}: leave it out")
+            raise ArgumentError(
+                f"data.{name}", shown, f"{default} for task {task.registered_name}: leave it out"
+            )
 
 
 def _require_known_spec(config: NodeDataConfig, task: TaskConfig, label: str) -> None:
-    """Raise RunNeeded if only a run can determine the input spec."""
+    """Raise RunRequiredError if only a run can determine the input spec."""
     is_known = task.targets in ("class", "map", "image") or (
         task.targets == "labels" and config.source == "npz"
     )
     if not is_known or config.source == "tensors" or (config.fit and task.targets != "class"):
-        problem = f"only a run determines its input spec for task {task.called}"
-        raise RunNeeded(f"{label}: {problem}, and the run's data are not here")
+        problem = f"only a run determines its input spec for task {task.registered_name}"
+        raise RunRequiredError(f"{label}: {problem}, and the run's data are not here")
 
 
 def _read_with_spec(
@@ -292,13 +296,13 @@ def _read_with_spec(
         if not config.fit:
             raise
         problem = "its images differ in size, and fit resizes to the size of a run: name the run"
-        raise RunNeeded(f"{label}: {problem}") from error
+        raise RunRequiredError(f"{label}: {problem}") from error
     classes = raw.classes
     if task.targets == "class":
         raw.require_contiguous_labels(label)
         if len(classes) < 2:
             problem = "has only one class: name the run, which has all classes"
-            raise RunNeeded(f"{label}: {problem}")
+            raise RunRequiredError(f"{label}: {problem}")
     channels, height, width = select_channels(raw.images[:1], config.channels).shape[1:]
     return raw, InputSpec(task, classes, (channels, height, width), (MEAN,) * channels, (STD,) * channels)
 
@@ -418,7 +422,7 @@ def read_groups(columns: Mapping[str, Any], config: NodeDataConfig) -> torch.Ten
     """Return the group of each example, ``(N,)`` int64; None if the owner names no column."""
     if not config.group:
         return None
-    column = plain(config.group)
+    column = normalize_name(config.group)
     if column not in columns:
         available = ", ".join(columns) or "none"
         raise ArgumentError("data.group", config.group, f"a column with one value an example: {available}")
@@ -447,13 +451,13 @@ def map_labels_to_spec(raw: RawImages | LabeledTexts, spec: InputSpec, source: s
     elif (
         kind == "class"
         and are_whole_numbers(used_classes)
-        and all(count_of(name) is None for name in classes)
+        and all(parse_count(name) is None for name in classes)
     ):
-        counts = [count_of(name) for name in raw.classes]
+        counts = [parse_count(name) for name in raw.classes]
         numbers = [-1 if count is None else min(count, MAX_CLASSES) for count in counts]
     else:
         unknown_class = next(name for name in used_classes if name not in classes)
-        raise DataError(f"{source}: has a class {unknown_name(unknown_class, classes)}")
+        raise DataError(f"{source}: has a class {unknown_name_text(unknown_class, classes)}")
     if kind == "labels":
         labels: Ints = np.full((len(raw.labels), len(classes)), -1, dtype=np.int64)
         labels[:, numbers] = raw.labels
@@ -473,14 +477,14 @@ def map_images_to_spec(images: Images, fit: bool, spec: InputSpec, label: str) -
     shape = tuple(images.shape[1:])
     if shape != spec.shape and not fit:
         hint = "data.fit = true, or --fit, converts images"
-        problem = f"images are {times(shape)} (channels, height, width)"
-        raise DataError(f"{label}: {problem} (expected {times(spec.shape)}; {hint})")
+        problem = f"images are {format_shape(shape)} (channels, height, width)"
+        raise DataError(f"{label}: {problem} (expected {format_shape(spec.shape)}; {hint})")
     if shape[1:] != spec.shape[1:]:
         images = resize_images(images, *spec.shape[1:])
     if shape[0] == spec.shape[0]:
-        return normalized(images, spec.mean, spec.std)
+        return normalize(images, spec.mean, spec.std)
     black, white = (0.0,) * shape[0], (1.0,) * shape[0]
-    pixels = TensorData(normalized(images, black, white), torch.zeros(len(images)))
+    pixels = TensorData(normalize(images, black, white), torch.zeros(len(images)))
     target_examples = TensorData(torch.zeros(1, *spec.shape), torch.zeros(1))
     source = DataSet(label, pixels, pixels, spec.classes, black, white)
     return conform_images(
@@ -537,7 +541,7 @@ def _call_function(config: NodeDataConfig, path: Path, folder: Path) -> dict[str
         return to_arrays(result, "its data")
     except DataError as error:
         raise DataError(f"data.source {config.source!r}: {error}") from error
-    except OWN as error:
+    except USER_CODE_ERRORS as error:
         problem = f"the function failed, or returned no (images, labels): {first_line(error)}"
         raise DataError(f"data.source {config.source!r}: {problem}") from error
 
@@ -551,8 +555,8 @@ def _unzip_examples(data: Any) -> tuple[Any, Any]:
 
 def _find_function(config: NodeDataConfig, folder: Path) -> Any:
     """Return the owner's function, or one that reads a class below :class:`ArrayData`."""
-    is_registered = not is_path(config.source)
-    value: Any = DATA[config.source] if is_registered else find(config.source, folder, "data.source")
+    is_registered = not is_object_path(config.source)
+    value: Any = DATA[config.source] if is_registered else import_object(config.source, folder, "data.source")
     if not isinstance(value, type) or not issubclass(value, DataConfig):
         return value
     if not issubclass(value, ArrayData):

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 
 from fedstill.core.dataset import DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.options import Checked, Fraction
+from fedstill.core.options import CheckedOptions, Fraction
 from fedstill.core.seeds import numpy_generator, torch_generator
-from fedstill.core.text_format import brief_repr, times
+from fedstill.core.text_format import brief_repr, format_shape
 from fedstill.data.config import DATA, Limit, make_data_config
 from fedstill.data.images import to_gray
 from fedstill.data.loading import CLASSIFICATION, load, make_task_tensors
@@ -38,10 +38,10 @@ NOISE_BLOCK = 500  # noise images sampled at once, so that image i does not depe
 
 
 @dataclass(frozen=True)
-class PublicConfig(Checked):
+class PublicConfig(CheckedOptions):
     """Source and size of the public data."""
 
-    under: ClassVar[str] = "public"
+    section: ClassVar[str] = "public"
 
     name: str = NONE
     """none; held-out: a share of the training examples, which no node gets; noise: generated images, which
@@ -137,10 +137,12 @@ def hold_out(config: PublicConfig, data: DataSet) -> tuple[Ints, Ints]:
             "public.share", config.share, f"a share that divides {len(labels)} examples in two"
         )
     generator = numpy_generator(config.seed, "public", "held out")
-    if data.unit:
-        unit = data.columns[data.unit]
+    if data.group_column:
+        unit = data.columns[data.group_column]
         if len(np.unique(unit)) < 2:
-            raise ArgumentError("public.share", config.share, f"{NONE}: all examples are of one {data.unit}")
+            raise ArgumentError(
+                "public.share", config.share, f"{NONE}: all examples are of one {data.group_column}"
+            )
         public_rows = sample_whole_units(add_site_strata(labels, data.columns), unit, count, generator)
     else:
         public_rows = stratified_sample(labels, count, generator)
@@ -181,7 +183,7 @@ def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig)
     except ArgumentError as error:
         if error.name != "data.name":
             raise
-        expected = f"{NONE}, {HELD_OUT}, {NOISE}, {error.allowed.removeprefix('one of ')}"
+        expected = f"{NONE}, {HELD_OUT}, {NOISE}, {error.expected.removeprefix('one of ')}"
         raise ArgumentError("public.name", config.name, f"one of {expected}") from error
     if other.name == data.name:
         raise ArgumentError("public.name", config.name, f"{HELD_OUT}, or other data than the private data")
@@ -202,7 +204,7 @@ def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig)
         part.targets if served_task.task_class.kind == "image" else part.inputs, other, data
     )
     original_shape, shape = (tuple(tensor.shape[1:]) for tensor in (part.inputs, images))
-    changed = f"images of {times(original_shape)}, resized or recolored to {times(shape)}"
+    changed = f"images of {format_shape(original_shape)}, resized or recolored to {format_shape(shape)}"
     conversion = "" if original_shape == shape else changed
     inputs, labels = make_task_tensors(images, part.targets, task)
     joined_notes = "; ".join(note for note in notes if note)
@@ -211,10 +213,12 @@ def _public_from_data_set(config: PublicConfig, data: DataSet, task: TaskConfig)
 
 def _image_task(targets: tuple[Targets, ...], name: str, task: TaskConfig) -> TaskConfig:
     if targets[0] in ("texts", "rows", "values", "times") or task.task_class.form == "rows":
-        raise ArgumentError("public.name", name, f"{task.task_class.form}, as task {task.called} needs these")
+        raise ArgumentError(
+            "public.name", name, f"{task.task_class.form}, as task {task.registered_name} needs these"
+        )
     return next(
         task_config
-        for task_config in (TASKS[task_name]() for task_name in TASKS.own)
+        for task_config in (TASKS[task_name]() for task_name in TASKS.builtin)
         if task_config.targets == targets[0]
     )
 

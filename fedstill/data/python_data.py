@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch.utils import data as torch_data
 
-from fedstill.core.dataset import Column, as_tensor, normalized
+from fedstill.core.dataset import Column, as_tensor, normalize
 from fedstill.core.errors import DataError
-from fedstill.core.names import TEXTS, name_of, named_column, plain, unknown_name
+from fedstill.core.names import TEXT_DTYPE_KINDS, normalize_column, normalize_name, to_name, unknown_name_text
 from fedstill.data.config import MEAN, STD
 from fedstill.data.images import has_pil_images, is_pil_image, to_array
 from fedstill.data.raw import as_image_array, encode_labels
@@ -141,7 +141,7 @@ def normalize_pixels(
     """Normalize pixels ``(N, H, W)`` or ``(N, H, W, C)``; without ``mean`` and ``std`` to [-1, 1]."""
     images = as_image_array(Path(label), {"images": pixels})
     channels = images.shape[1]
-    return normalized(images, mean or (MEAN,) * channels, std or (STD,) * channels)
+    return normalize(images, mean or (MEAN,) * channels, std or (STD,) * channels)
 
 
 # --- Hugging Face data sets ---------------------------------------------------------------------------------
@@ -225,17 +225,17 @@ def renumber_labels(
     >>> renumber_labels(np.array([0, 1]), "data[0]", ["cat", "dog"], source_names=["dog", "cat"]).tolist()
     [1, 0]
     """
-    if labels.dtype.kind in TEXTS:
+    if labels.dtype.kind in TEXT_DTYPE_KINDS:
         if not classes:
-            first = ascii(name_of(labels.ravel()[0])) if labels.size else "none"
+            first = ascii(to_name(labels.ravel()[0])) if labels.size else "none"
             problem = f"labels are texts such as {first}, and classes have no names"
             raise DataError(f"{source}: {problem} (expected numbers, or classes= a list of the names)")
-        return encode_labels(named_column(labels).ravel().tolist(), source, classes)[0]
-    plain_names = [plain(name) for name in source_names]
+        return encode_labels(normalize_column(labels).ravel().tolist(), source, classes)[0]
+    plain_names = [normalize_name(name) for name in source_names]
     if not {*plain_names} & {*classes} or tuple(plain_names) == tuple(classes):
         return labels
     if missing := [name for name in plain_names if name not in classes]:
-        raise DataError(f"{source}: has a class {unknown_name(missing[0], classes)}")
+        raise DataError(f"{source}: has a class {unknown_name_text(missing[0], classes)}")
     # Other labels, such as -1 for unlabeled, are refused later.
     is_known = (labels >= 0) & (labels < len(plain_names))
     numbers = np.array([classes.index(name) for name in plain_names], dtype=np.int64)
@@ -259,9 +259,10 @@ def require_same_class_order(parts: Mapping[str, Any]) -> None:
             feature for feature in data.features.values() if type(feature).__name__ == "ClassLabel"
         ]
         feature_names = getattr(class_features[0], "names", None) if len(class_features) == 1 else None
-        names = tuple(map(plain, feature_names)) if feature_names else None
+        names = tuple(map(normalize_name, feature_names)) if feature_names else None
         if names is not None and first_names is not None and names != first_names:
-            problem = f"class names are {', '.join(names[:5])}, and those of {first_part} {', '.join(first_names[:5])}"
+            other = f"those of {first_part} {', '.join(first_names[:5])}"
+            problem = f"class names are {', '.join(names[:5])}, and {other}"
             raise DataError(f"{part}: {problem} (expected one order, or classes= a list of the names)")
         first_part, first_names = (
             (part, names) if first_names is None and names is not None else (first_part, first_names)

@@ -20,19 +20,19 @@ import torch
 from fedstill.core.dataset import Column, check_labels
 from fedstill.core.errors import DataError
 from fedstill.core.names import (
-    TEXTS,
-    class_names,
-    count_of,
-    named_column,
-    named_columns,
-    ordered,
-    plain,
-    unknown_name,
-    without_point,
+    TEXT_DTYPE_KINDS,
+    normalize_class_names,
+    normalize_column,
+    normalize_columns,
+    normalize_name,
+    parse_count,
+    sort_class_names,
+    strip_decimal_zeros,
+    unknown_name_text,
 )
 from fedstill.core.registry import first_line
-from fedstill.core.table_schema import EMPTY
-from fedstill.core.text_format import more_such
+from fedstill.core.table_schema import EMPTY_CELLS
+from fedstill.core.text_format import more_suffix
 from fedstill.data.images import encode_masks
 from fedstill.data.stratified_sampling import Ints
 from fedstill.tasks import Targets
@@ -75,8 +75,8 @@ class RawImages:
     classes_declared: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", class_names(self.classes, "classes"))
-        object.__setattr__(self, "columns", named_columns(self.columns))
+        object.__setattr__(self, "classes", normalize_class_names(self.classes, "classes"))
+        object.__setattr__(self, "columns", normalize_columns(self.columns))
 
     def require_contiguous_labels(self, what: str) -> None:
         """Refuse labels from which the number of classes cannot be told, as some class has no example.
@@ -87,7 +87,7 @@ class RawImages:
         if self.classes_declared or not len(gaps := np.setdiff1d(np.arange(len(self.classes)), self.labels)):
             return
         ends = f"labels are numbers from {self.labels.min()} to {self.labels.max()}"
-        told = f"{ends}, and no example has label {gaps[0]}{more_such(len(gaps))}"
+        told = f"{ends}, and no example has label {gaps[0]}{more_suffix(len(gaps))}"
         allowed = "numbers from 0 up without gaps, or an array 'classes' with the name of each class"
         raise DataError(f"{what}: {told} (expected {allowed})")
 
@@ -129,7 +129,7 @@ def raw_images_from_arrays(
         labels, classes = _finding_labels(path, require_array(path, arrays, "labels"), count, class_list)
     elif targets == "class":
         labels, classes = _class_labels(path, require_array(path, arrays, "labels"), count, class_list)
-        are_texts = arrays["labels"].dtype.kind in TEXTS
+        are_texts = arrays["labels"].dtype.kind in TEXT_DTYPE_KINDS
         has_class_names = are_texts or classes != tuple(map(str, range(len(classes))))
         classes_declared = are_texts or bool(class_list)
     split = None
@@ -153,10 +153,10 @@ def raw_images_from_arrays(
 
 def _declared_classes(path: Path, arrays: Mapping[str, Column]) -> tuple[str, ...]:
     names = arrays.get("classes", np.array([], dtype=np.str_))
-    if names.ndim != 1 or names.dtype.kind not in TEXTS:
+    if names.ndim != 1 or names.dtype.kind not in TEXT_DTYPE_KINDS:
         form = f"{names.dtype} of shape {names.shape}"
         raise DataError(f"{path}: classes are {form} (expected one text per class)")
-    return class_names(map(str, named_column(names)), f"{path}: classes")
+    return normalize_class_names(map(str, normalize_column(names)), f"{path}: classes")
 
 
 def _class_labels(
@@ -164,8 +164,8 @@ def _class_labels(
 ) -> tuple[Ints, tuple[str, ...]]:
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST's are
-    if labels.ndim == 1 and labels.dtype.kind in TEXTS:
-        labels, names = encode_labels(named_column(labels).tolist(), str(path), names)
+    if labels.ndim == 1 and labels.dtype.kind in TEXT_DTYPE_KINDS:
+        labels, names = encode_labels(normalize_column(labels).tolist(), str(path), names)
     if labels.ndim != 1 or labels.dtype.kind not in "biu":
         form = f"{labels.dtype} of shape {labels.shape}"
         raise DataError(f"{path}: labels are {form} (expected one name or whole number per image)")
@@ -191,7 +191,7 @@ def encode_labels(
         names: one label per example.
         source: start of error messages.
         classes: class names in order. If empty, all labels that occur, sorted by
-            :func:`fedstill.core.names.ordered`; if all are whole numbers, 1.0 equals 1.
+            :func:`fedstill.core.names.sort_class_names`; if all are whole numbers, 1.0 equals 1.
 
     Raises:
         DataError: a label is empty, stands for a missing value (``nan``, ``NA``, ``none``), or is not a
@@ -200,14 +200,14 @@ def encode_labels(
     >>> encode_labels(["10", "9.0", "9"], "here")
     (array([1, 0, 0]), ('9', '10'))
     """
-    labels = [plain(text) for text in names]
-    empty_texts = {*EMPTY} - {text.lower() for text in classes}
-    classes = class_names(classes, f"{source}: classes")
+    labels = [normalize_name(text) for text in names]
+    empty_texts = {*EMPTY_CELLS} - {text.lower() for text in classes}
+    classes = normalize_class_names(classes, f"{source}: classes")
     if not classes:
-        whole = {text: without_point(text) for text in set(labels)}
-        if all(count_of(text) is not None for text in whole.values()):
+        whole = {text: strip_decimal_zeros(text) for text in set(labels)}
+        if all(parse_count(text) is not None for text in whole.values()):
             labels = [whole[text] for text in labels]
-        classes = tuple(ordered(set(labels)))
+        classes = tuple(sort_class_names(set(labels)))
     class_index = {text: number for number, text in enumerate(classes)}
     for row, text in enumerate(labels):
         if text.lower() in empty_texts:
@@ -215,13 +215,13 @@ def encode_labels(
             expected = "the name of a class, not a missing value"
             raise DataError(f"{source}: the label of example {row} is {shown} (expected {expected})")
         if text not in class_index:
-            raise DataError(f"{source}: the label of example {row} is {unknown_name(text, classes)}")
+            raise DataError(f"{source}: the label of example {row} is {unknown_name_text(text, classes)}")
     return np.array([class_index[text] for text in labels], dtype=np.int64), tuple(classes)
 
 
 def are_whole_numbers(names: Sequence[str]) -> bool:
     """Return whether all texts are whole numbers from 0, in canonical form."""
-    return all(str(count_of(text)) == text for text in names)
+    return all(str(parse_count(text)) == text for text in names)
 
 
 def _finding_labels(
@@ -337,7 +337,7 @@ def read_npz(path: Path) -> dict[str, Column]:
 
 def _normalize_array_names(path: Path, arrays: Mapping[str, Column]) -> dict[str, Column]:
     """Normalize the names of arrays, so that ``"split "`` is not ignored."""
-    return dict(zip(class_names(arrays, f"{path}: arrays"), arrays.values(), strict=True))
+    return dict(zip(normalize_class_names(arrays, f"{path}: arrays"), arrays.values(), strict=True))
 
 
 def _merge_medmnist_parts(path: Path, arrays: dict[str, Column]) -> dict[str, Column]:

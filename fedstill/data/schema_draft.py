@@ -1,7 +1,7 @@
-"""Drafts the schema of a table from some of its rows, for whoever knows the columns to correct.
+"""Draft the schema of a table from some of its rows, for a person to correct.
 
-It is measured on the rows, as no schema of a federation should be: its ranges and categories must be widened
-to all that can be, at every node.
+The draft is measured on rows, which the schema of a federation must not be: ranges and categories must be
+widened to all values possible at any node.
 """
 
 from __future__ import annotations
@@ -11,138 +11,153 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import alike_note, has_decimal_comma, number_of, plain, without_point
-from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn
-from fedstill.core.text_format import more_such
+from fedstill.core.names import (
+    has_decimal_comma,
+    normalize_name,
+    parse_number,
+    similar_names_note,
+    strip_decimal_zeros,
+)
+from fedstill.core.table_schema import EMPTY_CELLS, Schema, SchemaColumn
+from fedstill.core.text_format import more_suffix
 
-METADATA_COLUMNS = ("split", "patient", "site")  # columns that are read, and never learned from
-MAX_CATEGORIES = 50  # categories: of a column with more different texts each is likely a name, or free text
-MIN_SPAN = 1e-300  # a span below it has no digits to round to
-MAX_TARGET_CLASSES = 20  # different whole numbers that are the classes of a target, and not amounts
+METADATA_COLUMNS = ("split", "patient", "site")  # never used as inputs
+MAX_CATEGORIES = 50  # columns with more distinct texts are likely names or free text
+MIN_SPAN = 1e-300  # smaller spans cannot be rounded
+MAX_TARGET_CLASSES = 20  # distinct whole numbers of a target that are classes, not quantities
 
 
 def draft_schema(
     cells: Mapping[str, Sequence[str]],
     target: str,
     event: str = "",
-    where: Callable[[int], str] = "row {}".format,
+    locate: Callable[[int], str] = "row {}".format,
 ) -> tuple[Schema, dict[str, str]]:
-    """A schema that allows some rows, and why it leaves columns out.
+    """Return a schema that fits some rows, and why it leaves out columns.
 
-    A column of numbers has for its range what they span, rounded outwards to a digit of the span; any other
-    has for its categories the texts that there are.
+    The range of a numeric column is its span, rounded outwards; other columns have their texts as categories.
 
     Args:
         cells: by column.
-        target: the column that is to be learned.
-        event: of survival: the column that says whether the event came.
-        where: for errors: where a row stands.
+        target: column to be predicted.
+        event: survival: column that says whether the event occurred.
+        locate: returns the position of a row, for errors.
 
     Raises:
         ArgumentError: there is no such column.
-        DataError: the target is empty somewhere, or says nothing; or no other column says anything.
+        DataError: the target is empty somewhere or constant, or no other column is usable.
 
     >>> cells = {"age": ["63", "48"], "id": ["a", "a"], "ill": ["no", "yes"]}
     >>> schema, left_out = draft_schema(cells, "ill")
     >>> schema.columns[0].range, schema.classes, left_out
     ((45.0, 65.0), ('no', 'yes'), {'id': "it is 'a' throughout"})
     """
-    cells = {plain(key): [plain(cell) for cell in column] for key, column in cells.items()}
-    target, event = plain(target), plain(event)
-    for option, asked in (("--target", target), *((("--event", event),) if event else ())):
-        if asked not in cells:
-            raise ArgumentError(option, asked, f"one of the columns {', '.join(cells)}")
+    cells = {normalize_name(key): [normalize_name(cell) for cell in column] for key, column in cells.items()}
+    target, event = normalize_name(target), normalize_name(event)
+    for option, requested in (("--target", target), *((("--event", event),) if event else ())):
+        if requested not in cells:
+            raise ArgumentError(option, requested, f"one of the columns {', '.join(cells)}")
     columns, left_out = [], dict[str, str]()
     for key, column in cells.items():
-        learned = key in (target, event)
-        if not key or (
-            key in METADATA_COLUMNS and not learned
-        ):  # without a name it is a table's own numbering
-            left_out |= {key: "it says what a row belongs to"} if key else {}
+        is_target = key in (target, event)
+        if not key or (key in METADATA_COLUMNS and not is_target):  # a column without a name numbers the rows
+            left_out |= {key: "it is metadata"} if key else {}
             continue
-        whole = [cell for cell in column if cell.lower() not in EMPTY]
-        if learned and len(whole) < len(column):
-            empty = [row for row, cell in enumerate(column) if cell.lower() in EMPTY]
-            more = more_such(len(empty))
-            raise DataError(f"{where(empty[0])}: column {key!r} is empty, and is to be learned{more}")
-        classes = key == event or (key == target and not event)
-        found = _draft_column(key, whole, len(whole) < len(column), classes=classes)
-        if isinstance(found, SchemaColumn):
-            columns.append(found)
-        elif learned:
-            raise DataError(f"column {key!r} cannot be learned: {found}")
+        filled = [cell for cell in column if cell.lower() not in EMPTY_CELLS]
+        if is_target and len(filled) < len(column):
+            empty_rows = [row for row, cell in enumerate(column) if cell.lower() in EMPTY_CELLS]
+            others = more_suffix(len(empty_rows))
+            raise DataError(f"{locate(empty_rows[0])}: column {key!r} is empty, but is the target{others}")
+        are_classes = key == event or (key == target and not event)
+        column_draft = _draft_column(key, filled, len(filled) < len(column), are_classes=are_classes)
+        if isinstance(column_draft, SchemaColumn):
+            columns.append(column_draft)
+        elif is_target:
+            raise DataError(f"column {key!r} cannot be the target: {column_draft}")
         else:
-            left_out[key] = found
+            left_out[key] = column_draft
     if all(column.name in (target, event) for column in columns):
-        raise DataError(f"no column beside {target!r} says anything")
+        raise DataError(f"no column except {target!r} is usable")
     return Schema(target, tuple(columns), event), left_out
 
 
+def _draft_column(key: str, cells: Sequence[str], missing: bool, *, are_classes: bool) -> SchemaColumn | str:
+    """Return a column of the schema, or why there is none; with ``are_classes``, few whole numbers are
+    categories.
+    """
+    texts = sorted(set(map(strip_decimal_zeros, cells)))
+    with_comma = [cell for cell in texts if has_decimal_comma(cell)]
+    if with_comma and all(has_decimal_comma(cell) or parse_number(cell) is not None for cell in texts):
+        return f"its numbers have commas, as {with_comma[0]!r}: write a decimal point, and no other separator"
+    if len(texts) < 2:
+        return f"it is {texts[0]!r} throughout" if texts else "it is empty"
+    numbers = [_parse_number(cell) for cell in texts]
+    numbers_found = [number for number in numbers if number is not None]
+    is_categorical = (
+        are_classes
+        and len(texts) <= MAX_TARGET_CLASSES
+        and all(number.is_integer() for number in numbers_found)
+    )
+    if len(numbers_found) == len(texts) and not is_categorical and min(numbers_found) < max(numbers_found):
+        return SchemaColumn(name=key, range=round_outwards(numbers_found), missing=missing)
+    if len(texts) > MAX_CATEGORIES:
+        not_numbers = [cell for cell, number in zip(texts, numbers, strict=True) if number is None]
+        detail = (
+            f", of which {len(numbers_found)} are numbers and {not_numbers[0]!r} is none"
+            if numbers_found and not_numbers
+            else ""
+        )
+        return f"it has {len(texts)} different texts{detail}"
+    if len(numbers_found) == len(texts):
+        texts.sort(key=float)
+    return SchemaColumn(name=key, type="category", categories=tuple(texts), missing=missing)
+
+
+def _parse_number(cell: str) -> float | None:
+    value = parse_number(cell)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def round_outwards(numbers: Sequence[float]) -> tuple[float, float]:
+    """Return minimum and maximum, rounded outwards to half a digit of their span.
+
+    >>> round_outwards([18, 97]), round_outwards([0.0312, 0.0388]), round_outwards([-3, 4])
+    ((15.0, 100.0), (0.031, 0.039), (-3.0, 4.0))
+    """
+    lowest, highest = min(numbers), max(numbers)
+    if not MIN_SPAN < highest - lowest < math.inf:
+        return lowest, highest
+    digit = math.floor(math.log10(highest - lowest))
+    step = 0.5 * 10.0**digit
+    low = round(math.floor(lowest / step) * step, 1 - digit)
+    high = round(math.ceil(highest / step) * step, 1 - digit)
+    return min(low, lowest), max(high, highest)  # if floats are too coarse
+
+
 def find_rare_categories(schema: Schema, cells: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    """Categories that one row alone has, by column, where most of the column's are common.
+    """Return categories that occur once, by column, if most categories of the column are common.
 
     >>> cells = {"ward": [*"aaabbb", "B"], "ill": [*"yyynnny"]}
     >>> find_rare_categories(draft_schema(cells, "ill")[0], cells)
     {'ward': ['B']}
     """
-    found = {}
+    rare = {}
     for column in schema.columns:
-        counts = Counter(without_point(plain(cell)) for cell in cells[column.name])
-        once = [each for each in column.categories if counts[each] == 1]
-        if 0 < 2 * len(once) < len(column.categories):
-            found[column.name] = once
-    return found
+        counts = Counter(strip_decimal_zeros(normalize_name(cell)) for cell in cells[column.name])
+        single = [category for category in column.categories if counts[category] == 1]
+        if 0 < 2 * len(single) < len(column.categories):
+            rare[column.name] = single
+    return rare
 
 
 def similar_category_notes(schema: Schema) -> list[str]:
-    """Return a note on categories that differ by case, width or number form alone.
+    """Return notes on categories that differ only by case, width or number format.
 
     >>> cells = {"ward": ["a", "A", "b"], "ill": ["y", "n", "y"]}
     >>> similar_category_notes(draft_schema(cells, "ill")[0])
     ["categories of 'ward' 'A' and 'a' differ by case alone, and count as two"]
     """
-    notes = [alike_note(f"categories of {column.name!r}", column.categories) for column in schema.columns]
+    notes = [
+        similar_names_note(f"categories of {column.name!r}", column.categories) for column in schema.columns
+    ]
     return [note for note in notes if note]
-
-
-def _draft_column(key: str, cells: Sequence[str], missing: bool, *, classes: bool) -> SchemaColumn | str:
-    """A column, or why it is none; ``classes``: few whole numbers are categories."""
-    different = sorted(set(map(without_point, cells)))
-    commas = [cell for cell in different if has_decimal_comma(cell)]
-    if commas and all(has_decimal_comma(cell) or number_of(cell) is not None for cell in different):
-        return f"its numbers have commas, as {commas[0]!r}: write a decimal point, and no other separator"
-    if len(different) < 2:
-        return f"it is {different[0]!r} throughout" if different else "it is empty"
-    numbers = [_parse_number(cell) for cell in different]
-    amounts = [number for number in numbers if number is not None]
-    few = classes and len(different) <= MAX_TARGET_CLASSES and all(number.is_integer() for number in amounts)
-    if len(amounts) == len(different) and not few and min(amounts) < max(amounts):
-        return SchemaColumn(name=key, range=round_outwards(amounts), missing=missing)
-    if len(different) > MAX_CATEGORIES:
-        odd = [cell for cell, number in zip(different, numbers, strict=True) if number is None]
-        nearly = f", of which {len(amounts)} are numbers and {odd[0]!r} is none" if amounts and odd else ""
-        return f"it has {len(different)} different texts{nearly}"
-    if len(amounts) == len(different):
-        different.sort(key=float)
-    return SchemaColumn(name=key, type="category", categories=tuple(different), missing=missing)
-
-
-def _parse_number(cell: str) -> float | None:
-    value = number_of(cell)
-    return value if value is not None and math.isfinite(value) else None
-
-
-def round_outwards(numbers: Sequence[float]) -> tuple[float, float]:
-    """The least and the largest of some numbers, moved apart to multiples of half a digit of their span.
-
-    >>> round_outwards([18, 97]), round_outwards([0.0312, 0.0388]), round_outwards([-3, 4])
-    ((15.0, 100.0), (0.031, 0.039), (-3.0, 4.0))
-    """
-    least, most = min(numbers), max(numbers)
-    if not MIN_SPAN < most - least < math.inf:
-        return least, most
-    digit = math.floor(math.log10(most - least))
-    step = 0.5 * 10.0**digit
-    low = round(math.floor(least / step) * step, 1 - digit)
-    high = round(math.ceil(most / step) * step, 1 - digit)
-    return min(low, least), max(high, most)  # where floats are too coarse for it

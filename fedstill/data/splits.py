@@ -22,16 +22,16 @@ from annotated_types import Interval
 
 from fedstill.core.dataset import Column, TensorData, check_labels
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import number_of, plain
+from fedstill.core.names import normalize_name, parse_number
 from fedstill.core.options import PositiveInt
-from fedstill.core.registry import Registered, Registry
+from fedstill.core.registry import Registrable, Registry
 from fedstill.data.stratified_sampling import Ints, label_units, require_no_gaps, stratification_labels
 
 NO_COLUMNS: Mapping[str, Column] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitConfig(Registered, ABC):
+class SplitConfig(Registrable, ABC):
     """Base class of splits: how the training examples are divided over the nodes.
 
     A split is a frozen dataclass; its fields are its options, whose types restrict their values
@@ -49,9 +49,9 @@ class SplitConfig(Registered, ABC):
                 return np.arange(len(items)) % self.nodes
     """
 
-    under: ClassVar[str] = "split"
+    section: ClassVar[str] = "split"
     default: ClassVar[str | None] = "dirichlet"
-    alike: ClassVar[bool] = True  # options of one name have one meaning in all splits
+    same_meaning: ClassVar[bool] = True  # options of one name have one meaning in all splits
     min_nodes: ClassVar[int] = 1
     about_template: ClassVar[str] = ""
 
@@ -78,7 +78,7 @@ class SplitConfig(Registered, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(column := getattr(self, "column", None), str):
-            object.__setattr__(self, "column", plain(column))
+            object.__setattr__(self, "column", normalize_name(column))
 
     def node_values(self, columns: Mapping[str, Column]) -> Sequence[str] | None:
         """Return the column value that each node stands for, in node order; None if nodes have no such value.
@@ -99,7 +99,7 @@ class SplitConfig(Registered, ABC):
     def about(self) -> str:
         """Short description for reports."""
         default = ", ".join(
-            [self.called, *(f"{name} {value}" for name, value in self.specific_options.items())]
+            [self.registered_name, *(f"{name} {value}" for name, value in self.specific_options.items())]
         )
         return self.about_template.format(**self.specific_options) or default
 
@@ -162,7 +162,7 @@ class SplitItems:
         """
         if self.targets.is_floating_point() and self.targets.ndim != 2:
             expected = "iid, column or sorted, as images have no classes"
-            raise ArgumentError("split.name", self.split.called, expected)
+            raise ArgumentError("split.name", self.split.registered_name, expected)
         if self.targets.ndim == 1:
             check_labels(self.targets, self._num_classes, "split")
         labels = stratification_labels(self.targets)
@@ -185,7 +185,7 @@ class SplitItems:
         """
         if self.targets.ndim != 2 or self.targets.is_floating_point():
             expected = "another one, as only findings are positive or negative"
-            raise ArgumentError("split.name", self.split.called, expected)
+            raise ArgumentError("split.name", self.split.registered_name, expected)
         any_positive: npt.NDArray[np.bool_] = (
             np.bincount(self.item_ids, weights=(self.targets == 1).any(1).cpu().numpy()) > 0
         )
@@ -198,11 +198,11 @@ class SplitItems:
             ArgumentError: there is no such column, or it is not numeric.
         """
         column = self._read_column(name)
-        if column.dtype.kind == "U" and all(number_of(cell) is not None for cell in column.tolist()):
+        if column.dtype.kind == "U" and all(parse_number(cell) is not None for cell in column.tolist()):
             column = column.astype(float)
         if column.dtype.kind not in "biuf":
             raise ArgumentError(
-                "split.column", name, f"a numeric column when split.name is {self.split.called}"
+                "split.column", name, f"a numeric column when split.name is {self.split.registered_name}"
             )
         return np.bincount(self.item_ids, weights=column) / self.sizes if self.are_units else column
 
@@ -222,7 +222,7 @@ class SplitItems:
             unit_name = str(self.unit[differing[0]])
             raise DataError(
                 f"split.column {name!r} has several values for the examples of {unit_name!r} (expected one "
-                "value per patient; if hospitals number patients separately, prefix column patient by hospital)"
+                "value per patient; if hospitals number patients separately, prefix patient by hospital)"
             )
         return column[first_examples]
 
@@ -320,7 +320,7 @@ def _check_assignment(assignment: Any, count: int, config: SplitConfig) -> None:
     if not is_valid or assignment.min() < 0 or (config.nodes and assignment.max() >= config.nodes):
         node_range = f"0..{config.nodes - 1}" if config.nodes else "0 up"
         expected = f"one whose divide gives {count} whole numbers in {node_range}, the node of each item"
-        raise ArgumentError("split.name", config.called, expected)
+        raise ArgumentError("split.name", config.registered_name, expected)
 
 
 def top_up(
@@ -520,7 +520,7 @@ class Shards(SplitConfig):
 
         has_class = np.zeros((nodes, len(sizes)), dtype=bool)
         for node in range(nodes):
-            # The classes at the min_nodes nodes so far; one with no example left for a further node comes last.
+            # Classes at the fewest nodes so far come first, classes without further examples last.
             node_counts = has_class.sum(axis=0)[present]
             order = np.lexsort((generator.random(len(present)), node_counts, node_counts >= sizes[present]))
             has_class[node, present[order[:per_node]]] = True

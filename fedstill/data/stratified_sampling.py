@@ -16,9 +16,9 @@ import torch
 
 from fedstill.core.dataset import Column, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import alike, difference, name_of, without_point
+from fedstill.core.names import name_difference, similar_names, strip_decimal_zeros, to_name
 from fedstill.core.seeds import derive
-from fedstill.core.table_schema import EMPTY
+from fedstill.core.table_schema import EMPTY_CELLS
 
 Ints = npt.NDArray[np.int64]
 QUANTILES = 5  # strata of numbers, by size
@@ -183,7 +183,9 @@ def require_no_gaps(name: str, column: Column, source: str = "") -> None:
     if column.dtype.kind == "f":
         is_empty = np.isnan(column)
     else:
-        is_empty = np.array([name_of(name).lower() in EMPTY for name in column.tolist()], dtype=np.bool_)
+        is_empty = np.array(
+            [to_name(name).lower() in EMPTY_CELLS for name in column.tolist()], dtype=np.bool_
+        )
     if is_empty.any():
         problem = f"column {name!r} is empty for {int(is_empty.sum())} of {len(column)} examples"
         message = f"{source}: {problem}" if source else problem
@@ -207,12 +209,14 @@ def require_unit_names(name: str, column: Column, source: str = "") -> None:
     require_no_gaps(name, column, source)
     if column.dtype.kind in "biuf":
         return
-    if pairs := alike(name_of(value) for value in np.unique(column).tolist()):
+    if pairs := similar_names(to_name(value) for value in np.unique(column).tolist()):
         first, second = pairs[0]
         problem = f"column {name!r} has {first!a} and {second!a}"
         expected = "one spelling per name, and clearly different names"
         message = f"{source}: {problem}" if source else problem
-        raise DataError(f"{message}, which differ by {difference(first, second)} alone (expected {expected})")
+        raise DataError(
+            f"{message}, which differ by {name_difference(first, second)} alone (expected {expected})"
+        )
 
 
 def reject_misspelled_columns(columns: Iterable[str], source: str) -> None:
@@ -223,7 +227,7 @@ def reject_misspelled_columns(columns: Iterable[str], source: str) -> None:
     """
     for column in columns:
         for known in ("patient", "split"):
-            if kind := difference(column, known):
+            if kind := name_difference(column, known):
                 problem = f"column {column!a} differs from {known!r} by {kind} alone, and would be ignored"
                 raise DataError(f"{source}: {problem} (expected {known!r}, or another name)")
 
@@ -242,7 +246,7 @@ def hash_groups(names: Iterable[object]) -> torch.Tensor:
     >>> len(set(hash_groups(["7", "07", 2**60, 2**60 + 1])))
     4
     """
-    texts = (without_point(name_of(name)) for name in names)
+    texts = (strip_decimal_zeros(to_name(name)) for name in names)
     return torch.tensor([derive(0, "group", text) for text in texts], dtype=torch.int64)
 
 

@@ -22,17 +22,17 @@ import numpy.typing as npt
 from fedstill.core.dataset import Column
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.names import (
-    class_names,
     has_decimal_comma,
-    named_columns,
-    number_of,
-    ordered,
-    plain,
-    unknown_name,
+    normalize_class_names,
+    normalize_columns,
+    normalize_name,
+    parse_number,
+    sort_class_names,
+    unknown_name_text,
 )
 from fedstill.core.registry import first_line
-from fedstill.core.table_schema import EMPTY, named_twice
-from fedstill.core.text_format import clip
+from fedstill.core.table_schema import EMPTY_CELLS, first_duplicate
+from fedstill.core.text_format import clip_text
 from fedstill.data.images import read_image_stack
 from fedstill.data.raw import Images, RawImages, encode_labels, require_full_scale
 from fedstill.data.stratified_sampling import Ints
@@ -66,7 +66,7 @@ def read_delimited_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
         open_file = gzip.open if suffixes[-1:] == [".gz"] else open
         with open_file(path, "rt", encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, delimiter="\t" if ".tsv" in suffixes else ",", strict=True)
-            header = [plain(cell) for cell in next(reader, [])]
+            header = [normalize_name(cell) for cell in next(reader, [])]
             if len(header) == 1 and ";" in header[0]:
                 first_cells = [cell.strip() for cell in ",".join(next(reader, [])).split(";")]
                 hint = f"; and {DECIMAL_HINT}" if any(map(has_decimal_comma, first_cells)) else ""
@@ -134,12 +134,12 @@ def read_parquet(path: Path) -> dict[str, list[Any]]:
         with parquet.ParquetFile(path) as file:
             table = file.read()
             names, columns = (
-                [plain(each) for each in table.column_names],
+                [normalize_name(each) for each in table.column_names],
                 [column.to_pylist() for column in table.columns],
             )
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as a table ({first_line(error)})") from error
-    if twice := named_twice(names):
+    if twice := first_duplicate(names):
         raise DataError(f"{path}: has column {twice!r} twice (expected once)")
     if not table.num_rows:
         raise DataError(f"{path}: there are no examples (expected one row or more)")
@@ -168,7 +168,7 @@ def pop_split_column(table: dict[str, list[str]], path: Path) -> Ints | None:
     if "split" not in table:
         return None
     codes = SPLIT_CODES | {"dev": 2, "0": 0, "1": 1, "2": 2}
-    cells = [plain(cell).lower() for cell in table.pop("split")]
+    cells = [normalize_name(cell).lower() for cell in table.pop("split")]
     unknown = next((cell for cell in cells if cell not in codes), None)
     if unknown is not None:
         expected = "train, test and validation, or 0, 1 and 2"
@@ -192,7 +192,10 @@ def read_case_table(folder: Path, names: Sequence[str]) -> tuple[dict[str, Colum
     if not path.is_file():
         return {}, None
     table = read_csv(path, "name")
-    case_names, requested = [plain(name) for name in table.pop("name")], list(map(plain, names))
+    case_names, requested = (
+        [normalize_name(name) for name in table.pop("name")],
+        list(map(normalize_name, names)),
+    )
     row_of = {name: row for row, name in enumerate(case_names)}
     if len(row_of) < len(case_names):
         duplicate = next(name for name in case_names if case_names.count(name) > 1)
@@ -202,7 +205,7 @@ def read_case_table(folder: Path, names: Sequence[str]) -> tuple[dict[str, Colum
         raise DataError(f"{path}: does not name {unnamed!r}, which is in {folder}")
     rows = [row_of[name] for name in requested]
     split = pop_split_column(table, path)
-    columns = named_columns({key: np.array(cells)[rows] for key, cells in table.items()})
+    columns = normalize_columns({key: np.array(cells)[rows] for key, cells in table.items()})
     return columns, None if split is None else split[rows]
 
 
@@ -226,7 +229,7 @@ class CsvColumns:
 
     def __post_init__(self) -> None:
         for option in ("label", "image", "group"):
-            object.__setattr__(self, option, plain(getattr(self, option)))
+            object.__setattr__(self, option, normalize_name(getattr(self, option)))
 
 
 def read_class_csv(
@@ -292,10 +295,10 @@ def parse_pixel_row(cells: Sequence[str], label: str, hint: str = "") -> npt.NDA
         DataError: a cell is not a number; the message starts with ``label``.
     """
     suspicious = (cell for cell in cells if not (cell.isascii() and cell.isdigit()))
-    invalid = next((cell for cell in suspicious if number_of(cell) is None), None)
+    invalid = next((cell for cell in suspicious if parse_number(cell) is None), None)
     if invalid is not None:
         expected = f"numbers, or a column of image files{hint}"
-        raise DataError(f"{label} has {clip(repr(invalid), 60)} (expected {expected})")
+        raise DataError(f"{label} has {clip_text(repr(invalid), 60)} (expected {expected})")
     return np.array(cells, dtype=np.float32)
 
 
@@ -358,7 +361,7 @@ def read_finding_csv(
         labels, names = _parse_finding_lists(table[list_column], tuple(classes), path)
     else:
         finding_columns = [column for column in table if column not in non_findings]
-        names = class_names(classes, "classes") or tuple(finding_columns)
+        names = normalize_class_names(classes, "classes") or tuple(finding_columns)
         if not set(names) & set(finding_columns):
             raise DataError(f"{path}: has columns {', '.join(table)} (expected one for a finding)")
         unknown = ["-1"] * len(table[image])
@@ -376,15 +379,15 @@ def read_finding_csv(
 def _parse_finding_lists(
     cells: Sequence[str], classes: tuple[str, ...], path: Path
 ) -> tuple[Ints, tuple[str, ...]]:
-    split_cells = [{plain(part) for part in cell.split("|")} for cell in cells]
+    split_cells = [{normalize_name(part) for part in cell.split("|")} for cell in cells]
     finding_sets = [
         {part for part in cell_parts if part.lower() not in ("", NO_FINDING.lower())}
         for cell_parts in split_cells
     ]
-    all_findings = ordered(set().union(*finding_sets))
-    names = class_names(classes, "classes") or tuple(all_findings)
+    all_findings = sort_class_names(set().union(*finding_sets))
+    names = normalize_class_names(classes, "classes") or tuple(all_findings)
     for name in (name for name in all_findings if name not in classes):
-        if name.lower() in EMPTY:
+        if name.lower() in EMPTY_CELLS:
             raise DataError(f"{path}: has a finding {name!r} (expected a name, or {NO_FINDING!r} for none)")
         is_known = [part in all_findings for part in re.split(" *[;,] *", name)]
         if len(is_known) > 1 and (
@@ -393,7 +396,7 @@ def _parse_finding_lists(
             raise DataError(f"{path}: has {name!r} as one finding (expected '|' between findings)")
     unknown = next((name for name in all_findings if name not in names), None)
     if unknown is not None:
-        raise DataError(f"{path}: has a finding {unknown_name(unknown, names)}")
+        raise DataError(f"{path}: has a finding {unknown_name_text(unknown, names)}")
     if not names:
         raise DataError(f"{path}: has no finding at all (expected one or more)")
     return np.array(
@@ -402,8 +405,8 @@ def _parse_finding_lists(
 
 
 def _parse_finding_column(cells: Sequence[str], finding: str, path: Path) -> Ints:
-    invalid = next((cell for cell in cells if plain(cell) not in _FINDING_VALUES), None)
+    invalid = next((cell for cell in cells if normalize_name(cell) not in _FINDING_VALUES), None)
     if invalid is not None:
         problem = f"finding {finding!r} has {invalid!r}"
         raise DataError(f"{path}: {problem} (expected 1, 0, and -1 or nothing (unknown))")
-    return np.array([_FINDING_VALUES[plain(cell)] for cell in cells], dtype=np.int64)
+    return np.array([_FINDING_VALUES[normalize_name(cell)] for cell in cells], dtype=np.int64)

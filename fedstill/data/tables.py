@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from fedstill.core import toml
-from fedstill.core.config_tables import as_table, read_table
+from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.dataset import Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import has_decimal_comma, name_of, named_columns, number_of, plain
-from fedstill.core.table_schema import EMPTY, Schema, SchemaColumn, named_twice
-from fedstill.core.text_format import clip, more_such
+from fedstill.core.names import has_decimal_comma, normalize_columns, normalize_name, parse_number, to_name
+from fedstill.core.table_schema import EMPTY_CELLS, Schema, SchemaColumn, first_duplicate
+from fedstill.core.text_format import clip_text, more_suffix
 from fedstill.data.config import DataConfig
 from fedstill.data.loading import PATIENT, SITE, ExampleSource, prepare_data_set
 from fedstill.data.stratified_sampling import Ints, hash_groups, reject_misspelled_columns, require_unit_names
@@ -65,7 +65,7 @@ def read_schema(path: str | Path) -> Schema:
 
 def schema_text(schema: Schema) -> str:
     """Return a schema as TOML, from which :func:`read_schema` restores it."""
-    table = as_table(schema)
+    table = to_table(schema)
     table["columns"] = [{key: value for key, value in column.items() if value} for column in table["columns"]]
     if not schema.event:
         del table["event"], table["intervals"]
@@ -107,8 +107,8 @@ class RowFeatures(nn.Module):
             column_index += [index] * width
             is_missing_flag += [False] * (width - column.missing) + [True] * column.missing
             is_numeric += [is_number_column] * width
-            low += [column.span[0] if is_number_column else 0.0] * width
-            high += [column.span[1] if is_number_column else 1.0] * width
+            low += [column.scaled_range[0] if is_number_column else 0.0] * width
+            high += [column.scaled_range[1] if is_number_column else 1.0] * width
             category += [float(value) for value in range(width)]
         for name, flags in (
             ("column_index", column_index),
@@ -164,12 +164,12 @@ def encode_rows(
         )
         return row_features
 
-    return TensorData(features(schema.inputs).float(), _targets(schema, features))
+    return TensorData(features(schema.input_columns).float(), _targets(schema, features))
 
 
 def _targets(schema: Schema, features: Callable[[Sequence[SchemaColumn]], torch.Tensor]) -> torch.Tensor:
-    target = features([schema.answer])
-    if schema.answer.categories:
+    target = features([schema.target_column])
+    if schema.target_column.categories:
         return target.argmax(1)
     if not schema.event:
         return target.float()
@@ -186,8 +186,8 @@ def encode_cells(
 
     Arguments and errors: see :func:`encode_rows`.
     """
-    cells = _select_columns(cells, schema.inputs, source)
-    return _parse_cells(cells, schema.inputs, locate).astype(np.float32)
+    cells = _select_columns(cells, schema.input_columns, source)
+    return _parse_cells(cells, schema.input_columns, locate).astype(np.float32)
 
 
 def _select_columns(
@@ -201,7 +201,7 @@ def _select_columns(
     selected: dict[str, Sequence[Any]] = {}
     required = {column.name for column in columns}
     for key, column in cells.items():
-        name = plain(key)
+        name = normalize_name(key)
         if name in selected:
             raise DataError(f"{source}: has column {name!r} twice (expected once)")
         if name in required:
@@ -226,11 +226,11 @@ def _parse_cells(
         invalid_rows = [row for row, number in enumerate(parsed) if number is None]
         if invalid_rows:
             text = _cell_text(cells[column.name][invalid_rows[0]])
-            shown = clip(text if column.type == "number" else repr(text), 60) if text else "nothing"
+            shown = clip_text(text if column.type == "number" else repr(text), 60) if text else "nothing"
             has_comma = column.type == "number" and has_decimal_comma(text)
             hint = ", with a decimal point and no comma" if has_comma else ""
-            problem = f"column {column.name!r} is {shown} (expected {column.allowed}{hint})"
-            faults.append(f"{locate(invalid_rows[0])}: {problem}{more_such(len(invalid_rows))}")
+            problem = f"column {column.name!r} is {shown} (expected {column.allowed_values}{hint})"
+            faults.append(f"{locate(invalid_rows[0])}: {problem}{more_suffix(len(invalid_rows))}")
         numbers.append([math.nan if number is None else number for number in parsed])
     if faults:
         other_columns = f"; and {len(faults) - MAX_FAULTS} more columns" if faults[MAX_FAULTS:] else ""
@@ -241,14 +241,14 @@ def _parse_cells(
 def _parse_cell(cell: Any, column: SchemaColumn) -> float | None:
     """Return a cell as a number; None if it violates the schema."""
     text = _cell_text(cell)
-    if (category := column.place(text)) is not None:
+    if (category := column.category_index(text)) is not None:
         return category
-    if text.lower() in EMPTY:
+    if text.lower() in EMPTY_CELLS:
         return math.nan if column.missing else None
     if column.type != "number":
         return None
     lowest, highest = column.range
-    value = number_of(text)
+    value = parse_number(text)
     return value if value is not None and lowest <= value <= highest else None
 
 
@@ -256,7 +256,7 @@ def _cell_text(cell: Any) -> str:
     """Return a cell as a file would have it: whole numbers without a point, nothing if empty."""
     if isinstance(cell, float | np.floating) and float(cell).is_integer():
         return str(int(cell))
-    return name_of(cell)
+    return to_name(cell)
 
 
 def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
@@ -270,7 +270,7 @@ def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
         problem = f"rows have {tuple(inputs.shape[1:])} features"
         raise DataError(f"{source}: {problem} (expected {len(names)}, as in the schema)")
     is_number = torch.zeros(len(names), dtype=torch.bool)
-    for column, feature_range in schema.places():
+    for column, feature_range in schema.feature_slices():
         is_number[feature_range.start] = column.type == "number"
     is_number = is_number.to(inputs.device)
     is_valid = torch.where(is_number, inputs.abs() <= 1 + 1e-3, (inputs == 0) | (inputs == 1))
@@ -284,7 +284,7 @@ def check_features(inputs: torch.Tensor, schema: Schema, source: str) -> None:
 def sample_rows(schema: Schema, count: int, generator: torch.Generator) -> torch.Tensor:
     """Sample rows ``(count, F)``, each cell uniformly from the values that the schema allows."""
     features = torch.zeros(count, len(schema.features))
-    for column, feature_range in schema.places():
+    for column, feature_range in schema.feature_slices():
         width = feature_range.stop - feature_range.start
         if column.type == "number":
             features[:, feature_range.start] = 2 * torch.rand(count, generator=generator) - 1
@@ -316,7 +316,7 @@ class TableRows:
     columns: Mapping[str, Column] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", named_columns(self.columns))
+        object.__setattr__(self, "columns", normalize_columns(self.columns))
 
 
 def read_rows(path: Path, schema: Schema) -> TableRows:
@@ -344,8 +344,8 @@ def read_table_folder(path: Path, schema: Schema) -> TableRows:
     files = sorted(file for file in visible if table_ending(file))
     if not files:
         raise DataError(f"{path}: has no csv or Parquet file (expected one for each site)")
-    sites = [plain(file.name[: -len(table_ending(file))]) for file in files]
-    if duplicate := named_twice(sites):
+    sites = [normalize_name(file.name[: -len(table_ending(file))]) for file in files]
+    if duplicate := first_duplicate(sites):
         duplicates = " and ".join(
             ascii(file.name) for file, site in zip(files, sites, strict=True) if site == duplicate
         )
@@ -358,7 +358,7 @@ def read_table_folder(path: Path, schema: Schema) -> TableRows:
     shared_columns = [key for key in tables[0].columns if all(key in table.columns for table in tables)]
     columns = {key: np.concatenate([table.columns[key] for table in tables]) for key in shared_columns}
     columns["site"] = np.repeat(sites, [len(table.data) for table in tables])
-    data = TensorData.joined([table.data for table in tables])
+    data = TensorData.concat([table.data for table in tables])
     return TableRows(schema, data, np.concatenate(splits) if splits else None, columns)
 
 
@@ -389,7 +389,7 @@ def table_ending(file: Path) -> str:
 
 def _read_csv_cells(path: Path) -> tuple[dict[str, list[str]], RowLocation]:
     (_, header), *rows_below = read_delimited_rows(path)
-    if duplicate := named_twice(header):
+    if duplicate := first_duplicate(header):
         raise DataError(f"{path}: has column {duplicate!r} twice (expected once)")
     cells = {column: [row[index] for _, row in rows_below] for index, column in enumerate(header)}
     lines = [line for line, _ in rows_below]
@@ -414,13 +414,13 @@ def encode_frame(frame: Any, schema: Schema, source: str) -> TensorData:
     """
     cells = {str(column): list(frame[column]) for column in frame.columns}
     data = encode_rows(cells, schema, source, lambda row: f"{source}, row {row}")
-    metadata = {plain(key): column for key, column in cells.items()}
+    metadata = {normalize_name(key): column for key, column in cells.items()}
     for column in schema.columns:
         metadata.pop(column.name, None)
     reject_misspelled_columns(metadata, source)
     if "patient" not in metadata:
         return data
-    patients = np.array([name_of(cell) for cell in metadata["patient"]], dtype=np.str_)
+    patients = np.array([to_name(cell) for cell in metadata["patient"]], dtype=np.str_)
     require_unit_names("patient", patients, source)
     return replace(data, groups=hash_groups(patients.tolist()))
 
@@ -459,7 +459,7 @@ class TableData(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """Return the rows as features, divided into training and test parts."""
-        name, schema = self.title or self.called, self.schema()
+        name, schema = self.title or self.registered_name, self.schema()
         data = encode_rows(self.cells(), schema, name, lambda row: f"{name}, row {row}")
         return prepare_table(TableRows(schema, data), self, task, name, self.note)
 
@@ -472,10 +472,10 @@ def prepare_table(table: TableRows, config: DataConfig, task: TaskConfig, name: 
     """
     schema, data = table.schema, table.data
     expected = {"number": "number", "time": "time until an event"}.get(task.task_class.kind, "category")
-    if schema.teaches != expected:
-        problem = f"target {schema.target!r} of the schema is a {schema.teaches}"
+    if schema.target_type != expected:
+        problem = f"target {schema.target!r} of the schema is a {schema.target_type}"
         hint = ", by event = in the schema" if task.task_class.kind == "time" else ""
-        raise DataError(f"{name}: {problem} (expected a {expected} for task {task.called}{hint})")
+        raise DataError(f"{name}: {problem} (expected a {expected} for task {task.registered_name}{hint})")
     data_set = prepare_data_set(
         ExampleSource(
             name=name,

@@ -24,7 +24,7 @@ from annotated_types import Interval
 
 from fedstill.core.dataset import Column, DataSet, TensorData, as_tensor
 from fedstill.core.errors import ArgumentError, DataError
-from fedstill.core.names import class_names, named_columns
+from fedstill.core.names import normalize_class_names, normalize_columns
 from fedstill.data.config import DataConfig
 from fedstill.data.loading import PATIENT, SITE, ExampleSource, join_notes, prepare_data_set
 from fedstill.data.raw import encode_labels
@@ -207,8 +207,8 @@ class LabeledTexts:
     has_class_names: ClassVar[bool] = True  # labels may be names
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", class_names(self.classes, "classes"))
-        object.__setattr__(self, "columns", named_columns(self.columns))
+        object.__setattr__(self, "classes", normalize_class_names(self.classes, "classes"))
+        object.__setattr__(self, "columns", normalize_columns(self.columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +257,7 @@ class TextData(DataConfig):
 
     def read(self, task: TaskConfig) -> DataSet:
         """Return the texts as token ids, divided into training and test parts."""
-        return prepare_texts(self.labeled_texts(), self, self.title or self.called, self.note)
+        return prepare_texts(self.labeled_texts(), self, self.title or self.registered_name, self.note)
 
 
 def prepare_texts(source: LabeledTexts, config: TextData, name: str, note: str) -> DataSet:

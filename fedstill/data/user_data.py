@@ -15,12 +15,12 @@ from typing import ClassVar, get_args
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.core.table_schema import Schema
-from fedstill.data import object_images, tables, text
+from fedstill.data import instance_images, tables, text
 from fedstill.data.config import DATA, DataConfig, Limit, Side
 from fedstill.data.image_folders import read_class_folders, read_map_folder
+from fedstill.data.instance_images import InstanceImage, read_instance_images
 from fedstill.data.loading import prepare_images
 from fedstill.data.nifti import has_volumes, read_volumes
-from fedstill.data.object_images import InstanceImage, read_instance_images
 from fedstill.data.raw import RawImages, raw_images_from_arrays, read_npz
 from fedstill.data.table_files import TABULAR_HINT, CsvColumns, read_class_csv, read_finding_csv
 from fedstill.tasks import Targets, TaskConfig
@@ -65,17 +65,15 @@ def find_data(config: DataConfig, task: str, targets: Targets) -> Path:
         ArgumentError: the name is neither a known data set nor a path.
         DataError: there is no such file or folder, or its format does not support the task.
     """
-    name = config.called
+    name = config.registered_name
     candidates = [Path(name).expanduser(), *(root / name for root in data_folders(config))]
     paths = list(dict.fromkeys(candidates))  # an absolute path is the same for every folder
     path = next((path for path in paths if path.exists()), None)
     if path is None and Path(name).suffix == "" and len(Path(name).parts) == 1:
-        expected = f"one of {DATA.allowed} to a file or folder; not found: {format_paths(paths)}"
+        expected = f"one of {DATA.choices} to a file or folder; not found: {format_paths(paths)}"
         raise ArgumentError("data.name", name, expected)
     if path is None:
-        raise DataError(
-            f"data {name!r}: there is no {format_paths(paths)}: look at the path, or set data.root"
-        )
+        raise DataError(f"data {name!r}: not found: {format_paths(paths)}; check the path, or set data.root")
     suffixes = tuple(f".{form}" for form in FORMATS[targets] if form not in ("folder", "nifti"))
     is_known = bool(tables.table_ending(path)) if ".parquet" in suffixes else path.suffix in suffixes
     if path.is_file() and targets != "texts" and not is_known:
@@ -97,8 +95,8 @@ def find_file(config: DataConfig, file: str) -> Path:
         if (root / file).is_file():
             return root / file
     raise DataError(
-        f"data {config.called!r}: {file} not found in {format_paths(roots)}; put it there, or set data.root to its "
-        "folder (docs/tasks.md has the sources of such files)"
+        f"data {config.registered_name!r}: {file} not found in {format_paths(roots)}; put it there, "
+        "or set data.root to its folder (docs/tasks.md has the sources of such files)"
     )
 
 
@@ -180,7 +178,7 @@ def read_raw_images(
 
 
 @dataclass(frozen=True, kw_only=True)
-class UserFiles(object_images.InstanceImageData, text.TextData):
+class UserFiles(instance_images.InstanceImageData, text.TextData):
     """Data given by a path.
 
     An .npz with images and labels or masks; a folder of images by class, of images and masks, or of NIfTI
@@ -218,20 +216,20 @@ class UserFiles(object_images.InstanceImageData, text.TextData):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.name:
-            raise ArgumentError("data.name", self.name, f"one of {DATA.allowed}")
+            raise ArgumentError("data.name", self.name, f"one of {DATA.choices}")
 
     def read(self, task: TaskConfig) -> DataSet:
         """Return the data at the path for a task."""
         targets = task.targets
-        self._check_options(targets, task.called)
+        self._check_options(targets, task.registered_name)
         if targets == "texts":
             return text.prepare_texts(self.labeled_texts(), self, Path(self.name).name.partition(".")[0], "")
-        path = find_data(self, task.called, targets)
+        path = find_data(self, task.registered_name, targets)
         name = path.resolve().name if path.is_dir() else path.stem
         if task.task_class.form == "rows":
             return tables.prepare_table(self.read_rows(path), self, task, name, "")
         if targets == "instances":
-            return object_images.prepare_instance_images(self.images(), self, name, "", "site")
+            return instance_images.prepare_instance_images(self.images(), self, name, "", "site")
         file_format = detect_format(path, targets)
         if file_format != "csv":
             for option in ("label", "image"):

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from fedstill.core.errors import DeployError, RunFolderError
-from fedstill.core.progress import Note
+from fedstill.core.progress import ProgressSnapshot
 from fedstill.federation.provision import require_flare
 from fedstill.federation.run_status import METRICS, PROGRESS_TOPIC
 
@@ -112,7 +112,7 @@ class Admin:
         with self._flare_errors():
             return str(self._session.get_job_status(job))
 
-    def progress(self, job: str, known: int = 0) -> tuple[Note | None, list[dict[str, Any]]]:
+    def progress(self, job: str, known: int = 0) -> tuple[ProgressSnapshot | None, list[dict[str, Any]]]:
         """Return the progress of a job's run, or None if it is unknown, and its newest metrics.
 
         Args:
@@ -123,7 +123,7 @@ class Admin:
             with self._flare_errors():
                 reply = self._session.do_app_command(job, PROGRESS_TOPIC, {METRICS: known})
             note, lines = str(reply["note"]), reply[METRICS]
-            return Note.parse(note, Path(job)) if note else None, lines
+            return ProgressSnapshot.parse(note, Path(job)) if note else None, lines
         return None, []
 
     def wait(self, job: str, patience: float) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedstill.core.text_format import human_seconds
+from fedstill.core.text_format import format_seconds
 
 REPLY_SECONDS = 6.0  # seconds that the server may take for its reply to a heartbeat
 FIRST_REMINDER, MAX_REMINDER_INTERVAL = 60.0, 3600.0  # seconds between warnings while it is unreachable
@@ -46,7 +46,7 @@ class ServerConnection:
         """Record that the server accepted this node."""
         if self._state == "in":
             return
-        after = f", after {human_seconds(self._clock() - self._since)}" if self._state else ""
+        after = f", after {format_seconds(self._clock() - self._since)}" if self._state else ""
         again = " again" if self._was_connected else ""
         logger.info("connected to the server at %s%s%s", self._server, again, after)
         self._state, self._was_connected = "in", True
@@ -58,7 +58,7 @@ class ServerConnection:
             if now >= self._next:
                 waited = now - self._since
                 self._next = now + min(max(waited, FIRST_REMINDER), MAX_REMINDER_INTERVAL)
-                logger.warning("no answer from %s for %s; %s", self._server, human_seconds(waited), RETRYING)
+                logger.warning("no answer from %s for %s; %s", self._server, format_seconds(waited), RETRYING)
             return
         if self._state:
             logger.warning("the server at %s is gone, or the way to it; %s", self._server, RETRYING)

@@ -1,6 +1,6 @@
 """Base class of all federations: the server queries nodes and differentiates through their responses.
 
-``responses = federation.query("examine", x=x)`` returns the nodes' responses with gradients attached. On
+``responses = federation.query("predict_logits", x=x)`` returns the nodes' responses with gradients attached. On
 ``loss.backward()`` the federation sends each node the gradient of the loss with respect to its response. The
 node backpropagates it through its own networks, and the gradients that its gate releases are added to
 ``x.grad``. Subclasses (engines) define how nodes are reached. A method works on all of them.
@@ -20,9 +20,9 @@ from fedstill.core.errors import (
     DataError,
     NodeFault,
     QueryRefused,
-    refused_by,
+    combine_refusals,
 )
-from fedstill.core.text_format import brief_repr, clip
+from fedstill.core.text_format import brief_repr, clip_text
 from fedstill.federation.autograd import FederatedQuery, QueryContext
 from fedstill.federation.link_config import LinkConfig
 from fedstill.federation.response_checks import (
@@ -219,7 +219,7 @@ class Federation(SumAggregation):
         Raises:
             NodeFault: too few nodes remain.
         """
-        left, reason = len(self.present) - (node not in self.excluded), clip(reason)
+        left, reason = len(self.present) - (node not in self.excluded), clip_text(reason)
         since_query = self.number if since_query is None else since_query
         self.events.append({"node": node, "number": since_query, "event": "excluded", "reason": reason})
         self.excluded[node] = ExcludedNode(since_query, reason, may_rejoin)
@@ -251,7 +251,7 @@ class Federation(SumAggregation):
         unwilling = {refusal.node: refusal for refusal in reversed(refusals)}  # by its first rule
         needed = self.link.min_nodes(len(self.nodes))
         if refusals and (needed == len(self.nodes) or len(self.present) - len(unwilling) < needed):
-            raise refused_by(refusals)
+            raise combine_refusals(refusals)
         for node, refusal in unwilling.items():
             self.exclude(node, refusal.query, f"refused: {refusal.rule}", may_rejoin=False)
 

@@ -17,7 +17,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from fedstill.core.errors import DeployError, FedstillError
-from fedstill.core.startup_kit import KIT, StartupKit
+from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.federation.node_order import natural_sort_key
 from fedstill.federation.transport import LinkError, ReplyTimeout, Unreachable
 
@@ -50,7 +50,7 @@ class NodeProgram:
             self._error_reply = unavailable_reply(error)
             return
         self._host.limit_process()
-        self._host.asker = StartupKit(Path(folder) / KIT).authority_fingerprint
+        self._host.asker = StartupKit(Path(folder) / KIT_FOLDER).authority_fingerprint
         if self._host.name != collab.site_name:
             raise DeployError(f"{folder} is node {self._host.name!r}, and the kit is {collab.site_name!r}'s")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.core.errors import DeployError
-from fedstill.core.startup_kit import KIT, StartupKit
+from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.federation.provision import HEARTBEAT
 
 SERVER, CLIENT = "server", "client"  # the roles, as FLARE calls them
@@ -31,12 +31,12 @@ class Site:
     @property
     def kit(self) -> StartupKit:
         """FLARE's startup kit of the site."""
-        return StartupKit(self.folder / ("server" if self.role == SERVER else KIT))
+        return StartupKit(self.folder / ("server" if self.role == SERVER else KIT_FOLDER))
 
     @property
     def target(self) -> str:
         """Host and port of the server, from the kit."""
-        return self.kit.target(self.role)
+        return self.kit.server_address(self.role)
 
     @property
     def heartbeat(self) -> float:
@@ -71,7 +71,7 @@ def node(folder: Path) -> Site:
     """
     if not folder.is_dir():
         raise DeployError(f"there is no folder {folder}: `fedstill node init {folder}` makes one")
-    hint = f"put the startup kit that you were given into {folder / KIT}"
+    hint = f"put the startup kit that you were given into {folder / KIT_FOLDER}"
     return _site(Site(CLIENT, folder.resolve()), "fed_client.json", hint)
 
 

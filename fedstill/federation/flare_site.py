@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from fedstill.core.errors import DeployError
-from fedstill.core.private_files import is_locked, lock
+from fedstill.core.private_files import is_locked, lock_file
 from fedstill.federation.flare_kit import CLIENT, SERVER, Site, check_port, node, server
 from fedstill.federation.flare_permissions import check_node_kit, write_json, write_node_rules
 from fedstill.federation.provision import require_flare
@@ -164,7 +164,7 @@ def _environment(given: Any) -> dict[str, str]:
 def _check(site: Site) -> None:
     require_flare()
     try:
-        site.kit.require_in_force()
+        site.kit.require_valid()
         if site.role == CLIENT:
             check_node_kit(site.kit)
     except DeployError as error:
@@ -225,7 +225,7 @@ def _lock(site: Site) -> IO[str]:
     """Lock the site's folder; the operating system releases the lock when the process ends in any way."""
     file = site.pid.open("a+")
     try:
-        lock(file.fileno())
+        lock_file(file.fileno())
     except BlockingIOError:
         file.seek(0)
         number = file.read().strip()

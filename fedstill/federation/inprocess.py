@@ -51,7 +51,7 @@ def should_stack(compute: Compute, nodes: Sequence[Node], *, local_training: boo
         return compute.config.name == "stacked"
     if compute.device.type == "cuda":
         models = [node.model for node in nodes]
-        if local_training and compute.records(*models):
+        if local_training and compute.uses_cuda_graphs(*models):
             return False
         return all(parameter_count(model) < LARGE_NETWORK for model in models)
     networks = [network for node in nodes for network in node.modules.values()]
@@ -128,7 +128,7 @@ class InProcess(Federation):
         return {name: gradients[name] for name in pulls}
 
     def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        return self._compute.here(tensors)
+        return self._compute.tensors_to_device(tensors)
 
     def _run_handlers(
         self, name: str, handlers: Sequence[RequestHandler], compute: Callable[[RequestHandler], None]
@@ -137,7 +137,7 @@ class InProcess(Federation):
         order."""
         parallel = [handler for handler in handlers if not handler.trains_privately]
         if len(self._groups) > 1:  # a single one uses all cores
-            self._compute.workers.each(
+            self._compute.workers.map(
                 compute, parallel, [(name, handler.stacking_key) for handler in parallel]
             )
         for handler in handlers:

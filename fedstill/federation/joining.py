@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from fedstill.core.errors import NodeFault
-from fedstill.core.text_format import human_seconds
+from fedstill.core.text_format import format_seconds
 from fedstill.data.public import PublicData
 from fedstill.federation import transport
 from fedstill.federation.replies import parse_node_status, parse_reply
@@ -85,7 +85,7 @@ class NodeJoiner:
             self._send.ended.wait(transport.PAUSE)
         node_progress.seconds += time.monotonic() - start
         if node_progress.seconds > self._patience:
-            waited = human_seconds(node_progress.seconds)
+            waited = format_seconds(node_progress.seconds)
             reason = f"its local training stays at {node_progress.percent}%, after {waited} more"
             raise NodeFault(node_progress.node, "train_locally", reason)
         return reply

@@ -23,7 +23,7 @@ class LinkConfig(WireConfig):
         2
     """
 
-    under: ClassVar[str] = "link"
+    section: ClassVar[str] = "link"
 
     wait: PositiveOrInf = 600.0
     """Seconds that a node has for one response; then it counts as unreachable. A round of training is one

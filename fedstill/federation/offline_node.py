@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedstill.core import private_files
 from fedstill.core.errors import ArgumentError, BundleError, FedstillError, QueryRefused, RunFolderError
-from fedstill.core.registry import OWN, looking_in
+from fedstill.core.registry import USER_CODE_ERRORS, searching_in
 from fedstill.federation import signed_files
 from fedstill.federation.offline_files import (
     QUERIES,
@@ -91,7 +91,7 @@ def answer_queries(
         FedstillError: data, model and queries do not fit together.
     """
     service = NodeService(folder)
-    with looking_in(folder):  # import custom modules from the owner's folder, never from the working folder
+    with searching_in(folder):  # import custom modules from the owner's folder, never from the working folder
         try:
             return _answer_queries(service, queries, out, server_key, report)
         except FedstillError as error:
@@ -184,7 +184,7 @@ def _release_responses(
         service.require_still_allowed(session, QUERIES)
         # The audit log first, as a stored file without an entry is not released.
         session.audit.charge(_file_entry(plan.run, blob, service.folder))
-        private_files.replace(stored, blob, sync=True)
+        private_files.replace_file(stored, blob, sync=True)
     finally:
         service.leave()
 
@@ -253,7 +253,7 @@ def _compute_responses(
         try:
             service.require_still_allowed(session, call.query)
             responses[number] = session.respond(call.query, number, call.tensors, False)
-        except (FedstillError, *OWN) as error:
+        except (FedstillError, *USER_CODE_ERRORS) as error:
             record_in_audit_log(session, call.query, number, error)
             raise
     return responses

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core import private_files
-from fedstill.core.config_tables import commented
+from fedstill.core.config_tables import commented_toml
 from fedstill.core.errors import ArgumentError, DeployError
 from fedstill.federation.flare_permissions import (
     HEARTBEAT_TIMEOUT,
@@ -97,7 +97,7 @@ def provision(
     port = port or free_port()
     federation = {"name": name, "host": host, "port": port, "heartbeat": heartbeat, "dead_after": dead_after}
     write_json(folder / FEDERATION, {**federation, "nodes": list(nodes)})
-    (folder / server_rules.FILE).write_text(commented(server_rules.ServerRules()), encoding="utf-8")
+    (folder / server_rules.FILE).write_text(commented_toml(server_rules.ServerRules()), encoding="utf-8")
     built = _build_kits(folder, nodes, admin=True)
     _install_kit(built / _server_name(host), folder / "server")
     _install_kit(built / ADMIN, folder / "admin")
@@ -243,7 +243,7 @@ def _forget_keys(folder: Path, name: str, nodes: Sequence[str]) -> None:
     state = json.loads(path.read_text())
     kept = {key: value for key, value in state.items() if key not in nodes}
     # Atomically, as the authority's own key is stored only here.
-    private_files.replace(path, (json.dumps(kept, indent=2) + "\n").encode(), sync=True)
+    private_files.replace_file(path, (json.dumps(kept, indent=2) + "\n").encode(), sync=True)
 
 
 def _write_node_kits(folder: Path, built: Path, nodes: Sequence[str], heartbeat: float) -> None:

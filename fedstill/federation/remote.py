@@ -22,9 +22,9 @@ from fedstill.core.errors import (
     NodeFault,
     QueryMismatch,
     QueryRefused,
-    refused_by,
+    combine_refusals,
 )
-from fedstill.core.text_format import human_seconds
+from fedstill.core.text_format import format_seconds
 from fedstill.data.public import PublicData
 from fedstill.federation.federation import Federation
 from fedstill.federation.joining import NodeJoiner, NodeProgress
@@ -199,7 +199,7 @@ class Remote(Federation):
 
     def _reply_tensors(self, reply: Reply, call: SumRequest | None) -> Tensors:
         """Return a reply's tensors on the server's device; contributions to a sum stay in the ring."""
-        return self._compute.here(reply.tensors) if call is None else reply.tensors
+        return self._compute.tensors_to_device(reply.tensors) if call is None else reply.tensors
 
     def _new_sum_call(self, members: tuple[str, ...]) -> SumRequest:
         self._masks.exchange_keys(members, {node: self.node_status[node] for node in members})
@@ -209,7 +209,7 @@ class Remote(Federation):
         return self._masks.unmask(call, ring, contributors) if call.recover else ring
 
     def _to_device(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        return self._compute.here(tensors)
+        return self._compute.tensors_to_device(tensors)
 
     # --- messages -------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class Remote(Federation):
         needs_all = self.link.min_nodes(len(self.nodes)) == len(self.nodes)
         refusals = [failure for _, failure in failed if isinstance(failure, QueryRefused)]
         if refusals and needs_all:
-            raise refused_by(refusals)
+            raise combine_refusals(refusals)
         too_few: list[NodeFault] = []
         for node, failure in failed:
             if isinstance(failure, DeployError) or (needs_all and isinstance(failure, QueryMismatch)):
@@ -293,7 +293,7 @@ class Remote(Federation):
             if time.monotonic() >= until:
                 break
             nodes = [node for node, future in futures.items() if future in late]
-            waited = human_seconds(time.monotonic() - start)
+            waited = format_seconds(time.monotonic() - start)
             limit = f"for {waited}; a node has {self.link.wait:g} s (link.wait)"
             logger.warning("no answer from %s to %s %s", ", ".join(nodes), query, limit)
             self.on_waiting(nodes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedstill.core.config_tables import load
+from fedstill.core.config_tables import load_record
 from fedstill.core.errors import (
     ArgumentError,
     DataError,
@@ -22,7 +22,7 @@ from fedstill.core.errors import (
     QueryRefused,
     RunFolderError,
 )
-from fedstill.core.text_format import clip
+from fedstill.core.text_format import clip_text
 from fedstill.node.audit_entries import MAX_COUNT
 from fedstill.node.replies import MAX_ITEMS, NOT_JOINED, NodeStatus, ReleaseCost, ReleaseReply
 from fedstill.privacy.events import cost_from_dict, cost_to_dict
@@ -120,24 +120,29 @@ def parse_reply(kind: type[T], body: Mapping[str, Any]) -> T:
     fedstill.core.errors.DataError: its reply: invalid percent = 140 (expected 0 or more and up to 100)
     """
     try:
-        return load(kind, _truncate(body, "all of it", MAX_DEPTH), Path("its reply"))
+        return load_record(kind, _truncate(body, "all of it", MAX_DEPTH), Path("its reply"))
     except RunFolderError as error:
-        raise DataError(clip(str(error))) from error
+        raise DataError(clip_text(str(error))) from error
 
 
 def _truncate(value: Any, name: str, deep: int) -> Any:
     """Truncate texts; refuse too many entries, too deep nesting and too large numbers."""
     if isinstance(value, str):
-        return clip(value, MAX_TEXT)
+        return clip_text(value, MAX_TEXT)
     if isinstance(value, Mapping | list):
         if len(value) > MAX_ITEMS:
             raise DataError(f"its reply: {name} has {len(value)} entries (expected {MAX_ITEMS})")
         if not deep:
             raise DataError(f"its reply: {name} lies deeper than {MAX_DEPTH} lists and tables")
     if isinstance(value, Mapping):
-        return {clip(key, MAX_TEXT): _truncate(each, clip(key, 40), deep - 1) for key, each in value.items()}
+        return {
+            clip_text(key, MAX_TEXT): _truncate(each, clip_text(key, 40), deep - 1)
+            for key, each in value.items()
+        }
     if isinstance(value, list):
         return [_truncate(each, name, deep - 1) for each in value]
     if isinstance(value, int | float) and not abs(value) <= MAX_COUNT:  # NaN too is not below anything
-        raise DataError(f"its reply: {name} is {clip(repr(value), 60)} (expected numbers up to {MAX_COUNT})")
+        raise DataError(
+            f"its reply: {name} is {clip_text(repr(value), 60)} (expected numbers up to {MAX_COUNT})"
+        )
     return value

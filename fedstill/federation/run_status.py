@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedstill.core.private_files import is_locked
-from fedstill.core.progress import PROGRESS, Note
+from fedstill.core.progress import PROGRESS_FILE, ProgressSnapshot
 
 STOPPED = "stopped.json"  # in a run's folder: why it stopped
 PROGRESS_TOPIC = "progress"  # FLARE command that returns the progress of a job
@@ -104,5 +104,5 @@ def _is_newer(path: Path, since: float) -> bool:
 
 def progress_suffix(folder: Path) -> str:
     """Return the progress of the run in a folder as ``", ..."`` to append to other text; empty if unknown."""
-    noted = Note.read(folder / PROGRESS)
-    return "" if noted is None else f", {noted.words()}"
+    noted = ProgressSnapshot.read(folder / PROGRESS_FILE)
+    return "" if noted is None else f", {noted.describe()}"

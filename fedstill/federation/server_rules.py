@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 from fedstill.core import toml
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.core.options import Checked
-from fedstill.core.registry import is_path
+from fedstill.core.options import CheckedOptions
+from fedstill.core.registry import is_object_path
 from fedstill.data.config import DATA
 from fedstill.data.user_data import default_folders
 
@@ -27,10 +27,10 @@ FILES = ("data.", "public.", "student.")  # tables in which a text may name a fi
 
 
 @dataclass(frozen=True)
-class ServerRules(Checked):
+class ServerRules(CheckedOptions):
     """Resources that a run may use at this server."""
 
-    under: ClassVar[str] = "server"
+    section: ClassVar[str] = "server"
 
     data: tuple[str, ...] = ()
     """Folders in which a run may name data and other files, relative to this file. Files in the folders of
@@ -60,7 +60,7 @@ class ServerRules(Checked):
             raise ArgumentError("plugins", table["plugins"], f"none, as {file} lists the server's plugins")
         if "extends" in table:
             raise ArgumentError("extends", table["extends"], "none: a run's configuration is sent complete")
-        for name, text in toml.texts(table):
+        for name, text in toml.iterate_strings(table):
             if _is_code(name, text) and text not in self.modules:
                 raise ArgumentError(name, text, f"one of fedstill's own, or of `modules` in {file}")
             path = named_path(name, text)
@@ -103,7 +103,7 @@ def read(folder: Path) -> ServerRules:
 
 def rules_for_run(table: Mapping[str, Any]) -> ServerRules:
     """Return rules that allow exactly what a run names, for a rehearsal on the researcher's own machine."""
-    named = list(toml.texts(table))
+    named = list(toml.iterate_strings(table))
     paths = {str(path) for name, text in named if (path := named_path(name, text)) is not None}
     modules = {text for name, text in named if _is_code(name, text)}
     plugins = [str(Path(each).resolve()) for each in table.get("plugins", ())]
@@ -146,4 +146,4 @@ def _is_hub(name: str, text: str) -> bool:
 
 
 def _is_code(name: str, text: str) -> bool:
-    return is_path(text) and not _is_hub(name, text)
+    return is_object_path(text) and not _is_hub(name, text)

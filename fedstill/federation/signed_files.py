@@ -16,10 +16,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.core import private_files
+from fedstill.core import hashing, private_files
 from fedstill.core.errors import BundleError
-from fedstill.core.hashing import digits, grouped
 from fedstill.core.hashing import fingerprint as fingerprint
+from fedstill.core.hashing import group_digits
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -66,7 +66,7 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     )
     public_path = path.with_suffix(".pub")
     if not public_path.exists() or public_path.read_bytes() != public:
-        private_files.replace(public_path, public)
+        private_files.replace_file(public_path, public)
     return key
 
 
@@ -77,7 +77,7 @@ def _make_key(path: Path) -> None:
 
     form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    private_files.replace(part, Ed25519PrivateKey.generate().private_bytes(*form), sync=True)
+    private_files.replace_file(part, Ed25519PrivateKey.generate().private_bytes(*form), sync=True)
     try:
         os.link(part, path)
     except FileExistsError:
@@ -105,8 +105,8 @@ def parse_fingerprint(text: str) -> str:
     >>> parse_fingerprint("66687AADF862BD776C8FC18B8E9F8E20")
     '6668 7aad f862 bd77 6c8f c18b 8e9f 8e20'
     """
-    if len(found := digits(text)) == 32:
-        return grouped(found)
+    if len(found := hashing.parse_fingerprint(text)) == 32:
+        return group_digits(found)
     if not Path(text).is_file():
         raise BundleError(f"{text!r} is no public key (expected a .pub file, or a fingerprint of 32 digits)")
     return fingerprint(read_public(Path(text)))
@@ -138,8 +138,10 @@ def write(path: Path, blob: bytes, key: Ed25519PrivateKey) -> None:
     Only their owner may read them, as nothing is encrypted. Ed25519 is deterministic: equal bytes and an
     equal key give an equal signature.
     """
-    private_files.replace(path, blob, sync=True)
-    private_files.replace(signature_path(path), _encoded(public_key_bytes(key), key.sign(blob)), sync=True)
+    private_files.replace_file(path, blob, sync=True)
+    private_files.replace_file(
+        signature_path(path), _encoded(public_key_bytes(key), key.sign(blob)), sync=True
+    )
 
 
 def require_same_signer(path: Path, signer: str) -> None:

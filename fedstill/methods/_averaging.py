@@ -51,8 +51,8 @@ class Rounds(Method):
         """Whether the first round gives some node less than the whole network, so that it needs a start."""
         return True
 
-    @query(name="begin", sends={"parameters": PARAMETERS}, times=1, when=lambda self, at: self.starts)
-    def take_start(self, nodes: NodeGroup, parameters: torch.Tensor) -> Tensors:
+    @query(sends={"parameters": PARAMETERS}, times=1, when=lambda self, at: self.starts)
+    def initialize_nodes(self, nodes: NodeGroup, parameters: torch.Tensor) -> Tensors:
         """All nodes take the server's first weights; nothing leaves."""
         nodes.load_parameters("model", parameters)
         return {}
@@ -154,8 +154,8 @@ class Averaging(TellsSize, Rounds):
         """Once: learn the data sizes, and give all nodes the same start unless the first round does."""
         known = bool(state.histogram.names)
         state.histogram.gather(server)
-        if not known and "begin" in server.federation.queries:
-            server.query("begin", parameters=to_vector(server.student))
+        if not known and "initialize_nodes" in server.federation.queries:
+            server.query("initialize_nodes", parameters=to_vector(server.student))
 
     def combine(self, state: Any, w: torch.Tensor, updates: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         """The next ``w`` (P,) from the last one, the nodes' updates ``(K, P)`` and data sizes ``(K,)``."""

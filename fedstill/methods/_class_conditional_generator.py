@@ -100,7 +100,7 @@ class Recognizes(Examines, FromLabels, GeneratesInputs, ABC):
         ragged=("parameters",),
         when=lambda self, at: self.models == "uploaded",
     )
-    def upload(self, nodes: NodeGroup) -> Mapping[str, Any]:
+    def upload_model(self, nodes: NodeGroup) -> Mapping[str, Any]:
         """Each node's model."""
         return {"parameters": list(nodes.parameter_vectors("model"))}
 
@@ -136,7 +136,7 @@ class Recognizes(Examines, FromLabels, GeneratesInputs, ABC):
     def meet(self, server: Server, state: Any) -> None:
         """Before the first step: take the nodes' models, where they give them away."""
         if self.models == "uploaded" and not state.given:
-            told = server.query("upload", of=self.weighable(state)).by_node("parameters")
+            told = server.query("upload_model", of=self.weighable(state)).by_node("parameters")
             state.models = {name: model for name, model in state.models.items() if name in told}
             for name, model in state.models.items():
                 load_vector(model, told[name])
@@ -145,7 +145,7 @@ class Recognizes(Examines, FromLabels, GeneratesInputs, ABC):
     def responses(self, server: Server, state: Any, x: torch.Tensor) -> Responses:
         """What the nodes say of x ``(B, ...)``, or what their models do."""
         if self.models == "asked":
-            return server.query("examine", of=self.weighable(state), x=x)
+            return server.query("predict_logits", of=self.weighable(state), x=x)
         seen = server.task.observe(x)
         each = [examined(model, seen, self.bn) for model in state.models.values()]
         told = {name: torch.stack([one[name] for one in each]) for name in each[0]}

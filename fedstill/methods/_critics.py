@@ -161,7 +161,7 @@ class Critics:
             return PatchGAN
         return TableCritic if self.task.form == "rows" else PatchCritic
 
-    def judge(
+    def train_and_score(
         self,
         group: NodeGroup,
         number: int,

@@ -33,7 +33,7 @@ class TellsSize:
         sealed=True,
         sums={"sizes": "sum"},
     )
-    def tell_size(self, nodes: NodeGroup) -> Tensors:
+    def count_samples(self, nodes: NodeGroup) -> Tensors:
         """n_k, ``sizes`` (K,)."""
         return {"sizes": sizes(nodes)}
 
@@ -103,7 +103,7 @@ class LabelHistogram:
         """QueryCall every node, unless that is done."""
         if not self.names:
             by_class = "count_labels" in server.federation.queries
-            told = server.query("count_labels" if by_class else "tell_size")
+            told = server.query("count_labels" if by_class else "count_samples")
             self.names, self.sizes = told.nodes, told["sizes"]
             self.counts = told["counts"] if by_class else told["sizes"].new_zeros(len(told.nodes), 0)
 

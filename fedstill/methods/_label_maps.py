@@ -78,7 +78,7 @@ class FromMaps(Method):
         depends_on_records=("maps",),
         when=lambda self, at: self.conditions == "nodes",
     )
-    def tell_maps(self, nodes: NodeGroup) -> Tensors:
+    def send_label_maps(self, nodes: NodeGroup) -> Tensors:
         """A node's maps ``(n, H, W)`` uint8. Nodes have different numbers: ask one by one."""
         node, gallery = nodes.nodes[0], nodes.setting.cached("gallery", lambda: Gallery(nodes.setting.task))
         return {"maps": gallery.of(node.data).targets[told(node)].unsqueeze(0)}
@@ -169,15 +169,15 @@ class Maps:
             return
         federation, given = server.federation, []
         for name in federation.present:  # one after the other, as answers of different length do not stack
-            response = server.query_or_none("tell_maps", of=[name])
+            response = server.query_or_none("send_label_maps", of=[name])
             if response is None:
                 continue
             if wrong := self._wrong(response["maps"][0]):
-                federation.exclude(name, "tell_maps", wrong, may_rejoin=False)
+                federation.exclude(name, "send_label_maps", wrong, may_rejoin=False)
             else:
                 given.append((whose(name), response["maps"][0]))
         if not given:
-            raise NodeFault(", ".join(federation.nodes), "tell_maps", "no node has told any map")
+            raise NodeFault(", ".join(federation.nodes), "send_label_maps", "no node has told any map")
         self._take(given)
 
     def has(self, node: str) -> bool:

@@ -88,8 +88,8 @@ class LocalGenerators(FeatureGenerators, ABC):
         """The optimizer of what a node trains beside its model."""
         return adam(module, self.generator_lr, self.beta)
 
-    @query(name="begin", sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
-    def take_start(  # type: ignore[override]  # a generator comes with the model
+    @query(sends={"parameters": PARAMETERS, "generator": GENERATOR_PARAMETERS}, times=1)
+    def initialize_nodes(  # type: ignore[override]  # a generator comes with the model
         self, nodes: NodeGroup, parameters: torch.Tensor, generator: torch.Tensor
     ) -> Tensors:
         """All nodes take the server's first weights; nothing leaves."""
@@ -139,7 +139,7 @@ class LocalGenerators(FeatureGenerators, ABC):
             replace(at.local, lr=self.generator_lr, lr_end=self.generator_lr),
             at.compute,
             span=span,
-            work=work,
+            train_step=work,
             roles=self.roles,
             purpose="generator",
         )
@@ -155,7 +155,7 @@ class LocalGenerators(FeatureGenerators, ABC):
         """One round; ``consistency`` is how well local heads know what local generators give (Fig. 5)."""
         G, D, histogram = state.G, split_model(server.student, "the student").head, state.histogram
         if not histogram.names:
-            server.query("begin", parameters=to_vector(server.student), generator=to_vector(G))
+            server.query("initialize_nodes", parameters=to_vector(server.student), generator=to_vector(G))
             histogram.gather(server)
         responses = server.query(
             "train",

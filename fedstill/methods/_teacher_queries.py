@@ -68,7 +68,7 @@ class Examines(StudentOptions):
         depends_on_records=(),
         when=lambda self, at: self.examines,
     )
-    def examine(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
+    def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """z_k = f_k(x) ``(G, B, C)``, and the distance to what batch norm has kept ``(G,)``."""
         seen, model = nodes.setting.task.observe(x), nodes.module("model")
         if not self.bn:

@@ -98,9 +98,9 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
         trains=("critic",),
         owner_only=lambda self, at: tuple(self.critics(at).sends) if self.conditions == "nodes" else (),
     )
-    def judge(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
+    def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """D_j(x) after one step of D_j on x and as many of the node's own, and how far x is from those."""
-        return self.critics(nodes.setting).judge(nodes, nodes.query_number, x, **about)
+        return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
 
     # --- at the server ----------------------------------------------------------------------------------
 
@@ -142,21 +142,23 @@ class AsynDGAN(TellsSize, FromMaps, CriticOptions, GeneratesInputs):
         present = server.federation.present
         known = [name for name in state.histogram.present(server.federation) if state.source.has(name)]
         if not known:
-            raise NodeFault(", ".join(present), "judge", "none of them has told size and maps")
-        query = server.federation.queries["judge"]
+            raise NodeFault(", ".join(present), "score_with_critic", "none of them has told size and maps")
+        query = server.federation.queries["score_with_critic"]
         if self.conditions != "nodes":
             w = state.source.draw(self.batch, "w", t)
             x = state.generator(w.told).float()  # (B, C, H, W)
-            return [server.query("judge", of=known, x=x, **w.sent(query))]
+            return [server.query("score_with_critic", of=known, x=x, **w.sent(query))]
         wishes = [state.source.draw(self.batch, "w", t, name, of=name) for name in known]
         x = state.generator(torch.cat([w.told for w in wishes])).float()  # (K B, C, H, W)
         given = [
-            server.query_or_none("judge", of=[name], x=mine, **w.sent(query))
+            server.query_or_none("score_with_critic", of=[name], x=mine, **w.sent(query))
             for name, w, mine in zip(known, wishes, torch.split(x, self.batch), strict=True)
         ]
         answered = [responses for responses in given if responses is not None]
         if not answered:
-            raise NodeFault(", ".join(known), "judge", "none of the nodes that were asked is left")
+            raise NodeFault(
+                ", ".join(known), "score_with_critic", "none of the nodes that were asked is left"
+            )
         return answered
 
     def learn_pairs(self, server: Server, state: Synthesizing, t: int) -> Mapping[str, float]:

@@ -32,7 +32,7 @@ class Audited(CountsLabels, CriticOptions):
         depends_on_records=(),
         trains=lambda self, at: ("critic",) if self.critical else (),
     )
-    def examine(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
+    def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """Scores of inputs; and a critic's, after one step of it on them and on as many of the node's own."""
-        response = self.critics(nodes.setting).judge(nodes, nodes.query_number, x)
+        response = self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x)
         return {"logits": nodes.module("model")(nodes.setting.task.observe(x)), **response}

@@ -93,7 +93,7 @@ class Centralized(Method):
         return Needs(public=self.public, public_labels=self.public)
 
     @query(releases={"inputs": PRIVATE_DATA, "targets": PRIVATE_DATA}, times=1, constant=True)
-    def hand_over(self, nodes: NodeGroup) -> Tensors:
+    def upload_data(self, nodes: NodeGroup) -> Tensors:
         """The data themselves."""
         return {
             "inputs": stack_tensors([node.data.inputs for node in nodes.nodes]),
@@ -110,7 +110,7 @@ class Centralized(Method):
         """What it trains on: everybody's data, which are asked for again after a stop, and counted once."""
         # One after the other, as answers of different length do not stack.
         server.federation.number = 0
-        asked = [server.query("hand_over", of=[name]) for name in server.federation.nodes]
+        asked = [server.query("upload_data", of=[name]) for name in server.federation.nodes]
         parts = [(response["inputs"][0], response["targets"][0]) for response in asked]
         if self.public:
             public = labeled(server.public)

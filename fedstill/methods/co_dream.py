@@ -110,7 +110,7 @@ class CoDream(WeighsNodes, Examines):
 
     def asked(self, server: Server, names: Sequence[str] | None, x: torch.Tensor) -> Responses:
         """The nodes' answers about dreams."""
-        return server.query("examine", of=names, x=x)
+        return server.query("predict_logits", of=names, x=x)
 
     def judged(
         self, server: Server, state: Dreaming, told: Responses, x: torch.Tensor

@@ -127,7 +127,7 @@ class DSFL(WeighsNodes):
         times=lambda self, at: self.rounds,
         depends_on_records=(),
     )
-    def learn(
+    def distill(
         self,
         nodes: NodeGroup,
         rows: torch.Tensor,
@@ -173,7 +173,7 @@ class DSFL(WeighsNodes):
         state.t_g[rows], state.since[rows] = self.aggregated(server, state, told), t
         sent: dict[str, Any] = {"kept": kept.int()} if self.keep else {}
         sent |= {"rows": rows.int(), "t_g": state.t_g[rows], "round": t}
-        state.heard = server.query("learn", of=told.nodes, **sent).nodes
+        state.heard = server.query("distill", of=told.nodes, **sent).nodes
         passes = {"epochs": self.student_epochs, "batch": self.distil_batch}
         divergence = partial(server.task.distillation_loss, tau=TAU)
         return {

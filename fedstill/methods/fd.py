@@ -77,7 +77,7 @@ class FD(ClassMeans):
         span=Rounds.round_span,
         extra_loss="the distance to what all others say of an example's class",
     )
-    def learn(self, nodes: NodeGroup, F_sum: torch.Tensor, round: int) -> Tensors:
+    def train_locally(self, nodes: NodeGroup, F_sum: torch.Tensor, round: int) -> Tensors:
         """Train beside the others' means; tell F_k,l^(i), ``(G, C, C)``, 0 in the rows of absent labels."""
         at: NodeSetting = nodes.setting
         require_vectors("F_sum", F_sum, len(nodes), at.task.classes, at.task.classes)
@@ -113,7 +113,7 @@ class FD(ClassMeans):
     def step(self, server: Server, state: FDState, t: int) -> Mapping[str, float]:
         asked = self.drawn(server.federation.present, server.seed, t)
         before = state.F_sum
-        state.F_sum = server.query("learn", of=asked, F_sum=before, round=t)["F"].sum(0)
+        state.F_sum = server.query("train_locally", of=asked, F_sum=before, round=t)["F"].sum(0)
         return {"moved": (state.F_sum - before).norm().item() / len(asked)}
 
 

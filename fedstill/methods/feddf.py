@@ -76,7 +76,7 @@ class FedDF(CountsLabels, Averaging):
 
     def queries(self, at: NodeSetting) -> Iterable[Query]:
         """The size of a node's data (by class, if wanted), and its model after a round of training."""
-        wanted = ("count_labels" if self.weights == "counts" else "tell_size", "train")
+        wanted = ("count_labels" if self.weights == "counts" else "count_samples", "train")
         return [query for query in super().queries(at) if query.name in wanted]
 
     # --- at the server ----------------------------------------------------------------------------------

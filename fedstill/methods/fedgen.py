@@ -132,7 +132,7 @@ class FedGEN(FeatureGenerators):
             state.histogram,
         )
         if not histogram.names:
-            server.query("begin", parameters=to_vector(server.student))
+            server.query("initialize_nodes", parameters=to_vector(server.student))
             histogram.gather(server)
         responses = server.query(
             "train",

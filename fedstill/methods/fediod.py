@@ -132,11 +132,11 @@ class FedIOD(Importance, FromNoise, GeneratesInputs):
         capturable=lambda self, at: not self.critics(at).compares,
         finite_differences=lambda self, at: bool(self.directions),
     )
-    def examine(
+    def predict_logits(
         self, nodes: NodeGroup, x: torch.Tensor, known: torch.Tensor | None = None, **about: torch.Tensor
     ) -> Tensors:
         """z_k = T_k(x), and D_k(x) after one step of D_k on x and as many of the node's own inputs."""
-        response = self.critics(nodes.setting).judge(nodes, nodes.query_number, x, **about)
+        response = self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
         z = nodes.module("model")(nodes.setting.task.observe(x))
         own = {} if known is None else {"known": known}
         return {"logits": z, **response, **self.rating(nodes, x, **own)}
@@ -176,7 +176,7 @@ class FedIOD(Importance, FromNoise, GeneratesInputs):
         # Input distillation
         w = state.source.draw(self.batch, "w", t)
         with server.compute.step(server.seed, "server", t):
-            x, responses = self.asked(server, state, "examine", w)
+            x, responses = self.asked(server, state, "predict_logits", w)
             sizes = state.histogram.of(responses.nodes).sizes  # |X'_k|  (K,)
             pi = sizes / sizes.sum()  # pi_k = |X'_k| / sum |X'_k|
             z_k = responses["logits"]  # (K, B, classes, ...)

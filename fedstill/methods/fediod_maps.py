@@ -53,9 +53,9 @@ class FedIODMaps(FromMaps, FedIOD):
         trains=("critic",),
         when=lambda self, at: self.pretrain > 0,
     )
-    def judge(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
+    def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor, **about: torch.Tensor) -> Tensors:
         """What critics alone answer: D_k(x) after a step, and how far x is from the node's own."""
-        return self.critics(nodes.setting).judge(nodes, nodes.query_number, x, **about)
+        return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x, **about)
 
     def step(self, server: Server, state: Distilling, t: int) -> Mapping[str, float]:
         """A step of G and the critics alone, or a distillation step."""
@@ -66,7 +66,7 @@ class FedIODMaps(FromMaps, FedIOD):
         set_lr(state.adam, cosine_lr(t, self.total_steps, self.generator_lr, self.generator_lr_end))
         with server.compute.step(server.seed, "server", t):
             w = state.source.draw(self.batch, "w", t)
-            _, responses = self.asked(server, state, "judge", w)
+            _, responses = self.asked(server, state, "score_with_critic", w)
             sizes = state.histogram.of(responses.nodes).sizes
             losses = {"gan": self.doubted(doubts(responses["critic"], self.gan_form), sizes / sizes.sum())}
             if "difference" in responses.tensors:

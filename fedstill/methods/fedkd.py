@@ -172,7 +172,7 @@ class FedKD(OneShot):
         times=lambda self, at: self.predictions,
         depends_on_records=(),
     )
-    def tell_range(self, nodes: NodeGroup, view: int) -> Tensors:
+    def max_logit(self, nodes: NodeGroup, view: int) -> Tensors:
         """max over examples and classes of abs(z^k), ``(G,)``."""
         return {"largest": self.predicted(nodes, view).abs().flatten(1).amax(1)}
 
@@ -255,7 +255,7 @@ class FedKD(OneShot):
     def agree(self, server: Server) -> float:
         """z_max: the largest logit of all nodes under all views."""
         views = [view_seed(server.seed, p) for p in range(self.predictions)]
-        told = [server.query("tell_range", view=view)["largest"].max() for view in views]
+        told = [server.query("max_logit", view=view)["largest"].max() for view in views]
         return torch.stack(told).max().clamp_min(1e-6).item()
 
     def learn(self, server: Server, state: OneShotState, e: int) -> Mapping[str, float]:

@@ -82,7 +82,7 @@ class Prototypical(ClassMeans):
         span=Rounds.round_span,
         extra_loss="the distance of features to the prototype of an example's class",
     )
-    def learn(self, nodes: NodeGroup, C: torch.Tensor, round: int) -> Tensors:
+    def train_locally(self, nodes: NodeGroup, C: torch.Tensor, round: int) -> Tensors:
         """Train beside the global prototypes; tell C_i^(j), ``(G, C, p)``, 0 of absent classes."""
         at: NodeSetting = nodes.setting
         require_vectors("C", C, len(nodes), at.task.classes)
@@ -140,7 +140,7 @@ class Prototypical(ClassMeans):
 
     def step(self, server: Server, state: Any, t: int) -> Mapping[str, float]:
         asked, before = self.drawn(self.present(server, state), server.seed, t), state.C
-        told = server.query("learn", of=asked, C=before, round=t)
+        told = server.query("train_locally", of=asked, C=before, round=t)
         losses = self.aggregate(server, state, told, t)
         return {"moved": (state.C - before).norm().item(), **losses}
 

@@ -90,7 +90,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, GeneratesInputs):
         sums=lambda self, at: self.summed(at),
         finite_differences=True,
     )
-    def examine(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
+    def predict_logits(self, nodes: NodeGroup, x: torch.Tensor) -> Tensors:
         """f_k(x), of inputs and of their surroundings."""
         return {"logits": nodes.module("model")(nodes.setting.task.observe(x))}
 
@@ -110,7 +110,7 @@ class FedZGE(WeighsNodes, FromLabels, StudentOptions, GeneratesInputs):
         with server.compute.step(server.seed, "server", t):
             x = state.generator(wish.told).float()
             names = state.histogram.names
-            responses = ask_around(server, "examine", x, self.directions, self.epsilon, t, of=names)
+            responses = ask_around(server, "predict_logits", x, self.directions, self.epsilon, t, of=names)
             omega = self.omega(server, state, responses.nodes)
             z = task.ensemble(responses["logits"], omega, self.ensemble)  # (B, C)
             losses = {

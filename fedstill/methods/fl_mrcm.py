@@ -129,11 +129,11 @@ class FLMRCM(Averaging):
         depends_on_records=("features",),
         when=lambda self, at: self.lambda_adv > 0,
     )
-    def tell_features(self, nodes: NodeGroup, parameters: torch.Tensor, round: int) -> Tensors:
+    def send_features(self, nodes: NodeGroup, parameters: torch.Tensor, round: int) -> Tensors:
         """z_t = E_t(x) of some of the target's own images, with E_t the server's: ``(1, M, p)``."""
         for node in nodes.nodes:
             if self.target not in ("", node.name):
-                raise QueryRefused(node.name, "tell_features", f"method.target: {self.target}")
+                raise QueryRefused(node.name, "send_features", f"method.target: {self.target}")
         nodes.load_parameters("model", parameters)
         x, _ = nodes.sample(self.told, "target", round)
         model = nodes.module("model")
@@ -204,7 +204,7 @@ class FLMRCM(Averaging):
         w, target = to_vector(student), self.target or federation.nodes[0]
         sent: dict[str, Any] = {"parameters": w, "round": t}
         if self.lambda_adv and target in federation.present:
-            z_t = server.query_or_none("tell_features", of=[target], **sent)
+            z_t = server.query_or_none("send_features", of=[target], **sent)
             state.features = state.features if z_t is None else z_t["features"][0]
         names = self.drawn(state.histogram.present(federation), server.seed, t)
         sources = [name for name in names if name != target and state.features is not None]

@@ -1,17 +1,16 @@
-"""Networks, and how a name in a configuration becomes one.
+"""Networks, and the registry that builds one from its name.
 
-``classifiers``, ``tables``, ``unet`` and ``transformer`` are for nodes and student; ``generator``,
-``patch_critics``, ``table_gan`` and ``feature_gan`` are what methods add. ``extractor_head`` parts a network
-in two, ``parameter_vector`` makes it one vector, ``modes`` puts it into a mode for a while,
-``attention_maps`` are where it looks, ``vgg`` is what a perceptual loss compares. ``hugging_face`` has models
-of that library. ``module_check`` says which can take part at all, ``dp_compatibility`` which can learn
-privately; ``copies`` are copies.
+``image_classifiers``, ``tabular``, ``unet``, ``scattering`` and ``text_classifiers`` hold networks for nodes and
+student; ``critics`` and ``generators`` those that methods add. ``extractor_head`` splits a network in two,
+``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention maps, ``vgg``
+features for a perceptual loss. ``hugging_face`` loads models of that library. ``module_check`` checks whether a module
+can take part, ``dp_compatibility`` whether DP-SGD can train it.
 
-A model that is there already: ``model_config`` is what is said of it, and ``own_model`` makes it, by
-``non_torch`` from a ``skops_file``, an ``onnx_graph`` or an ``endpoint``, to fit an ``interface``, with its
-classes by ``class_map``.
+For existing models, ``model_config`` holds the options and ``custom_model`` builds the model: ``predictors`` wraps
+estimators, ONNX graphs and endpoints, ``interface`` defines inputs and outputs, ``class_map`` reorders classes.
 
-May import tasks and core. A newcomer adds a network: a class in one of these files, and a line in ``MODELS``.
+This package may import tasks and core only. To add a network, add a class to one of these files and a line in
+``MODELS``.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import torch
 from torch import nn
 
 from fedstill.core.dataset import Form
-from fedstill.core.errors import ArgumentError, FedstillError, ModelError, nearest
-from fedstill.core.registry import OWN, Registry, first_line, is_path
+from fedstill.core.errors import ArgumentError, FedstillError, ModelError, closest_name
+from fedstill.core.registry import USER_CODE_ERRORS, Registry, first_line, is_object_path
 from fedstill.core.seeds import seeded
 from fedstill.models.critics import PatchCritic
 from fedstill.models.generators import Generator
@@ -86,62 +85,71 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
         "transformer": "fedstill.models.text_classifiers:Transformer",
         "bag": "fedstill.models.text_classifiers:Bag",
     },
-    takes="shape and classes",
+    call_signature="shape and classes",
 )
 
-PREDICTION_ONLY = (  # by which rule a node refuses that gradients are pulled back through its model
-    "model: it predicts, and no gradient goes through it; allowed are methods that ask for answers alone "
-    "(docs/own-model.md)"
+PREDICTION_ONLY = (  # the rule by which a node refuses input gradients of its model
+    "model: it predicts only and has no gradients (expected a method that queries outputs only, "
+    "docs/own-model.md)"
 )
-TEXT_MODELS = ("transformer", "bag")  # of these, those whose inputs are texts
-FIXED_WIDTH_MODELS = ("linear", "unit-linear")  # and those of one width
+TEXT_MODELS = ("transformer", "bag")  # names of networks for texts
+FIXED_WIDTH_MODELS = ("linear", "unit-linear")  # networks without a width
 TABULAR_MODELS = (
     "linear",
     "mlp",
     "residual-mlp",
-)  # and those that take rows of a table, or whatever is flattened
+)  # networks for rows of a table and for flattened inputs
 
 
 def build(
     spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
 ) -> nn.Module:
-    """A network from its name, with first weights that follow from seed and names: :func:`instantiate`, a module.
+    """Return a network by name. Its initial weights follow from the seed and the names.
+
+    Args:
+        spec: see :func:`instantiate`.
+        shape: shape of an input.
+        classes: number of outputs.
+        seed: seed of the initial weights.
+        names: names of the random stream, in addition to the seed.
+        vocabulary: number of token ids, for texts.
 
     Raises:
-        ArgumentError, ModelError: as :func:`instantiate`; or one's own is no torch module.
+        ArgumentError: the name is unknown or does not fit the inputs.
+        ModelError: the model cannot be built, or a custom factory returns something other than a torch module.
 
     >>> build("mlp:8", (1, 8, 8), 10, 0)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
     model = instantiate(spec, shape, classes, seed, *names, vocabulary=vocabulary)
     if not isinstance(model, nn.Module):
-        raise ModelError(f"model {spec!r} gives a {type(model).__name__} (expected a torch.nn.Module)")
+        raise ModelError(f"model {spec!r} returns a {type(model).__name__} (expected a torch.nn.Module)")
     return model
 
 
 def instantiate(
     spec: str, shape: tuple[int, ...], classes: int, seed: int, *names: str | int, vocabulary: int = 0
 ) -> object:
-    """What has a name: a network, or whatever one's own factory gives.
+    """Return a model by name: a network, or the return value of a custom factory.
 
     Args:
-        spec: ``"resnet8"``, ``"resnet8:16"`` (width 16), the name of one that an installed package offers, or
-            ``"package.module:factory"``, where ``factory(shape, classes)`` (for texts ``factory(shape,
-            classes, vocabulary)``, and after a name with a width also ``width=16``) gives your own module.
-            For texts ``"transformer"`` or ``"bag"``. For texts and images ``"hf:folder"``
-            (:mod:`fedstill.models.hugging_face`).
+        spec: name of a built-in or installed network, such as ``"resnet8"`` or ``"resnet8:16"`` (width 16), or
+            ``"package.module:factory"`` for a custom one. ``factory(shape, classes)`` receives ``vocabulary`` as third
+            argument for texts, and ``width=16`` if the name has a width. For texts ``"transformer"`` or ``"bag"``. For
+            texts and images also ``"hf:folder"`` (:mod:`fedstill.models.hugging_face`).
         shape: ``(channels, H, W)`` of an image, ``(L,)`` of a text, or ``(F,)`` of a row of a table.
-        classes: number of logits, an input or a pixel; of channels where outputs are images.
-        seed, names: what the first weights are drawn from.
-        vocabulary: how many token ids there are, where inputs are texts; 0: they are none.
+        classes: number of logits per input or pixel, or of channels if outputs are images.
+        seed: seed of the initial weights.
+        names: names of the random stream, in addition to the seed.
+        vocabulary: number of token ids if inputs are texts, else 0.
 
     Raises:
-        ArgumentError: no such network, or none for such inputs; or it cannot be imported.
-        ModelError: one's own cannot be made.
+        ArgumentError: the name is unknown or does not fit the inputs, or the factory cannot be imported.
+        ModelError: a custom model cannot be built.
     """
     name, _, folder = spec.partition(":")
     if name == "hf" and folder and (vocabulary or len(shape) > 1):
-        from fedstill.models.hugging_face import load_classifier  # heavy, and an extra
+        from fedstill.models.hugging_face import load_classifier  # slow import of an optional package
 
         with seeded(seed, *names):
             return load_classifier(folder, shape, classes, vocabulary)
@@ -149,22 +157,22 @@ def instantiate(
     name, width = _parse_model_name(spec, "texts" if vocabulary else "images" if len(shape) > 1 else "rows")
     factory = MODELS[name]
     with seeded(seed, *names):
-        if name in MODELS.own:
+        if name in MODELS.builtin:
             return factory(*form, **width)
         try:
             return factory(*form, **width)
-        except OWN as error:
+        except USER_CODE_ERRORS as error:
             if isinstance(error, FedstillError):
                 raise
-            line = f"model {spec!r} cannot be made for inputs {shape}: {first_line(error)}"
+            line = f"model {spec!r} cannot be built for inputs {shape}: {first_line(error)}"
             raise ModelError(line) from error
 
 
 def check_name(spec: str) -> None:
-    """Refuse a name that no network has, for inputs of whatever form; nothing is made.
+    """Refuse an unknown model name without building a model.
 
     Raises:
-        ArgumentError: no such network, or no width; or it cannot be imported.
+        ArgumentError: the name or its width is invalid, or the factory cannot be imported.
     """
     name, _, folder = spec.partition(":")
     if not (name == "hf" and folder):
@@ -172,14 +180,16 @@ def check_name(spec: str) -> None:
 
 
 def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[str, int]]:
-    """A network's name in the registry, and its width, if it is given one, for inputs of a form."""
+    """Return a network's name in the registry and its width, if any. ``form`` is the form of the inputs."""
     name, colon, width = spec.partition(":")
-    known = [each for each in MODELS if form is None or each not in MODELS.own or _accepts_form(each, form)]
+    known = [
+        each for each in MODELS if form is None or each not in MODELS.builtin or _accepts_form(each, form)
+    ]
     if name in known and (
         not colon or (name not in FIXED_WIDTH_MODELS and re.fullmatch("[1-9][0-9]*", width))
     ):
         return name, {"width": int(width)} if colon else {}
-    if is_path(spec) and name not in (*MODELS.own, "hf"):
+    if is_object_path(spec) and name not in (*MODELS.builtin, "hf"):
         return spec, {}
     if name in known:
         one = (
@@ -188,7 +198,7 @@ def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[st
             else f"{name}:WIDTH, a whole number from 1 up"
         )
         raise ArgumentError("model", spec, one)
-    meant = nearest(name, known)
+    meant = closest_name(name, known)
     hint = "" if meant is None else f"; did you mean {meant!r}?"
     folders = form != "rows"
     own = ", hf:folder or package.module:factory" if folders else " or package.module:factory"
@@ -197,7 +207,7 @@ def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[st
 
 
 def _accepts_form(name: str, form: Form) -> bool:
-    """Whether one of the package's own networks takes inputs of a form."""
+    """Return whether a built-in network takes inputs of a form."""
     return (
         name in TEXT_MODELS
         if form == "texts"
@@ -208,10 +218,10 @@ def _accepts_form(name: str, form: Form) -> bool:
 
 
 def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Whether a network's outputs depend on its inputs ``(B, *shape)`` in a way that autograd can follow.
+    """Return whether autograd can follow a network from its inputs ``(B, *shape)`` to its outputs.
 
-    A module around a forest, say, gives tensors that came from nowhere. That a gradient is zero does not
-    count: networks may begin so.
+    A module that wraps a random forest, for example, breaks the graph. Gradients may be zero, as they are in some
+    networks with their initial weights.
     """
     if not getattr(model, "differentiable", True):
         return False
@@ -221,6 +231,6 @@ def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:
         try:
             output = model(x)
             (gradient,) = torch.autograd.grad(output.sum(), x, allow_unused=True)
-        except FORWARD_ERRORS:  # of what needs no gradient, or of x.numpy()
+        except FORWARD_ERRORS:  # an output without gradient, or x.numpy()
             return False
     return gradient is not None

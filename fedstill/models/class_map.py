@@ -1,4 +1,4 @@
-"""Outputs of a model whose classes have another order, other names, or are others, as a federation's."""
+"""Mapping of a model's classes to the classes of the federation, by name or number."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ModelError
-from fedstill.core.names import plain
+from fedstill.core.names import normalize_name
 
-MIN_PROBABILITY = 1e-6  # smaller probabilities count as this: a forest's zero is no infinite certainty
+MIN_PROBABILITY = 1e-6  # smaller probabilities count as this: a forest's 0 is not infinite certainty
 
 
 class ClassMap(nn.Module):
-    """Logits ``(B, given)`` in a model's own order to ``(B, classes)`` in the federation's.
+    """Map logits ``(B, inputs)`` in a model's class order to ``(B, classes)`` in the federation's.
 
-    A class that the model does not know has probability 1e-6. What the model knows and the federation does
-    not is left out; where several of the model's classes are one of the federation's, their probabilities
-    add up. Gradients go through.
+    A class that the model does not know has probability 1e-6. Outputs without a class in the federation are dropped.
+    Probabilities of several outputs for one class are added. Gradients pass through.
 
     Args:
-        own: of each of the model's outputs, in its order, which of the federation's classes it is: a name, or
-            "" for none of them. If none is a name, all are numbers from 0, as estimators tell.
-        classes: the federation's, in their order.
+        own: class of each of the model's outputs: a name, or ``""`` for none. If no entry is a known name, all are numbers
+            from 0, as in scikit-learn's ``classes_``.
+        classes: names of the federation's classes, in order.
 
     Raises:
-        ModelError: a name that no class has, or nothing of the federation's.
+        ModelError: an entry is not a class of the federation, or none is.
 
     >>> z = torch.tensor([[1.0, 3.0]])
     >>> ClassMap(("ill", "well"), ("well", "ill"))(z)
@@ -39,49 +38,54 @@ class ClassMap(nn.Module):
 
     def __init__(self, own: Sequence[Any], classes: Sequence[str]) -> None:
         super().__init__()
-        own = [plain(each) if isinstance(each, str) else each for each in own]
-        self.given, self.parts = len(own), _outputs_by_class(own, list(map(plain, classes)))
+        own = [normalize_name(each) if isinstance(each, str) else each for each in own]
+        self.input_count, self.outputs_of = (
+            len(own),
+            _outputs_by_class(own, list(map(normalize_name, classes))),
+        )
 
     @property
-    def changes(self) -> bool:
-        """Whether it does anything."""
-        return self.parts != [[place] for place in range(self.given)]
+    def is_nontrivial(self) -> bool:
+        """True unless the map is the identity."""
+        return self.outputs_of != [[index] for index in range(self.input_count)]
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """Logits in the federation's order.
+        """Return logits in the federation's order.
 
         Raises:
-            ModelError: another number of outputs.
+            ModelError: the model has another number of outputs.
         """
-        if z.ndim != 2 or z.shape[1] != self.given:
+        if z.ndim != 2 or z.shape[1] != self.input_count:
             shape = tuple(z.shape[1:])
-            raise ModelError(f"the model gives outputs of shape {shape}: its classes allow ({self.given},)")
-        if not all(self.parts):  # those that are known share what there is
-            known = [place for part in self.parts for place in part]
+            raise ModelError(
+                f"the model returns outputs of shape {shape} (expected ({self.input_count},), its classes)"
+            )
+        if not all(self.outputs_of):  # known classes share the probability
+            known = [output for outputs in self.outputs_of for output in outputs]
             z = z - z[:, known].logsumexp(1, keepdim=True)
-        nothing = torch.full_like(z[:, 0], math.log(MIN_PROBABILITY))
-        return torch.stack([z[:, part].logsumexp(1) if part else nothing for part in self.parts], 1)
+        unknown = torch.full_like(z[:, 0], math.log(MIN_PROBABILITY))
+        return torch.stack([z[:, part].logsumexp(1) if part else nothing for part in self.outputs_of], 1)
 
 
 class ClassMappedModel(nn.Sequential):
-    """A network and behind it the map of its classes."""
+    """A network followed by a map of its classes."""
 
     def __init__(self, model: nn.Module, classes: ClassMap) -> None:
         super().__init__(model, classes)
 
 
 def _outputs_by_class(own: Sequence[Any], classes: list[str]) -> list[list[int]]:
-    """By class of the federation, the model's outputs that are it."""
+    """Return the indices of the model's outputs for each class of the federation."""
     numbers = not any(str(name) in classes for name in own)
-    parts: list[list[int]] = [[] for _ in classes]
-    for place, name in enumerate(own):
+    outputs: list[list[int]] = [[] for _ in classes]
+    for output, name in enumerate(own):
         if name == "":
             continue
-        of: Any = name if numbers else classes.index(str(name)) if str(name) in classes else None
-        if of not in range(len(classes)):
+        index: Any = name if numbers else classes.index(str(name)) if str(name) in classes else None
+        if index not in range(len(classes)):
             known = f"{', '.join(classes)}, or their numbers from 0"
-            raise ModelError(f"the model has learned a class {name!r} (expected {known})")
-        parts[int(of)].append(place)
-    if not any(parts):
+            raise ModelError(f"unknown class {name!r} of the model (expected {known})")
+        outputs[int(index)].append(output)
+    if not any(outputs):
         raise ModelError(f"the model knows none of the classes {', '.join(classes)}")
-    return parts
+    return outputs

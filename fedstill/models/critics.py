@@ -1,4 +1,4 @@
-"""Critics of an image's patches, which each node trains on its own data: FedIOD's, and the PatchGAN."""
+"""Critics of image patches, which each node trains on its own data: FedIOD's critic and the PatchGAN."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Norm = Literal["batch", "group"]
 
 
 class PatchCritic(nn.Sequential):
-    """``(B, channels, H, W)`` to one value a patch, ``(B, H/4, W/4)``: large where it looks generated.
+    """Map images ``(B, channels, H, W)`` to one value per patch, ``(B, H/4, W/4)``, high for generated patches.
 
-    As published: 4x4 stride-2 convolution to w, leaky ReLU 0.2; 4x4 stride-2 to 2w, batch norm, leaky
-    ReLU; 1x1 to one map. Published width w: 128. Batch norm always uses the batch's own statistics.
+    As published: a 4x4 stride-2 convolution to w, leaky ReLU 0.2; 4x4 stride-2 to 2w, batch norm, leaky ReLU; 1x1 to one
+    map. The published width w is 128. Batch norm always uses the statistics of the batch.
 
     Args:
-        channels: of the input.
+        channels: channels of the input.
         width: w.
-        norm: ``group`` puts group norm, of up to 8 groups, in place of batch norm, which mixes examples: a
-            critic that learns privately must not.
+        norm: ``"batch"``, or ``"group"`` for group norm with up to 8 groups. Batch norm mixes examples and therefore
+            excludes DP-SGD.
     """
 
     def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
@@ -40,20 +40,19 @@ class PatchCritic(nn.Sequential):
 
 
 class PatchGAN(nn.Sequential):
-    """``(B, channels, H, W)`` to one value for each patch of 70 x 70 pixels, ``(B, H/8 - 2, W/8 - 2)``.
+    """Map images ``(B, channels, H, W)`` to one value per 70 x 70 patch, ``(B, H/8 - 2, W/8 - 2)``.
 
-    Isola, Zhu, Zhou, Efros, "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017,
-    appendix 6.1.2: 4x4 convolutions to w, 2w, 4w (stride 2) and 8w (stride 1), each but the first with batch
-    norm, leaky ReLU 0.2; a 4x4 convolution to one map. Published width w: 64. Images have 24 pixels a side or
-    more.
+    Isola, Zhu, Zhou, Efros, "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017, appendix 6.1.2:
+    4x4 convolutions to w, 2w, 4w (stride 2) and 8w (stride 1), all but the first with batch norm, leaky ReLU 0.2; a 4x4
+    convolution to one map. The published width w is 64. Images have at least 24 pixels per side.
 
     Args:
-        channels: of the input.
+        channels: channels of the input.
         width: w.
-        norm: as of :class:`PatchCritic`.
+        norm: see :class:`PatchCritic`.
     """
 
-    least: ClassVar[int] = 24  # pixels a side, of which one value is left
+    min_side: ClassVar[int] = 24  # pixels, for one output value
 
     def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
         widths = [width, 2 * width, 4 * width, 8 * width]

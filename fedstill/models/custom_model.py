@@ -20,8 +20,8 @@ from torch import nn
 from fedstill import models
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.hashing import fingerprint
-from fedstill.core.names import name_of
-from fedstill.core.registry import first_line, looking_in
+from fedstill.core.names import to_name
+from fedstill.core.registry import first_line, searching_in
 from fedstill.models import predictors
 from fedstill.models.class_map import ClassMap, ClassMappedModel
 from fedstill.models.hugging_face import HuggingFace, adapt
@@ -86,7 +86,7 @@ def make(
 
 def _known_labels(source: nn.Module, to: Interface) -> list[str]:
     """A network's outputs by the federation's classes, where it names some of these itself."""
-    labels = list(map(name_of, source.labels)) if isinstance(source, HuggingFace) else []
+    labels = list(map(to_name, source.labels)) if isinstance(source, HuggingFace) else []
     return [label if label in to.classes else "" for label in labels] if {*labels} & {*to.classes} else []
 
 
@@ -102,10 +102,10 @@ def check_name(name: str, folder: Path, whose: str) -> None:
         _model_file(name, folder, whose)
     else:
         try:
-            with looking_in(folder):
+            with searching_in(folder):
                 models.check_name(name)
         except ArgumentError as error:
-            raise ArgumentError(whose, name, error.allowed) from error
+            raise ArgumentError(whose, name, error.expected) from error
 
 
 def _load_source(
@@ -119,7 +119,7 @@ def _load_source(
         path = _model_file(name, folder, whose)
         return LOADERS[path.suffix](path)
     classes = len(config.classes) or len(to.classes)
-    with name_option_in_errors(whose, name, to.shape), looking_in(folder):
+    with name_option_in_errors(whose, name, to.shape), searching_in(folder):
         return models.instantiate(name, to.shape, classes, seed, *names, vocabulary=to.vocabulary)
 
 
@@ -133,7 +133,7 @@ def name_option_in_errors(whose: str, name: str, shape: tuple[int, ...]) -> Iter
     try:
         yield
     except ArgumentError as error:
-        raise ArgumentError(whose, name, error.allowed) from error
+        raise ArgumentError(whose, name, error.expected) from error
     except models.FORWARD_ERRORS as error:
         if isinstance(error, FedstillError):
             raise

@@ -1,4 +1,4 @@
-"""A network as extractor and head, for methods that share only one of the two.
+"""Networks split into extractor and head, for methods that share only one of the two.
 
 The extractor F maps an input to features, the head D maps features to outputs (FedMD-CG, section 2).
 """
@@ -17,10 +17,11 @@ EXTRACTOR, HEAD = "extractor", "head"
 
 
 class Split(nn.Module):
-    """``head(extractor(x))``; the parts' parameters are those of the network that was split.
+    """Network ``head(extractor(x))``. Its parameters are those of the network that was split.
 
     Args:
-        extractor: inputs to features, ``(B, p)`` or, for networks with an output a pixel, ``(B, p, H, W)``.
+        extractor: maps inputs to features, ``(B, p)``, or ``(B, p, H, W)`` for networks with one output per pixel.
+        head: maps features to outputs.
     """
 
     def __init__(self, extractor: nn.Module, head: nn.Module) -> None:
@@ -28,20 +29,20 @@ class Split(nn.Module):
         self.extractor, self.head = extractor, head
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The network's outputs."""
+        """Return the network's outputs."""
         outputs: torch.Tensor = self.head(self.extractor(x))
         return outputs
 
 
 def split_model(model: nn.Module, whose: str) -> Split:
-    """A network in two parts that share its parameters.
+    """Split a network into two parts that share its parameters.
 
-    A network with modules ``extractor`` and ``head`` says itself where it parts. An ``nn.Sequential``
-    parts behind its last ``nn.Flatten`` that has parameters before it, so LeNet-5's head is its three
-    linear layers (as in FedMD-CG's experiments); without one, before its last layer with parameters.
+    A network with modules ``extractor`` and ``head`` is split there. An ``nn.Sequential`` is split after its last
+    ``nn.Flatten`` that has parameters before it, so LeNet-5's head is its three linear layers, as in FedMD-CG's
+    experiments. Without such a layer it is split before its last layer with parameters.
 
     Raises:
-        ModelError: neither, or a part would have nothing to learn.
+        ModelError: the network is neither, or a part has no parameters.
 
     >>> parts = split_model(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), "model")
     >>> len(parts.extractor), len(parts.head)
@@ -54,37 +55,44 @@ def split_model(model: nn.Module, whose: str) -> Split:
         return Split(extractor, head)
     if not isinstance(model, nn.Sequential):
         raise ModelError(
-            f"{whose} cannot be split: allowed is a network with modules 'extractor' and 'head', "
-            "or a torch.nn.Sequential"
+            f"{whose} cannot be split (expected a network with modules 'extractor' and 'head', "
+            "or a torch.nn.Sequential)"
         )
-    learns = [any(True for _ in layer.parameters()) for layer in model]
-    flattens = [at for at, layer in enumerate(model) if isinstance(layer, nn.Flatten) and any(learns[:at])]
-    layers = [at for at, learning in enumerate(learns) if learning]
-    at = flattens[-1] + 1 if flattens and any(learns[flattens[-1] :]) else (layers or [0])[-1]
-    if not any(learns[:at]) or not any(learns[at:]):
+    has_parameters = [any(True for _ in layer.parameters()) for layer in model]
+    flattens = [
+        index
+        for index, layer in enumerate(model)
+        if isinstance(layer, nn.Flatten) and any(has_parameters[:index])
+    ]
+    layers = [index for index, has in enumerate(has_parameters) if has]
+    after_flatten = bool(flattens) and any(has_parameters[flattens[-1] :])
+    cut = flattens[-1] + 1 if after_flatten else (layers or [0])[-1]
+    if not any(has_parameters[:cut]) or not any(has_parameters[cut:]):
         raise ModelError(f"{whose} cannot be split (expected two layers with parameters or more)")
-    # Not by a slice, which calls the class of a user's own Sequential, and not by named_children(), which
-    # names a layer that is used twice only once.
+    # A slice would call the class of a custom Sequential, and named_children() lists a reused layer only once.
     named = list(model._modules.items())
-    return Split(nn.Sequential(OrderedDict(named[:at])), nn.Sequential(OrderedDict(named[at:])))
+    return Split(nn.Sequential(OrderedDict(named[:cut])), nn.Sequential(OrderedDict(named[cut:])))
 
 
 def count_features(model: Split, example: torch.Tensor, whose: str, *, maps: bool = False) -> int:
-    """Values p that an extractor gives for an input, which the head must take.
+    """Return p, the number of features that an extractor returns for one input.
 
     Args:
-        maps: whether it may also give a vector for each pixel, ``(B, p, H, W)``.
+        model: the split network.
+        example: two inputs, ``(2, ...)``.
+        whose: name of the model, for errors.
+        maps: True to allow one vector per pixel, ``(B, p, H, W)``.
 
     Raises:
-        ModelError: it gives something else than one vector an input.
+        ModelError: the extractor does not return one vector per input.
     """
     with in_mode(model, False), torch.no_grad():
-        found = model.extractor(example)
+        features = model.extractor(example)
     if (
-        not isinstance(found, torch.Tensor)
-        or found.ndim not in ((2, 4) if maps else (2,))
-        or len(found) != len(example)
+        not isinstance(features, torch.Tensor)
+        or features.ndim not in ((2, 4) if maps else (2,))
+        or len(features) != len(example)
     ):
-        form = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise ModelError(f"the extractor of {whose} gives {form} for two inputs (expected (2, p))")
-    return found.shape[1]
+        form = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
+        raise ModelError(f"the extractor of {whose} returns {form} for two inputs (expected (2, p))")
+    return features.shape[1]

@@ -223,7 +223,7 @@ class TableGenerator(nn.Module):
 
     def __init__(self, schema: Schema, noise: int, width: int) -> None:
         super().__init__()
-        self.places = [(column.type == "number", place) for column, place in schema.places()]
+        self.places = [(column.type == "number", place) for column, place in schema.feature_slices()]
         self.body = nn.Sequential(
             nn.Linear(noise, width),
             nn.BatchNorm1d(width),

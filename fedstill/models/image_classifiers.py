@@ -135,7 +135,7 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
         self.norm2 = nn.BatchNorm2d(outside)
         # Few channels are sampled before the shortcut's convolution and not by its stride: torch writes where
-        # it must not in such ones (fedstill.core.compute.overruns). The numbers are the same.
+        # it must not in such ones (fedstill.core.compute.has_overrunning_gradient). The numbers are the same.
         self.sampled = stride if inside < 8 else 1
         self.shortcut = (
             nn.Identity()

@@ -61,7 +61,7 @@ class Interface:
         if not self.schema:
             told = "a table without a schema" if self.task.form == "rows" else self.task.form
             raise ModelError(f"the model takes raw inputs, and they are {told} (expected its inputs)")
-        return np.stack([_raw(x[:, place], column) for column, place in self.schema.places()], 1)
+        return np.stack([_raw(x[:, place], column) for column, place in self.schema.feature_slices()], 1)
 
     def frame(self, x: Floats) -> Any:
         """A table's rows ``(B, F)`` as a pandas DataFrame of its columns, categories as texts.
@@ -77,7 +77,7 @@ class Interface:
             line = "the model takes a frame, and pandas is not installed: pip install pandas"
             raise ModelError(line) from error
         columns = {}
-        for (column, _), cells in zip(self.schema.places(), self.raw(x).T, strict=True):
+        for (column, _), cells in zip(self.schema.feature_slices(), self.raw(x).T, strict=True):
             known = column.categories
             columns[column.name] = (
                 [None if math.isnan(cell) else known[int(cell)] for cell in cells] if known else cells
@@ -90,6 +90,6 @@ def _raw(features: Floats, column: SchemaColumn) -> Floats:
     if column.categories:
         cells = features[:, : len(column.categories)].argmax(1).astype(np.float64)
     else:
-        low, high = column.span
+        low, high = column.scaled_range
         cells = low + (features[:, 0].astype(np.float64) + 1) / 2 * (high - low)
     return np.where(features[:, -1] > 0.5, math.nan, cells) if column.missing else cells

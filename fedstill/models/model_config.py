@@ -11,7 +11,7 @@ from annotated_types import MinLen
 from fedstill.core import toml
 from fedstill.core.config_tables import read_table
 from fedstill.core.errors import ArgumentError, FedstillError
-from fedstill.core.options import Checked
+from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import first_line
 
 MODEL_SUFFIXES = (".skops", ".onnx")  # of models that are no torch modules
@@ -19,10 +19,10 @@ PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
-class ModelConfig(Checked):
+class ModelConfig(CheckedOptions):
     """Which model a node has."""
 
-    under: ClassVar[str] = "model"
+    section: ClassVar[str] = "model"
 
     name: Annotated[str, MinLen(1), "the name of a model, or package.module:factory"] = "small-cnn"
     """One of ours (`fedstill list` names them; small-cnn:16 has width 16); hf:folder, a Hugging Face model; a

@@ -1,14 +1,9 @@
-"""Copies of networks, also of those with torch's older reparametrizations.
+"""Copies, modes and parameter vectors of networks.
 
-``torch.nn.utils.spectral_norm``, ``weight_norm`` and ``prune`` keep what they computed in the last forward as
-an attribute of the layer; with its graph it cannot be copied.
-
-Puts a network into training or evaluation mode for a while.
-
-A network's state as one vector, which is how parameters travel.
-
-Parameters and buffers, in the order of ``state_dict()``: averaging vectors therefore averages the
-running statistics of batch norm too.
+:func:`deep_copy` also copies networks with torch's older reparametrizations (``torch.nn.utils.spectral_norm``,
+``weight_norm`` and ``prune``), which keep the last forward pass's tensor with its graph as an attribute. Vectors hold
+parameters and buffers in the order of ``state_dict()``, so averaging vectors also averages batch norm's running
+statistics.
 """
 
 from __future__ import annotations
@@ -27,17 +22,17 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def reparametrized_names(layer: nn.Module) -> set[str]:
-    """Names of a layer's tensors that an older reparametrization computes again in each forward.
+    """Return the names of a layer's tensors that an older reparametrization recomputes in each forward pass.
 
     >>> reparametrized_names(torch.nn.utils.spectral_norm(nn.Linear(2, 3))), reparametrized_names(nn.Linear(2, 3))
     ({'weight'}, set())
     """
-    own = [name for name, _ in layer.named_parameters(recurse=False)]
-    return {name.removesuffix(end) for name in own for end in ("_orig", "_g") if name.endswith(end)}
+    names = [name for name, _ in layer.named_parameters(recurse=False)]
+    return {name.removesuffix(end) for name in names for end in ("_orig", "_g") if name.endswith(end)}
 
 
 def detach_computed(module: nn.Module) -> None:
-    """Detach what was computed in the last forward, so that the network can be copied."""
+    """Detach the tensors of the last forward pass, so that the network can be copied."""
     for layer in module.modules():
         for name in reparametrized_names(layer):
             if isinstance(value := vars(layer).get(name), torch.Tensor):
@@ -45,14 +40,14 @@ def detach_computed(module: nn.Module) -> None:
 
 
 def deep_copy(module: ModuleT) -> ModuleT:
-    """A deep copy of a network."""
+    """Return a deep copy of a network."""
     detach_computed(module)
     return copy.deepcopy(module)
 
 
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """A network in training mode, or in evaluation mode; afterwards it is in the one that it was in.
+    """Set a network to training or evaluation mode within the context, then restore its mode.
 
     >>> norm = nn.BatchNorm1d(1)
     >>> with in_mode(norm, False):
@@ -70,7 +65,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def parameter_count(module: nn.Module) -> int:
-    """How many numbers a network learns, frozen ones included.
+    """Return the number of parameters of a network, frozen ones included.
 
     >>> parameter_count(nn.Linear(2, 3))
     9
@@ -79,7 +74,7 @@ def parameter_count(module: nn.Module) -> int:
 
 
 def to_vector(module: nn.Module) -> torch.Tensor:
-    """All parameters and buffers as float32: ``(P,)``, a copy.
+    """Return all parameters and buffers as one float32 vector ``(P,)``, a copy.
 
     >>> to_vector(nn.Linear(2, 3)).shape
     torch.Size([9])
@@ -89,34 +84,34 @@ def to_vector(module: nn.Module) -> torch.Tensor:
 
 
 def integer_mask(module: nn.Module) -> torch.Tensor:
-    """Return which numbers of :func:`to_vector` are counts, such as batch norm's of its batches: ``(P,)``.
+    """Return which entries of :func:`to_vector` are integers, such as batch norm's count of batches: ``(P,)``.
 
     >>> integer_mask(nn.BatchNorm1d(1)).tolist()
     [False, False, False, False, True]
     """
-    own = module.state_dict().values()
-    parts = [torch.full((tensor.numel(),), not tensor.is_floating_point()) for tensor in own]
+    tensors = module.state_dict().values()
+    parts = [torch.full((tensor.numel(),), not tensor.is_floating_point()) for tensor in tensors]
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.bool)
 
 
 def load_vector(module: nn.Module, vector: torch.Tensor) -> None:
-    """Put a vector ``(P,)`` back, in place; whole numbers (a count of batches) are rounded.
+    """Load a vector ``(P,)`` into parameters and buffers, in place. Integer entries are rounded.
 
     Raises:
-        ArgumentError: the vector has another length than the module's state.
+        ArgumentError: the length of the vector differs from the size of the module's state.
     """
-    own = list(module.state_dict().values())
-    sizes = [tensor.numel() for tensor in own]
+    tensors = list(module.state_dict().values())
+    sizes = [tensor.numel() for tensor in tensors]
     if vector.shape != (sum(sizes),):
         raise ArgumentError("parameters", tuple(vector.shape), f"({sum(sizes)},), as the network has")
     with torch.no_grad():
-        for tensor, part in zip(own, torch.split(vector, sizes), strict=True):
+        for tensor, part in zip(tensors, torch.split(vector, sizes), strict=True):
             values = part if tensor.is_floating_point() else part.round()
             tensor.copy_(values.view(tensor.shape))
 
 
 def weighted_mean(vectors: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """``sum_k w_k v_k / sum_k w_k`` of ``(K, P)`` and ``(K,)``: ``(P,)``.
+    """Return ``sum_k w_k v_k / sum_k w_k`` of ``(K, P)`` and ``(K,)``: ``(P,)``.
 
     >>> weighted_mean(torch.tensor([[0.0], [4.0]]), torch.tensor([3.0, 1.0]))
     tensor([1.])

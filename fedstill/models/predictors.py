@@ -45,7 +45,7 @@ import torch
 from torch import nn
 
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError, PredictorError
-from fedstill.core.registry import OWN, first_line
+from fedstill.core.registry import USER_CODE_ERRORS, first_line
 from fedstill.models.class_map import MIN_PROBABILITY, ClassMap
 from fedstill.models.interface import Interface
 from fedstill.models.model_config import ModelConfig
@@ -180,7 +180,7 @@ def load_skops(path: Path) -> Any:
             allowed = "those of scikit-learn, XGBoost and LightGBM, or a function of your own that loads it"
             raise ModelError(f"{path.name} holds types {', '.join(others)} (expected {allowed})")
         return skops.load(path, trusted=list(TRUSTED_TYPES))
-    except (*OWN, BadZipFile) as error:
+    except (*USER_CODE_ERRORS, BadZipFile) as error:
         if isinstance(error, ModelError):
             raise
         raise ModelError(f"{path.name} is no skops file that can be read: {first_line(error)}") from error
@@ -375,7 +375,9 @@ class Predictor(nn.Module):
         probe = self._taken(np.zeros((2, *to.shape), dtype=np.float32))
         opened = _open_source(source, probe, to.task.kind == "number", self._called)
         self._predict = opened.predict
-        self._probabilities = how.output_format == "probabilities" or (how.output_format == "auto" and opened.probabilities)
+        self._probabilities = how.output_format == "probabilities" or (
+            how.output_format == "auto" and opened.probabilities
+        )
         own = [] if to.task.kind == "number" else how.classes or list(opened.classes)
         mapped = ClassMap(own, to.classes) if own else None
         self._given = mapped.given if mapped else len(to.classes)
@@ -423,7 +425,7 @@ class Predictor(nn.Module):
         numbers = given.reshape(-1, 1) if given.ndim == 1 else given
         if self._input_format == "inputs":
             return numbers
-        low, high = self._to.schema.answer.range
+        low, high = self._to.schema.target_column.range
         return 2 * (numbers - low) / (high - low) - 1
 
     def _logits(self, given: torch.Tensor) -> torch.Tensor:
@@ -497,7 +499,7 @@ def _accept_flattened(predict: Callable[[Any], Any], probe: Any) -> Callable[[An
     for each in (flattened, predict) if probe.ndim > 2 else (predict,):
         try:
             each(probe)
-        except OWN as error:
+        except USER_CODE_ERRORS as error:
             refused = refused or error
         else:
             return each
@@ -511,7 +513,10 @@ def _model_errors() -> tuple[type[Exception], ...]:
     """What a model of another's making raises; onnxruntime, where it is in use, has kinds of its own."""
     module = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
     found = vars(module).values() if module else ()
-    return (*OWN, *(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)))
+    return (
+        *USER_CODE_ERRORS,
+        *(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)),
+    )
 
 
 def file_fingerprint(model: nn.Module) -> str:

@@ -1,7 +1,6 @@
-"""Networks that map a row of a table to outputs: of images they take the pixels, flattened.
+"""Networks for rows of a table. They also take images, flattened to their pixels.
 
-All take ``(B, F)`` or ``(B, channels, H, W)`` and give ``(B, classes)``. None mixes examples, so that each
-can learn privately.
+All map ``(B, F)`` or ``(B, channels, H, W)`` to ``(B, classes)``. None mixes examples, so DP-SGD can train them.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from torch import nn
 
 
 class Linear(nn.Sequential):
-    """One linear layer: with a softmax behind it, logistic regression."""
+    """One linear layer. With a softmax it is logistic regression."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
 
 class MLP(nn.Sequential):
-    """Two hidden layers."""
+    """Multi-layer perceptron with two hidden layers."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 128) -> None:
         super().__init__(
@@ -34,7 +33,7 @@ class MLP(nn.Sequential):
 
 
 class ResidualLayers(nn.Module):
-    """Layer norm and two linear layers around a shortcut."""
+    """Layer norm and two linear layers with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -43,17 +42,16 @@ class ResidualLayers(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(B, width)`` to the same."""
+        """Map ``(B, width)`` to ``(B, width)``."""
         y: torch.Tensor = self.body(x)
         return x + y
 
 
 class ResidualMLP(nn.Sequential):
-    """A linear layer, two residual blocks, and a head.
+    """Linear layer, two residual blocks and a head.
 
-    The ResNet of Gorishniy et al., "Revisiting Deep Learning Models for Tabular Data", NeurIPS 2021, without
-    dropout and with layer norm in the place of batch norm: a student sees generated rows while it learns and
-    real ones afterwards.
+    The ResNet of Gorishniy et al., "Revisiting Deep Learning Models for Tabular Data", NeurIPS 2021, without dropout and
+    with layer norm instead of batch norm, because a student is trained on generated rows and used on real ones.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:

@@ -1,7 +1,7 @@
-"""Networks that map a text to class logits: token ids ``(B, L)``, 0 for padding, to ``(B, classes)``.
+"""Networks for texts: token ids ``(B, L)``, padded with 0, to class logits ``(B, classes)``.
 
-Plain products of matrices throughout, so that nodes can be stacked and gradients taken example by example
-(``torch.nn.MultiheadAttention`` allows neither), and no dropout, so that nothing is drawn.
+They consist of plain matrix products, so that nodes can be stacked and gradients computed per example
+(``torch.nn.MultiheadAttention`` supports neither). There is no dropout, so nothing is random.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from torch import nn
 from fedstill.models.extractor_head import Split
 
 PADDING = 0
-MASKED_SCORE = -1e9  # what padding weighs in a softmax; finite, as of padding alone all weigh the same
+MASKED_SCORE = -1e9  # attention score of padding; finite, so that a text of padding only has no NaN
 HEADS = 4
 DEPTH = 2
 
 
 class Tokens(nn.Module):
-    """Learned vectors of token ids, ``(B, L)`` to ``(B, L, width)``."""
+    """Embedding of token ids: ``(B, L)`` to ``(B, L, width)``."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
-        # Small first vectors: a rare word should hardly count before it has been learned.
+        # Small initial vectors: an untrained rare word should have little influence.
         self.weight = nn.Parameter(torch.randn(vocabulary, width) * 0.03)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of ids."""
+        """Return the vectors of token ids."""
         return F.embedding(ids, self.weight)
 
 
 def masked_mean(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """The mean over a text's own tokens: ``(B, L, D)`` and ``(B, L)`` in 0..1 to ``(B, D)``; none gives 0.
+    """Return the mean over a text's tokens without padding: ``(B, L, D)`` and mask ``(B, L)`` to ``(B, D)``.
+
+    The mean of a text without tokens is 0.
 
     >>> x = torch.tensor([[[1.0], [3.0], [100.0]]])
     >>> masked_mean(x, torch.tensor([[1.0, 1.0, 0.0]]))
@@ -44,7 +46,7 @@ def masked_mean(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al. 2017) that padding has no part in."""
+    """Multi-head self-attention (Vaswani et al. 2017) that ignores padding."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,7 +54,7 @@ class Attention(nn.Module):
         self.outside = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """``(B, L, D)``, of whose tokens ``seen`` ``(B, L)`` are 1, to ``(B, L, D)``."""
+        """Map ``(B, L, D)`` to ``(B, L, D)``; ``mask`` ``(B, L)`` is 1 for tokens and 0 for padding."""
         count, length, width = x.shape
         parts = self.inside(x).view(count, length, 3, HEADS, width // HEADS)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, L, D / H) each
@@ -63,7 +65,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a network of one hidden layer, each on normalized input and beside a shortcut."""
+    """Pre-norm transformer block: attention and an MLP with one hidden layer, each with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,14 +74,14 @@ class Block(nn.Module):
         self.hidden, self.out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """``(B, L, D)`` to ``(B, L, D)``."""
+        """Map ``(B, L, D)`` to ``(B, L, D)``."""
         x = x + self.attention(self.norm1(x), seen)
-        changed: torch.Tensor = x + self.out(F.gelu(self.hidden(self.norm2(x))))
-        return changed
+        y: torch.Tensor = x + self.out(F.gelu(self.hidden(self.norm2(x))))
+        return y
 
 
 class TextEncoder(nn.Module):
-    """A text as one vector: tokens and positions, blocks, the mean over the text's own tokens."""
+    """Encoder of a text as one vector: tokens and positions, blocks, and the mean over tokens."""
 
     def __init__(self, length: int, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -89,7 +91,7 @@ class TextEncoder(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """``(B, L)`` int64, L at most the length that it was made for, to ``(B, D)``."""
+        """Map ``(B, L)`` int64 to ``(B, D)``; L is at most the length given at construction."""
         seen = (ids != PADDING).float()
         x = self.tokens(ids) + self.positions[: ids.shape[1]]  # (B, L, D)
         for block in self.blocks:
@@ -98,12 +100,13 @@ class TextEncoder(nn.Module):
 
 
 class Transformer(Split):
-    """A small transformer encoder, trained from scratch: 2 blocks with normalized inputs, 4 heads.
+    """Small transformer encoder without pretraining: 2 pre-norm blocks with 4 heads.
 
     Args:
-        shape: ``(L,)``, tokens of a text at most.
-        width: values of a token, a multiple of 4.
-        vocabulary: how many token ids there are, padding among them.
+        shape: ``(L,)``, the maximum number of tokens.
+        classes: number of logits.
+        vocabulary: number of token ids, padding included.
+        width: size of a token vector, rounded down to a multiple of 4.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int = 64) -> None:
@@ -112,7 +115,7 @@ class Transformer(Split):
 
 
 class BagEncoder(nn.Module):
-    """A text as the mean of its tokens' vectors, whatever their order, and one hidden layer."""
+    """Encoder of a text as the mean of its token vectors, in any order, followed by a hidden layer."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__()
@@ -120,12 +123,12 @@ class BagEncoder(nn.Module):
         self.hidden = nn.Linear(width, width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """``(B, L)`` int64 to ``(B, D)``."""
+        """Map ``(B, L)`` int64 to ``(B, D)``."""
         return torch.relu(self.hidden(masked_mean(self.tokens(ids), (ids != PADDING).float())))
 
 
 class Bag(Split):
-    """The mean of a text's word vectors, one hidden layer, one linear layer. Takes texts of any length."""
+    """Bag of words: the mean of a text's word vectors, one hidden layer, one linear layer. Texts may have any length."""
 
     def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int = 64) -> None:
         super().__init__(BagEncoder(vocabulary, width), nn.Linear(width, classes))

@@ -1,4 +1,4 @@
-"""The U-Net: a network whose output has a value for each pixel of its input."""
+"""U-Nets: networks with one output per pixel of their input."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedstill.core.errors import ModelError
 from fedstill.models.extractor_head import Split
 from fedstill.models.normalization import GroupNorm
 
-Norm = Callable[[int], nn.Module]  # from a number of channels to the layer that normalizes them
+Norm = Callable[[int], nn.Module]  # maps a number of channels to a normalization layer
 
 
 def unet_depth(height: int, side: int) -> int:
-    """How often a U-Net halves an image: four times, or as often as both sides divide and 2 pixels are left.
+    """Return the number of halvings of a U-Net: 4, or fewer if a side is not divisible or would be below 2 pixels.
 
     >>> unet_depth(64, 64), unet_depth(8, 8), unet_depth(12, 32), unet_depth(4, 4)
     (4, 2, 2, 1)
@@ -27,12 +27,12 @@ def unet_depth(height: int, side: int) -> int:
 
 
 def make_group_norm(channels: int) -> nn.Module:
-    """Group norm, of the most groups up to 8."""
+    """Return group norm with the most groups up to 8."""
     return GroupNorm(math.gcd(8, channels), channels)
 
 
 def conv_block(inside: int, outside: int, norm: Norm) -> nn.Sequential:
-    """Twice a 3x3 convolution, a norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``."""
+    """Return two 3x3 convolutions with norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``."""
     return nn.Sequential(
         nn.Conv2d(inside, outside, 3, padding=1, bias=False),
         norm(outside),
@@ -44,7 +44,7 @@ def conv_block(inside: int, outside: int, norm: Norm) -> nn.Sequential:
 
 
 class UNetEncoder(nn.Module):
-    """The way down: ``(B, channels, H, W)`` to the bottom, ``(B, w 2^depth, H / 2^depth, W / 2^depth)``."""
+    """Contracting path: ``(B, channels, H, W)`` to ``(B, w 2^depth, H / 2^depth, W / 2^depth)``."""
 
     def __init__(self, channels: int, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
@@ -53,37 +53,37 @@ class UNetEncoder(nn.Module):
         self.pool = nn.MaxPool2d(2)
 
     def levels(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """What each level gives, the finest first and the bottom last."""
-        found: list[torch.Tensor] = []
+        """Return the output of each level, from fine to coarse."""
+        outputs: list[torch.Tensor] = []
         for level, body in enumerate(self.blocks):
-            found.append(body(self.pool(found[-1]) if level else x))
-        return found
+            outputs.append(body(self.pool(outputs[-1]) if level else x))
+        return outputs
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The bottom: a network's latent features of an image."""
+        """Return the output of the coarsest level, the latent features of an image."""
         return self.levels(x)[-1]
 
 
 class Decoder(nn.Module):
-    """The way up, level by level: a 2x2 transposed convolution, what the encoder saw beside it, a block."""
+    """Expanding path: at each level a 2x2 transposed convolution, concatenation with the encoder's level, a block."""
 
     def __init__(self, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
-        widths = [width * 2**level for level in range(depth, -1, -1)]  # the bottom's first
+        widths = [width * 2**level for level in range(depth, -1, -1)]  # coarsest first
         pairs = list(pairwise(widths))
         self.ups = nn.ModuleList(nn.ConvTranspose2d(low, high, 2, 2) for low, high in pairs)
         self.blocks = nn.ModuleList(conv_block(2 * high, high, norm) for _, high in pairs)
 
     def forward(self, levels: list[torch.Tensor]) -> torch.Tensor:
-        """The encoder's levels, the finest first, to ``(B, w, H, W)``."""
+        """Map the encoder's levels, from fine to coarse, to ``(B, w, H, W)``."""
         x = levels[-1]
-        for up, body, beside in zip(self.ups, self.blocks, reversed(levels[:-1]), strict=True):
-            x = body(torch.cat([beside, up(x)], 1))
+        for up, body, skip in zip(self.ups, self.blocks, reversed(levels[:-1]), strict=True):
+            x = body(torch.cat([skip, up(x)], 1))
         return x
 
 
 class Body(nn.Module):
-    """Everything but the last layer: ``(B, channels, H, W)`` to features of each pixel, ``(B, w, H, W)``."""
+    """U-Net without its last layer: ``(B, channels, H, W)`` to features of each pixel, ``(B, w, H, W)``."""
 
     def __init__(self, channels: int, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
@@ -91,18 +91,18 @@ class Body(nn.Module):
         self.decoder = Decoder(width, depth, norm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Down and up again."""
+        """Return the features of each pixel."""
         features: torch.Tensor = self.decoder(self.encoder.levels(x))
         return features
 
 
 class UNet(Split):
-    """Ronneberger, Fischer, Brox, "U-Net", MICCAI 2015: ``(B, channels, H, W)`` to ``(B, classes, H, W)``.
+    """U-Net (Ronneberger, Fischer, Brox, MICCAI 2015): ``(B, channels, H, W)`` to ``(B, classes, H, W)``.
 
-    As published but for group norm behind each convolution, padding (so that the output has the input's
-    size), and fewer levels for images whose sides four halvings do not divide (:func:`unet_depth`). Each level
-    has twice the channels of the one above; published width: 64. It parts before its last layer; its latent
-    features are those of the submodule ``extractor.encoder``.
+    It differs from the publication in group norm after each convolution, padding (the output has the input's size), and
+    fewer levels for images whose sides cannot be halved four times (:func:`unet_depth`). Each level has twice the channels
+    of the one above. The published width is 64. The head is the last layer. The latent features are those of the submodule
+    ``extractor.encoder``.
     """
 
     norm: Norm = staticmethod(make_group_norm)
@@ -114,36 +114,36 @@ class UNet(Split):
 
 
 class BatchNormUNet(UNet):
-    """U-Net with batch norm, as FedIOD's published code has it."""
+    """U-Net with batch norm, as in FedIOD's published code."""
 
     norm = nn.BatchNorm2d
 
 
 class ResidualBody(Body):
-    """:class:`Body` with the input itself behind its features: ``(B, w + channels, H, W)``."""
+    """:class:`Body` whose features also contain the input: ``(B, w + channels, H, W)``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Down and up again, and the input beside that."""
+        """Return the features of each pixel and the input."""
         return torch.cat([super().forward(x), x], 1)
 
 
 class ResidualUNet(UNet):
-    """A U-Net that begins as the identity and learns what to add: for outputs that are nearly the input.
+    """U-Net that is the identity at initialization, for outputs that are close to the input.
 
-    Reconstruction starts from an image that is right but for its aliasing; a plain U-Net must first learn to
-    copy it. The last layer sees the input beside the features, with weight 1 on each channel's own output and
-    0 on all else at first.
+    For reconstruction the input is right except for aliasing, which a plain U-Net must first learn to copy. The last layer
+    also receives the input, with initial weight 1 from each channel to the same output and 0 elsewhere.
 
     Raises:
-        ModelError: not as many output channels as the input has.
+        ModelError: the number of output channels differs from that of the input.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
         super().__init__(shape, classes, width)
         channels, height, side = shape
         if classes != channels:
-            allowed = f"{channels}, as many as its input has"
-            raise ModelError(f"a residual U-Net of {classes} output channels (expected {allowed})")
+            raise ModelError(
+                f"invalid number of output channels {classes} of a residual U-Net (expected {channels}, as its input)"
+            )
         self.extractor = ResidualBody(channels, width, unet_depth(height, side), self.norm)
         self.head = nn.Conv2d(width + channels, classes, 1)
         with torch.no_grad():

@@ -1,9 +1,9 @@
-"""VGG features for the perceptual loss, from a weights file that the user gives.
+"""VGG features for the perceptual loss, from a weights file that the user provides.
 
-Johnson, Alahi, Fei-Fei: "Perceptual Losses for Real-Time Style Transfer and Super-Resolution", ECCV 2016, on
-VGG-16 or VGG-19 (Simonyan and Zisserman 2015). The library ships no weights and fetches none; the file is
-safetensors with torchvision's names, ``features.N.weight`` and ``features.N.bias``. What else it holds, as
-the classifier, is left unread.
+Johnson, Alahi, Fei-Fei: "Perceptual Losses for Real-Time Style Transfer and Super-Resolution", ECCV 2016, on VGG-16 or
+VGG-19 (Simonyan and Zisserman 2015). The library neither ships nor downloads weights. The file is a safetensors file
+with torchvision's names, ``features.N.weight`` and ``features.N.bias``. Other tensors, such as the classifier's, are
+ignored.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from torch import nn
 
 from fedstill.core.errors import ArgumentError, DataError, ModelError
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # what the networks learned with
-# Where torchvision has the convolutions among its layers: a ReLU behind each, a pooling behind each block.
+IMAGENET_MEAN, IMAGENET_STD = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # normalization in the networks' training
+# Indices of the convolutions among torchvision's layers. A ReLU follows each, a pooling each block.
 CONV_INDICES = {
     "VGG-16": [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28],
     "VGG-19": [0, 2, 5, 7, 10, 12, 14, 16, 19, 21, 23, 25, 28, 30, 32, 34],
@@ -27,15 +30,18 @@ CONV_INDICES = {
 OUTPUT_INDICES = {
     "VGG-16": (2, 7, 14, 21),
     "VGG-19": (2, 7, 14, 23),
-}  # those of relu1_2, relu2_2, relu3_3 and relu4_3
+}  # convolutions before relu1_2, relu2_2, relu3_3 and relu4_3
 TENSOR_NAME = re.compile(r"features\.(\d+)\.(weight|bias)")
 
 
 class VGGFeatures(nn.Module):
-    """Frozen convolutions, given by their places: images to relu1_2, relu2_2, relu3_3 and relu4_3.
+    """Frozen convolutions of a VGG: images to the activations relu1_2, relu2_2, relu3_3 and relu4_3.
 
-    ``told`` are the places of these; ``mean`` and ``std`` are what images were normalized with, per channel;
-    pixels are 0..1.
+    Args:
+        convolutions: convolutions by their index among torchvision's layers.
+        output_indices: indices of the convolutions whose activations are returned.
+        mean: mean with which images were normalized, per channel; pixels are in 0..1.
+        std: standard deviation with which images were normalized, per channel.
     """
 
     imagenet_mean: torch.Tensor
@@ -46,60 +52,63 @@ class VGGFeatures(nn.Module):
     def __init__(
         self,
         convolutions: Mapping[int, nn.Conv2d],
-        told: Sequence[int],
+        output_indices: Sequence[int],
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
         super().__init__()
         parts: list[nn.Module] = []
         layers: list[nn.Module] = []
-        for place, convolution in convolutions.items():
+        for index, convolution in convolutions.items():
             layers += [convolution, nn.ReLU()]
-            if place in told:
+            if index in output_indices:
                 parts.append(nn.Sequential(*layers))
                 layers = []
-            if place + 2 not in convolutions:
+            if index + 2 not in convolutions:
                 layers.append(nn.MaxPool2d(2))
         self.parts = nn.ModuleList(parts)
-        known = {"mean": mean, "std": std, "imagenet_mean": IMAGENET_MEAN, "imagenet_std": IMAGENET_STD}
-        for name, values in known.items():
+        buffers = {"mean": mean, "std": std, "imagenet_mean": IMAGENET_MEAN, "imagenet_std": IMAGENET_STD}
+        for name, values in buffers.items():
             self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
         self.eval().requires_grad_(False)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Normalized images ``(B, 1 or 3, H, W)``, 8 pixels a side or more, to four activations."""
-        x = (x * self.std + self.mean).expand(-1, 3, -1, -1)  # gray three times
+        """Map normalized images ``(B, 1 or 3, H, W)``, at least 8 pixels per side, to four activations."""
+        x = (x * self.std + self.mean).expand(-1, 3, -1, -1)  # repeats gray images three times
         x = (x - self.imagenet_mean) / self.imagenet_std
-        found: list[torch.Tensor] = []
+        activations: list[torch.Tensor] = []
         for part in self.parts:
             x = part(x)
-            found.append(x)
-        return tuple(found)
+            activations.append(x)
+        return tuple(activations)
 
 
 def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> VGGFeatures:
-    """VGG-16 or VGG-19, whichever a file holds, frozen and in evaluation mode.
+    """Return the VGG-16 or VGG-19 in a file, frozen and in evaluation mode.
 
     Args:
-        path: a safetensors file with torchvision's names. Widths may differ from the published ones.
-        mean, std: the images' declared normalization, per channel, 1 or 3; without them pixels in 0..1.
+        path: safetensors file with torchvision's names. Widths may differ from the published ones.
+        mean: mean of the images' normalization, 1 or 3 channels. Default: pixels in 0..1.
+        std: standard deviation of the images' normalization.
 
     Raises:
-        ArgumentError: images of another number of channels.
-        DataError: there is no such file, or it is no safetensors file.
-        ModelError: what it holds is not the convolutions of a VGG-16 or VGG-19.
+        ArgumentError: images have another number of channels.
+        DataError: the file does not exist or is not a safetensors file.
+        ModelError: the file does not hold the convolutions of a VGG-16 or VGG-19.
     """
     if len(mean) not in (1, 3):
-        allowed = "none: a VGG sees images of 1 or 3 channels"
-        raise ArgumentError(f"VGG weights for inputs of {len(mean)} channels", str(path), allowed)
+        expected = "none: a VGG takes images of 1 or 3 channels"
+        raise ArgumentError(f"VGG weights for inputs of {len(mean)} channels", str(path), expected)
     try:
         with safe_open(str(path), "pt") as file:
-            # Only what is wanted: the published classifier has 120 million numbers.
+            # Read the convolutions only: the published classifier has 120 million parameters.
             tensors = {name: file.get_tensor(name) for name in file.keys() if TENSOR_NAME.fullmatch(name)}  # noqa: SIM118
     except FileNotFoundError as error:
-        raise DataError(f"VGG weights {str(path)!r}: there is no such file") from error
+        raise DataError(f"file not found: {path} (VGG weights)") from error
     except (SafetensorError, OSError) as error:
-        raise DataError(f"VGG weights {str(path)!r} (expected a safetensors file ({error}))") from error
+        raise DataError(
+            f"invalid VGG weights {str(path)!r}: {error} (expected a safetensors file)"
+        ) from error
     form, convolutions = _convolutions(tensors, str(path))
     return VGGFeatures(convolutions, OUTPUT_INDICES[form], mean, std)
 
@@ -107,33 +116,33 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
 def perceptual_loss(
     features: Callable[[torch.Tensor], Sequence[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """The perceptual loss of each pair of images ``(B, channels, H, W)``: ``(B,)``, with gradients to both.
+    """Return the perceptual loss of each pair of images ``(B, channels, H, W)``: ``(B,)``, with gradients to both.
 
-    Johnson et al., Eq. 2, the mean of squared differences of an activation; here the mean over activations.
+    Johnson et al., Eq. 2: the mean squared difference of an activation, here averaged over activations.
     """
     pairs = zip(features(x), features(y), strict=True)
-    return torch.stack([(mine - theirs).square().flatten(1).mean(1) for mine, theirs in pairs]).mean(0)
+    return torch.stack([(first - second).square().flatten(1).mean(1) for first, second in pairs]).mean(0)
 
 
 def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, dict[int, nn.Conv2d]]:
-    """Which form a file has, and its convolutions by their places."""
+    """Return ``"VGG-16"`` or ``"VGG-19"``, and the convolutions by their index among torchvision's layers."""
     whose = f"VGG weights {path!r}"
-    places = sorted(int(name.split(".")[1]) for name in tensors if name.endswith(".weight"))
-    form = next((form for form, known in CONV_INDICES.items() if known == places), None)
+    indices = sorted(int(name.split(".")[1]) for name in tensors if name.endswith(".weight"))
+    form = next((form for form, known in CONV_INDICES.items() if known == indices), None)
     if form is None:
-        allowed = " or ".join(f"those of {name}, features.{known}" for name, known in CONV_INDICES.items())
-        raise ModelError(f"{whose} have convolutions at {places} (expected {allowed})")
+        expected = " or ".join(f"those of {name}, features.{known}" for name, known in CONV_INDICES.items())
+        raise ModelError(f"{whose} have convolutions at {indices} (expected {expected})")
     channels, convolutions = 3, {}
-    for place in places:
-        found = [tensors.get(f"features.{place}.{part}", torch.zeros(0)) for part in ("weight", "bias")]
-        shapes = [tuple(tensor.shape) for tensor in found]
-        out = len(found[0])
+    for index in indices:
+        pair = [tensors.get(f"features.{index}.{part}", torch.zeros(0)) for part in ("weight", "bias")]
+        shapes = [tuple(tensor.shape) for tensor in pair]
+        out = len(pair[0])
         if not out or shapes != [(out, channels, 3, 3), (out,)]:
-            wanted = f"(out, {channels}, 3, 3) and (out,)"
-            raise ModelError(f"{whose}: features.{place} has shapes {shapes} (expected {wanted})")
-        if not all(tensor.isfinite().all() for tensor in found):
-            raise ModelError(f"{whose}: features.{place} holds NaN or infinity")
-        layer = nn.Conv2d(channels, out, 3, padding=1, device="meta")  # draws nothing
-        layer.weight, layer.bias = (nn.Parameter(tensor.float()) for tensor in found)
-        convolutions[place], channels = layer, out
+            expected = f"(out, {channels}, 3, 3) and (out,)"
+            raise ModelError(f"{whose}: features.{index} has shapes {shapes} (expected {expected})")
+        if not all(tensor.isfinite().all() for tensor in pair):
+            raise ModelError(f"{whose}: features.{index} holds NaN or infinity")
+        layer = nn.Conv2d(channels, out, 3, padding=1, device="meta")  # samples no initial weights
+        layer.weight, layer.bias = (nn.Parameter(tensor.float()) for tensor in pair)
+        convolutions[index], channels = layer, out
     return form, convolutions

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from fedstill.core.errors import QueryRefused
-from fedstill.core.hashing import digits
+from fedstill.core.hashing import parse_fingerprint
 from fedstill.core.table_schema import Schema
 from fedstill.node.policy import PolicyConfig
 
@@ -26,15 +26,17 @@ def require_server(node: str, policy: PolicyConfig, server: str) -> None:
     Raises:
         QueryRefused: naming the rule.
     """
-    if policy.allowed_servers and digits(server) not in map(digits, policy.allowed_servers):
+    if policy.allowed_servers and parse_fingerprint(server) not in map(
+        parse_fingerprint, policy.allowed_servers
+    ):
         raise QueryRefused(node, "join", f"allowed_servers: not {server or 'one that nothing proves'}")
 
 
-def require_nodes(node: str, policy: PolicyConfig, least: int) -> None:
+def require_nodes(node: str, policy: PolicyConfig, min_nodes: int) -> None:
     """Refuse a run that would go on with too few nodes; 0: its server does not say. QueryRefused."""
-    if least < policy.min_nodes:
-        told = f"the run may go on with {least}" if least else "it is not said how many are asked"
-        raise QueryRefused(node, "join", f"min_nodes: {policy.min_nodes}, and {told}")
+    if min_nodes < policy.min_nodes:
+        reason = f"the run may go on with {min_nodes}" if min_nodes else "it is not said how many are asked"
+        raise QueryRefused(node, "join", f"min_nodes: {policy.min_nodes}, and {reason}")
 
 
 def require_schema(node: str, own: Schema, schema: Schema) -> None:
@@ -66,6 +68,6 @@ def require_hour(node: str, policy: PolicyConfig, query: str, clock: Clock = dat
     """Refuse outside the policy's hours, with :class:`QueryRefused`."""
     first, _, last = policy.hours.partition("-")
     now = f"{clock():%H:%M}"
-    inside = first <= now < last if first <= last else now >= first or now < last
-    if policy.hours and not inside:
+    is_inside = first <= now < last if first <= last else now >= first or now < last
+    if policy.hours and not is_inside:
         raise QueryRefused(node, query, f"hours: {policy.hours}, by the clock of the node")

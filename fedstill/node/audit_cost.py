@@ -60,9 +60,16 @@ def compute_audit_cost(
     is_unknown = no_guarantee or len(units - {unit})
     try:
         cost = cost_from_dict(events)
-        remaining = None if budget is None else remaining_epsilon(budget, events, is_unknown, all_runs=run == ALL_RUNS)
+        remaining = (
+            None
+            if budget is None
+            else remaining_epsilon(budget, events, is_unknown, all_runs=run == ALL_RUNS)
+        )
         return AuditCost(
-            no_guarantee, dict(events), None if no_guarantee else compute_epsilon(cost, delta, accountant), remaining
+            no_guarantee,
+            dict(events),
+            None if no_guarantee else compute_epsilon(cost, delta, accountant),
+            remaining,
         )
     except ArgumentError:
         return AuditCost(no_guarantee)

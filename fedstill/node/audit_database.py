@@ -58,7 +58,7 @@ class Database:
                 if not self._path.exists():
                     _create_atomically(self._path.resolve())
                 # SQLite gives its own further files the same rights.
-                private_files.touch(self._path.resolve())
+                private_files.create_empty(self._path.resolve())
             connection = sqlite3.connect(
                 target + mode,
                 LOCK_TIMEOUT,
@@ -151,7 +151,7 @@ def _create_atomically(path: Path) -> None:
         return  # of a log that is gone: SQLite gives them to the next file of that name, unless it is empty
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         temporary = Path(folder) / path.name
-        private_files.touch(temporary)
+        private_files.create_empty(temporary)
         with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
             for statement in (
                 "PRAGMA journal_mode = WAL",

@@ -160,10 +160,14 @@ def parse_line(line: object) -> dict[str, Any] | None:
         return None
     try:
         fields = json.loads(line)
-        is_complete = fields.keys() >= {"at", *REQUIRED} and all(FIELD_CHECKS[name][0](fields[name]) for name in fields)
+        is_complete = fields.keys() >= {"at", *REQUIRED} and all(
+            FIELD_CHECKS[name][0](fields[name]) for name in fields
+        )
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return None
-    return {**ENTRY_DEFAULTS, **fields} if is_complete and (fields["run"] or fields["part"] == SETTLED) else None
+    return (
+        {**ENTRY_DEFAULTS, **fields} if is_complete and (fields["run"] or fields["part"] == SETTLED) else None
+    )
 
 
 def check_entry(entry: Entry) -> None:

@@ -74,5 +74,8 @@ def read_total_spent(file: NodeFile, folder: Path) -> TotalSpent:
     with closing(AuditLog(path, read_only=True)) as audit:
         spending = audit.spending(NODE_DATA, ALL_RUNS)
         return TotalSpent(
-            spending.total_events, spending.total_no_guarantee, frozenset(audit.totals.units(NODE_DATA)), audit.fault
+            spending.total_events,
+            spending.total_no_guarantee,
+            frozenset(audit.totals.units(NODE_DATA)),
+            audit.fault,
         )

@@ -67,4 +67,10 @@ def _is_total(row: tuple[object, object, Mapping[object, object]]) -> bool:
         and (name in (NO_GUARANTEE, QUERIES, BYTES) or name.startswith(UNIT_PREFIX) or is_event(name))
         for name in counts
     )
-    return is_text(payer) and bool(run) and is_text(run) and has_known_names and all(map(is_count, counts.values()))
+    return (
+        is_text(payer)
+        and bool(run)
+        and is_text(run)
+        and has_known_names
+        and all(map(is_count, counts.values()))
+    )

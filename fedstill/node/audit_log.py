@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.hashing import link
+from fedstill.core.hashing import chain_hash
 from fedstill.node import audit_head
 from fedstill.node.audit_database import AuditError, Database
 from fedstill.node.audit_entries import (
@@ -104,11 +104,11 @@ class AuditLog:
             raise ArgumentError("run of an entry", entry.run, "its name")
         if entry.part == SETTLED:
             raise ArgumentError("part of an entry", entry.part, "that of an answer")
-        return self._write_entry(entry, check, once=True)
+        return self._write_entry(entry, check, skip_repeated=True)
 
     def append(self, entry: Entry) -> None:
         """Write down what costs nothing, also if it was written before: a refusal."""
-        self._write_entry(entry, lambda spent: None, once=False)
+        self._write_entry(entry, lambda spent: None, skip_repeated=False)
 
     def _write_entry(self, entry: Entry, check: Callable[[Spending], None], skip_repeated: bool) -> int:
         check_entry(entry)
@@ -285,7 +285,7 @@ class AuditLog:
         expected = Head()
         query = "SELECT entry, line, hash FROM entries WHERE entry > ? ORDER BY entry"
         for number, line, stored_hash in self._database.execute(query, (after,)):
-            fields, hash_ = parse_line(line), link(self._last_hash, number, line)
+            fields, hash_ = parse_line(line), chain_hash(self._last_hash, number, line)
             if number != self._last_number + 1:
                 fault = fault or f"entry {self._last_number + 1} is missing"
             if fields is None or stored_hash != hash_:
@@ -316,7 +316,9 @@ class AuditLog:
         if self._newest_entry() == last_entry:
             return
         query = "SELECT entry, hash FROM entries WHERE entry = ?"
-        is_unchanged = not last_entry[0] or self._database.execute(query, last_entry[:1]).fetchone() == last_entry
+        is_unchanged = (
+            not last_entry[0] or self._database.execute(query, last_entry[:1]).fetchone() == last_entry
+        )
         self._read_entries(self._last_number)
         self.fault = self.fault if is_unchanged else f"entry {last_entry[0]} is not as it was written"
 
@@ -332,7 +334,7 @@ class AuditLog:
         if number > MAX_ENTRY_NUMBER:
             message = f"no entry can follow number {self._last_number}: move away what says so, this log or its head"
             raise AuditError(self._database.location, f"{message}, and settle")
-        hash_ = link(self._last_hash, number, line)
+        hash_ = chain_hash(self._last_hash, number, line)
         if (
             self._database.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, line, hash_)).rowcount
             != 1

@@ -109,11 +109,22 @@ class EntryTotals:
             )
             for name in (run, ALL_RUNS)
         )
-        run_no_guarantee, total_no_guarantee = run_events.pop(NO_GUARANTEE, 0), total_events.pop(NO_GUARANTEE, 0)
+        run_no_guarantee, total_no_guarantee = (
+            run_events.pop(NO_GUARANTEE, 0),
+            total_events.pop(NO_GUARANTEE, 0),
+        )
         run_queries, total_queries = run_events.pop(QUERIES, 0), total_events.pop(QUERIES, 0)
         run_events.pop(BYTES, 0)
         total_bytes = total_events.pop(BYTES, 0)
-        return Spending(run_events, total_events, run_no_guarantee, total_no_guarantee, run_queries, total_queries, total_bytes)
+        return Spending(
+            run_events,
+            total_events,
+            run_no_guarantee,
+            total_no_guarantee,
+            run_queries,
+            total_queries,
+            total_bytes,
+        )
 
     def units(self, payer: str, run: str = ALL_RUNS) -> set[str]:
         """What a payer's prices protect, in one run or in all: events of two units add up to nothing."""

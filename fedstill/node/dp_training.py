@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from fedstill.core.compute import Compute, as_laid_out
+from fedstill.core.compute import Compute, match_layout
 from fedstill.core.errors import ArgumentError
 from fedstill.data.augmentation import augment_examples
 from fedstill.models.module_utils import in_mode
@@ -77,10 +77,12 @@ def private_step(
         node.query_context_hash,
         *purpose,
     )  # what is asked again otherwise is another release, with other noise
-    drawn = poisson_sample(node.data, rate, dp.sampler(*names, "sample"))
-    trained = {name: own for name, own in module.named_parameters() if name not in node.frozen[role]}
-    inputs, targets = drawn.inputs, drawn.targets
-    if augment is not None and len(drawn):
+    batch_ = poisson_sample(node.data, rate, dp.sampler(*names, "sample"))
+    trained = {
+        name: parameter for name, parameter in module.named_parameters() if name not in node.frozen[role]
+    }
+    inputs, targets = batch_.inputs, batch_.targets
+    if augment is not None and len(batch_):
         inputs, targets = augment(inputs, targets, dp.sampler(*names, "augment"))
     rows = examples_at_once(len(node.data), batch)
     with in_mode(module, True):
@@ -93,23 +95,23 @@ def private_step(
         gradient = total.float() / batch
         if public_loss is not None:
             gradient = gradient + public_gradient(module, trained, public_loss)
-    pieces = torch.split(gradient, [own.numel() for own in trained.values()])
-    for own, piece in zip(trained.values(), pieces, strict=True):
-        own.grad = as_laid_out(piece.view(own.shape), own)
+    pieces = torch.split(gradient, [parameter.numel() for parameter in trained.values()])
+    for parameter, piece in zip(trained.values(), pieces, strict=True):
+        parameter.grad = match_layout(piece.view(parameter.shape), parameter)
     optimizer.step()
     optimizer.zero_grad()
     return loss
 
 
-def _consume_step(node: Node, role: str, rate: float) -> None:
+def _consume_step(node: Node, role: str, sampling_rate_: float) -> None:
     """Take a step off those that are charged for the query that is answered."""
     if node.remaining_private_steps is None:
         return
-    batch, left = node.remaining_private_steps.get(role, (0, 0))
-    if not left or rate > dpsgd.sampling_rate(len(node.data), batch):
-        allowed = "as many private steps, of as many records, as the query declares (span, trains, rows)"
-        raise ArgumentError(f"steps of the {role} of {node.name}", "more", allowed)
-    node.remaining_private_steps[role] = batch, left - 1
+    batch, remaining = node.remaining_private_steps.get(role, (0, 0))
+    if not remaining or sampling_rate_ > dpsgd.sampling_rate(len(node.data), batch):
+        expected = "as many private steps, of as many records, as the query declares (span, trains, rows)"
+        raise ArgumentError(f"steps of the {role} of {node.name}", "more", expected)
+    node.remaining_private_steps[role] = batch, remaining - 1
 
 
 def train_privately(
@@ -168,31 +170,42 @@ def _with_precomputed_features(node: Node) -> Node:
     model, data = node.model, node.data
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
         return node
-    learning = {id(own) for name, own in model.named_parameters() if name not in node.frozen["model"]}
+    learning = {
+        id(parameter) for name, parameter in model.named_parameters() if name not in node.frozen["model"]
+    }
     layers = list(model)
-    learns = [any(id(own) in learning for own in layer.parameters()) for layer in layers]
-    at = learns.index(True) if learning and len(data) else 0
-    fixed, head = nn.Sequential(*layers[:at]), nn.Sequential(*layers[at:])
-    leaves = {name: own.detach() for name, own in fixed.named_parameters()}
+    learns = [any(id(parameter) in learning for parameter in layer.parameters()) for layer in layers]
+    first_trained = learns.index(True) if learning and len(data) else 0
+    fixed, head = nn.Sequential(*layers[:first_trained]), nn.Sequential(*layers[first_trained:])
+    leaves = {name: parameter.detach() for name, parameter in fixed.named_parameters()}
     training = model.training
 
-    def one(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
+    def features_of(leaves: dict[str, torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
         return [functional_call(fixed, leaves, (x.unsqueeze(0),))[0]]
 
     with torch.no_grad():
         fixed.train()  # as in a step
-        fits = at > 0 and len(data) * one(leaves, data.inputs[0])[0].numel() <= MAX_CACHED_NUMBERS
-        alone = PerExample(one, min(FEATURE_BATCH, len(data)), fixed, leaves, data.inputs) if fits else None
-        pieces = [] if alone is None else [features for [features] in alone(leaves, data.inputs)]
+        fits = (
+            first_trained > 0
+            and len(data) * features_of(leaves, data.inputs[0])[0].numel() <= MAX_CACHED_NUMBERS
+        )
+        per_example = (
+            PerExample(features_of, min(FEATURE_BATCH, len(data)), fixed, leaves, data.inputs)
+            if fits
+            else None
+        )
+        pieces = [] if per_example is None else [features for [features] in per_example(leaves, data.inputs)]
         fixed.train(training)
-    if alone is None:
+    if per_example is None:
         return node
-    twin = copy.copy(node)
-    twin.data = dataclasses.replace(data, inputs=torch.cat(pieces))
-    twin.modules = {"model": head[0] if len(head) == 1 else head}
-    still = (name for name, own in twin.model.named_parameters() if id(own) not in learning)
-    twin.frozen = {"model": frozenset(still)}
-    return twin
+    copied = copy.copy(node)
+    copied.data = dataclasses.replace(data, inputs=torch.cat(pieces))
+    copied.modules = {"model": head[0] if len(head) == 1 else head}
+    frozen_names = (
+        name for name, parameter in copied.model.named_parameters() if id(parameter) not in learning
+    )
+    copied.frozen = {"model": frozenset(frozen_names)}
+    return copied
 
 
 def _example_losses(task: Task, config: LocalConfig) -> PrivateLoss:

@@ -82,10 +82,14 @@ class Gate:
         if names != set(sends):
             yield f"tensors: exactly {sorted(sends)}, not {sorted(names)}"
         for name, tensor in tensors.items():
-            if (rule := self._tensor_fault(query, name, tensor, wire_kind(name, sends), input_shape)) is not None:
+            if (
+                rule := self._tensor_fault(query, name, tensor, wire_kind(name, sends), input_shape)
+            ) is not None:
                 yield rule
         # What came in a shorter form grows to four bytes a number.
-        float32_bytes = sum(4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors)
+        float32_bytes = sum(
+            4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors
+        )
         if float32_bytes > (self.policy.max_message or math.inf):
             yield f"max_message: {self.policy.max_message}, and in float32 it has {float32_bytes} bytes"
         for name, tensor in decompress(tensors).items():
@@ -102,7 +106,7 @@ class Gate:
         """The rule that one tensor breaks by its form or its number of rows."""
         max_rows, row_count = self.policy.max_rows or math.inf, tensor.shape[:1].numel()
         if name.endswith(SCALE):
-            has_scale = COMPRESSED_WIRE.form(kind) != "float32"
+            has_scale = COMPRESSED_WIRE.wire_dtype(kind) != "float32"
             return None if has_scale else f"tensors: {name} came, and {kind} have no scales"
         description = f"{tensor.dtype} {tuple(tensor.shape)}"
         if kind == INDICES and tensor.numel() > max_rows:
@@ -151,7 +155,9 @@ class Gate:
         if rule is not None:
             raise QueryRefused(self.node, received.query, rule)
         # What was answered once may be again; other content under the same number is another query.
-        if received.content_hash not in self.audit.totals.sibling_contents(vars(self._entry(received, RESPONSE))):
+        if received.content_hash not in self.audit.totals.sibling_contents(
+            vars(self._entry(received, RESPONSE))
+        ):
             self._require_approved(received.query)
             self._require_within_limits(received.query, self.audit.spending(self.payer, self.run), 1, 1)
             if self.budgets is not None:
@@ -168,7 +174,9 @@ class Gate:
         if not self.budgets.charged_attempts(received, query, sent):
             self.budgets.charge_training(received, query, sent, 0)
 
-    def _require_within_limits(self, query: str, spending: Spending, extra_queries: int, extra_bytes: int) -> None:
+    def _require_within_limits(
+        self, query: str, spending: Spending, extra_queries: int, extra_bytes: int
+    ) -> None:
         """Refuse what would pass a limit of the policy, with what has left already, in all runs."""
         max_queries, max_bytes = self.policy.max_queries, self.policy.max_bytes
         if max_queries and extra_queries and spending.total_queries + extra_queries > max_queries:
@@ -176,7 +184,9 @@ class Gate:
         if max_bytes and spending.total_bytes + extra_bytes > max_bytes:
             raise QueryRefused(self.node, query, f"max_bytes: {max_bytes} bytes")
 
-    def _require_approved(self, query: str, byte_count: int = 0, extra_queries: int = 1, is_changed: bool = False) -> None:
+    def _require_approved(
+        self, query: str, byte_count: int = 0, extra_queries: int = 1, is_changed: bool = False
+    ) -> None:
         """Refuse what goes beyond what the owner has approved: another query, one more (be it the same one
         again, with another answer), or more bytes."""
         if self.approved is None:
@@ -185,8 +195,14 @@ class Gate:
         rule = None
         if query not in self.approved.queries:
             rule = f"approved: {', '.join(self.approved.queries)}"
-        elif max_times and extra_queries and self.audit.totals.response_counts[self.run, self.node, query] + extra_queries > max_times:
-            rule = f"approved: {max_times} times{', and this came out otherwise before' if is_changed else ''}"
+        elif (
+            max_times
+            and extra_queries
+            and self.audit.totals.response_counts[self.run, self.node, query] + extra_queries > max_times
+        ):
+            rule = (
+                f"approved: {max_times} times{', and this came out otherwise before' if is_changed else ''}"
+            )
         elif max_bytes and byte_count > max_bytes:
             rule = f"approved: {max_bytes} bytes of an answer"
         if rule is not None:
@@ -221,7 +237,7 @@ class Gate:
             QueryRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers
                 that cannot be added (without masks), more bytes than the policy allows, or more privacy than
                 the budget.
-            OwnDataError: rows of another width than the query declares, where their price follows from it.
+            NodeDataError: rows of another width than the query declares, where their price follows from it.
             AuditError: the log is in trouble, or cannot be written; nothing is released then.
         """
         kinds = query.released_kinds()
@@ -339,7 +355,14 @@ class Gate:
         bounded = {name: rule.bound(tensors[name]) for name, rule in rules.items()}
         # Noise is named after all that it hides, to the last digit: equal noise on two answers would cancel.
         bounded_digest = digest(part, bounded)
-        noise_names = ("gate", received.number, part, received.content_hash, received.history_hash, bounded_digest)
+        noise_names = (
+            "gate",
+            received.number,
+            part,
+            received.content_hash,
+            received.history_hash,
+            bounded_digest,
+        )
         noised = {
             name: rule.noise(bounded[name], mechanism.noise_sampler(*noise_names, name))
             for name, rule in rules.items()
@@ -347,7 +370,9 @@ class Gate:
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name, shape in shapes.items():
             mechanism.require_width(query, name, shape)
-        cost, max_cost = (total_cost(mechanism.release_costs(query, shapes, released)) for released in (noised, None))
+        cost, max_cost = (
+            total_cost(mechanism.release_costs(query, shapes, released)) for released in (noised, None)
+        )
         texts = [f"{name}: {mechanism.describe_rule(query, name, shape)}" for name, shape in shapes.items()]
         return noised, cost, max_cost, "; ".join(texts), bounded_digest
 

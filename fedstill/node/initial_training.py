@@ -45,8 +45,8 @@ class InitialTraining:
         """How far it has come, in tens: more would tell how many examples there are."""
         return 100 if self.is_done else 10 * (10 * self.steps // self._total_steps())
 
-    def run(self, until: float, meanwhile: Callable[[], None]) -> bool:
-        """Train until a time (``time.monotonic()``), or the end, and call ``meanwhile`` after every few
+    def run(self, deadline: float, after_chunk: Callable[[], None]) -> bool:
+        """Train until a time (``time.monotonic()``), or the end, and call ``after_chunk`` after every few
         steps.
 
         Returns:
@@ -56,9 +56,9 @@ class InitialTraining:
             NodeFault: an earlier call failed: what it learned would be learned, and told, on top.
         """
         total = self._total_steps()
-        while self._span is not None and self.steps < total and time.monotonic() < until:
+        while self._span is not None and self.steps < total and time.monotonic() < deadline:
             self._train_chunk(self._span)
-            meanwhile()
+            after_chunk()
         return self.steps >= total
 
     def drop_optimizers(self) -> None:
@@ -66,12 +66,12 @@ class InitialTraining:
         for learner in self._node.learners:
             learner.optimizers.pop("model", None)
 
-    def resume(self, steps: Any, done: Any) -> None:
+    def resume(self, steps: Any, is_done: Any) -> None:
         """Go on from where an earlier process stopped; ValueError where nobody could have stopped there."""
-        if type(steps) is not int or type(done) is not bool or not 0 <= steps <= self._total_steps():
-            raise ValueError(f"{steps!r} steps of {self._total_steps()}, done: {done!r}")
-        self.steps, self.is_done = steps, done
-        if done:
+        if type(steps) is not int or type(is_done) is not bool or not 0 <= steps <= self._total_steps():
+            raise ValueError(f"{steps!r} steps of {self._total_steps()}, done: {is_done!r}")
+        self.steps, self.is_done = steps, is_done
+        if is_done:
             self.drop_optimizers()
 
     def _steps_of(self, learner: Node) -> range:
@@ -88,13 +88,15 @@ class InitialTraining:
             raise NodeFault(
                 self._node.name, "train_locally", "its training failed half-way: start the node again"
             )
-        before = 0
+        done_before = 0
         for learner in self._node.learners:
-            mine = len(self._steps_of(learner))
-            if self.steps < before + mine:
-                start, own = self.steps - before, (self._task, self._local_config, self._compute)
+            own_steps = len(self._steps_of(learner))
+            if self.steps < done_before + own_steps:
+                start, arguments = self.steps - done_before, (self._task, self._local_config, self._compute)
                 self._is_interrupted = True
-                done = local_training.train([learner], *own, span=span, start=start, steps=STEPS_PER_CHUNK)
-                self.steps, self._is_interrupted = before + done, False
+                done = local_training.train(
+                    [learner], *arguments, span=span, start=start, steps=STEPS_PER_CHUNK
+                )
+                self.steps, self._is_interrupted = done_before + done, False
                 return
-            before += mine
+            done_before += own_steps

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from fedstill.core.errors import ArgumentError, DeployError, QueryRefused
-from fedstill.core.startup_kit import KIT, StartupKit
+from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.node.admission import require_server
 from fedstill.node.policy import PolicyConfig
 
@@ -16,8 +16,8 @@ def server_faults(policy: PolicyConfig, authority: str) -> list[str]:
     try:
         require_server("", policy, authority)
     except QueryRefused:
-        allowed = f"a list with {authority}, the authority of the startup kit, or an empty one"
-        return [str(ArgumentError("policy.allowed_servers", list(policy.allowed_servers), allowed))]
+        expected = f"a list with {authority}, the authority of the startup kit, or an empty one"
+        return [str(ArgumentError("policy.allowed_servers", list(policy.allowed_servers), expected))]
     return []
 
 
@@ -25,18 +25,18 @@ def kit_faults(folder: Path, name: str | None) -> list[str]:
     """What is wrong with the kit in a node's folder; the node's name, if it is known, must be the kit's."""
     if importlib.util.find_spec("nvflare") is None:
         return ["NVIDIA FLARE is not installed: pip install 'fedstill[flare]'"]
-    kit = StartupKit(folder / KIT)
+    kit = StartupKit(folder / KIT_FOLDER)
     if not kit.path("fed_client.json").is_file():
-        way_out = "copy the one that you were given to there, or set online = false"
-        return [f"{kit.folder} holds no startup kit: {way_out}"]
+        advice = "copy the one that you were given to there, or set online = false"
+        return [f"{kit.folder} holds no startup kit: {advice}"]
     files = [kit.path(file) for file in ("client.crt", "client.key", "rootCA.pem")]
-    found = [f"{path} is missing: copy the startup kit there again" for path in files if not path.is_file()]
+    faults = [f"{path} is missing: copy the startup kit there again" for path in files if not path.is_file()]
     try:
-        if not found:
-            kit.require_in_force()
-        kit.target("client")
+        if not faults:
+            kit.require_valid()
+        kit.server_address("client")
         if name not in (None, kit.name):
-            found.append(str(ArgumentError("name", name, f"{kit.name!r}, as the startup kit has it")))
+            faults.append(str(ArgumentError("name", name, f"{kit.name!r}, as the startup kit has it")))
     except DeployError as error:
-        found.append(str(error))
-    return found
+        faults.append(str(error))
+    return faults

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedstill.core.errors import DeployError, OwnDataError
-from fedstill.core.startup_kit import StartupKit, issued_by
+from fedstill.core.errors import DeployError, NodeDataError
+from fedstill.core.startup_kit import StartupKit, is_issued_by
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -25,7 +25,7 @@ class KitIdentity:
     """The certificate, key and authority of a node's startup kit.
 
     Raises:
-        OwnDataError: the folder holds no such kit.
+        NodeDataError: the folder holds no such kit.
     """
 
     def __init__(self, kit: Path) -> None:
@@ -38,7 +38,7 @@ class KitIdentity:
             self._authority = startup.authority
             self._servers = {str(server["identity"]) for server in startup.config("client", "servers")}
         except (DeployError, OSError, ValueError, TypeError, LookupError) as error:
-            raise OwnDataError(f"{kit} holds no certificate, key and authority: {error}") from error
+            raise NodeDataError(f"{kit} holds no certificate, key and authority: {error}") from error
 
     def sign(self, claim: bytes, value: bytes) -> bytes:
         """A card: a value, this node's certificate, and its signature of the claim."""
@@ -50,7 +50,7 @@ class KitIdentity:
         elif isinstance(self._key, ec.EllipticCurvePrivateKey):
             signature = self._key.sign(claim, ec.ECDSA(SHA256()))
         else:
-            raise OwnDataError("the kit's key is neither of RSA nor of an elliptic curve")
+            raise NodeDataError("the kit's key is neither of RSA nor of an elliptic curve")
         card = {"value": value.hex(), "certificate": self._pem.decode(), "signature": signature.hex()}
         return json.dumps(card).encode()
 
@@ -70,9 +70,9 @@ class KitIdentity:
         if len(card) > MAX_CARD_BYTES:
             raise ValueError(f"it has {len(card)} bytes, allowed are {MAX_CARD_BYTES}")
         try:
-            told = json.loads(card)
-            value, signature = bytes.fromhex(told["value"]), bytes.fromhex(told["signature"])
-            certificate = x509.load_pem_x509_certificate(told["certificate"].encode())
+            fields = json.loads(card)
+            value, signature = bytes.fromhex(fields["value"]), bytes.fromhex(fields["signature"])
+            certificate = x509.load_pem_x509_certificate(fields["certificate"].encode())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("it is none") from error
         self._require_issued(certificate, name)
@@ -82,7 +82,7 @@ class KitIdentity:
     def _require_issued(self, certificate: Certificate, name: str) -> None:
         from cryptography.x509.oid import NameOID
 
-        if not issued_by(certificate, self._authority):
+        if not is_issued_by(certificate, self._authority):
             raise ValueError("its certificate is not of this federation's authority")
         if (
             not certificate.not_valid_before_utc
@@ -90,9 +90,11 @@ class KitIdentity:
             <= certificate.not_valid_after_utc
         ):
             raise ValueError("its certificate has run out")
-        named = [each.value for each in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        if named != [name]:
-            raise ValueError(f"its certificate is of {named}")
+        names = [
+            attribute.value for attribute in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        ]
+        if names != [name]:
+            raise ValueError(f"its certificate is of {names}")
         # The authority signs these as well, and the server has both.
         if name in self._servers or certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
             raise ValueError("its certificate is a server's or an administrator's, and no node's")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.compute import Compute, onto
-from fedstill.core.cuda_graphs import Memory, Recorded, recordable
+from fedstill.core.compute import Compute, copy_to_device
+from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
 from fedstill.core.errors import ArgumentError
 from fedstill.data.augmentation import augment_examples, sample_augmentation
 from fedstill.models.module_utils import in_mode
@@ -33,11 +33,13 @@ TrainStep = Callable[[NodeGroup, int, torch.Tensor, torch.Tensor], torch.Tensor]
 MIN_STEPS_TO_CAPTURE = 50  # steps that repay what it takes to record one
 
 
-def make_optimizer(trained: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
     """The optimizer of one network's parameters, as local training has it."""
     if config.optimizer == "adam":
-        return torch.optim.Adam(trained, config.lr, weight_decay=config.weight_decay, fused=True)
-    return torch.optim.SGD(trained, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True)
+        return torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.SGD(
+        parameters, config.lr, config.momentum, weight_decay=config.weight_decay, fused=True
+    )
 
 
 def make_optimizers(nodes: Sequence[Node], config: LocalConfig) -> None:
@@ -46,10 +48,10 @@ def make_optimizers(nodes: Sequence[Node], config: LocalConfig) -> None:
     A node whose model is frozen as a whole has nothing to train and gets none.
     """
     for node in nodes:
-        named, frozen = node.model.named_parameters(), node.frozen["model"]
-        trained = [parameter for name, parameter in named if name not in frozen]
-        if trained:
-            node.optimizers["model"] = make_optimizer(trained, config)
+        parameters, frozen = node.model.named_parameters(), node.frozen["model"]
+        trainable = [parameter for name, parameter in parameters if name not in frozen]
+        if trainable:
+            node.optimizers["model"] = make_optimizer(trainable, config)
         node.captured_step = None
 
 
@@ -63,7 +65,7 @@ def train(
     start: int = 0,
     steps: int | None = None,
     report: Report | None = None,
-    work: TrainStep | None = None,
+    train_step: TrainStep | None = None,
     roles: Sequence[str] = ("model",),
     purpose: str = "local",
 ) -> int:
@@ -76,8 +78,8 @@ def train(
         start: steps of the span done before, to go on after a stop.
         steps: at most so many steps now, or None for all that are left.
         report: called after each step.
-        work: what one step does; None is a step of the model on the task's loss.
-        roles: the networks that ``work`` trains. All others stand still, as in use.
+        train_step: what one step does; None is a step of the model on the task's loss.
+        roles: the networks that ``train_step`` trains. All others stand still, as in use.
         purpose: names the random draws of the steps, apart from those of the batches.
 
     Returns:
@@ -85,41 +87,45 @@ def train(
     """
     private = nodes[0].private_steps.get("model")
     if private is not None:
-        if work is not None or len(nodes) > 1:
+        if train_step is not None or len(nodes) > 1:
             whose = f"privacy of {nodes[0].name}"
             raise ArgumentError(whose, "dp-sgd", "a method that trains on the task's loss")
-        about = (nodes[0], task, config, compute)
-        where: dict[str, Any] = {"span": span, "start": start, "steps": steps}
-        return dp_training.train_privately(*about, dp=private, report=report, purpose=purpose, **where)
+        arguments = (nodes[0], task, config, compute)
+        position: dict[str, Any] = {"span": span, "start": start, "steps": steps}
+        return dp_training.train_privately(*arguments, dp=private, report=report, purpose=purpose, **position)
     totals = {node.name: max(config.steps(len(node.data)), span.parts) for node in nodes}
     spans = {node.name: span.steps(totals[node.name]) for node in nodes}
     nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable: most work first
     lengths = [len(spans[node.name]) for node in nodes]
-    firsts = [spans[node.name].start for node in nodes]
+    first_steps = [spans[node.name].start for node in nodes]
     streams = [_BatchStream(node, task, config) for node in nodes]
     group = NodeGroup(nodes)
     for role in nodes[0].modules:
         group.module(role).train(role in roles)
-    if work is None:
-        work = task_loss_step(task, config)
-        if len(nodes) == 1 and lengths[0] >= MIN_STEPS_TO_CAPTURE and compute.records(nodes[0].model):
-            work = capture_train_step(nodes[0], compute, work)
+    if train_step is None:
+        train_step = task_loss_step(task, config)
+        if (
+            len(nodes) == 1
+            and lengths[0] >= MIN_STEPS_TO_CAPTURE
+            and compute.uses_cuda_graphs(nodes[0].model)
+        ):
+            train_step = capture_train_step(nodes[0], compute, train_step)
     end = lengths[0] if steps is None else min(lengths[0], start + steps)
     for step in range(start, end):
         active = sum(length > step for length in lengths)
         batches = [
-            stream.batch(first + step) for stream, first in zip(streams[:active], firsts, strict=False)
+            stream.batch(first + step) for stream, first in zip(streams[:active], first_steps, strict=False)
         ]
         inputs = stack_tensors([inputs for inputs, _ in batches])  # (active, batch, C, H, W)
         targets = stack_tensors([targets for _, targets in batches])  # (active, batch, ...)
-        for node, first in zip(nodes[:active], firsts, strict=False):
+        for node, first in zip(nodes[:active], first_steps, strict=False):
             rate = cosine_lr(first + step, totals[node.name], config.lr, config.lr_end)
             for role in roles:
                 set_lr(node.optimizers[role], rate)
-        number = firsts[0] + step
+        number = first_steps[0] + step
         # The nodes of a group draw nothing from the global generator unless each stands alone.
         with torch.enable_grad(), compute.step(nodes[0].seed, nodes[0].name, purpose, number):
-            losses = work(group, number, inputs, targets)  # (active,)
+            losses = train_step(group, number, inputs, targets)  # (active,)
         if report is not None:
             report(nodes[:active], step + 1, losses.detach())
     for role in nodes[0].modules:
@@ -129,29 +135,31 @@ def train(
     return end
 
 
-def capture_train_step(node: Node, compute: Compute, work: TrainStep) -> TrainStep:
+def capture_train_step(node: Node, compute: Compute, train_step: TrainStep) -> TrainStep:
     """A step of one node's model that a GPU records, for as long as its training lasts."""
     optimizer = node.optimizers["model"]
-    recordable(optimizer)
+    make_capturable(optimizer)
     if node.captured_step is None:
 
-        def step(inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"losses": work(NodeGroup([node]), 0, inputs, targets)}
+        def one_step(inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"losses": train_step(NodeGroup([node]), 0, inputs, targets)}
 
-        node.captured_step = Recorded(step, Memory([node.model], [optimizer]), compute.graphs)
-    again = node.captured_step
-    return lambda group, step, inputs, targets: again(inputs=inputs, targets=targets)["losses"]
+        node.captured_step = CudaGraphStep(
+            one_step, StaticBuffers([node.model], [optimizer]), compute.cuda_graphs
+        )
+    graph = node.captured_step
+    return lambda group, one_step, inputs, targets: graph(inputs=inputs, targets=targets)["losses"]
 
 
 def task_loss_step(task: Task, config: LocalConfig) -> TrainStep:
     """A step of each model on the task's own loss."""
 
-    def work(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def train_step(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         losses = task.loss(group.module("model")(inputs), targets, config.smoothing)  # (G,)
         group.step("model", losses)
         return losses
 
-    return work
+    return train_step
 
 
 class _BatchStream:
@@ -164,24 +172,26 @@ class _BatchStream:
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs ``(batch, C, H, W)`` and targets ``(batch, ...)`` of one batch."""
         total = len(self.node.data)
-        first, last = number * self.size, (number + 1) * self.size
-        pieces = [
-            self._shuffled(turn)[max(first - turn * total, 0) : last - turn * total]
-            for turn in range(first // total, (last - 1) // total + 1)
+        start, end = number * self.size, (number + 1) * self.size
+        indices = [
+            self._shuffled(pass_number)[max(start - pass_number * total, 0) : end - pass_number * total]
+            for pass_number in range(start // total, (end - 1) // total + 1)
         ]
-        data = self.node.data.subset(onto(torch.cat(pieces), self.node.data.inputs.device))
+        data = self.node.data.subset(copy_to_device(torch.cat(indices), self.node.data.inputs.device))
         if self.augment == "none":
             return data.inputs, data.targets
-        draws = sample_augmentation(len(data), self.node.generator("augment", number))
-        return augment_examples(self.task, data.inputs, data.targets, draws, self.augment)
+        numbers = sample_augmentation(len(data), self.node.generator("augment", number))
+        return augment_examples(self.task, data.inputs, data.targets, numbers, self.augment)
 
-    def _shuffled(self, turn: int) -> torch.Tensor:
-        if turn not in self._passes:
-            self._passes = {kept: order for kept, order in self._passes.items() if kept == turn - 1}
-            self._passes[turn] = torch.randperm(
-                len(self.node.data), generator=self.node.generator("pass", turn)
+    def _shuffled(self, pass_number: int) -> torch.Tensor:
+        if pass_number not in self._passes:
+            self._passes = {
+                number: order for number, order in self._passes.items() if number == pass_number - 1
+            }
+            self._passes[pass_number] = torch.randperm(
+                len(self.node.data), generator=self.node.generator("pass", pass_number)
             )
-        return self._passes[turn]
+        return self._passes[pass_number]
 
 
 def inference_batch_size(inputs: torch.Tensor) -> int:
@@ -193,8 +203,8 @@ def inference_batch_size(inputs: torch.Tensor) -> int:
     >>> at_once(torch.empty(1, 3, 32, 32)), at_once(torch.empty(1, 3, 256, 256))
     (85, 1)
     """
-    numbers = 2**18 if inputs.device.type == "cpu" else 2**22
-    return max(1, min(1000, numbers // max(inputs[0].numel(), 1)))
+    max_numbers = 2**18 if inputs.device.type == "cpu" else 2**22
+    return max(1, min(1000, max_numbers // max(inputs[0].numel(), 1)))
 
 
 def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
@@ -203,15 +213,15 @@ def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.T
         return torch.cat([model(part).float() for part in torch.split(inputs, inference_batch_size(inputs))])
 
 
-def train_round(nodes: NodeGroup, round: int, rounds: int, work: TrainStep | None = None) -> None:
-    """One round's part of the local training of a group's models; ``work`` is a step, if not on the task's
+def train_round(nodes: NodeGroup, round: int, rounds: int, train_step: TrainStep | None = None) -> None:
+    """One round's part of the local training of a group's models; ``train_step`` is a step, if not on the task's
     loss.
 
     The optimizer starts anew, since what it remembers belongs to weights that were replaced.
     """
-    at = nodes.setting
-    make_optimizers(nodes.nodes, at.local)
+    setting = nodes.setting
+    make_optimizers(nodes.nodes, setting.local)
     span = Span.part(round, rounds)
-    train(nodes.nodes, at.task, at.local, at.compute, span=span, work=work)
+    train(nodes.nodes, setting.task, setting.local, setting.compute, span=span, train_step=train_step)
     for node in nodes.nodes:
         node.optimizers.pop("model", None)

@@ -85,11 +85,22 @@ class MaskedHandler(RequestHandler):
         contribution = super()._sum_contribution(node, request, exchange)
         if contribution is None or request is None:
             return None
-        context_hashes = (exchange.query_history_hash, "" if gradients is None else sha256_digest(gradients, _memory_layout(gradients)))
+        context_hashes = (
+            exchange.query_history_hash,
+            "" if gradients is None else sha256_digest(gradients, _memory_layout(gradients)),
+        )
         mask = self.masks.mask(request, exchange.query.name, context_hashes)
-        check_weights = None if self._noise_run else self.masks.check_weights  # counts with noise differ in each run
+        check_weights = (
+            None if self._noise_run else self.masks.check_weights
+        )  # counts with noise differ in each run
         replacement, always_replace = self.masks.replacement(request), self.masks.is_exhausted
-        return replace(contribution, add_mask=mask, replacement=replacement, always_replace=always_replace, check_weights=check_weights)
+        return replace(
+            contribution,
+            add_mask=mask,
+            replacement=replacement,
+            always_replace=always_replace,
+            check_weights=check_weights,
+        )
 
 
 def _memory_layout(tensors: Tensors) -> str:

@@ -33,10 +33,10 @@ COPIES_IN_TRAINING = 4  # of each parameter: its weight, its gradient and what A
 OUT_OF_MEMORY = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memory", re.IGNORECASE)
 
 
-def memory_limit(most: int | None, device: torch.device) -> int:
+def memory_limit(limit: int | None, device: torch.device) -> int:
     """Bytes that a run may take on a device under policy ``max_memory``; 0 is no limit."""
-    if most is not None:
-        return most
+    if limit is not None:
+        return limit
     machine = int(DEFAULT_SHARE * _machine_memory())
     if device.type != "cuda":
         return machine
@@ -53,26 +53,26 @@ def _machine_memory() -> int:
     return min(found)
 
 
-def limit_process(most: int, device: torch.device) -> None:
-    """Let this process have ``most`` bytes (0: no limit) beside what it has now: what asks for more is
+def limit_process(limit: int, device: torch.device) -> None:
+    """Let this process have ``limit`` bytes (0: no limit) beside what it has now: what asks for more is
     refused.
 
     The system sees to it on Linux (``RLIMIT_DATA``), and torch on a GPU. On other systems only what is worked
     out beforehand is refused.
     """
-    if not most:
+    if not limit:
         return
     if sys.platform == "linux":
         import resource
 
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         now = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-        soft = most + (int(now[1]) * 1024 if now else 0)
+        soft = limit + (int(now[1]) * 1024 if now else 0)
         resource.setrlimit(
             resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
         )
     if device.type == "cuda":
-        share = most / torch.cuda.get_device_properties(device).total_memory
+        share = limit / torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
 
 
@@ -105,7 +105,7 @@ def bytes_per_input(model: nn.Module, shape: tuple[int, ...], form: Form = "imag
     >>> of_input(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 2, 2))
     36
     """
-    device = next((own.device for own in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     x = example_inputs(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm takes no row alone
     with in_mode(model, False):
         try:
@@ -117,37 +117,37 @@ def bytes_per_input(model: nn.Module, shape: tuple[int, ...], form: Form = "imag
 def _saved_bytes(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
     """Bytes of all that is kept for the way back from inputs, and of what comes out."""
 
-    def there(tensor: torch.Tensor) -> torch.Tensor:
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device=device) if device.type == "meta" else tensor.detach()
 
-    leaves = {name: there(own).requires_grad_() for name, own in model.named_parameters()}
-    leaves |= {name: there(own) for name, own in model.named_buffers()}
-    owned = {_storage_id(leaf) for leaf in leaves.values()}
-    kept: dict[int, torch.Tensor] = {}  # by where they lie, so that none is counted twice
+    tensors = {name: moved(own).requires_grad_() for name, own in model.named_parameters()}
+    tensors |= {name: moved(own) for name, own in model.named_buffers()}
+    own_storages = {_storage_id(leaf) for leaf in tensors.values()}
+    saved: dict[int, torch.Tensor] = {}  # by where they lie, so that none is counted twice
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if _storage_id(tensor) not in owned:
-            kept[_storage_id(tensor)] = tensor
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        if _storage_id(tensor) not in own_storages:
+            saved[_storage_id(tensor)] = tensor
         return tensor
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         # Gradients may be asked of it, but through a model that only predicts, which has no parameters.
         x = x.to(device).requires_grad_(x.is_floating_point() and any(True for _ in model.parameters()))
-        keep(functional_call(model, leaves, (x,)))
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        save(functional_call(model, tensors, (x,)))
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, most: int) -> None:
+def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, limit: int) -> None:
     """Refuse a network of ours, with what a batch of so many inputs keeps, before it has any memory.
 
     Raises:
-        TooLarge: it would take more than ``most`` bytes; 0 is no limit.
+        MemoryLimitExceeded: it would take more than ``limit`` bytes; 0 is no limit.
     """
-    if not most:
+    if not limit:
         return
     try:
         with torch.device("meta"):
@@ -159,23 +159,23 @@ def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, mos
         if "overflow" not in str(error).lower():
             raise
         need = math.inf
-    require_memory(_describe_model(spec), need, most)
+    require_memory(_describe_model(spec), need, limit)
 
 
-def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, most: int) -> None:
+def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, limit: int) -> None:
     """Refuse a run whose network, examples, a batch of these, and public inputs are too large together.
 
     Raises:
-        TooLarge: they take more than ``most`` bytes; 0 is no limit.
+        MemoryLimitExceeded: they take more than ``limit`` bytes; 0 is no limit.
     """
-    if not most:
+    if not limit:
         return
     need = training_bytes(model) + batch * bytes_per_input(model, spec.shape, spec.task.task_class.form)
-    require_memory(_describe_model(spec), need, most)
+    require_memory(_describe_model(spec), need, limit)
     responses = public * (example_bytes(spec) + 2 * 4 * math.prod(spec.output_shape))
-    require_memory(f"{public} public inputs with answers about them", need + responses, most)
-    own = COPIES * round_up_to_power_of_two(examples) * example_bytes(spec)
-    require_memory("its data beside its model and public data", need + responses + own, most)
+    require_memory(f"{public} public inputs with answers about them", need + responses, limit)
+    data_bytes = COPIES * round_up_to_power_of_two(examples) * example_bytes(spec)
+    require_memory("its data beside its model and public data", need + responses + data_bytes, limit)
 
 
 def _describe_model(spec: InputSpec) -> str:

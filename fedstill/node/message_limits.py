@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from fedstill.core import timing
-from fedstill.core.errors import QueryRefused, TooLarge
+from fedstill.core.errors import MemoryLimitExceeded, QueryRefused
 from fedstill.data.input_spec import InputSpec, require_memory
 from fedstill.data.public import PublicData
 from fedstill.node import memory_limits
@@ -35,70 +35,72 @@ def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
         QueryRefused: naming the policy's rule. A server may know what of its own was too large, and not
             how much data or memory there are.
     """
-    late = QueryRefused(node, query, f"max_seconds: {seconds}, and it takes longer")
+    refusal = QueryRefused(node, query, f"max_seconds: {seconds}, and it takes longer")
     try:
-        with timing.within(seconds, lambda: late):
+        with timing.time_limit(seconds, lambda: refusal):
             yield
     except Exception as error:
         if isinstance(error, QueryRefused) or not (
-            isinstance(error, TooLarge) or memory_limits.is_out_of_memory(error)
+            isinstance(error, MemoryLimitExceeded) or memory_limits.is_out_of_memory(error)
         ):
             raise
-        what = error.what if isinstance(error, TooLarge) else "it"
+        subject = error.what if isinstance(error, MemoryLimitExceeded) else "it"
         if query == JOIN:  # which of its parts is too large would tell how many records there are
             logger.error("refused, as max_memory allows less: %s", error)
-            what = "the run"
-        rule = f"max_memory: {what} would take more than the node's owner allows"
+            subject = "the run"
+        rule = f"max_memory: {subject} would take more than the node's owner allows"
         raise QueryRefused(node, query, rule) from error
 
 
 class QuerySizeLimits:
     """What one node can be asked about at once, in ``most`` bytes; 0 is no limit."""
 
-    def __init__(self, node: Node, public: PublicData | None, spec: InputSpec, most: int) -> None:
-        self._node, self._public, self._spec, self._most = node, public, spec, most
+    def __init__(self, node: Node, public: PublicData | None, spec: InputSpec, limit: int) -> None:
+        self._node, self._public, self._spec, self._most = node, public, spec, limit
 
     def require(self, query: Query, tensors: Tensors) -> None:
         """Refuse what is too much, or does not fit the run.
 
         Raises:
             QueryRefused: rows that the public data do not have, or tensors of another form than the run's.
-            TooLarge: more inputs at once than the node's networks have memory for.
+            MemoryLimitExceeded: more inputs at once than the node's networks have memory for.
         """
         self._require_shapes(query, tensors)
-        most = 0 if self._public is None else len(self._public)
+        row_count = 0 if self._public is None else len(self._public)
         indices = [name for name, kind in query.sends.items() if kind == INDICES]
         for name in indices:
             rows = tensors[name]
             # Two of them may be a range, which stops before its second: that may be the end, which is no row.
-            end = most if len(rows) == 2 and bool(rows[0] <= rows[1]) else most - 1
-            if rows.numel() and not (most and 0 <= int(rows.min()) <= int(rows.max()) <= end):
-                rule = f"rows: {name} names rows outside the {most} of the public data"
+            end = row_count if len(rows) == 2 and bool(rows[0] <= rows[1]) else row_count - 1
+            if rows.numel() and not (row_count and 0 <= int(rows.min()) <= int(rows.max()) <= end):
+                rule = f"rows: {name} names rows outside the {row_count} of the public data"
                 raise QueryRefused(self._node.name, query.name, rule)
-        rows_asked = max([0, *(len(tensors[name]) for name, kind in query.sends.items() if kind == INPUTS)])
-        if rows_asked and self._most:
-            need = rows_asked * self._bytes_per_input
-            require_memory(f"a query about {rows_asked} inputs at once", need, self._most)
-        named = sum(tensors[name].numel() for name in indices)
-        if named and self._public is not None:  # one may be named often, and is copied each time
-            each = tensor_bytes(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
-            require_memory(f"a query about {named} public inputs at once", named * each, self._most)
+        input_count = max([0, *(len(tensors[name]) for name, kind in query.sends.items() if kind == INPUTS)])
+        if input_count and self._most:
+            need = input_count * self._bytes_per_input
+            require_memory(f"a query about {input_count} inputs at once", need, self._most)
+        row_total = sum(tensors[name].numel() for name in indices)
+        if row_total and self._public is not None:  # one may be named often, and is copied each time
+            bytes_per_row = tensor_bytes(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
+            require_memory(
+                f"a query about {row_total} public inputs at once", row_total * bytes_per_row, self._most
+            )
 
     def _require_shapes(self, query: Query, tensors: Tensors) -> None:
         """Refuse counts, logits and schedules that are none of this run's, by what its plan says alone."""
-        about = next((tensors[name] for name, kind in query.sends.items() if kind == INDICES), None)
+        indices = next((tensors[name] for name, kind in query.sends.items() if kind == INDICES), None)
         for name, kind in query.sends.items():
             tensor, rule = tensors[name], None
-            wanted: tuple[int, ...] | None = None
+            expected: tuple[int, ...] | None = None
             if kind == LABEL_COUNTS:
-                wanted = (self._task.classes,)
-            elif kind == LOGITS and about is not None:  # of the rows that come with them
-                wanted = (len(about), *self._spec.outputs)
+                expected = (self._task.classes,)
+            elif kind == LOGITS and indices is not None:  # of the rows that come with them
+                expected = (len(indices), *self._spec.outputs)
             elif kind == SCHEDULE and (tensor.ndim or tensor.dtype != torch.int64 or int(tensor) < 0):
                 rule = f"schedule: {name} is one whole number from 0 up, int64"
-            if wanted is not None and (tensor.dtype != torch.float32 or tuple(tensor.shape) != wanted):
-                found = f"{tensor.dtype} {tuple(tensor.shape)}"
-                rule = f"{kind}: {name} is {found}, and in this run torch.float32 {wanted}"
+            if expected is not None and (tensor.dtype != torch.float32 or tuple(tensor.shape) != expected):
+                received = f"{tensor.dtype} {tuple(tensor.shape)}"
+                rule = f"{kind}: {name} is {received}, and in this run torch.float32 {expected}"
             if rule is not None:
                 raise QueryRefused(self._node.name, query.name, rule)
 
@@ -111,10 +113,10 @@ class QuerySizeLimits:
         """Bytes that the node's networks keep of one input that they are asked about."""
         shape, modules = tuple(self._node.data.inputs.shape[1:]), self._node.modules
         form = self._spec.task.task_class.form
-        each = memory_limits.bytes_per_input(modules["model"], shape, form)
+        total = memory_limits.bytes_per_input(modules["model"], shape, form)
         weight = next(modules["critic"].parameters()) if "critic" in modules else None
         if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers
-            each += 2 * memory_limits.bytes_per_input(modules["critic"], (weight.shape[1], *shape[1:]))
+            total += 2 * memory_limits.bytes_per_input(modules["critic"], (weight.shape[1], *shape[1:]))
         elif weight is not None and weight.ndim == 2:  # of rows of a table
-            each += 2 * memory_limits.bytes_per_input(modules["critic"], shape, form)
-        return each
+            total += 2 * memory_limits.bytes_per_input(modules["critic"], shape, form)
+        return total

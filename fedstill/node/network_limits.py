@@ -25,9 +25,9 @@ class _ParameterLimit(TorchFunctionMode):
     All layers of torch take theirs from ``torch.empty``, called here on the meta device first.
     """
 
-    def __init__(self, most: int, node: str, query: str) -> None:
+    def __init__(self, limit: int, node: str, query: str) -> None:
         super().__init__()
-        self.most, self.node, self.query, self.created = most, node, query, 0.0
+        self.most, self.node, self.query, self.created = limit, node, query, 0.0
 
     def __torch_function__(
         self,
@@ -53,27 +53,27 @@ def _count_numbers(*args: Any, **given: Any) -> float:
         return float("inf")
 
 
-def limit_parameters(side: NodeSide, most: int, node: str) -> NodeSide:
-    """A method's part at a node, which makes no networks of more than ``most`` parameters at once; 0: no
+def limit_parameters(side: NodeSide, limit: int, node: str) -> NodeSide:
+    """A method's part at a node, which makes no networks of more than ``limit`` parameters at once; 0: no
     limit.
 
     The new side refuses where networks are made: before anything else, and with each query that brings
     one, with :class:`QueryRefused`.
     """
 
-    def within(query: str) -> AbstractContextManager[object]:
-        return _ParameterLimit(most, node, query) if most else nullcontext()
+    def limiting(query: str) -> AbstractContextManager[object]:
+        return _ParameterLimit(limit, node, query) if limit else nullcontext()
 
     def prepare(nodes: Sequence[Node]) -> None:
-        with within("join"):
+        with limiting("join"):
             side.prepare(nodes)
 
-    def guarded(query: Query) -> Handler:
+    def guard(query: Query) -> Handler:
         def handler(*args: Any, **inputs: Any) -> Mapping[str, torch.Tensor]:
-            with within(query.name):
+            with limiting(query.name):
                 return query.handler(*args, **inputs)
 
         return handler if GENERATOR_PARAMETERS in query.sends.values() else query.handler
 
-    queries = {name: replace(each, handler=guarded(each)) for name, each in side.queries.items()}
+    queries = {name: replace(each, handler=guard(each)) for name, each in side.queries.items()}
     return replace(side, queries=queries, prepare=prepare)

@@ -22,9 +22,9 @@ def prepare_network(
     compute: Compute,
     shape: tuple[int, ...],
     seed: int,
-    whose: str,
+    label: str,
     *,
-    parted: bool,
+    split_: bool,
     vocabulary: int = 0,
 ) -> nn.Module:
     """A network on the device; in extractor and head, if a method needs these.
@@ -32,31 +32,31 @@ def prepare_network(
     Raises:
         ModelError: it cannot be parted.
     """
-    placed = compute.place(model)
-    if not parted:
+    placed = compute.to_device(model)
+    if not split_:
         return placed
-    parts = split_model(placed, whose)
+    parts = split_model(placed, label)
     x = torch.randn(2, *shape, generator=torch_generator(seed, "try"))
     x = (x.abs() * vocabulary).long() % vocabulary if vocabulary else x
     x = x.to(compute.device)
     whole, in_parts = (predict(network, x, compute) for network in (placed, parts))
-    count_features(parts, x, whose, maps=whole.ndim > 2)
+    count_features(parts, x, label, maps=whole.ndim > 2)
     if not torch.allclose(whole, in_parts, atol=1e-2 if compute.precision == "bfloat16" else 1e-4):
-        raise ModelError(f"{whose} cannot be split (expected a head that follows its extractor)")
+        raise ModelError(f"{label} cannot be split (expected a head that follows its extractor)")
     return parts
 
 
 def check_local_batch(
-    model: nn.Module, local: LocalConfig, shape: tuple[int, ...], form: Form, whose: str
+    model: nn.Module, local: LocalConfig, shape: tuple[int, ...], form: Form, label: str
 ) -> None:
     """Refuse local training by single examples of a network that cannot learn from one.
 
     Raises:
         ArgumentError: naming the batch's option.
     """
-    learns = any(own.requires_grad for own in model.parameters())
-    if local.batch == 1 and learns and needs_two_examples(model, shape, form):
-        raise ArgumentError("nodes.local.batch", 1, f"2 or more, for the batch norm of {whose}")
+    is_trained = any(parameter.requires_grad for parameter in model.parameters())
+    if local.batch == 1 and is_trained and needs_two_examples(model, shape, form):
+        raise ArgumentError("nodes.local.batch", 1, f"2 or more, for the batch norm of {label}")
 
 
 def architecture_hash(model: nn.Module) -> str:

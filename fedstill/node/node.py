@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedstill.core.compute import lay_out, onto
-from fedstill.core.cuda_graphs import Recorded
+from fedstill.core.compute import copy_to_device, match_parameter_layout
+from fedstill.core.cuda_graphs import CudaGraphStep
 from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import torch_generator
 from fedstill.models.module_utils import detach_computed
@@ -46,7 +46,7 @@ class Node:
         self.released_counts: dict[
             str, torch.Tensor
         ] = {}  # counts that have left, by which its answers are weighed
-        self.captured_step: Recorded | None = None  # a step of its model's local training, on a GPU
+        self.captured_step: CudaGraphStep | None = None  # a step of its model's local training, on a GPU
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
     def __copy__(self) -> Node:
@@ -91,7 +91,7 @@ class Node:
     def sample(self, size: int, *purpose: str | int) -> TensorData:
         """``size`` of its own examples, with replacement."""
         indices = torch.randint(len(self.data), (size,), generator=self.generator(*purpose))
-        return self.data.subset(onto(indices, self.data.inputs.device))
+        return self.data.subset(copy_to_device(indices, self.data.inputs.device))
 
     def copy_without_gate(self) -> Node:
         """A copy to try things on: own networks, the same data, no gate to release anything."""
@@ -128,7 +128,7 @@ class Node:
                 del node.optimizers[role]
             for role, values in optimizers.items():
                 node.optimizers[role].load_state_dict(values)
-                lay_out(node.optimizers[role])
+                match_parameter_layout(node.optimizers[role])
         self.history_hash, self.pretraining_hash = state["history_hash"], state["pretraining_hash"]
         # What has left weighs its answers for good: others, from before they left, would tell them apart.
         self.query_history_hash, self.released_counts = (

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.options import Checked, NonNegativeInt
+from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.models.model_config import ModelConfig
 from fedstill.node.policy import PolicyConfig
@@ -34,10 +34,10 @@ PATH_OPTIONS = ("data.path", "data.schema", "model.weights", "model.perceptual",
 
 
 @dataclass(frozen=True)
-class ComputeConfig(Checked):
+class ComputeConfig(CheckedOptions):
     """What a node computes on."""
 
-    under: ClassVar[str] = "compute"
+    section: ClassVar[str] = "compute"
 
     device: str = "cpu"
     """A torch device, for example cpu or cuda."""
@@ -54,7 +54,7 @@ class ComputeConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeFile(Checked):
+class NodeFile(CheckedOptions):
     """What an owner says of a node: ``node.toml``."""
 
     name: str
@@ -93,10 +93,10 @@ class NodeFile(Checked):
         for option in PATH_OPTIONS:
             path = str(attrgetter(option)(self))
             try:
-                sound = "\0" not in str(Path(path).expanduser())
+                is_valid = "\0" not in str(Path(path).expanduser())
             except RuntimeError:  # there is no such user
-                sound = False
-            if not sound:
+                is_valid = False
+            if not is_valid:
                 raise ArgumentError(
                     option, path, "a path without zero characters, after ~ a user of this machine"
                 )

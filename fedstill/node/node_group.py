@@ -15,8 +15,8 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedstill.core import timing
-from fedstill.core.compute import as_laid_out, lay_out
-from fedstill.core.cuda_graphs import draws
+from fedstill.core.compute import match_layout, match_parameter_layout
+from fedstill.core.cuda_graphs import uses_global_rng
 from fedstill.core.errors import ArgumentError, QueryRefused
 from fedstill.models.module_utils import load_vector, reparametrized_names, to_vector
 from fedstill.node.node import Node
@@ -99,7 +99,9 @@ def has_hooks(module: nn.Module) -> bool:
 
 def has_only_matrix_products(module: nn.Module) -> bool:
     """Whether all that a network learns are matrix products and norms: stacking these pays on a CPU, too."""
-    trainable_layers = [layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))]
+    trainable_layers = [
+        layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))
+    ]
     return all(isinstance(layer, (nn.Linear, nn.LayerNorm, nn.BatchNorm1d)) for layer in trainable_layers)
 
 
@@ -140,14 +142,14 @@ class StackedModules:
             x: ``(G, B, ...)``.
             submodule: a submodule of each to compute instead of the whole, for example ``"head"``.
         """
-        timing.check()
+        timing.check_limits()
         base = self.modules[0].get_submodule(submodule) if submodule else self.modules[0]
         if len(x) == 1:  # the stacked kernels would only cost
             output: torch.Tensor = base(x[0])
             return output.float().unsqueeze(0)
         count, prefix = len(x), f"{submodule}." if submodule else ""
 
-        def one(parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
+        def call_one(parameters: Any, buffers: Any, x: torch.Tensor) -> torch.Tensor:
             result: torch.Tensor = functional_call(base, (parameters, buffers), (x,))
             return result
 
@@ -188,7 +190,7 @@ class StackedModules:
         for name, grad in zip(names, grads, strict=True):
             for row, own in enumerate(self._module_parameters[: len(losses)]):
                 gradient = grad if is_single or grad is None else grad[row]
-                own[name].grad = None if gradient is None else as_laid_out(gradient, own[name])
+                own[name].grad = None if gradient is None else match_layout(gradient, own[name])
 
     def _stack(self) -> None:
         for name, _ in self.modules[0].named_parameters():
@@ -239,7 +241,7 @@ class NodeGroup:
             self._stacked[role] = StackedModules(modules, self.nodes[0].frozen[role])
             for node in self.nodes:  # stacking has changed how the parameters lie in memory
                 if role in node.optimizers:
-                    lay_out(node.optimizers[role])
+                    match_parameter_layout(node.optimizers[role])
         return self._stacked[role]
 
     def parameter_vectors(self, role: str, submodule: str = "") -> torch.Tensor:
@@ -302,9 +304,13 @@ def _as_float32(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.T
     return tuple(tensor.float() for tensor in inputs)
 
 
-def _submodule_tensors(tensors: Mapping[str, torch.Tensor], prefix: str, count: int) -> dict[str, torch.Tensor]:
+def _submodule_tensors(
+    tensors: Mapping[str, torch.Tensor], prefix: str, count: int
+) -> dict[str, torch.Tensor]:
     """What belongs to one submodule, under the names that it has there."""
-    return {name[len(prefix) :]: tensor[:count] for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name[len(prefix) :]: tensor[:count] for name, tensor in tensors.items() if name.startswith(prefix)
+    }
 
 
 def stack_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -326,7 +332,11 @@ def group_by_architecture(nodes: Sequence[Node]) -> Iterator[list[Node]]:
         # Who learns privately, or has teachers, learns or is asked in its own way; and draws differ once
         # stacked.
         modules = node.modules.values()
-        if node.private_steps or node.teachers or any(draws(each) or has_hooks(each) for each in modules):
+        if (
+            node.private_steps
+            or node.teachers
+            or any(uses_global_rng(each) or has_hooks(each) for each in modules)
+        ):
             key = ("alone", node.name)
         groups.setdefault(key, []).append(node)
     for members in groups.values():

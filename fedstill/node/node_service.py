@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.errors import (
     ArgumentError,
-    OwnDataError,
+    NodeDataError,
     QueryRefused,
 )
 from fedstill.core.hashing import fingerprint
-from fedstill.core.registry import looking_in
-from fedstill.core.text_format import clip
+from fedstill.core.registry import searching_in
+from fedstill.core.text_format import clip_text
 from fedstill.core.version import __version__
 from fedstill.data import node_data
 from fedstill.data.public import PublicData
@@ -96,10 +96,10 @@ class NodeService:
         if (fault := self.security.verify()) is not None:
             raise SecurityLogError(f"the security log in {folder}: {fault}")
         self.schema = node_data.read_node_schema(self.file.data, folder)
-        own = {"policy": as_table(self.file.policy), "privacy": as_table(self.file.privacy)}
-        own["data"] = {"schema": fingerprint(schema_text(self.schema).encode()) if self.schema else ""}
-        own["data"]["classes"] = list(self.file.data.classes)
-        self.security.record_policy({f"{of}.{name}": own[of][name] for of in own for name in own[of]})
+        rules = {"policy": to_table(self.file.policy), "privacy": to_table(self.file.privacy)}
+        rules["data"] = {"schema": fingerprint(schema_text(self.schema).encode()) if self.schema else ""}
+        rules["data"]["classes"] = list(self.file.data.classes)
+        self.security.record_policy({f"{of}.{name}": rules[of][name] for of in rules for name in rules[of]})
         self.compute = owner_folder.make_compute(self.file)
         self.session: Session | None = None
         self._public_cache = PublicDataCache(folder, self.file)
@@ -135,34 +135,34 @@ class NodeService:
             return pack(
                 {"error": self.refusals.error_reply(header, error, self.server_fingerprint, self.session)}
             )
-        with self._lock, looking_in(self.folder):
+        with self._lock, searching_in(self.folder):
             start = time.perf_counter()
             try:
                 with enforce_limits(self.name, "message"):
                     header, tensors = unpack(message, 0)
-                with enforce_limits(self.name, clip(header.get("operation"))):
-                    told, released = self._serve(header, tensors)
-                    return self._reply(told, released, start)
+                with enforce_limits(self.name, clip_text(header.get("operation"))):
+                    body, released = self._serve(header, tensors)
+                    return self._reply(body, released, start)
             except Exception as error:  # the node goes on serving, and says no more than it may
                 return pack(
                     {"error": self.refusals.error_reply(header, error, self.server_fingerprint, self.session)}
                 )
 
-    def _reply(self, told: ReplyPayload, released: Tensors, start: float) -> bytes:
+    def _reply(self, body: ReplyPayload, released: Tensors, start: float) -> bytes:
         """What a node tells and lets out, with the seconds that it took itself."""
         seconds = time.perf_counter() - start
         session = self.session  # records are drawn in secret, or their number is not to be told
         if session is not None and (session.node.private_steps or session.plan.secure_aggregation):
             seconds = math.ceil(10 * seconds) / 10
-        return pack({"body": {} if told is None else asdict(told), "seconds": seconds}, released)
+        return pack({"body": {} if body is None else asdict(body), "seconds": seconds}, released)
 
-    def _refuse_large(self, message: bytes) -> None:
+    def _refuse_large(self, message: size) -> None:
         """Refuse a message by its size or its header's, before anything of it is parsed."""
         policy = self.file.policy
-        for rule, bytes in (("max_message", len(message)), ("max_header", header_size(message))):
-            most = getattr(policy, rule)
-            if most and bytes > most:
-                raise QueryRefused(self.name, "message", f"{rule}: {most}, and it has {bytes} bytes")
+        for rule, size in (("max_message", len(message)), ("max_header", header_size(message))):
+            limit = getattr(policy, rule)
+            if limit and size > limit:
+                raise QueryRefused(self.name, "message", f"{rule}: {limit}, and it has {size} bytes")
 
     def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[ReplyPayload, Tensors]:
         """What the node tells in reply to a message, and what leaves."""
@@ -183,7 +183,7 @@ class NodeService:
             message, TrainLocally | AnswerQuery | ComputeGradients | ConfirmSurvivors | RevealMasks
         ):
             self.require_still_allowed(session, message.operation)
-        gate, sums = session.node.gate, session.plan.secure_aggregation
+        gate, is_summed = session.node.gate, session.plan.secure_aggregation
         match message:
             case TrainLocally():
                 return session.train_locally(message.seconds), {}
@@ -191,10 +191,10 @@ class NodeService:
                 released = session.respond(
                     message.query, number, tensors, message.differentiable, message.sum
                 )
-                return ReleaseReply(gate.release_cost(number, RESPONSE, sums)), released
+                return ReleaseReply(gate.release_cost(number, RESPONSE, is_summed)), released
             case ComputeGradients(number=number):
                 released = session.backward(number, tensors, message.sum)
-                return ReleaseReply(gate.release_cost(number, GRADIENT, sums)), released
+                return ReleaseReply(gate.release_cost(number, GRADIENT, is_summed)), released
             case SaveCheckpoint():
                 session.save_checkpoint(message.checkpoint)
             case LoadCheckpoint():
@@ -207,7 +207,7 @@ class NodeService:
                 raise ArgumentError("operation", message.operation, "a message that a node serves")
         return None, {}
 
-    def _join_run(self, message: JoinRun, server: str, public: Tensors) -> NodeStatus:
+    def _join_run(self, message: JoinRun, server: str, public_tensors: Tensors) -> NodeStatus:
         """What a server process gets to know as it joins this node to a run."""
         if server in self._former_servers:  # its run may be another than the one that goes on here
             raise ArgumentError("server", server, "a server process that none has followed")
@@ -216,11 +216,11 @@ class NodeService:
             self.name, policy, self.server_fingerprint
         )  # before a plan of any size is read
         admission.require_hour(self.name, policy, "join")
-        told = self.join(RunPlan.from_dict(message.plan, policy.methods, policy.tasks), public)
+        status = self.join(RunPlan.from_dict(message.plan, policy.methods, policy.tasks), public_tensors)
         if server != self._server:  # the one before it is over, and messages are counted anew
             self._former_servers.append(self._server)
             self._server, self._last_message = server, -1
-        return told
+        return status
 
     @staticmethod
     def _serve_secure_aggregation(
@@ -236,8 +236,8 @@ class NodeService:
             case ReceiveKeys():
                 for name, card in tensors.items():
                     if card.dtype != torch.uint8 or card.ndim != 1:
-                        found = f"{card.dtype} {tuple(card.shape)}"
-                        raise ArgumentError(f"card of {name}", found, "bytes: uint8, (N,)")
+                        description = f"{card.dtype} {tuple(card.shape)}"
+                        raise ArgumentError(f"card of {name}", description, "bytes: uint8, (N,)")
                 masks.exchange_keys({name: card.numpy().tobytes() for name, card in tensors.items()})
                 return None, {}
             case ConfirmSurvivors():
@@ -250,8 +250,8 @@ class NodeService:
         if envelope.server != self._server:
             return True
         number = self._last_message + 1 if envelope.message is None else envelope.message
-        heard, self._last_message = self._last_message, max(self._last_message, number)
-        return heard >= self._last_message
+        previous, self._last_message = self._last_message, max(self._last_message, number)
+        return previous >= self._last_message
 
     # --- the same from Python ------------------------------------------------------------------------
 
@@ -276,14 +276,16 @@ class NodeService:
             its spec.
         """
         with enforce_limits(self.name, "join", self.file.policy.max_seconds):
-            kept = self._public_cache.read(plan, public or {})
-            if kept is None and plan.public:
+            public_data = self._public_cache.read(plan, public or {})
+            if public_data is None and plan.public:
                 self.require_admission(plan)
                 return replace(NOT_JOINED, needs_public_data=True)
-            approved = self.require_approved(plan, kept)
+            approved = self.require_approved(plan, public_data)
             if public:
                 self._public_cache.store(plan, public)
-                kept = self._public_cache.read(plan, {})  # laid out in memory as it will be after a stop
+                public_data = self._public_cache.read(
+                    plan, {}
+                )  # laid out in memory as it will be after a stop
             if self.session is None or (self.session.plan, self.session.server) != (
                 plan,
                 self.server_fingerprint,
@@ -291,13 +293,21 @@ class NodeService:
                 if self._joins >= MAX_JOINS:  # each is a line of the security log
                     raise QueryRefused(self.name, "join", f"a process joins {MAX_JOINS} runs, and no more")
                 self.leave()
-                of_run = (self.folder, self.file, self.compute, plan, kept, approved, self.server_fingerprint)
-                session = Session(*of_run)
+                arguments = (
+                    self.folder,
+                    self.file,
+                    self.compute,
+                    plan,
+                    public_data,
+                    approved,
+                    self.server_fingerprint,
+                )
+                session = Session(*arguments)
                 self._joins += 1
-                why = f"approve = {self.file.policy.approve!r}"
-                told = {} if approved is None else {"description": approved.sha256}
+                reason = f"approve = {self.file.policy.approve!r}"
+                details = {} if approved is None else {"description": approved.sha256}
                 try:
-                    self.security.write("joined", self.server_fingerprint, why, run=plan.run, **told)
+                    self.security.write("joined", self.server_fingerprint, reason, run=plan.run, **details)
                 except SecurityLogError:
                     session.close()
                     raise
@@ -309,7 +319,7 @@ class NodeService:
     def _record_expected_refusals(self, session: Session, run: str) -> None:
         """Write down what a server is told beforehand that it is refused, as it will not ask."""
         for query, rule in session.refused_queries().items():
-            logger.warning("run %s: %s will be refused: %s", run, query, clip(rule, 1000))
+            logger.warning("run %s: %s will be refused: %s", run, query, clip_text(rule, 1000))
             self.refusals.record(self.server_fingerprint, query, QueryRefused(self.name, query, rule), run)
 
     def require_still_allowed(self, session: Session, query: str) -> None:
@@ -344,9 +354,9 @@ class NodeService:
         self.require_admission(plan)
         if not requires_approval(self.file):
             return None
-        approved = describe(plan, public)
-        self.requests.require_approved(plan.run, approved, self.server_fingerprint)
-        return approved
+        description = describe(plan, public)
+        self.requests.require_approved(plan.run, description, self.server_fingerprint)
+        return description
 
     def leave(self) -> None:
         """End with a run; its files stay."""
@@ -359,5 +369,5 @@ class NodeService:
 def unavailable_reply(error: Exception) -> bytes:
     """What a node answers to all messages while its own folder lets it serve none; its log says why."""
     logger.error("no run can begin here: %s", error)
-    told = {"kind": OwnDataError.__name__, "text": public_text(OwnDataError()), "query": "join"}
-    return pack({"error": told})
+    body = {"kind": NodeDataError.__name__, "text": public_text(NodeDataError()), "query": "join"}
+    return pack({"error": body})

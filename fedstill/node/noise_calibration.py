@@ -19,7 +19,7 @@ def placeholder_noise(config: PrivacyConfig) -> NoiseLevels:
     return {part: 1.0 if table.noise is None else table.noise for part, table in config.noise_tables.items()}
 
 
-def calibrate_noise_levels(config: PrivacyConfig, schedule: RunCosts) -> NoiseLevels:
+def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseLevels:
     """Noise as given; where none is given, as much as the budgets ask for over the whole run.
 
     Where several parts have none, each gets its share of epsilon; since all together cost less than the sum
@@ -28,37 +28,46 @@ def calibrate_noise_levels(config: PrivacyConfig, schedule: RunCosts) -> NoiseLe
     Raises:
         ArgumentError: no noise is enough.
     """
-    parts, used = config.noise_tables, schedule(placeholder_noise(config))
+    parts, costs = config.noise_tables, run_costs(placeholder_noise(config))
     given = {part: table.noise or 0.0 for part, table in parts.items()}
-    missing = [part for part, table in parts.items() if table.noise is None and used.get(part)]
+    uncalibrated = [part for part, table in parts.items() if table.noise is None and costs.get(part)]
     # The run must stay within both; what stays within less stays within more.
-    both = {(config.epsilon, config.delta), config.total_budget}
-    budgets = [(e, d) for e, d in sorted(both) if math.isfinite(e) and d <= min(both)[1]]
-    if not config.protects or not budgets or not missing or total_cost(used) is None:
+    limits = {(config.epsilon, config.delta), config.total_budget}
+    budgets = [
+        (epsilon, d) for epsilon, d in sorted(limits) if math.isfinite(epsilon) and d <= min(limits)[1]
+    ]
+    if not config.protects or not budgets or not uncalibrated or total_cost(costs) is None:
         return given
 
-    def enough(
-        levels: NoiseLevels, base: NoiseLevels, most: float, delta: float, by: Accountant, only: str = ""
+    def required_factor(
+        levels: NoiseLevels,
+        relative: NoiseLevels,
+        max_epsilon: float,
+        delta: float,
+        by: Accountant,
+        only: str = "",
     ) -> float:
-        """By which factor the base must be multiplied for a run (or one part of it) to cost ``most``."""
+        """By which factor the base must be multiplied for a run (or one part of it) to cost ``max_epsilon``."""
 
         def spent(factor: float) -> PrivacyCost:
-            bill = schedule({**levels, **{part: factor * level for part, level in base.items()}})
+            bill = run_costs({**levels, **{part: factor * level for part, level in relative.items()}})
             return (bill[only] if only else total_cost(bill)) or PrivacyCost()
 
         try:
-            return calibrate_noise(spent, most, delta, by)
+            return calibrate_noise(spent, max_epsilon, delta, by)
         except ArgumentError as error:
             run, over_all = config.epsilon, config.total_budget[0]
             name = "epsilon" if run <= over_all else "total_epsilon"
-            raise ArgumentError(f"privacy.{name}", min(run, over_all), error.allowed) from error
+            raise ArgumentError(f"privacy.{name}", min(run, over_all), error.expected) from error
 
-    (most, delta), shares = budgets[0], {part: parts[part].share for part in missing}
-    alone = {
-        part: enough(given, {part: 1.0}, most * share / sum(shares.values()), delta, "rdp", part)
-        for part, share in (shares if len(missing) > 1 else {}).items()
+    (max_epsilon, delta), shares = budgets[0], {part: parts[part].share for part in uncalibrated}
+    separate = {
+        part: required_factor(
+            given, {part: 1.0}, max_epsilon * share / sum(shares.values()), delta, "rdp", part
+        )
+        for part, share in (shares if len(uncalibrated) > 1 else {}).items()
     }
-    base = alone or dict.fromkeys(missing, 1.0)
-    levels = {**given, **base}
-    factor = max(enough(levels, base, *budget, config.accountant) for budget in budgets)
-    return given | {part: factor * level for part, level in base.items()}
+    relative = separate or dict.fromkeys(uncalibrated, 1.0)
+    levels = {**given, **relative}
+    factor = max(required_factor(levels, relative, *budget, config.accountant) for budget in budgets)
+    return given | {part: factor * level for part, level in relative.items()}

@@ -67,16 +67,16 @@ def read_overview(folder: Path) -> Overview:
         FedstillError: its ``node.toml`` or a request cannot be read.
     """
     file = owner_folder.read_node_file(folder)
-    released: dict[tuple[str, str], DailyReleases] = {}
+    releases: dict[tuple[str, str], DailyReleases] = {}
     costs: dict[str, AuditCost] = {}
-    trouble, entries = audit_file.missing_log_fault(audit_file.audit_path(file, folder), folder), 0
-    if trouble is None and audit_file.audit_path(file, folder).exists():
+    fault, entries = audit_file.missing_log_fault(audit_file.audit_path(file, folder), folder), 0
+    if fault is None and audit_file.audit_path(file, folder).exists():
         try:
             with closing(audit_file.open_audit(file, folder, read_only=True)) as audit:
-                entries, trouble = _add_entries(audit, released), audit.fault
+                entries, fault = _add_entries(audit, releases), audit.fault
                 costs = _run_costs(audit, file.privacy, file.privacy.unit(file.data.group))
         except AuditError as error:
-            trouble = str(error)
+            fault = str(error)
     log = SecurityLog(folder)
     try:
         security = log.verify()
@@ -85,34 +85,34 @@ def read_overview(folder: Path) -> Overview:
     return Overview(
         file=file,
         requests=ApprovalRequests(folder, file).list_all(),
-        releases=dict(reversed(released.items())),
+        releases=dict(reversed(releases.items())),
         costs=costs,
-        audit_fault=trouble,
+        audit_fault=fault,
         entry_count=entries,
         security_lines=list(log.lines())[: -MAX_LINES - 1 : -1],
         security_fault=security,
     )
 
 
-def _add_entries(audit: AuditLog, released: dict[tuple[str, str], DailyReleases]) -> int:
+def _add_entries(audit: AuditLog, releases: dict[tuple[str, str], DailyReleases]) -> int:
     """Add up all entries by day and run; how many there are."""
     count = 0
     for entry in audit.entries():
         count += 1
         if entry["part"] in (*RELEASES, REFUSED):
-            sums = released.setdefault((str(entry["at"])[:10], entry["run"]), DailyReleases())
-            sums.bytes_by_kind.update(entry["up"])
-            sums.refused += entry["part"] == REFUSED
-            sums.no_guarantee += entry["no_guarantee"]
+            day = releases.setdefault((str(entry["at"])[:10], entry["run"]), DailyReleases())
+            day.bytes_by_kind.update(entry["up"])
+            day.refused += entry["part"] == REFUSED
+            day.no_guarantee += entry["no_guarantee"]
             if entry["part"] in RELEASES:
-                sums.queries.add(entry["number"])
+                day.queries.add(entry["number"])
     return count
 
 
-def _run_costs(audit: AuditLog, privacy: PrivacyConfig, mine: str) -> dict[str, AuditCost]:
+def _run_costs(audit: AuditLog, privacy: PrivacyConfig, unit: str) -> dict[str, AuditCost]:
     runs = [run for payer, run in audit.totals.events if payer == NODE_DATA and run != ALL_RUNS]
     return {
-        run: compute_audit_cost(audit, NODE_DATA, run, delta, privacy.accountant, privacy, mine)
+        run: compute_audit_cost(audit, NODE_DATA, run, delta, privacy.accountant, privacy, unit)
         for run in ([ALL_RUNS, *reversed(runs[-MAX_RUNS:])] if runs else [])
         for delta in [privacy.total_budget[1] if run == ALL_RUNS else privacy.delta]
     }

@@ -16,11 +16,11 @@ from torch import nn
 
 from fedstill.core import private_files, toml
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.core.config_tables import commented, read_table
+from fedstill.core.config_tables import commented_toml, read_table
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, FedstillError, RunNeeded, UnknownName
-from fedstill.core.registry import looking_in
-from fedstill.core.startup_kit import KIT, StartupKit
+from fedstill.core.errors import ArgumentError, FedstillError, RunRequiredError, UnknownName
+from fedstill.core.registry import searching_in
+from fedstill.core.startup_kit import KIT_FOLDER, StartupKit
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
@@ -52,7 +52,7 @@ def read_node_file(folder: Path) -> NodeFile:
     Raises:
         FedstillError: there is none, or it says something that is not known or not allowed.
     """
-    with looking_in(folder):
+    with searching_in(folder):
         return read_table(NodeFile, _read_table(folder))
 
 
@@ -61,8 +61,8 @@ def _read_table(folder: Path) -> dict[str, Any]:
     try:
         str(folder.resolve()).encode()
     except UnicodeEncodeError as error:
-        allowed = "one in UTF-8: rename it, as files in it could not be named"
-        raise ArgumentError("the node's folder", os.fsencode(folder), allowed) from error
+        expected = "one in UTF-8: rename it, as files in it could not be named"
+        raise ArgumentError("the node's folder", os.fsencode(folder), expected) from error
     if not path.is_file():
         raise FedstillError(f"{folder} has no {FILE}: `fedstill node init {folder}` writes one")
     return toml.read(path)
@@ -79,16 +79,16 @@ def read_secret(folder: Path) -> int:
     try:
         text = path.read_text(encoding="ascii").strip()
     except FileNotFoundError as error:
-        told = f"put it back, or `fedstill node init {folder}` makes a new one"
-        raise FedstillError(f"{path} is missing: {told}") from error
+        advice = f"put it back, or `fedstill node init {folder}` makes a new one"
+        raise FedstillError(f"{path} is missing: {advice}") from error
     except ValueError:
         text = ""
     number = text.removeprefix(REHEARSAL_PREFIX)
     if not number.isdecimal():
         raise FedstillError(f"{path} holds no whole number from 0 up")
     if number == text and int(number) < MIN_SECRET:
-        told = f"delete it, and `fedstill node init {folder}` writes one of 128 random bits"
-        raise FedstillError(f"{path} holds a number that can be guessed, and with it the noise: {told}")
+        advice = f"delete it, and `fedstill node init {folder}` writes one of 128 random bits"
+        raise FedstillError(f"{path} holds a number that can be guessed, and with it the noise: {advice}")
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise FedstillError(f"{path} can be read by others, who could take noise away: chmod 600 {path}")
     return int(number)
@@ -96,12 +96,12 @@ def read_secret(folder: Path) -> int:
 
 def make_compute(file: NodeFile) -> Compute:
     """The node's device and precision; :class:`ArgumentError` where this machine has no such device."""
-    own = file.compute
-    engine = EngineConfig("one-by-one", own.device, own.precision, own.channels_last, own.threads)
+    config = file.compute
+    engine = EngineConfig("one-by-one", config.device, config.precision, config.channels_last, config.threads)
     try:
         return Compute(engine)
     except ArgumentError as error:
-        raise ArgumentError(error.name.replace("engine.", "compute."), error.value, error.allowed) from error
+        raise ArgumentError(error.name.replace("engine.", "compute."), error.value, error.expected) from error
 
 
 # --- writing ------------------------------------------------------------------------------------------
@@ -138,12 +138,12 @@ def init_folder(folder: Path, name: str | None = None) -> bool:
     private_files.make_folder(folder)
     if not (folder / SECRET).exists():
         _write_secret(folder)
-    private_files.replace(folder / FILE, (HEAD + commented(file)).encode())
+    private_files.replace_file(folder / FILE, (HEAD + commented_toml(file)).encode())
     return True
 
 
 def _write_secret(folder: Path) -> None:
-    with open(folder / SECRET, "x", encoding="ascii", opener=private_files.opener) as stream:
+    with open(folder / SECRET, "x", encoding="ascii", opener=private_files.private_opener) as stream:
         stream.write(f"{secrets.randbits(128)}\n")
 
 
@@ -155,11 +155,11 @@ def require_valid(file: NodeFile, data: TensorData, model: nn.Module) -> None:
 
     But for a budget without a mechanism: with that, the gate refuses each query that releases anything.
     """
-    found = policy_faults(file.policy)
+    faults = policy_faults(file.policy)
     if file.privacy.protects:
-        found += privacy_faults(file.privacy, data, model, file.data)
-    if found:
-        raise FedstillError(f"{FILE}: {'; '.join(found)}")
+        faults += privacy_faults(file.privacy, data, model, file.data)
+    if faults:
+        raise FedstillError(f"{FILE}: {'; '.join(faults)}")
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def check_folder(
         task: what a run is about, where its spec is not known; None is classification.
         quick: load neither data nor model, only see that they are there.
     """
-    with looking_in(folder):
+    with searching_in(folder):
         return _check_folder(folder, spec, task, quick)
 
 
@@ -203,16 +203,16 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         table = _read_table(folder)
     except FedstillError as error:
         return FolderCheck(None, faults=(str(error),))
-    file, found, spoilt = _read_with_defaults(table)
-    untold: list[str] = []
+    file, found, invalid = _read_with_defaults(table)
+    unreported: list[str] = []
 
     def attempt(section: str, make: Callable[[], T]) -> T | None:
-        if section in spoilt:
+        if section in invalid:
             return None
         try:
             return make()
-        except RunNeeded as error:
-            untold.append(str(error))
+        except RunRequiredError as error:
+            unreported.append(str(error))
         except FedstillError as error:
             found.append(str(error))
         except OSError as error:
@@ -220,64 +220,64 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
         return None
 
     attempt("secret", lambda: read_secret(folder))
-    data, known = None, None if quick else spec
+    data, known_spec = None, None if quick else spec
     schema = attempt("data", lambda: node_data.read_node_schema(file.data, folder))
     if schema is None:
-        spoilt.add("data")
+        invalid.add("data")
     if quick:
         attempt("data", lambda: node_data.find_path(file.data, folder))
     elif (
         loaded := attempt("data", lambda: node_data.load_node_data(file.data, folder, spec, task))
     ) is not None:
-        data, known = loaded
+        data, known_spec = loaded
         attempt("data", lambda: node_data.check_pixel_range(file.data, *loaded))
-    if known is not None:
-        model = attempt("model", lambda: make_model(file, folder, known))
-        attempt("model", lambda: load_perceptual(file, folder, known))
+    if known_spec is not None:
+        model = attempt("model", lambda: make_model(file, folder, known_spec))
+        attempt("model", lambda: load_perceptual(file, folder, known_spec))
     else:
         model = attempt("model", lambda: check_name_and_weights(file, folder))
     compute = attempt("compute", lambda: make_compute(file))
-    if "policy" not in spoilt:
+    if "policy" not in invalid:
         found += policy_faults(file.policy)
-    if "privacy" not in spoilt:
+    if "privacy" not in invalid:
         found += privacy_faults(file.privacy, data, model, file.data)
-        told = attempt("audit log", lambda: read_total_spent(file, folder))
-        if told is not None and told.trouble is not None:
+        spent = attempt("audit log", lambda: read_total_spent(file, folder))
+        if spent is not None and spent.trouble is not None:
             settle = f"nothing leaves until `fedstill audit accept {folder}`"
-            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {told.trouble}; {settle}")
-        why = (
+            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {spent.trouble}; {settle}")
+        reason = (
             None
-            if told is None
+            if spent is None
             else attempt("audit log", lambda: unwritable_reason(audit_file(file, folder)))
         )
-        if why:
-            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {why}")
+        if reason:
+            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {reason}")
     if (fault := SecurityLog(folder).verify()) is not None:
         found.append(f"the security log: {fault}")
-    if data is not None and "policy" not in spoilt and len(data) < file.policy.min_records:
+    if data is not None and "policy" not in invalid and len(data) < file.policy.min_records:
         found.append(f"policy.min_records is {file.policy.min_records}, and here are {len(data)} examples")
     if file.online:
-        found += (faults := kit_faults(folder, None if "name" in spoilt else file.name))
-        if not faults and "policy" not in spoilt:
-            found += server_faults(file.policy, StartupKit(folder / KIT).authority_fingerprint)
+        found += (faults := kit_faults(folder, None if "name" in invalid else file.name))
+        if not faults and "policy" not in invalid:
+            found += server_faults(file.policy, StartupKit(folder / KIT_FOLDER).authority_fingerprint)
     own = schema or NO_SCHEMA
-    return FolderCheck(file, known, data, model, compute, tuple(found), "; ".join(untold), own)
+    return FolderCheck(file, known_spec, data, model, compute, tuple(found), "; ".join(unreported), own)
 
 
 def _read_with_defaults(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
     """What a table says, its faults, and the sections with wrong values, which say nothing any more."""
-    found: list[str] = []
-    spoilt: set[str] = set()
+    faults: list[str] = []
+    invalid: set[str] = set()
     while True:
         try:
-            return read_table(NodeFile, table), found, spoilt
+            return read_table(NodeFile, table), faults, invalid
         except ArgumentError as error:
-            found.append(str(error))
+            faults.append(str(error))
             if isinstance(error, UnknownName):
                 path = str(error.value)
             else:
                 path = error.name.partition("[")[0]
-                spoilt.add(path.partition(".")[0])
+                invalid.add(path.partition(".")[0])
             if not _remove_key(table, path.split(".")) and path != "name":
                 table = {}  # it would be found for ever
             table.setdefault("name", "unnamed")
@@ -290,11 +290,11 @@ def _remove_key(table: Any, path: list[str]) -> bool:
     return isinstance(table, dict) and table.pop(path[-1], None) is not None
 
 
-def refused_queries(file: NodeFile, through: bool, queries: Mapping[str, Query]) -> dict[str, str]:
+def refused_queries(file: NodeFile, passes_gradients: bool, queries: Mapping[str, Query]) -> dict[str, str]:
     """The rule by which this node would refuse each of some queries that it does not answer, by name.
 
     Args:
-        through: whether gradients go through its model.
+        passes_gradients: whether gradients go through its model.
     """
     rules = {}
     for name, query in queries.items():
@@ -305,7 +305,7 @@ def refused_queries(file: NodeFile, through: bool, queries: Mapping[str, Query])
             rule = query.sum_fault(file.local.optimizer)
         if rule is None and 0 < file.policy.max_rows < query.rows:
             rule = f"max_rows: {file.policy.max_rows}, and it is about {query.rows}"
-        if rule is None and query.differentiable and not through:
+        if rule is None and query.differentiable and not passes_gradients:
             rule = PREDICTION_ONLY
         if rule is not None:
             rules[name] = rule

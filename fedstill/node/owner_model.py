@@ -20,31 +20,31 @@ from fedstill.protocol.method import Needs
 MODEL_OPTION = "model.name"
 
 
-def make_model(file: NodeFile, folder: Path, spec: InputSpec, most: int = 0) -> nn.Module:
+def make_model(file: NodeFile, folder: Path, spec: InputSpec, limit: int = 0) -> nn.Module:
     """The node's model with its first weights; nothing of it has gradients if it is not to be trained.
 
     Args:
         folder: from which paths count.
-        most: bytes that it may take; 0 is no limit. What is the owner's own is not foreseen.
+        limit: bytes that it may take; 0 is no limit. What is the owner's own is not foreseen.
 
     Raises:
-        TooLarge: it would take more.
+        MemoryLimitExceeded: it would take more.
         FedstillError: it cannot be made, does not fit the spec, or its weights are another model's.
     """
-    name, to = file.model.name, spec.interface()
-    if name.partition(":")[0] in models.MODELS.own:  # of another no one can foresee what it takes
-        _check_memory(name, file, spec, most)
-    return custom_model.make(file.model, to, folder, file.seed, "model", file.name, whose=MODEL_OPTION)
+    name, interface = file.model.name, spec.interface()
+    if name.partition(":")[0] in models.MODELS.builtin:  # of another no one can foresee what it takes
+        _check_memory(name, file, spec, limit)
+    return custom_model.make(file.model, interface, folder, file.seed, "model", file.name, whose=MODEL_OPTION)
 
 
-def _check_memory(name: str, file: NodeFile, spec: InputSpec, most: int) -> None:
+def _check_memory(name: str, file: NodeFile, spec: InputSpec, limit: int) -> None:
     classes = len(file.model.classes) or len(spec.classes)
 
     def build() -> nn.Module:
         return models.build(name, spec.shape, classes, file.seed, vocabulary=spec.vocabulary)
 
     with custom_model.name_option_in_errors(MODEL_OPTION, name, spec.shape):
-        memory_limits.check_model(build, spec, file.local.batch, most)
+        memory_limits.check_model(build, spec, file.local.batch, limit)
 
 
 def load_perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:
@@ -71,8 +71,10 @@ def unfit_reason(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compu
         return "nothing of its model is trained here, and every round trains it"
     if needs.split_models:
         try:
-            own, vocabulary = deep_copy(model), spec.vocabulary
-            prepare_network(own, compute, spec.shape, 0, "its model", parted=True, vocabulary=vocabulary)
+            copied_model, vocabulary = deep_copy(model), spec.vocabulary
+            prepare_network(
+                copied_model, compute, spec.shape, 0, "its model", split_=True, vocabulary=vocabulary
+            )
         except ModelError as error:
             return str(error)
     return None

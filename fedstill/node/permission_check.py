@@ -34,14 +34,14 @@ def find_open_files(folder: Path, audit: Path) -> str | None:
     """
     files = [folder / name for name in PRIVATE_FILES] + sorted(folder.glob("security*"))
     files += [audit.with_name(audit.name + end) for end in AUDIT_SUFFIXES]
-    found = [path for path in files if any(map(_is_open, _walk(path)))]
-    names, cures = [path.name for path in found], []
+    open_paths = [path for path in files if any(map(_is_open, _walk(path)))]
+    names, commands = [path.name for path in open_paths], []
     if _is_open(folder):
         names.insert(0, f"{folder}/")
-        cures.append(shlex.join(["chmod", "go=", str(folder)]))
-    if found:
-        cures.append(shlex.join(["chmod", "-R", "go=", *map(str, found)]))
-    return f"open to others of this machine: {', '.join(names)}; {' && '.join(cures)}" if names else None
+        commands.append(shlex.join(["chmod", "go=", str(folder)]))
+    if open_paths:
+        commands.append(shlex.join(["chmod", "-R", "go=", *map(str, open_paths)]))
+    return f"open to others of this machine: {', '.join(names)}; {' && '.join(commands)}" if names else None
 
 
 def _walk(path: Path) -> Iterator[Path]:

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.hashing import digits
-from fedstill.core.options import Checked
+from fedstill.core.hashing import parse_fingerprint
+from fedstill.core.options import CheckedOptions
 
 MIN_MEMORY = 50_000_000  # bytes
 POLICY, EACH_RUN = "policy", "each run"
@@ -22,10 +22,10 @@ Limit = Annotated[int, Ge(0), "0 (no limit) or more, a whole number"]
 
 
 @dataclass(frozen=True)
-class PolicyConfig(Checked):
+class PolicyConfig(CheckedOptions):
     """What a node's owner allows."""
 
-    under: ClassVar[str] = "policy"
+    section: ClassVar[str] = "policy"
 
     queries: tuple[str, ...] = ("*",)
     """Queries that may be answered; "*" is all that the method declares."""
@@ -111,7 +111,7 @@ class PolicyConfig(Checked):
             expected = f"0 (no limit), or {MIN_MEMORY} or more"
             raise ArgumentError("policy.max_memory", self.max_memory, expected)
         for server in self.allowed_servers:
-            if len(digits(server)) != 32:
+            if len(parse_fingerprint(server)) != 32:
                 raise ArgumentError("policy.allowed_servers", server, "fingerprints of 32 hexadecimal digits")
         first, _, last = self.hours.partition("-")
         if self.hours and (not re.fullmatch(HOURS_PATTERN, self.hours) or first == last):

@@ -21,34 +21,37 @@ from fedstill.tasks import TASKS
 
 def policy_faults(policy: PolicyConfig) -> list[str]:
     """Methods and tasks that are not installed here; and queries that no method asks, being misspelt."""
-    found = []
+    faults = []
     for option, registry in (("methods", METHODS), ("tasks", TASKS)):
         for name in getattr(policy, option):
             try:
                 registry[name]
             except FedstillError as error:
-                found.append(f"policy.{option}: {error}")
-    if found:
-        return found
-    named = [name for name in policy.queries if name != "*"]
-    if not named:  # all queries of all methods are not quickly found
-        return found
+                faults.append(f"policy.{option}: {error}")
+    if faults:
+        return faults
+    names = [name for name in policy.queries if name != "*"]
+    if not names:  # all queries of all methods are not quickly found
+        return faults
     if any(
-        name not in METHODS.own and METHODS[name].queries is not Method.queries for name in policy.methods
+        name not in METHODS.builtin and METHODS[name].queries is not Method.queries for name in policy.methods
     ):
-        return found  # it may ask what nobody has declared
+        return faults  # it may ask what nobody has declared
     known = known_queries(policy.methods)
-    unknown = [name for name in named if name not in known]
+    unknown = [name for name in names if name not in known]
     return [str(UnknownName("query of policy.queries", name, sorted(known))) for name in unknown]
 
 
 def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:
     """The names of all queries that one of the package's own methods, or of some others, declares."""
-    return frozenset().union(*(query_names(METHODS[name]) for name in (*METHODS.own, *methods)))
+    return frozenset().union(*(query_names(METHODS[name]) for name in (*METHODS.builtin, *methods)))
 
 
 def privacy_faults(
-    config: PrivacyConfig, data: TensorData | None, model: nn.Module | None, own: NodeDataConfig | None = None
+    config: PrivacyConfig,
+    data: TensorData | None,
+    model: nn.Module | None,
+    data_config: NodeDataConfig | None = None,
 ) -> list[str]:
     """What keeps a mechanism from protecting anything, or from working with these data or this model, as far
     as they could be read.
@@ -59,30 +62,30 @@ def privacy_faults(
     if not config.protects:
         if math.isinf(config.budget):
             return []
-        told = "a mechanism, where a budget is set: without a guarantee nothing can leave"
-        return [str(ArgumentError("privacy.mechanism", config.called, told))]
+        expected = "a mechanism, where a budget is set: without a guarantee nothing can leave"
+        return [str(ArgumentError("privacy.mechanism", config.registered_name, expected))]
     found = []
     part, main = next(iter(config.noise_tables.items()), ("", None))
     if main is not None and main.noise is None and math.isinf(config.budget):
-        told = f"finite, where privacy.{part}.noise is to be found from it: else nothing is protected"
-        found.append(ArgumentError("privacy.epsilon", config.epsilon, told))
+        expected = f"finite, where privacy.{part}.noise is to be found from it: else nothing is protected"
+        found.append(ArgumentError("privacy.epsilon", config.epsilon, expected))
     found += config.faults()
     if data is not None:
         if config.group_size > 1 and data.groups is None:
-            told = "1, where data.group does not say whose each record is"
-            found.append(ArgumentError("privacy.group_size", config.group_size, told))
-        volumes = own if own is not None and own.source == "nifti" else None
+            expected = "1, where data.group does not say whose each record is"
+            found.append(ArgumentError("privacy.group_size", config.group_size, expected))
+        volumes = data_config if data_config is not None and data_config.source == "nifti" else None
         if volumes and (volumes.group != "patient" or config.group_size == 1 < largest_group_size(data)):
-            told = "2 or more, with data.group = 'patient': slices of a volume are scaled together"
-            found.append(ArgumentError("privacy.group_size", config.group_size, told))
+            expected = "2 or more, with data.group = 'patient': slices of a volume are scaled together"
+            found.append(ArgumentError("privacy.group_size", config.group_size, expected))
         for name, delta in (("delta", config.delta), ("total_delta", config.total_delta)):
             if delta is not None and delta * len(data) >= 1:
-                told = f"well below 1 / {len(data)}, one over the number of records"
-                found.append(ArgumentError(f"privacy.{name}", delta, told))
+                expected = f"well below 1 / {len(data)}, one over the number of records"
+                found.append(ArgumentError(f"privacy.{name}", delta, expected))
     faults = [str(fault) for fault in found]
     if "model" in config.learns and model is not None:
         try:
             dp_compatibility.check(model, "the model")
         except FedstillError as error:
-            faults.append(f"privacy.mechanism {config.called}: {error}")
+            faults.append(f"privacy.mechanism {config.registered_name}: {error}")
     return faults

@@ -56,11 +56,11 @@ def forecast(mechanism: PrivacyMechanism) -> Forecast:
     """
     if not mechanism.side.queries:
         return Forecast((), PrivacyCost(), 0.0, 0.0)
-    price, delta = total_cost(mechanism.run_costs()), mechanism.config.delta
-    if price is None or not mechanism.protects:
+    cost, delta = total_cost(mechanism.run_costs()), mechanism.config.delta
+    if cost is None or not mechanism.protects:
         return Forecast(tuple(cost_lines(mechanism)), None, None, None)
-    costs = compute_epsilon(price, delta), compute_epsilon(price, delta, "rdp")
-    return Forecast(tuple(cost_lines(mechanism)), price, *costs)
+    epsilons = compute_epsilon(cost, delta), compute_epsilon(cost, delta, "rdp")
+    return Forecast(tuple(cost_lines(mechanism)), cost, *epsilons)
 
 
 def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = None) -> str | None:
@@ -72,12 +72,12 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
     for query in queries.values():
         if (rule := no_guarantee_reason(mechanism, query)) is not None:
             return f"{query.name}: {rule}"
-    known, planned = mechanism.with_placeholder_noise().run_costs(), mechanism.run_costs()
+    supposed, planned = mechanism.with_placeholder_noise().run_costs(), mechanism.run_costs()
     for part in paid_parts(mechanism):
-        if config.noise_tables[part].noise is None and not known.get(part):
-            endless = ", ".join(name for name, asked in queries.items() if not asked.times)
-            told = f"nobody says how often {endless} is asked, so no noise can be found from epsilon"
-            return f"privacy.{part}.noise is none, and {told}: give a number"
+        if config.noise_tables[part].noise is None and not supposed.get(part):
+            unlimited = ", ".join(name for name, asked in queries.items() if not asked.times)
+            reason = f"nobody says how often {unlimited} is asked, so no noise can be found from epsilon"
+            return f"privacy.{part}.noise is none, and {reason}: give a number"
     for part, table in config.noise_tables.items():
         if table.noise == 0 and planned.get(part, PrivacyCost()) is None:
             return f"privacy.{part}.noise is 0, and a budget is set: without noise nothing is guaranteed"
@@ -88,11 +88,11 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
 
 def paid_parts(mechanism: PrivacyMechanism) -> list[str]:
     """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
-    supposing = mechanism.with_placeholder_noise()
-    paid = {part for part, price in supposing.run_costs().items() if price}
+    supposed = mechanism.with_placeholder_noise()
+    parts = {part for part, cost in supposed.run_costs().items() if cost}
     for query in mechanism.side.queries.values():  # also where nobody says how often it is asked
-        paid |= {pays for _, pays, price in supposing.single_query_costs(query) if price}
-    return [part for part in mechanism.config.noise_tables if part in paid]
+        parts |= {option for _, option, cost in supposed.single_query_costs(query) if cost}
+    return [part for part in mechanism.config.noise_tables if part in parts]
 
 
 def cost_lines(mechanism: PrivacyMechanism) -> Iterator[CostLine]:
@@ -105,9 +105,9 @@ def cost_lines(mechanism: PrivacyMechanism) -> Iterator[CostLine]:
             TRAINING, mechanism.training, times, None if training is None else PrivacyCost(list(training))
         )
     for query in mechanism.side.queries.values():
-        for part, pays, price in mechanism.single_query_costs(query):
-            if price is None or price:
-                yield CostLine(query.name, pays, query.times, price, part)
+        for part, option, cost in mechanism.single_query_costs(query):
+            if cost is None or cost:
+                yield CostLine(query.name, option, query.times, cost, part)
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,17 @@ class RunLength:
     name: str
     value: float
 
-    def with_length(self, method: Any, local: LocalConfig, to: int) -> tuple[Any, LocalConfig]:
+    def with_length(self, method: Any, local: LocalConfig, length: int) -> tuple[Any, LocalConfig]:
         """Options of the method and of local training with another length."""
         if self.name == EPOCHS:
-            return method, replace(local, epochs=float(to))
+            return method, replace(local, epochs=float(length))
         if self.name == MIN_STEPS:
-            return method, replace(local, least_steps=to)
-        return replace(method, **{self.name.removeprefix("method."): to}), local
+            return method, replace(local, least_steps=length)
+        return replace(method, **{self.name.removeprefix("method."): length}), local
 
 
 def find_run_length(
-    method: Any, local: LocalConfig, price: Callable[[Any, LocalConfig], PrivacyCost | None]
+    method: Any, local: LocalConfig, run_cost: Callable[[Any, LocalConfig], PrivacyCost | None]
 ) -> RunLength:
     """The first option by which a longer run costs more.
 
@@ -135,29 +135,29 @@ def find_run_length(
         FedstillError: there is none; it says why.
     """
     names = [name for name in method.length_options if hasattr(method, name)]
-    knobs = [RunLength(f"method.{name}", getattr(method, name)) for name in names]
-    knobs += [
+    options = [RunLength(f"method.{name}", getattr(method, name)) for name in names]
+    options += [
         RunLength(EPOCHS, local.epochs),
         RunLength(MIN_STEPS, local.least_steps),
     ]  # the latter where epochs are short
-    now = price(method, local)
-    for knob in knobs:
-        if price(*knob.with_length(method, local, 2 * math.ceil(knob.value) + 1)) != now:
-            return knob
-    named = ", ".join(knob.name for knob in knobs)
-    told = f"whatever {named} are, this run costs the same"
-    raise FedstillError(f"{told}: leave --steps out, or one of --epsilon and --noise")
+    current = run_cost(method, local)
+    for option in options:
+        if run_cost(*option.with_length(method, local, 2 * math.ceil(option.value) + 1)) != current:
+            return option
+    named = ", ".join(option.name for option in options)
+    message = f"whatever {named} are, this run costs the same"
+    raise FedstillError(f"{message}: leave --steps out, or one of --epsilon and --noise")
 
 
-def max_affordable_steps(mechanism_of: Callable[[int], PrivacyMechanism], limit: float) -> int:
-    """The longest run that costs at most epsilon ``limit``; 0 where none does. Mechanisms are given by
+def max_affordable_steps(mechanism_of: Callable[[int], PrivacyMechanism], max_epsilon: float) -> int:
+    """The longest run that costs at most epsilon ``max_epsilon``; 0 where none does. Mechanisms are given by
     steps."""
 
-    def schedule(steps: int) -> PrivacyCost:
+    def run_cost(steps: int) -> PrivacyCost:
         return (total_cost(mechanism_of(steps).run_costs()) or PrivacyCost()) if steps else PrivacyCost()
 
     config = mechanism_of(1).config
-    return max_steps(schedule, limit, config.delta, config.accountant, MAX_STEPS)
+    return max_steps(run_cost, max_epsilon, config.delta, config.accountant, MAX_STEPS)
 
 
 def round_noise_up(level: float) -> float:

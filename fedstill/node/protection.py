@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from fedstill import models
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data.stratified_sampling import largest_group_size, limit_groups
@@ -41,12 +41,19 @@ def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) ->
 
     The number is the nodes' own: a simulation may tell it, a node tells a server only that there are several.
     """
-    alone = [config.protects and config.group_size == 1 for config in configs]
-    most = max((largest_group_size(part) for part, bare in zip(parts, alone, strict=True) if bare), default=1)
-    if most == 1:
+    per_record = [config.protects and config.group_size == 1 for config in configs]
+    largest_group = max(
+        (
+            largest_group_size(part)
+            for part, is_per_record in zip(parts, per_record, strict=True)
+            if is_per_record
+        ),
+        default=1,
+    )
+    if largest_group == 1:
         return ()
-    whole = f"privacy.group_size = {most} protects all records of one together"
-    return (f"epsilon is of one record: a patient or slide has up to {most} at one node; {whole}",)
+    advice = f"privacy.group_size = {largest_group} protects all records of one together"
+    return (f"epsilon is of one record: a patient or slide has up to {largest_group} at one node; {advice}",)
 
 
 def protect(
@@ -75,14 +82,14 @@ def protect(
     data = node.data
     if config.group_size > 1 and data.groups is None:
         raise ArgumentError("privacy.group_size", config.group_size, "1 where records have no data.group")
-    several = data.groups is not None  # not whether one has: one record would decide that
+    has_groups = data.groups is not None  # not whether one has: one record would decide that
     if data.groups is not None:
         # Where each record is protected by itself, whose it is plays no part in anything.
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
     if config.needs_training and node.is_frozen:
-        allowed = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
-        raise ArgumentError(f"privacy.mechanism of {node.name}", config.called, allowed)
+        expected = "none or noisy-outputs: nothing of its model is trained here, and it may know every record"
+        raise ArgumentError(f"privacy.mechanism of {node.name}", config.registered_name, expected)
     mechanism = PrivacyMechanism(
         node.name,
         config,
@@ -94,14 +101,14 @@ def protect(
         salt=salt,
         group=group,
     )
-    mechanism.has_groups = several
+    mechanism.has_groups = has_groups
     mechanism.setup_hash = _setup_hash(node, mechanism, method, setting, secret)
     if "model" in config.dp_trained:
-        example = models.example_inputs(data.inputs.shape[1:], setting.task.form)
-        dp_compatibility.check(node.model, f"model of {node.name}", example)
+        inputs = models.example_inputs(data.inputs.shape[1:], setting.task.form)
+        dp_compatibility.check(node.model, f"model of {node.name}", inputs)
     node.private_steps = mechanism.private_steps()
-    if parts := config.shards(data):
-        _install_teachers(node, config, parts)
+    if shards := config.shards(data):
+        _install_teachers(node, config, shards)
     gate = node.gate
     gate.budgets = RunBudgets(mechanism, gate.audit, gate.run, gate.payer)
 
@@ -121,14 +128,16 @@ def _setup_hash(
     if setting.perceptual is not None:
         tensors["perceptual"] = to_vector(setting.perceptual)
     compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
-    protection = {name: of for name, of in as_table(mechanism.config).items() if name not in BUDGET_OPTIONS}
-    protected = (sorted(protection.items()), sorted(mechanism.noise_levels.items()))
-    chosen = (method_name(method), sorted(as_table(method).items()))
+    protection = {
+        name: value for name, value in to_table(mechanism.config).items() if name not in BUDGET_OPTIONS
+    }
+    privacy_options = (sorted(protection.items()), sorted(mechanism.noise_levels.items()))
+    method_options = (method_name(method), sorted(to_table(method).items()))
     kind = type(setting.task)
     task = (kind.__module__, kind.__qualname__, setting.task.describe_options())
-    options = (*chosen, mechanism.local, *protected, node.seed, compute, *task)
-    about = (architecture_hash(node.model), sorted(node.frozen["model"]), *options)
-    return keyed_digest(secret, f"{digest('binding', tensors)} {about!r}")
+    options = (*method_options, mechanism.local, *privacy_options, node.seed, compute, *task)
+    description = (architecture_hash(node.model), sorted(node.frozen["model"]), *options)
+    return keyed_digest(secret, f"{digest('binding', tensors)} {description!r}")
 
 
 def prepare_uncharged(side: NodeSide, nodes: Sequence[Node]) -> None:
@@ -168,7 +177,7 @@ def make_teachers(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
     """
     model = cast(TeacherEnsemble, node.model)
     model.abstain(parts)
-    found = []
+    teachers = []
     for index, part in enumerate(parts):
         if not len(part):
             continue
@@ -176,8 +185,8 @@ def make_teachers(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
         teacher.name = f"{node.name}/teacher-{index}"
         teacher.data = node.data.subset(part.to(node.data.inputs.device))
         teacher.modules = {"model": model.teachers[index]}
-        own = (name for name in node.frozen["model"] if name.startswith(prefix))
-        teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in own)}
+        frozen = (name for name in node.frozen["model"] if name.startswith(prefix))
+        teacher.frozen = {"model": frozenset(name.removeprefix(prefix) for name in frozen)}
         teacher.optimizers, teacher.private_steps, teacher.teachers = {}, {}, []
-        found.append(teacher)
-    return found
+        teachers.append(teacher)
+    return teachers

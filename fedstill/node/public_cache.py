@@ -19,7 +19,7 @@ class PublicDataCache:
     def __init__(self, folder: Path, file: NodeFile) -> None:
         self._folder, self._file = folder, file
 
-    def read(self, plan: RunPlan, given: Tensors) -> PublicData | None:
+    def read(self, plan: RunPlan, tensors: Tensors) -> PublicData | None:
         """A plan's public data: given, or kept from an earlier time; None where it has none, or none is here.
 
         Raises:
@@ -27,28 +27,28 @@ class PublicDataCache:
         """
         if not plan.public:
             return None
-        if not given:
+        if not tensors:
             path = self._path(plan)
             if not path.exists():
                 return None
-            given = load_state(path)
-        return read_public(plan, given, self._file.policy.max_rows)
+            tensors = load_state(path)
+        return read_public(plan, tensors, self._file.policy.max_rows)
 
-    def store(self, plan: RunPlan, given: Tensors) -> None:
+    def store(self, plan: RunPlan, tensors: Tensors) -> None:
         """Keep a plan's public data for a later time, in place of another's.
 
         Raises:
             QueryRefused: the owner's policy leaves no room for them.
         """
         path = self._path(plan)
-        kept = {name: given[name] for name in ("inputs", "labels") if name in given}
+        stored = {name: tensors[name] for name in ("inputs", "labels") if name in tensors}
         RunFolder(self._folder, self._file, plan.run).require_space(
-            "join", sum(map(tensor_bytes, kept.values()))
+            "join", sum(map(tensor_bytes, stored.values()))
         )
         private_files.make_folder(path.parent)
         for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
             other.unlink()
-        save_state(path, kept)
+        save_state(path, stored)
 
     def _path(self, plan: RunPlan) -> Path:
         return self._folder / "public" / f"{plan.public}.safetensors"

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from fedstill.core.compute import Compute
-from fedstill.core.cuda_graphs import Memory, Recorded, recordable
+from fedstill.core.cuda_graphs import CudaGraphStep, StaticBuffers, make_capturable
 from fedstill.node.node_group import NodeGroup
 from fedstill.protocol.queries import Query
 from fedstill.protocol.wire_format import Tensors
@@ -18,26 +18,26 @@ class QueryHandlers:
 
     def __init__(self, group: NodeGroup, compute: Compute) -> None:
         self.group, self.compute = group, compute
-        self._graphs: dict[str, Recorded | None] = {}  # by the query's name; None: called each time
+        self._graphs: dict[str, CudaGraphStep | None] = {}  # by the query's name; None: called each time
 
     def __call__(
         self, query: Query, number: int, inputs: Tensors, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """What a query's handler gives for tensors ``(G, ...)`` and plain values."""
-        drawn = {} if query.sampler is None else query.sampler(self.group, number, **inputs, **values)
+        sampled = {} if query.sampler is None else query.sampler(self.group, number, **inputs, **values)
         if query.name not in self._graphs:
             self._graphs[query.name] = self._capture(query, number)
-        recorded = self._graphs[query.name]
-        if recorded is None:
-            return query.handler(self.group, number, **inputs, **values, **drawn)
-        return recorded(**inputs, **drawn)
+        graph = self._graphs[query.name]
+        if graph is None:
+            return query.handler(self.group, number, **inputs, **values, **sampled)
+        return graph(**inputs, **sampled)
 
-    def _capture(self, query: Query, number: int) -> Recorded | None:
+    def _capture(self, query: Query, number: int) -> CudaGraphStep | None:
         nodes = self.group.nodes
         modules = [module for node in nodes for module in node.modules.values()]
-        if nodes[0].private_steps or not (query.capturable and self.compute.records(*modules)):
+        if nodes[0].private_steps or not (query.capturable and self.compute.uses_cuda_graphs(*modules)):
             return None
-        learning = [node.optimizers[role] for node in nodes for role in query.trains]
-        for optimizer in learning:
-            recordable(optimizer)
-        return Recorded(partial(query.handler, self.group, number), Memory(modules, learning))
+        optimizers = [node.optimizers[role] for node in nodes for role in query.trains]
+        for optimizer in optimizers:
+            make_capturable(optimizer)
+        return CudaGraphStep(partial(query.handler, self.group, number), StaticBuffers(modules, optimizers))

@@ -6,19 +6,19 @@ import os
 
 from fedstill.core.errors import (
     FedstillError,
-    OwnDataError,
+    NodeDataError,
     PluginError,
     PredictorError,
     QueryRefused,
     RunFolderError,
 )
-from fedstill.core.text_format import clip
+from fedstill.core.text_format import clip_text
 from fedstill.node.audit_database import AuditError
 from fedstill.node.security_log import SecurityLogError
 
 INTERNAL_ERRORS = (
     AuditError,
-    OwnDataError,
+    NodeDataError,
     PluginError,
     PredictorError,
     RunFolderError,
@@ -43,10 +43,10 @@ def is_internal(error: Exception) -> bool:
     """
     if isinstance(error, INTERNAL_ERRORS):
         return True
-    of_system = isinstance(error, OSError) and isinstance(error.errno, int)
-    return not of_system and not isinstance(error, FedstillError)
+    is_system_error = isinstance(error, OSError) and isinstance(error.errno, int)
+    return not is_system_error and not isinstance(error, FedstillError)
 
 
 def refusal_rule(error: Exception) -> str:
     """Why something was refused, for a line of a log: the policy's rule, or what a server may know."""
-    return clip(error.rule if isinstance(error, QueryRefused) else public_text(error))
+    return clip_text(error.rule if isinstance(error, QueryRefused) else public_text(error))

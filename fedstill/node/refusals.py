@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from fedstill.core.errors import OwnDataError, QueryRefused
-from fedstill.core.text_format import clip
+from fedstill.core.errors import NodeDataError, QueryRefused
+from fedstill.core.text_format import clip_text
 from fedstill.node.audit_database import AuditError
 from fedstill.node.audit_entries import NODE_DATA, REFUSED, Entry
 from fedstill.node.refusal_text import is_internal, public_text, refusal_rule
@@ -30,7 +30,7 @@ class Refusals:
         self._hour, self._lines = time.monotonic(), 0
 
     def error_reply(
-        self, header: Mapping[str, Any], error: Exception, asker: str, session: Session | None
+        self, header: Mapping[str, Any], error: Exception, server: str, session: Session | None
     ) -> dict[str, Any]:
         """An error as a message carries it; in the owner's log it stands whole.
 
@@ -39,29 +39,29 @@ class Refusals:
 
         Args:
             header: of the message that was refused, as it came; empty where it could not be read.
-            asker: who asks, as :class:`~fedstill.node.node_service.Host` knows it.
+            server: who asks, as :class:`~fedstill.node.node_service.Host` knows it.
             session: the run that goes on.
         """
         text = " ".join(str(error).split()) or type(error).__name__
-        query = clip(header.get("query") or header.get("operation") or "message")
+        query = clip_text(header.get("query") or header.get("operation") or "message")
         number = header.get("number")
-        asked = number if type(number) is int and abs(number) < MAX_NUMBER else -1
-        which = f"{query} (number {asked})" if asked >= 0 else query
-        self._log(f"refused {which}: {clip(text, 1000)}")
+        query_number = number if type(number) is int and abs(number) < MAX_NUMBER else -1
+        label = f"{query} (number {query_number})" if query_number >= 0 else query
+        self._log(f"refused {label}: {clip_text(text, 1000)}")
         if header.get("operation") in ("answer_query", "compute_gradients") and session is not None:
-            line = (session.plan.run, query, asked, refusal_rule(error))
-            new = line not in self._recorded and len(self._recorded) < MAX_REFUSALS
-            if session.plan.run == header.get("run") and new:
-                self._recorded.add(line)
-                record_in_audit_log(session, query, asked, error)
+            key = (session.plan.run, query, query_number, refusal_rule(error))
+            is_new = key not in self._recorded and len(self._recorded) < MAX_REFUSALS
+            if session.plan.run == header.get("run") and is_new:
+                self._recorded.add(key)
+                record_in_audit_log(session, query, query_number, error)
         if isinstance(error, QueryRefused) or header.get("operation") == "join":
-            self.record(asker, query, error, clip(header.get("run") or ""))
-        kind = OwnDataError if is_internal(error) else type(error)
-        told: dict[str, Any] = {"kind": kind.__name__, "text": clip(public_text(error)), "query": query}
+            self.record(server, query, error, clip_text(header.get("run") or ""))
+        kind = NodeDataError if is_internal(error) else type(error)
+        body: dict[str, Any] = {"kind": kind.__name__, "text": clip_text(public_text(error)), "query": query}
         for name in ("rule", "number"):
             if hasattr(error, name):
-                told[name] = getattr(error, name)
-        return told
+                body[name] = getattr(error, name)
+        return body
 
     def _log(self, line: str) -> None:
         """Write into the process's own log, so many lines an hour: a server could fill the disk with them."""
@@ -73,13 +73,13 @@ class Refusals:
         if self._lines == MAX_REFUSALS:
             logger.warning("further refusals of this hour are not written here")
 
-    def record(self, asker: str, query: str, error: Exception, run: str) -> None:
+    def record(self, server: str, query: str, error: Exception, run: str) -> None:
         """Write into the security log that something was refused, and why as far as a server may know; the
         refusal stands all the same where that cannot be written."""
         try:
-            self._security.record_refusal(asker, refusal_rule(error), run=run, query=query)
-        except SecurityLogError as full:
-            logger.error("%s", full)
+            self._security.record_refusal(server, refusal_rule(error), run=run, query=query)
+        except SecurityLogError as fault:
+            logger.error("%s", fault)
 
 
 def record_in_audit_log(session: Session, query: str, number: int, error: Exception) -> None:
@@ -88,7 +88,7 @@ def record_in_audit_log(session: Session, query: str, number: int, error: Except
     rule = refusal_rule(error)
     try:
         session.run_folder.require_space(query)
-        about = (session.plan.run, NODE_DATA, session.node.name, number, query, REFUSED)
-        session.audit.append(Entry(*about, rule=rule))
-    except (AuditError, QueryRefused) as full:
-        logger.error("the audit log cannot be written: %s", full)
+        keys = (session.plan.run, NODE_DATA, session.node.name, number, query, REFUSED)
+        session.audit.append(Entry(*keys, rule=rule))
+    except (AuditError, QueryRefused) as fault:
+        logger.error("the audit log cannot be written: %s", fault)

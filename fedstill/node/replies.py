@@ -11,14 +11,14 @@ from typing import Annotated
 
 from annotated_types import Ge, Interval, MaxLen
 
-from fedstill.core.options import Checked, NonNegativeInt
+from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.privacy.statement import Statement
 
 MAX_ITEMS = 1000  # entries that a list or table of a reply may have
 
 
 @dataclass(frozen=True)
-class NodeVersions(Checked):
+class NodeVersions(CheckedOptions):
     """Who a node is: versions of its software for the report, and the protocol that it speaks."""
 
     versions: Mapping[str, str]
@@ -26,7 +26,7 @@ class NodeVersions(Checked):
 
 
 @dataclass(frozen=True)
-class NodeStatus(Checked):
+class NodeStatus(CheckedOptions):
     """A node that has joined: what it says of itself, and where it is.
 
     Args:
@@ -60,7 +60,7 @@ NOT_JOINED = NodeStatus({}, None, False, (), -1)  # is known of a node that has 
 
 
 @dataclass(frozen=True)
-class TrainingProgress(Checked):
+class TrainingProgress(CheckedOptions):
     """How far a node's local training has come."""
 
     percent: Annotated[int, Interval(ge=0, le=100)]
@@ -68,7 +68,7 @@ class TrainingProgress(Checked):
 
 
 @dataclass(frozen=True)
-class ReleaseCost(Checked):
+class ReleaseCost(CheckedOptions):
     """Under which mechanism a release left, and at which price, as far as the node says it.
 
     Args:
@@ -93,7 +93,7 @@ class ReleaseReply:
 
 
 @dataclass(frozen=True)
-class AgreementCodes(Checked):
+class AgreementCodes(CheckedOptions):
     """What a node tells each other survivor of a sum, or reveals to the server: digits, by name."""
 
     codes: Annotated[Mapping[str, str], MaxLen(MOST)]

@@ -7,9 +7,9 @@ from typing import Any
 
 from fedstill.core.compute import Compute
 from fedstill.core.config_tables import read_table
-from fedstill.core.hashing import grouped
+from fedstill.core.hashing import group_digits
 from fedstill.core.table_schema import Schema
-from fedstill.core.text_format import clip, counted, human_bytes
+from fedstill.core.text_format import clip_text, format_bytes, format_count
 from fedstill.data.input_spec import InputSpec
 from fedstill.node.node_file import NodeFile
 from fedstill.node.owner_folder import refused_queries
@@ -21,42 +21,46 @@ from fedstill.protocol.queries import NodeSetting, placeholder_public
 
 def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
     """What is to be known of a request, in lines by what they are about."""
-    about, table = request.requested, request.requested.table
-    method, spec, public = dict(table["method"]), table["spec"], table["public"]
+    description, run = request.requested, request.requested.table
+    method, spec, public = dict(run["method"]), run["spec"], run["public"]
     planned_queries = []
-    for name, asked in about.queries.items():
-        often = counted(asked["times"], "time") if asked["times"] else "as often as the server likes"
-        rows = f", up to {asked['rows']} inputs" if asked["rows"] else ""
-        size = f", up to {human_bytes(asked['bytes'])} each" if asked["bytes"] else ""
-        leaves = ", ".join(dict.fromkeys(asked["releases"].values())) or "nothing"
-        planned_queries.append(f"{name}: {often}{rows}; {leaves} leave{size}")
-    most = about.max_queries
-    queries = counted(most, "query") if most else "queries not limited by the plan"
-    left = human_bytes(about.max_bytes) if about.max_bytes else "bytes not limited by the plan"
-    student, least = table["student"] or "to be chosen", table["min_nodes"]
-    goes_on = (
-        f"goes on with {counted(least, 'node')} or more" if least else "does not say with how many nodes"
+    for name, planned in description.queries.items():
+        times = format_count(planned["times"], "time") if planned["times"] else "as often as the server likes"
+        rows = f", up to {planned['rows']} inputs" if planned["rows"] else ""
+        size = f", up to {format_bytes(planned['bytes'])} each" if planned["bytes"] else ""
+        kinds = ", ".join(dict.fromkeys(planned["releases"].values())) or "nothing"
+        planned_queries.append(f"{name}: {times}{rows}; {kinds} leave{size}")
+    max_queries = description.max_queries
+    queries = format_count(max_queries, "query") if max_queries else "queries not limited by the plan"
+    bytes_text = (
+        format_bytes(description.max_bytes) if description.max_bytes else "bytes not limited by the plan"
+    )
+    student, min_nodes = run["student"] or "to be chosen", run["min_nodes"]
+    quorum = (
+        f"goes on with {format_count(min_nodes, 'node')} or more"
+        if min_nodes
+        else "does not say with how many nodes"
     )
     shape = " x ".join(map(str, spec["shape"]))
     schema = read_table(Schema, spec["schema"])
-    classes = clip(", ".join(map(clip, spec["classes"])), 2000)
-    columns = [f"{clip(each.name)}: {clip(each.allowed)}" for each in schema.columns]
-    learned = f"; learned is {clip(schema.target)}" if schema else ""
-    shared = f"{clip(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
+    classes = clip_text(", ".join(map(clip_text, spec["classes"])), 2000)
+    columns = [f"{clip_text(column.name)}: {clip_text(column.allowed_values)}" for column in schema.columns]
+    target_text = f"; learned is {clip_text(schema.target)}" if schema else ""
+    public_text = f"{clip_text(public['name'])}, {public['inputs']} inputs, {public['fingerprint']}"
     return {
         "state": request.state,
         "run": f"{request.run}, asked {request.requested_at}",
         "server": request.server_name,
-        "method": clip(
+        "method": clip_text(
             ", ".join([str(method.pop("name")), *(f"{n} = {v}" for n, v in method.items())]), 2000
         ),
         "asks": planned_queries,
-        "at most": f"{queries}, {left}",
-        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{learned}",
+        "at most": f"{queries}, {bytes_text}",
+        "inputs": f"{spec['task']['name']}, {len(spec['classes'])} classes, {shape}{target_text}",
         **({"columns": columns} if schema else {"classes": classes}),
-        "public": shared if public["fingerprint"] else "none",
-        "seen by it": "sums of all nodes' answers" if table["secure_aggregation"] else "each node's answers",
-        "server says": f"student {student}; {goes_on}",
+        "public": public_text if public["fingerprint"] else "none",
+        "seen by it": "sums of all nodes' answers" if run["secure_aggregation"] else "each node's answers",
+        "server says": f"student {student}; {quorum}",
     }
 
 
@@ -79,8 +83,8 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
 
 def describe_log_line(line: Mapping[str, Any]) -> str:
     """What a line of the security log is about, and why it was written."""
-    about = " ".join(str(line[name]) for name in ("run", "query") if line.get(name))
+    subject = " ".join(str(line[name]) for name in ("run", "query") if line.get(name))
     if line.get("server"):
-        about = f"{about} of {line['server']}"
-    sha256 = grouped(str(line.get("description", ""))[:16])
-    return "; ".join(clip(part) for part in (about, str(line["why"]), sha256) if part)
+        subject = f"{subject} of {line['server']}"
+    sha256 = group_digits(str(line.get("description", ""))[:16])
+    return "; ".join(clip_text(part) for part in (subject, str(line["why"]), sha256) if part)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fedstill.core import private_files
-from fedstill.core.config_tables import as_table, read_table
+from fedstill.core.config_tables import read_table, to_table
 from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
-from fedstill.core.hashing import digits, grouped
+from fedstill.core.hashing import group_digits, parse_fingerprint
 from fedstill.core.run_writer import read_object
 from fedstill.node.node_file import NodeFile
 from fedstill.node.policy import EACH_RUN, POLICY
@@ -98,15 +98,15 @@ class ApprovalRequests:
         """
         sha256 = description.sha256
         with self._locked():
-            found = self._read(_file_stem(sha256, server))
-            state = self._state(found, run)
-            if state == APPROVED and found is not None:
-                if run not in found.runs:
-                    once = USED if self._file.policy.approve == EACH_RUN else APPROVED
-                    self._write(replace(found, state=once, runs=(*found.runs, run)))
+            request = self._read(_file_stem(sha256, server))
+            state = self._state(request, run)
+            if state == APPROVED and request is not None:
+                if run not in request.runs:
+                    state_after = USED if self._file.policy.approve == EACH_RUN else APPROVED
+                    self._write(replace(request, state=state_after, runs=(*request.runs, run)))
                 return
             if state == WAITS:
-                self._store_waiting(description, run, server, found)
+                self._store_waiting(description, run, server, request)
         self._refuse("join", sha256, state)
 
     def require_still_approved(self, run: str, server: str, sha256: str, query: str) -> None:
@@ -116,26 +116,26 @@ class ApprovalRequests:
         if state != APPROVED:
             self._refuse(query, sha256, state)
 
-    def _state(self, found: ApprovalRequest | None, run: str) -> str:
-        if found is None or found.state == REJECTED:
-            return WAITS if found is None else REJECTED
-        granted = found.state == APPROVED
+    def _state(self, request: ApprovalRequest | None, run: str) -> str:
+        if request is None or request.state == REJECTED:
+            return WAITS if request is None else REJECTED
+        is_granted = request.state == APPROVED
         if self._file.policy.approve == EACH_RUN:  # it was said of this one
-            granted = granted and found.run == run
-        if not granted and run not in found.runs:
+            is_granted = is_granted and request.run == run
+        if not is_granted and run not in request.runs:
             return WAITS
-        return APPROVED if found.protection == self._protection() else WAITS
+        return APPROVED if request.protection == self._protection() else WAITS
 
     def _refuse(self, query: str, sha256: str, state: str) -> None:
-        told = f"run {grouped(sha256)} is rejected by its owner"
+        rule = f"run {group_digits(sha256)} is rejected by its owner"
         if state == WAITS:
-            told = f"run {grouped(sha256)} waits until its owner approves it"
-        raise QueryRefused(self._file.name, query, f"approve: {told}")
+            rule = f"run {group_digits(sha256)} waits until its owner approves it"
+        raise QueryRefused(self._file.name, query, f"approve: {rule}")
 
     def _store_waiting(
-        self, description: RunDescription, run: str, server: str, found: ApprovalRequest | None
+        self, description: RunDescription, run: str, server: str, previous: ApprovalRequest | None
     ) -> None:
-        if found is not None and (found.run, found.state) == (run, WAITS):
+        if previous is not None and (previous.run, previous.state) == (run, WAITS):
             return
         sha256 = description.sha256
         waiting = [
@@ -143,22 +143,22 @@ class ApprovalRequests:
             for request in self.list_all()
             if request.state == WAITS and (request.sha256, request.server) != (sha256, server)
         ]
-        full = waiting.count(server) >= MAX_WAITING_PER_SERVER or len(waiting) >= MAX_WAITING
-        if full or len(description.text) > MAX_DESCRIPTION_BYTES:
-            most = f"{MAX_WAITING_PER_SERVER} requests of this server or {MAX_WAITING} of all"
-            rule = f"approve: {most} wait already, or this one is too large"
+        is_full = waiting.count(server) >= MAX_WAITING_PER_SERVER or len(waiting) >= MAX_WAITING
+        if is_full or len(description.text) > MAX_DESCRIPTION_BYTES:
+            limit = f"{MAX_WAITING_PER_SERVER} requests of this server or {MAX_WAITING} of all"
+            rule = f"approve: {limit} wait already, or this one is too large"
             raise QueryRefused(self._file.name, "join", rule)
-        at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        new = ApprovalRequest(description.text, run, server, at)
-        if found is not None:  # under which other runs may be at work
-            new = replace(new, runs=found.runs, protection=found.protection)
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        new = ApprovalRequest(description.text, run, server, now)
+        if previous is not None:  # under which other runs may be at work
+            new = replace(new, runs=previous.runs, protection=previous.protection)
         self._write(new)
-        earlier = "" if found is None or found.state == WAITS else found.state  # it waits again
+        earlier = "" if previous is None or previous.state == WAITS else previous.state  # it waits again
         why = f"approve = {self._file.policy.approve!r}"
         self._log.write_once("waits", server, why, run=run, description=sha256, earlier=earlier)
 
     def _protection(self) -> str:
-        return json.dumps(as_table(self._file.privacy), sort_keys=True)
+        return json.dumps(to_table(self._file.privacy), sort_keys=True)
 
     # --- for the owner -----------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class ApprovalRequests:
     def _locked(self) -> Iterator[None]:
         """No other process decides or asks meanwhile."""
         private_files.make_folder(self._folder)
-        with open(self._folder / "lock", "ab", opener=private_files.opener) as lock:
+        with open(self._folder / "lock", "ab", opener=private_files.private_opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
@@ -216,16 +216,16 @@ class ApprovalRequests:
             return None
         try:
             request = read_table(ApprovalRequest, dict(read_object(path)))
-            sound = _file_stem(request.sha256, request.server) == name
+            is_valid = _file_stem(request.sha256, request.server) == name
         except (ArgumentError, ValueError, TypeError):
-            sound = False
-        if not sound:
+            is_valid = False
+        if not is_valid:
             raise RunFolderError(f"{path} does not hold the request that it is named after: delete it")
         return request
 
     def _write(self, request: ApprovalRequest) -> None:
         path = self._folder / f"{_file_stem(request.sha256, request.server)}.json"
-        private_files.replace(path, json.dumps(asdict(request)).encode(), sync=True)
+        private_files.replace_file(path, json.dumps(asdict(request)).encode(), sync=True)
 
 
 def _file_stem(sha256: str, server: str) -> str:
@@ -244,47 +244,53 @@ def requires_approval(file: NodeFile) -> bool:
 
 
 def find_description(
-    known: Sequence[ApprovalRequest], sha256: str, least: int = MIN_DIGITS
+    requests: Sequence[ApprovalRequest], sha256: str, min_digits: int = MIN_DIGITS
 ) -> list[ApprovalRequest]:
     """The requests of the one description whose SHA-256 begins so, one per server.
 
     Args:
-        least: digits that are needed.
+        min_digits: digits that are needed.
 
     Raises:
         ArgumentError: there is no such description, or there are several.
     """
-    wanted = digits(sha256)
-    found = [each for each in known if len(wanted) >= least and each.sha256.startswith(wanted)]
-    if len({each.sha256 for each in found}) != 1:
-        those = "`fedstill node requests`"
-        expected = f"the SHA-256 of one request, or its first digits, {least} or more: {those}"
+    digits_ = parse_fingerprint(sha256)
+    matches = [
+        request for request in requests if len(digits_) >= min_digits and request.sha256.startswith(digits_)
+    ]
+    if len({request.sha256 for request in matches}) != 1:
+        command = "`fedstill node requests`"
+        expected = f"the SHA-256 of one request, or its first digits, {min_digits} or more: {command}"
         raise ArgumentError("HASH", sha256, expected)
-    return found
+    return matches
 
 
 def find_request(
-    known: Sequence[ApprovalRequest], sha256: str, server: str | None, least: int = MIN_DIGITS
+    requests: Sequence[ApprovalRequest], sha256: str, server: str | None, min_digits: int = MIN_DIGITS
 ) -> ApprovalRequest:
     """The request of one description by one server.
 
     Args:
         server: its whole identity, empty or ``none`` for one that nothing proves; None: the only one.
-        least: digits of the SHA-256 that are needed.
+        min_digits: digits of the SHA-256 that are needed.
 
     Raises:
         ArgumentError: none fits, or several servers ask for the description and none is named.
     """
-    found = find_description(known, sha256, least)
-    servers = " or ".join(sorted(each.server or UNPROVEN for each in found))
+    matches = find_description(requests, sha256, min_digits)
+    servers = " or ".join(sorted(request.server or UNPROVEN for request in matches))
     if server is not None:
-        unproven, wanted = server in ("", UNPROVEN), digits(server)
-        found = [
-            each
-            for each in found
-            if (not each.server if unproven else each.server and digits(each.server) == wanted)
+        unproven, wanted = server in ("", UNPROVEN), parse_fingerprint(server)
+        matches = [
+            request
+            for request in matches
+            if (
+                not request.server
+                if unproven
+                else request.server and parse_fingerprint(request.server) == wanted
+            )
         ]
-    if len(found) != 1:
-        given = "not given" if server is None else server
-        raise ArgumentError("--server", given, f"the server whose request is meant: {servers}")
-    return found[0]
+    if len(matches) != 1:
+        value = "not given" if server is None else server
+        raise ArgumentError("--server", value, f"the server whose request is meant: {servers}")
+    return matches[0]

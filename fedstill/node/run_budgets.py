@@ -36,9 +36,9 @@ class RunBudgets:
         """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
         return self.mechanism.seal(text)
 
-    def fingerprint(self, of: str, tensors: Tensors) -> str:
+    def fingerprint(self, label: str, tensors: Tensors) -> str:
         """A fingerprint of what a node has learned, sealed."""
-        return self.seal(digest(of, dict(tensors)))
+        return self.seal(digest(label, dict(tensors)))
 
     # --- before anything is computed --------------------------------------------------------------------
 
@@ -52,63 +52,63 @@ class RunBudgets:
     def over_budget(self) -> str | None:
         """Why the run as declared cannot be paid for; what can be, its budgets know from then on."""
         for query in self.mechanism.side.queries.values():
-            if (found := no_guarantee_reason(self.mechanism, query)) is not None:
-                return f"{found}, in query {query.name}"
-        spent, price = self.audit.spending(self.payer, self.run), total_cost(self.mechanism.run_costs())
-        others = Counter(spent.total_events)
-        others.subtract(spent.run_events)
+            if (reason := no_guarantee_reason(self.mechanism, query)) is not None:
+                return f"{reason}, in query {query.name}"
+        spending, run_cost = self.audit.spending(self.payer, self.run), total_cost(self.mechanism.run_costs())
+        other_runs = Counter(spending.total_events)
+        other_runs.subtract(spending.run_events)
         try:
-            self._require_same_unit(spent)
-            self.run_budget.check(PrivacyCost(), price)
-            self.total_budget.check(cost_from_dict(+others), price)
+            self._require_same_unit(spending)
+            self.run_budget.check(PrivacyCost(), run_cost)
+            self.total_budget.check(cost_from_dict(+other_runs), run_cost)
         except BudgetExceeded as error:
             return f"privacy budget: {error}"
         return None
 
-    def require_affordable(self, asked: ReceivedQuery, query: Query, sent: Tensors) -> None:
+    def require_affordable(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> None:
         """Refuse a query whose answer could not be paid for, before anything is computed.
 
         Raises:
             QueryRefused: saying what is left, and what it would have cost.
         """
-        shapes = self.mechanism.expected_shapes(query, sent)[RESPONSE]
-        price = total_cost(self.mechanism.query_costs(query, RESPONSE, shapes, sent))
-        first_paid = asked.pretraining_hash in self._charged_hashes or self._is_written(
-            self._initial_training_entry(asked.pretraining_hash)
+        shapes = self.mechanism.expected_shapes(query, inputs)[RESPONSE]
+        cost = total_cost(self.mechanism.query_costs(query, RESPONSE, shapes, inputs))
+        is_initial_charged = received.pretraining_hash in self._charged_hashes or self._is_written(
+            self._initial_training_entry(received.pretraining_hash)
         )
-        if self.initial_training_cost != PrivacyCost() and not first_paid:
-            price = (
+        if self.initial_training_cost != PrivacyCost() and not is_initial_charged:
+            cost = (
                 None
-                if price is None or self.initial_training_cost is None
-                else price + self.initial_training_cost
+                if cost is None or self.initial_training_cost is None
+                else cost + self.initial_training_cost
             )
-        learned = total_cost(self.mechanism.training_costs(query, sent))
-        if price is not None and learned and self.charged_attempts(asked, query, sent):
-            price = price - learned  # the answer was lost, and is asked for again
-        self.require_within_budget(self.audit.spending(self.payer, self.run), price, query.name)
+        training_cost = total_cost(self.mechanism.training_costs(query, inputs))
+        if cost is not None and training_cost and self.charged_attempts(received, query, inputs):
+            cost = cost - training_cost  # the answer was lost, and is asked for again
+        self.require_within_budget(self.audit.spending(self.payer, self.run), cost, query.name)
 
     # --- what networks learn for a release --------------------------------------------------------------
 
-    def charged_attempts(self, asked: ReceivedQuery, query: Query, sent: Tensors) -> int:
+    def charged_attempts(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> int:
         """How often learning for this query has been charged: once for each result that differs."""
-        if total_cost(self.mechanism.training_costs(query, sent)) == PrivacyCost():
+        if total_cost(self.mechanism.training_costs(query, inputs)) == PrivacyCost():
             return 0
-        return self._siblings(self._training_entry(asked, query, sent, 0))
+        return self._siblings(self._training_entry(received, query, inputs, 0))
 
-    def last_attempt(self, asked: ReceivedQuery, query: Query, sent: Tensors) -> tuple[int, bool]:
+    def last_attempt(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> tuple[int, bool]:
         """The last attempt at learning for a query that is charged, and whether its result is known."""
-        attempt = max(self.charged_attempts(asked, query, sent) - 1, 0)
-        return attempt, self._siblings(self._result_entry(asked, query, 0)) > attempt
+        attempt = max(self.charged_attempts(received, query, inputs) - 1, 0)
+        return attempt, self._siblings(self._result_entry(received, query, 0)) > attempt
 
-    def is_reproduced(self, asked: ReceivedQuery, query: Query, attempt: int) -> bool:
+    def is_reproduced(self, received: ReceivedQuery, query: Query, attempt: int) -> bool:
         """Whether an attempt came out as it did before, to the last bit; the first time, write that down."""
-        result = self._result_entry(asked, query, attempt)
+        result = self._result_entry(received, query, attempt)
         if self._siblings(result) > attempt:
             return self._is_written(result)
         self.audit.charge(result)
         return True
 
-    def charge_training(self, asked: ReceivedQuery, query: Query, sent: Tensors, attempt: int) -> None:
+    def charge_training(self, received: ReceivedQuery, query: Query, inputs: Tensors, attempt: int) -> None:
         """Charge what networks learn from the records for a query, before they do: on disk, or not at all.
 
         Each ``attempt``, after others with other results, is paid for.
@@ -117,38 +117,55 @@ class RunBudgets:
             QueryRefused: it cannot be paid for.
             AuditError: the log is not what it was, and its owner has not settled that.
         """
-        if total_cost(self.mechanism.training_costs(query, sent)) != PrivacyCost():
-            self.charge_initial_training(asked)
-            self._charge(self._training_entry(asked, query, sent, attempt), query.name)
+        if total_cost(self.mechanism.training_costs(query, inputs)) != PrivacyCost():
+            self.charge_initial_training(received)
+            self._charge(self._training_entry(received, query, inputs, attempt), query.name)
 
-    def charge_initial_training(self, asked: ReceivedQuery) -> None:
+    def charge_initial_training(self, received: ReceivedQuery) -> None:
         """Charge the training before the first query, from which all that leaves follows."""
-        if self.initial_training_cost != PrivacyCost() and asked.pretraining_hash not in self._charged_hashes:
-            self._charge(self._initial_training_entry(asked.pretraining_hash), asked.query)
-            self._charged_hashes.add(asked.pretraining_hash)
+        if (
+            self.initial_training_cost != PrivacyCost()
+            and received.pretraining_hash not in self._charged_hashes
+        ):
+            self._charge(self._initial_training_entry(received.pretraining_hash), received.query)
+            self._charged_hashes.add(received.pretraining_hash)
 
     def has_trained(self) -> bool:
         """Whether the training before the first query has been paid for, whatever it has given."""
         return self._siblings(self._initial_training_entry("")) > 0
 
-    def _training_entry(self, asked: ReceivedQuery, query: Query, sent: Tensors, attempt: int) -> Entry:
-        bill = self.mechanism.training_costs(query, sent)
-        rule = f"DP-SGD of {' and '.join(bill)}, which the answer follows from"
-        after = chain_digest(asked.history_hash, asked.content_hash)
-        return self._entry(asked.number, query.name, TRAINING, str(attempt), after, total_cost(bill), rule)
+    def _training_entry(self, received: ReceivedQuery, query: Query, inputs: Tensors, attempt: int) -> Entry:
+        costs = self.mechanism.training_costs(query, inputs)
+        rule = f"DP-SGD of {' and '.join(costs)}, which the answer follows from"
+        history_hash = chain_digest(received.history_hash, received.content_hash)
+        return self._entry(
+            received.number, query.name, TRAINING, str(attempt), history_hash, total_cost(costs), rule
+        )
 
-    def _result_entry(self, asked: ReceivedQuery, query: Query, attempt: int) -> Entry:
-        what, after = f"{attempt} {asked.training_hash}", chain_digest(asked.history_hash, asked.content_hash)
+    def _result_entry(self, received: ReceivedQuery, query: Query, attempt: int) -> Entry:
+        result, history_hash = (
+            f"{attempt} {received.training_hash}",
+            chain_digest(received.history_hash, received.content_hash),
+        )
         rule = "what was learned, by its fingerprint"
-        return self._entry(asked.number, query.name, TRAINING_RESULT, what, after, PrivacyCost(), rule)
+        return self._entry(
+            received.number, query.name, TRAINING_RESULT, result, history_hash, PrivacyCost(), rule
+        )
 
-    def _initial_training_entry(self, origin: str) -> Entry:
+    def _initial_training_entry(self, pretraining_hash: str) -> Entry:
         noise = self.mechanism.noise_levels.get(self.mechanism.training, 0.0)
         rule = f"DP-SGD of the model (noise {noise:.4g}), which all releases follow from"
-        return self._entry(-1, TRAINING, TRAINING, origin, "", self.initial_training_cost, rule)
+        return self._entry(-1, TRAINING, TRAINING, pretraining_hash, "", self.initial_training_cost, rule)
 
     def _entry(
-        self, number: int, query: str, part: str, what: str, after: str, price: PrivacyCost | None, rule: str
+        self,
+        number: int,
+        query: str,
+        part: str,
+        content: str,
+        history_hash: str,
+        cost: PrivacyCost | None,
+        rule: str,
     ) -> Entry:
         return Entry(
             run=self.run,
@@ -157,13 +174,13 @@ class RunBudgets:
             number=number,
             query=query,
             part=part,
-            content_hash=self.seal(what),
-            history_hash=after,
+            content_hash=self.seal(content),
+            history_hash=history_hash,
             mechanism=self.mechanism.name,
             rule=rule,
-            cost=cost_to_dict(price or PrivacyCost()),
-            no_guarantee=int(price is None),
-            unit=self.mechanism.unit if price else "",
+            cost=cost_to_dict(cost or PrivacyCost()),
+            no_guarantee=int(cost is None),
+            unit=self.mechanism.unit if cost else "",
         )
 
     def _siblings(self, entry: Entry) -> int:
@@ -173,37 +190,37 @@ class RunBudgets:
         return self.audit.totals.entry_number(vars(entry)) > 0
 
     def _charge(self, entry: Entry, query: str) -> None:
-        price = None if entry.no_guarantee else cost_from_dict(entry.cost)
-        self.audit.charge(entry, lambda spent: self.require_within_budget(spent, price, query))
+        cost = None if entry.no_guarantee else cost_from_dict(entry.cost)
+        self.audit.charge(entry, lambda spending: self.require_within_budget(spending, cost, query))
 
     # --- whether it can be paid -------------------------------------------------------------------------
 
-    def require_within_budget(self, spent: Spending, price: PrivacyCost | None, query: str) -> None:
+    def require_within_budget(self, spending: Spending, cost: PrivacyCost | None, query: str) -> None:
         """Refuse what would pass a budget, with :class:`QueryRefused`."""
         try:
-            self._require_same_unit(spent)
-            self.run_budget.check(cost_from_dict(spent.run_events), price)
-            self.total_budget.check(cost_from_dict(spent.total_events), price)
+            self._require_same_unit(spending)
+            self.run_budget.check(cost_from_dict(spending.run_events), cost)
+            self.total_budget.check(cost_from_dict(spending.total_events), cost)
         except BudgetExceeded as error:
             raise QueryRefused(self.mechanism.node, query, f"privacy budget: {error}") from error
 
-    def _require_same_unit(self, spent: Spending) -> None:
+    def _require_same_unit(self, spending: Spending) -> None:
         """What left without a guarantee has no price that a budget could have paid, and what was paid for
         another unit, a record in the place of a patient, adds up with nothing."""
-        if spent.run_no_guarantee and self.run_budget.epsilon < math.inf:
-            way_out = "allowed is a new run, or privacy.epsilon = inf"
+        if spending.run_no_guarantee and self.run_budget.epsilon < math.inf:
+            advice = "allowed is a new run, or privacy.epsilon = inf"
             raise UnprotectedReleases(
-                self.run_budget.epsilon, self.run_budget.delta, spent.run_no_guarantee, way_out
+                self.run_budget.epsilon, self.run_budget.delta, spending.run_no_guarantee, advice
             )
-        units, mine = self.audit.totals.units, {self.mechanism.unit}
-        if units(self.payer, self.run) - mine and self.run_budget.epsilon < math.inf:
+        units, own_unit = self.audit.totals.units, {self.mechanism.unit}
+        if units(self.payer, self.run) - own_unit and self.run_budget.epsilon < math.inf:
             raise ProtectedUnitChanged(self.run_budget.epsilon, self.run_budget.delta, "a new run")
         total = self.total_budget
-        if spent.total_no_guarantee and total.epsilon < math.inf:
-            way_out = (
+        if spending.total_no_guarantee and total.epsilon < math.inf:
+            advice = (
                 "its owner sees in which runs by fedstill audit show, and may set "
                 "privacy.total_epsilon = inf, so that each run has its own budget"
             )
-            raise UnprotectedReleases(total.epsilon, total.delta, None, way_out)
-        if units(self.payer) - mine and total.epsilon < math.inf:
+            raise UnprotectedReleases(total.epsilon, total.delta, None, advice)
+        if units(self.payer) - own_unit and total.epsilon < math.inf:
             raise ProtectedUnitChanged(total.epsilon, total.delta)

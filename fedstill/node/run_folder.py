@@ -55,14 +55,14 @@ class RunFolder:
                 raise QueryRefused(file.name, "join", rule)
             self.require_space("join")
 
-    def require_space(self, query: str, more: int = 0) -> None:
-        """Refuse what would write ``more`` bytes for a query to a disk without room: QueryRefused."""
-        most = self._policy.max_disk
+    def require_space(self, query: str, extra_bytes: int = 0) -> None:
+        """Refuse what would write ``extra_bytes`` bytes for a query to a disk without room: QueryRefused."""
+        limit = self._policy.max_disk
         # What SQLite has not yet moved from its log of writes to the file is on the disk, too.
         files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
         logged = sum(file.stat().st_size for file in files if file.exists()) + size_of_log(self._folder)
-        if most and self._other_bytes + _bytes_on_disk(self.path) + logged + more >= most:
-            rule = f"max_disk: {most}, which runs/, public/ and the node's logs have reached; {FREE_SPACE_ADVICE}"
+        if limit and self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes >= limit:
+            rule = f"max_disk: {limit}, which runs/, public/ and the node's logs have reached; {FREE_SPACE_ADVICE}"
             raise QueryRefused(self._node, query, rule)
 
     @property
@@ -99,7 +99,7 @@ class RunFolder:
         server = read_object(self.path / PLAN_FILE).get("server") if self.has_begun else None
         return None if server is None else str(server)
 
-    def bind(self, told: Mapping[str, Any], has_left: bool, server: str = "") -> str | None:
+    def bind(self, facts: Mapping[str, Any], has_released: bool, server: str = "") -> str | None:
         """Keep what a run was begun with. With other options, data or model the same query would have
         another answer, which the audit log takes for one that has left already.
 
@@ -116,25 +116,25 @@ class RunFolder:
             RunFolderError: what was kept is damaged.
         """
         path = self.path / PLAN_FILE
-        begun, text = self.begun_by, json.dumps(told, sort_keys=True)
+        first_server, text = self.begun_by, json.dumps(facts, sort_keys=True)
         private_files.make_folder(self.path)
         if not (self._folder / SALT).exists() and not (self.path / SALT).exists():
-            private_files.replace(self.path / SALT, self._salt.encode(), sync=True)
+            private_files.replace_file(self.path / SALT, self._salt.encode(), sync=True)
         if path.exists():
-            before = read_object(path)
-            other = [name for name, value in json.loads(text).items() if before.get(name) != value]
-            if not other:
+            recorded = read_object(path)
+            changed = [name for name, value in json.loads(text).items() if recorded.get(name) != value]
+            if not changed:
                 return None
-            if has_left:
-                return " and ".join(other)
-            for learned in (
+            if has_released:
+                return " and ".join(changed)
+            for path_ in (
                 self.path / TRAINING_STATE,
                 self.path / RELEASED_COUNTS,
                 *self.path.glob("mark-*.safetensors"),
             ):
-                learned.unlink(missing_ok=True)
-        kept = {**told, "server": server if begun is None else begun}
-        private_files.replace(path, json.dumps(kept, sort_keys=True).encode(), sync=True)
+                path_.unlink(missing_ok=True)
+        record = {**facts, "server": server if first_server is None else first_server}
+        private_files.replace_file(path, json.dumps(record, sort_keys=True).encode(), sync=True)
         return None
 
     def save_state(self, name: str, state: Any) -> None:
@@ -154,32 +154,32 @@ class RunFolder:
         """Before which queries a state is kept; :class:`RunFolderError` where a file is of none."""
         return checkpoints_in(self.path)
 
-    def save_checkpoint(self, mark: int, state: Any) -> None:
+    def save_checkpoint(self, query_number: int, state: Any) -> None:
         """Keep the state before a query, and of older ones only the last."""
-        self.save_state(checkpoint_name(mark), state)
+        self.save_state(checkpoint_name(query_number), state)
         for old in self.checkpoints()[:-MAX_CHECKPOINTS]:
             (self.path / checkpoint_name(old)).unlink()
 
-    def delete_checkpoints_after(self, mark: int) -> None:
+    def delete_checkpoints_after(self, query_number: int) -> None:
         """Delete the states of a time that is undone."""
         for later in self.checkpoints():
-            if later > mark:
+            if later > query_number:
                 (self.path / checkpoint_name(later)).unlink()
 
 
 def checkpoints_in(folder: Path) -> list[int]:
     """See :meth:`RunFolder.marks`, of a folder of that run."""
-    marks = []
+    numbers = []
     for path in folder.glob("mark-*.safetensors"):
-        if (found := re.fullmatch(r"mark-([0-9]{1,10})\.safetensors", path.name)) is None:
+        if (match := re.fullmatch(r"mark-([0-9]{1,10})\.safetensors", path.name)) is None:
             raise RunFolderError(f"{path} is no state of a run (expected mark-NUMBER.safetensors)")
-        marks.append(int(found[1]))
-    return sorted(marks)
+        numbers.append(int(match[1]))
+    return sorted(numbers)
 
 
-def checkpoint_name(mark: int) -> str:
+def checkpoint_name(query_number: int) -> str:
     """The file of the state before a query."""
-    return f"mark-{mark}.safetensors"
+    return f"mark-{query_number}.safetensors"
 
 
 def _read_text(path: Path) -> str:
@@ -200,10 +200,10 @@ def _state_bytes(state: Any) -> int:
 def _bytes_on_disk(folder: Path) -> int:
     """Bytes of all files in a folder and those below it; of a file that is deleted meanwhile none."""
     total = 0
-    for where, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder):
         for name in names:
             try:
-                total += os.lstat(os.path.join(where, name)).st_size
+                total += os.lstat(os.path.join(directory, name)).st_size
             except FileNotFoundError:
                 continue
     return total

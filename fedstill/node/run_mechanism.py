@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from fedstill.core.errors import ArgumentError, OwnDataError, QueryRefused
+from fedstill.core.errors import ArgumentError, NodeDataError, QueryRefused
 from fedstill.node.audit_entries import GRADIENT, RESPONSE
 from fedstill.node.noise_calibration import NoiseLevels, calibrate_noise_levels, placeholder_noise
 from fedstill.privacy import dpsgd
@@ -79,17 +79,17 @@ class PrivacyMechanism:
         self.has_groups = False
         self._make_sampler = make_sampler(config.randomness)
         self.training = config.dp_trained.get("model", "training")  # what local training is billed as
-        self.name, self.protects = config.called, config.protects
+        self.name, self.protects = config.registered_name, config.protects
         for query in side.queries.values():
             self._check_query(query)
         self.noise_levels = calibrate_noise_levels(
             config, lambda levels: self._with_noise(levels).run_costs()
         )
 
-    def _with_noise(self, levels: NoiseLevels) -> PrivacyMechanism:
+    def _with_noise(self, noise_levels: NoiseLevels) -> PrivacyMechanism:
         """The same with other noise."""
         other = copy.copy(self)
-        other.noise_levels = levels
+        other.noise_levels = noise_levels
         return other
 
     def with_placeholder_noise(self) -> PrivacyMechanism:
@@ -98,16 +98,16 @@ class PrivacyMechanism:
 
     def _check_query(self, query: Query) -> None:
         """Refuse a query that the mechanism cannot protect, whatever the noise."""
-        rule, unknown = None, sorted(set(query.trains) - (set(self.config.dp_trained) - {"model"}))
+        rule, unprotected = None, sorted(set(query.trains) - (set(self.config.dp_trained) - {"model"}))
         if self.protects and query.releases and query.depends_on_records is None:
             rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
-        elif self.protects and unknown:
-            learned = f"it trains {', '.join(unknown)}, which learns without noise"
-            rule = f"mechanism {self.name} cannot protect it: {learned}"
+        elif self.protects and unprotected:
+            detail = f"it trains {', '.join(unprotected)}, which learns without noise"
+            rule = f"mechanism {self.name} cannot protect it: {detail}"
         elif "model" in self.config.dp_trained and query.span is not None and query.extra_loss:
-            told = ", ".join(sorted(set(query.releases.values()))) or "it"
-            learned = f"its model also learns {query.extra_loss}, and noise is on the task's loss alone"
-            rule = f"mechanism {self.name} cannot protect {told}: {learned}"
+            kinds = ", ".join(sorted(set(query.releases.values()))) or "it"
+            detail = f"its model also learns {query.extra_loss}, and noise is on the task's loss alone"
+            rule = f"mechanism {self.name} cannot protect {kinds}: {detail}"
         else:
             rule = self.config.refusal(query, self.task)
         if rule is not None:
@@ -122,46 +122,46 @@ class PrivacyMechanism:
         if not self.protects or query.depends_on_records is None:
             return Exact()
         # Gradients of what is computed from the records carry them, whatever the networks learned with.
-        reads = name in query.depends_on_records or kind.category == "records"
+        depends_on_records = name in query.depends_on_records or kind.category == "records"
         if is_input_gradient:
-            reads = any(
+            depends_on_records = any(
                 each.category == "records" or (part in query.depends_on_records and each.category != "counts")
                 for part, each in query.releases.items()
             )
-        apart = name in query.unstacked  # its very size tells of the records, which no noise hides
+        is_unstacked = name in query.unstacked  # its very size tells of the records, which no noise hides
         # By how much a record moves a stranger's counts is not known.
-        if kind.category == "counts" and not (kind.package or apart):
-            if not reads:
+        if kind.category == "counts" and not (kind.package or is_unstacked):
+            if not depends_on_records:
                 return Derived("counts that have left with noise")
             # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
-            least = int(not kind.by_class)
-            return NoisyCounts(config.counts_noise, config.group_size, self._count_sensitivity(kind), least)
-        if kind.category == "moments" and reads and not (kind.package or apart):
+            minimum = int(not kind.by_class)
+            return NoisyCounts(config.counts_noise, config.group_size, self._count_sensitivity(kind), minimum)
+        if kind.category == "moments" and depends_on_records and not (kind.package or is_unstacked):
             return NoisySums(config.sums_noise, config.group_size)
-        if not reads and (
+        if not depends_on_records and (
             "model" in config.dp_trained
             or (kind.category == "critic" and not is_input_gradient and self._has_critics)
         ):
             # What it costs that they learn is billed where they do.
             return Derived("networks that learn with DP-SGD")
-        if apart:
+        if is_unstacked:
             return Exact()
-        found = config.rule(Release(kind, is_input_gradient, reads), self.noise_levels)
+        rule = config.rule(Release(kind, is_input_gradient, depends_on_records), self.noise_levels)
         # What follows from what is paid for is known here, and to no mechanism.
-        return Exact() if isinstance(found, Derived) else found
+        return Exact() if isinstance(rule, Derived) else rule
 
     def describe_rule(self, query: Query, name: str, shape: Sequence[int]) -> str:
         """What is done to one tensor, in words that never say more than its price."""
         rule = self.rule(query, name)
-        bare = self._rule_cost(rule, shape, None) is None and NO_GUARANTEE not in rule.text
-        return f"{rule.text}: {NO_GUARANTEE}" if bare else rule.text
+        is_unprotected = self._rule_cost(rule, shape, None) is None and NO_GUARANTEE not in rule.text
+        return f"{rule.text}: {NO_GUARANTEE}" if is_unprotected else rule.text
 
     @staticmethod
-    def _rule_cost(rule: Rule, shape: Sequence[int], noised: torch.Tensor | None) -> PrivacyCost | None:
+    def _rule_cost(rule: Rule, shape: Sequence[int], released: torch.Tensor | None) -> PrivacyCost | None:
         """What a rule asks for; something for nothing is no guarantee, but where it is paid for already."""
-        price = rule.cost(shape) if noised is None else rule.actual_cost(shape, noised)
-        free = price is not None and not price and math.prod(shape) > 0
-        return None if free and not isinstance(rule, Derived) else price
+        cost = rule.cost(shape) if released is None else rule.actual_cost(shape, released)
+        is_free = cost is not None and not cost and math.prod(shape) > 0
+        return None if is_free and not isinstance(rule, Derived) else cost
 
     @property
     def _has_critics(self) -> bool:
@@ -197,9 +197,9 @@ class PrivacyMechanism:
         def noise_sampler(*names: str | int) -> NoiseSampler:
             return self.noise_sampler("dp-sgd", role, *names)
 
-        part = self.config.dp_trained[role]
-        table: DPTrainingConfig = getattr(self.config, part)
-        return DPParameters(self.noise_levels[part], table.clip, noise_sampler, self.config.group_size)
+        option = self.config.dp_trained[role]
+        table: DPTrainingConfig = getattr(self.config, option)
+        return DPParameters(self.noise_levels[option], table.clip, noise_sampler, self.config.group_size)
 
     def statement(self) -> Statement:
         """What is said of all this."""
@@ -210,62 +210,64 @@ class PrivacyMechanism:
             for name, shape in shapes.items()
         }
         schedule = self.run_costs()
-        used = {part: level for part, level in self.noise_levels.items() if schedule.get(part)}
-        return make_statement(self.config, used, sorted(rules), has_groups=self.has_groups)
+        levels = {part: level for part, level in self.noise_levels.items() if schedule.get(part)}
+        return make_statement(self.config, levels, sorted(rules), has_groups=self.has_groups)
 
     # --- what it costs --------------------------------------------------------------------------------
 
     def query_costs(
-        self, query: Query, part: str, shapes: Mapping[str, Sequence[int]], sent: Tensors
+        self, query: Query, part: str, shapes: Mapping[str, Sequence[int]], inputs: Tensors
     ) -> CostBreakdown:
         """What one release of a part costs at most, with what is learned for it: shapes by name."""
-        bill = self.release_costs(query, shapes)
-        for name, price in (self.training_costs(query, sent) if part == RESPONSE else {}).items():
-            add_cost(bill, name, price)
-        return bill
+        costs = self.release_costs(query, shapes)
+        for name, cost in (self.training_costs(query, inputs) if part == RESPONSE else {}).items():
+            add_cost(costs, name, cost)
+        return costs
 
     def release_costs(
-        self, query: Query, shapes: Mapping[str, Sequence[int]], noised: Tensors | None = None
+        self, query: Query, shapes: Mapping[str, Sequence[int]], released: Tensors | None = None
     ) -> CostBreakdown:
-        """What one release costs by itself: at most; or as it turned out, if ``noised`` is what leaves, which
+        """What one release costs by itself: at most; or as it turned out, if ``released`` is what leaves, which
         may say nothing in places, and cost less."""
-        bill = CostBreakdown()
+        costs = CostBreakdown()
         for name, shape in shapes.items():
             rule = self.rule(query, name)
             add_cost(
-                bill, rule.noise_table, self._rule_cost(rule, shape, None if noised is None else noised[name])
+                costs,
+                rule.noise_table,
+                self._rule_cost(rule, shape, None if released is None else released[name]),
             )
-        return bill
+        return costs
 
     def require_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
         """Refuse rows that cost other than those that the query declares, as its plan does.
 
         Raises:
-            OwnDataError: to the server it tells no shape, which nobody has paid for.
+            NodeDataError: to the server it tells no shape, which nobody has paid for.
         """
         width = query.width or self.task.classes
-        if name not in query.releases or query.releases[name].of != "rows" or not shape:
+        if name not in query.releases or query.releases[name].category != "rows" or not shape:
             return
         rule = self.rule(query, name)
         if self._rule_cost(rule, shape, None) != self._rule_cost(rule, (shape[0], width), None):
-            found = f"{name} of query {query.name} is {tuple(shape)}"
-            allowed = f"{width} numbers a row, from which its price was told: width = ... declares others"
-            raise OwnDataError(f"{found} (expected {allowed})")
+            description = f"{name} of query {query.name} is {tuple(shape)}"
+            expected = f"{width} numbers a row, from which its price was told: width = ... declares others"
+            raise NodeDataError(f"{description} (expected {expected})")
 
-    def training_costs(self, query: Query, sent: Tensors) -> CostBreakdown:
+    def training_costs(self, query: Query, inputs: Tensors) -> CostBreakdown:
         """What it costs that networks learn from the records before a query is answered."""
-        due = self.charged_steps(query, sent).items()
-        return {self.config.dp_trained[role]: self._dp_sgd_cost(role, *each) for role, each in due}
+        steps = self.charged_steps(query, inputs).items()
+        return {self.config.dp_trained[role]: self._dp_sgd_cost(role, *step) for role, step in steps}
 
-    def charged_steps(self, query: Query, sent: Tensors) -> dict[str, tuple[int, int]]:
+    def charged_steps(self, query: Query, inputs: Tensors) -> dict[str, tuple[int, int]]:
         """By role, of how many records on average, and how many, the steps are that a query declares: no
         more are charged, and so no more may be taken."""
-        found = {}
+        steps = {}
         if self.protects and "critic" in query.trains:
-            found["critic"] = max(query.rows, 1), 1
+            steps["critic"] = max(query.rows, 1), 1
         if self.protects and "model" in self.config.dp_trained and query.span is not None:
-            found["model"] = self.local.batch, len(query.span(sent).steps(self._all_steps))
-        return found
+            steps["model"] = self.local.batch, len(query.span(inputs).steps(self._all_steps))
+        return steps
 
     def initial_training_costs(self) -> CostBreakdown:
         """What the local training before the first query costs, whatever is asked about it later."""
@@ -278,33 +280,33 @@ class PrivacyMechanism:
         queries = self.side.queries.values()
         rounds = sum(query.times for query in queries if query.span is not None)
         # Rounds part the whole of the local training, and each part takes a step at least.
-        bill = self.initial_training_costs()
+        costs = self.initial_training_costs()
         if rounds:
-            at_first: Tensors = defaultdict(lambda: torch.tensor(0))  # in round 0, however that is called
-            asked = (query.span(at_first) for query in queries if query.span is not None)
-            spans = [span for span in (self.side.initial_training, *asked) if span is not None]
+            first_inputs: Tensors = defaultdict(lambda: torch.tensor(0))  # in round 0, however that is called
+            query_spans = (query.span(first_inputs) for query in queries if query.span is not None)
+            spans = [span for span in (self.side.initial_training, *query_spans) if span is not None]
             parts = max(rounds, *(span.parts for span in spans))
-            bill = {self.training: self._local_training_cost(max(self._all_steps, parts))}
+            costs = {self.training: self._local_training_cost(max(self._all_steps, parts))}
         for query in queries:
-            for _, name, price in self.single_query_costs(query):
-                add_cost(bill, name, None if price is None else _multiply_cost(price, query.times))
-        return bill
+            for _, name, cost in self.single_query_costs(query):
+                add_cost(costs, name, None if cost is None else _multiply_cost(cost, query.times))
+        return costs
 
     def single_query_costs(self, query: Query) -> Iterator[tuple[str, str, PrivacyCost | None]]:
         """What asking a query once costs, by the part that leaves and by what pays, without its share of
         local training."""
-        unspanned = replace(query, span=None)
+        without_span = replace(query, span=None)
         for part, shapes in self.expected_shapes(query).items():
-            for pays, price in self.query_costs(unspanned, part, shapes, {}).items():
-                yield part, pays, price
+            for option, cost in self.query_costs(without_span, part, shapes, {}).items():
+                yield part, option, cost
 
-    def expected_shapes(self, query: Query, sent: Tensors | None = None) -> dict[str, dict[str, Shape]]:
+    def expected_shapes(self, query: Query, tensors: Tensors | None = None) -> dict[str, dict[str, Shape]]:
         """The shapes of what leaves for a query, by part: as declared, or as what was sent asks for.
 
         Of pictures only how many there are: no price follows from their size.
         """
-        inputs = [len(tensor) for name, tensor in (sent or {}).items() if query.sends.get(name) == INPUTS]
-        rows = max([query.rows, 1, *inputs])
+        counts = [len(tensor) for name, tensor in (tensors or {}).items() if query.sends.get(name) == INPUTS]
+        rows = max([query.rows, 1, *counts])
         classes = self.task.classes
         response: dict[str, Shape] = {}
         for name, kind in query.releases.items():
@@ -329,23 +331,23 @@ def no_guarantee_reason(mechanism: PrivacyMechanism, query: Query) -> str | None
     """Why a query has no price that a budget could pay, or None."""
     if math.isinf(mechanism.config.budget):
         return None
-    bare_query, supposing = replace(query, span=None), mechanism.with_placeholder_noise()
-    bare = sorted(
+    without_span, supposed = replace(query, span=None), mechanism.with_placeholder_noise()
+    unprotected = sorted(
         {
             query.released_kinds()[name]
             for part, shapes in mechanism.expected_shapes(query).items()
             for name in shapes
-            if total_cost(supposing.query_costs(bare_query, part, {name: shapes[name]}, {})) is None
+            if total_cost(supposed.query_costs(without_span, part, {name: shapes[name]}, {})) is None
         }
     )
-    if bare:
-        cures = "".join(f"; {kind.opt_out}" for kind in bare if kind.opt_out)
+    if unprotected:
+        remedies = "".join(f"; {kind.opt_out}" for kind in unprotected if kind.opt_out)
         if not mechanism.config.protects:
-            cures = "; privacy.mechanism names one: dp-sgd, pate or noisy-outputs"
-        named = f"mechanism {mechanism.name} gives no guarantee for {', '.join(bare)}"
-        return f"privacy: a budget is set, and {named}{cures}"
+            remedies = "; privacy.mechanism names one: dp-sgd, pate or noisy-outputs"
+        message = f"mechanism {mechanism.name} gives no guarantee for {', '.join(unprotected)}"
+        return f"privacy: a budget is set, and {message}{remedies}"
     return None
 
 
-def _multiply_cost(price: PrivacyCost, times: int) -> PrivacyCost:
-    return PrivacyCost({event: count * times for event, count in price.items()} if times else {})
+def _multiply_cost(cost: PrivacyCost, times: int) -> PrivacyCost:
+    return PrivacyCost({event: count * times for event, count in cost.items()} if times else {})

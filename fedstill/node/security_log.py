@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 from fedstill.core import private_files
 from fedstill.core.errors import FedstillError
-from fedstill.core.hashing import link, read_head, write_head
-from fedstill.core.text_format import clip
+from fedstill.core.hashing import chain_hash, read_head, write_head
+from fedstill.core.text_format import clip_text
 
 FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
 MAX_FILE_BYTES = 1_000_000  # bytes of a file
@@ -50,58 +50,62 @@ class SecurityLog:
         most: bytes beyond which what a server causes is not written any more; 0 is no limit.
     """
 
-    def __init__(self, folder: Path, most: int = 0) -> None:
-        self._folder, self._max_bytes = folder, most
+    def __init__(self, folder: Path, max_bytes: int = 0) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
         self._written_keys: set[tuple[str, ...]] = (
             set()
         )  # what this process has written of what a server causes
 
-    def write(self, event: Event, who: str, why: str, **about: str) -> None:
+    def write(self, event: Event, actor: str, reason: str, **details: str) -> None:
         """Write a line down, on the disk when this returns.
 
         Args:
-            who: had it happen: a server's fingerprint, or an account of this machine.
-            why: the reason or the rule, in words.
-            about: what else is known: ``run``, ``query``, ``description``.
+            actor: had it happen: a server's fingerprint, or an account of this machine.
+            reason: the reason or the rule, in words.
+            details: what else is known: ``run``, ``query``, ``description``.
 
         Raises:
             SecurityLogError: the log does not end as its head says, or cannot be written.
         """
-        line = {"event": event, "who": clip(who, MAX_LETTERS), "why": clip(why, MAX_LETTERS)}
-        line |= {name: clip(value, MAX_LETTERS) for name, value in about.items() if value}
+        line = {"event": event, "who": clip_text(actor, MAX_LETTERS), "why": clip_text(reason, MAX_LETTERS)}
+        line |= {name: clip_text(value, MAX_LETTERS) for name, value in details.items() if value}
         with self._locked():
             self._append(line)
 
-    def record_refusal(self, who: str, why: str, **about: str) -> None:
+    def record_refusal(self, actor: str, reason: str, **details: str) -> None:
         """Write a refusal down, if this process has not written the same, or too many, already."""
-        self.write_once("refused", who, why, **about)
+        self.write_once("refused", actor, reason, **details)
 
-    def write_once(self, event: Event, who: str, why: str, **about: str) -> None:
+    def write_once(self, event: Event, actor: str, reason: str, **details: str) -> None:
         """Write what a server can cause as often as it likes, if this process has not written the same, or
         too many such lines, already."""
-        key = (event, who, why, *about.values())
+        key = (event, actor, reason, *details.values())
         if self._max_bytes and size(self._folder) >= self._max_bytes:
             return
         if key not in self._written_keys and len(self._written_keys) < MAX_REFUSALS:
             self._written_keys.add(key)
             if len(self._written_keys) == MAX_REFUSALS:
-                event, about, why = "refused", {}, "further lines of this process stand in node.log alone"
-            self.write(event, who, why, **about)
+                event, details, reason = (
+                    "refused",
+                    {},
+                    "further lines of this process stand in node.log alone",
+                )
+            self.write(event, actor, reason, **details)
 
-    def record_policy(self, told: Mapping[str, Any]) -> None:
+    def record_policy(self, rules: Mapping[str, Any]) -> None:
         """Write down which of the owner's rules are others than those that were written last.
 
         Raises:
             SecurityLogError: as :meth:`write`.
         """
-        now = {name: json.dumps(value) for name, value in told.items()}
+        now = {name: json.dumps(value) for name, value in rules.items()}
         with self._locked():
-            before = self._last_policy()
-            changed = {name: value for name, value in now.items() if before.get(name) != value}
-            if changed or before.keys() - now.keys():
-                news = ", ".join(f"{name} = {value}" for name, value in changed.items())
-                why = clip(news, MAX_LETTERS) if before else "first start"
-                self._append({"event": "policy", "who": account(), "why": why, "policy": now})
+            recorded = self._last_policy()
+            changed = {name: value for name, value in now.items() if recorded.get(name) != value}
+            if changed or recorded.keys() - now.keys():
+                changes = ", ".join(f"{name} = {value}" for name, value in changed.items())
+                reason = clip_text(changes, MAX_LETTERS) if recorded else "first start"
+                self._append({"event": "policy", "who": account(), "why": reason, "policy": now})
 
     def archive(self, folder: Path) -> list[Path]:
         """Move all full files elsewhere, and write down up to which line.
@@ -119,20 +123,22 @@ class SecurityLog:
         with self._locked():
             if (fault := self._fault()) is not None:
                 raise SecurityLogError(fault)
-            older = [path for path in self._files() if path.name != FILE]
-            there = [folder / path.name for path in older]
-            for path, place in zip(older, there, strict=True):  # of an earlier time that was cut short
-                if place.exists() and place.read_bytes() != path.read_bytes():
-                    raise SecurityLogError(f"{place} is there already, and is another")
-            if older:
+            full_files = [path for path in self._files() if path.name != FILE]
+            targets = [folder / path.name for path in full_files]
+            for path, target in zip(
+                full_files, targets, strict=True
+            ):  # of an earlier time that was cut short
+                if target.exists() and target.read_bytes() != path.read_bytes():
+                    raise SecurityLogError(f"{target} is there already, and is another")
+            if full_files:
                 private_files.make_folder(folder)
-                through, policy = _last_line_of(older[-1]), self._last_policy()
-                about = {"event": "archived", "who": account(), "why": f"lines up to {through}: {folder}"}
-                self._append({**about, "through": str(through)} | ({"policy": policy} if policy else {}))
-            for path, place in zip(older, there, strict=True):
-                private_files.replace(place, path.read_bytes(), sync=True)
+                through, policy = _last_line_of(full_files[-1]), self._last_policy()
+                details = {"event": "archived", "who": account(), "why": f"lines up to {through}: {folder}"}
+                self._append({**details, "through": str(through)} | ({"policy": policy} if policy else {}))
+            for path, target in zip(full_files, targets, strict=True):
+                private_files.replace_file(target, path.read_bytes(), sync=True)
                 path.unlink()
-        return there
+        return targets
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """All lines that can be read, oldest first."""
@@ -161,10 +167,10 @@ class SecurityLog:
             time.sleep(0.02)
         return fault
 
-    def find_hash(self, hashed: str) -> int | None:
+    def find_hash(self, hash_: str) -> int | None:
         """The number of the line with a hash, which somebody noted elsewhere; None: there is none, or not any
         more: the folder was put back to before it, or has another log."""
-        return next((line["line"] for line in self.lines() if line["hash"] == hashed), None)
+        return next((line["line"] for line in self.lines() if line["hash"] == hash_), None)
 
     # --- the file ---------------------------------------------------------------------------------------
 
@@ -172,7 +178,7 @@ class SecurityLog:
     def _locked(self) -> Iterator[None]:
         """No other process reads or writes meanwhile; a full disk is a :class:`SecurityLogError`."""
         try:
-            with open(self._folder / LOCK, "ab", opener=private_files.opener) as lock:
+            with open(self._folder / LOCK, "ab", opener=private_files.private_opener) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
@@ -189,33 +195,33 @@ class SecurityLog:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         path, head = self._folder / FILE, self._read_head()
-        number, hashed = self._last_line()
-        if head is not None and (head[0] > number or (head[0] == number and head != (number, hashed))):
+        number, last_hash = self._last_line()
+        if head is not None and (head[0] > number or (head[0] == number and head != (number, last_hash))):
             raise SecurityLogError(f"{path} does not end as its head says; {self._advice()}")
         if head is None and number:
             raise SecurityLogError(f"{path} has lost its head; {self._advice()}")
         if path.exists() and path.stat().st_size > MAX_FILE_BYTES:
             os.rename(path, path.with_name(f"security-{number}.jsonl"))
-        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        told = {"line": number + 1, "at": at, "before": hashed, **line}
-        text = json.dumps(told, sort_keys=True, separators=(",", ":"))
-        chain = link(hashed, number + 1, text)
-        with open(path, "ab", opener=private_files.opener) as file:
-            file.write(f"{text[:-1]}{_hash_suffix(chain)}\n".encode())
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        record = {"line": number + 1, "at": now, "before": last_hash, **line}
+        text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+        hash_ = chain_hash(last_hash, number + 1, text)
+        with open(path, "ab", opener=private_files.private_opener) as file:
+            file.write(f"{text[:-1]}{_hash_suffix(hash_)}\n".encode())
             file.flush()
             os.fsync(file.fileno())
-        write_head(self._folder / HEAD, number + 1, chain)
+        write_head(self._folder / HEAD, number + 1, hash_)
 
     def _last_line(self) -> tuple[int, str]:
         """Number and hash of the last line. Half a line, of a process that was killed, goes."""
         for path in reversed(self._files()):
             with open(path, "rb+") as file:
                 content = file.read()
-                whole = content[: content.rfind(b"\n") + 1]
-                if len(whole) < len(content):
-                    file.truncate(len(whole))
-            if whole:
-                last = _parse_line(whole[:-1].rpartition(b"\n")[2])
+                complete = content[: content.rfind(b"\n") + 1]
+                if len(complete) < len(content):
+                    file.truncate(len(complete))
+            if complete:
+                last = _parse_line(complete[:-1].rpartition(b"\n")[2])
                 if last is None:
                     raise SecurityLogError(f"{path} does not end with a line of a log; {self._advice()}")
                 return last["line"], last["hash"]
@@ -234,10 +240,10 @@ class SecurityLog:
             return str(error)
         first, archived = 1, 0
         last: int | None = None
-        hashed, there = "", ""
+        last_hash, head_hash = "", ""
         for path in self._files():
-            *whole, _ = path.read_bytes().split(b"\n")
-            for text in whole:
+            *lines, _ = path.read_bytes().split(b"\n")
+            for text in lines:
                 line, number = _parse_line(text), 1 if last is None else last + 1
                 if last is None and line is not None:
                     first = number = line["line"]
@@ -245,26 +251,26 @@ class SecurityLog:
                     return (
                         f"{path.name}: line {number} is missing, or not as it was written; {self._advice()}"
                     )
-                own = text.decode().removesuffix(_hash_suffix(line["hash"])) + "}"
-                follows = last is None or line["before"] == hashed
-                if not follows or line["hash"] != link(line["before"], line["line"], own):
+                unhashed = text.decode().removesuffix(_hash_suffix(line["hash"])) + "}"
+                is_linked = last is None or line["before"] == last_hash
+                if not is_linked or line["hash"] != chain_hash(line["before"], line["line"], unhashed):
                     return f"{path.name}: line {line['line']} is not as it was written; {self._advice()}"
-                last, hashed = line["line"], line["hash"]
+                last, last_hash = line["line"], line["hash"]
                 if line["event"] == "archived":
                     archived = _archived_through(line)
                 if head is not None and last == head[0]:
-                    there = hashed
+                    head_hash = last_hash
             if path.name != FILE and last != _last_line_of(path):
                 return f"{path.name} does not end with the line that it is named after; {self._advice()}"
         if head is None:
             return None if last is None else f"{HEAD} is missing; {self._advice()}"
         if last is None or last < head[0]:
             return f"it ends at line {last or 0}, and its head at {head[0]}; {self._advice()}"
-        if there != head[1]:
+        if head_hash != head[1]:
             return f"line {head[0]} is not the one of its head; {self._advice()}"
         if first > archived + 1:
-            told = "no line says that those before were archived"
-            return f"it begins at line {first}, and {told}; {self._advice()}"
+            message = "no line says that those before were archived"
+            return f"it begins at line {first}, and {message}; {self._advice()}"
         return None
 
     def _last_policy(self) -> Mapping[str, str]:
@@ -290,8 +296,8 @@ def _parse_line(text: bytes) -> dict[str, Any] | None:
     """A line, or None for what no node could have written."""
     try:
         line = json.loads(text.decode())
-        sound = type(line["line"]) is int and all(isinstance(line[name], str) for name in TEXT_FIELDS)
-        return line if sound else None
+        is_valid = type(line["line"]) is int and all(isinstance(line[name], str) for name in TEXT_FIELDS)
+        return line if is_valid else None
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
 
@@ -303,13 +309,13 @@ def _last_line_of(path: Path) -> int:
 
 def _archived_through(line: Mapping[str, Any]) -> int:
     """Up to which line a line says that older ones were archived."""
-    told = str(line.get("through", ""))
-    return int(told) if re.fullmatch("[0-9]{1,19}", told) else 0
+    text = str(line.get("through", ""))
+    return int(text) if re.fullmatch("[0-9]{1,19}", text) else 0
 
 
-def _hash_suffix(chain: str) -> str:
+def _hash_suffix(hash_: str) -> str:
     """How a line ends."""
-    return f',"hash":"{chain}"}}'
+    return f',"hash":"{hash_}"}}'
 
 
 def size(folder: Path) -> int:

@@ -19,16 +19,16 @@ from fedstill.core.compute import Compute
 from fedstill.core.errors import (
     ArgumentError,
     FedstillError,
+    MemoryLimitExceeded,
     ModelError,
+    NodeDataError,
     NodeFault,
-    OwnDataError,
     QueryRefused,
     RunFolderError,
-    TooLarge,
 )
-from fedstill.core.registry import OWN, first_line
-from fedstill.core.run_writer import holding
-from fedstill.core.text_format import clip
+from fedstill.core.registry import USER_CODE_ERRORS, first_line
+from fedstill.core.run_writer import lock_folder
+from fedstill.core.text_format import clip_text
 from fedstill.data import node_data
 from fedstill.data.public import PublicData
 from fedstill.models import carries_gradient
@@ -91,21 +91,21 @@ class Session:
         self.approved, self.server = approved, server
         self._saved_counts: set[str] = set()  # which of the counts that weigh its answers are on disk
         self.plan, self.compute, self._file, self._folder = plan, compute, file, folder
-        with ExitStack() as held:  # whatever fails, nothing stays open or locked
+        with ExitStack() as resources:  # whatever fails, nothing stays open or locked
             try:  # before anything of the run is read or changed
-                held.enter_context(holding(folder, "node"))
+                resources.enter_context(lock_folder(folder, "node"))
             except RunFolderError as error:
                 raise NodeFault(file.name, "join", "another run is at work here") from error
-            self._prepare(folder, public, held)
-            self._open_resources = held.pop_all()
+            self._prepare(folder, public, resources)
+            self._open_resources = resources.pop_all()
 
-    def _prepare(self, folder: Path, public: PublicData | None, held: ExitStack) -> None:
+    def _prepare(self, folder: Path, public: PublicData | None, resources: ExitStack) -> None:
         """Load all that the owner's file names, and take up the run with it."""
         file, plan, spec, compute = self._file, self.plan, self.plan.spec, self.compute
         self.run_folder = RunFolder(folder, file, plan.run)
         if self.approved is not None and self.run_folder.begun_by not in (None, self.server):
-            why = "another server began it: allowed is a new run"  # whose state and answers these are
-            raise NodeFault(file.name, "join", f"run {plan.run!r} is known here, and {why}")
+            reason = "another server began it: allowed is a new run"  # whose state and answers these are
+            raise NodeFault(file.name, "join", f"run {plan.run!r} is known here, and {reason}")
         self._max_memory = memory_limits.memory_limit(file.policy.max_memory, compute.device)
         method = plan.make_method()
         self.task = spec.make_task()
@@ -114,86 +114,96 @@ class Session:
             require_records(file.name, file.policy, len(data))
             model = owner_model.make_model(file, folder, spec, self._max_memory)
             owner_folder.require_valid(file, data, model)
-            shared = 0 if public is None else len(public)
-            memory_limits.check_run(model, spec, len(data), file.local.batch, shared, self._max_memory)
+            public_count = 0 if public is None else len(public)
+            memory_limits.check_run(model, spec, len(data), file.local.batch, public_count, self._max_memory)
             secret = owner_folder.read_secret(folder)
             features = owner_model.load_perceptual(file, folder, spec)
-            self.compute = compute = compute.suited(spec.shape, model, exact=method.needs_float32)
-            about = (compute, spec.shape, file.seed, f"model of {file.name}")
+            self.compute = compute = compute.for_network(
+                spec.shape, model, force_float32=method.needs_float32
+            )
+            model_arguments = (compute, spec.shape, file.seed, f"model of {file.name}")
             network = prepare_network(
-                model, *about, parted=method.needs().split_models, vocabulary=spec.vocabulary
+                model, *model_arguments, split_=method.needs().split_models, vocabulary=spec.vocabulary
             )
             if method.trains_models:
                 check_local_batch(network, file.local, spec.shape, self.task.form, "model")
-        except (QueryRefused, TooLarge):  # what the plan asks for is too much
+        except (QueryRefused, MemoryLimitExceeded):  # what the plan asks for is too much
             raise
         except FedstillError as error:
-            raise OwnDataError(str(error)) from error
+            raise NodeDataError(str(error)) from error
         self.audit = audit_file.open_audit(file, folder)
-        held.callback(self.audit.close)
+        resources.callback(self.audit.close)
         gate = Gate(file.name, file.policy, self.audit, plan.run, NODE_DATA)
         gate.approved = self.approved
         gate.output_shape = self.task.output_shape(spec.shape)
         self.node = Node(file.name, data.to(compute.device), network, gate, file.seed)
-        placed = None if public is None else public.to(compute.device)
-        features = None if features is None else compute.place(features)
-        at = NodeSetting(
-            self.task, file.local, compute, placed, features, spec.schema, plan.secure_aggregation
+        placed_public = None if public is None else public.to(compute.device)
+        features = None if features is None else compute.to_device(features)
+        setting = NodeSetting(
+            self.task, file.local, compute, placed_public, features, spec.schema, plan.secure_aggregation
         )
-        self.setting = at
+        self.setting = setting
         side = build_node_side(method, self.setting)
         for name, query in side.queries.items():
             if (rule := query.sum_fault(file.local.optimizer)) is not None:
                 raise QueryRefused(file.name, name, rule)
         self.side = limit_parameters(side, file.policy.max_parameters, file.name)
         examples = keyed_digest(secret, digest("data", {"inputs": data.inputs, "targets": data.targets}))
-        told = {
+        run_facts = {
             "plan": plan.to_dict(),
             "data": examples,
             "model": architecture_hash(network) + file_fingerprint(network),
         }
         self.audit.require_sound()
-        self._start_run(method, secret, told)
+        self._start_run(method, secret, run_facts)
 
-    def _start_run(self, config: Any, secret: int, told: Mapping[str, Any]) -> None:
+    def _start_run(self, config: Any, secret: int, run_facts: Mapping[str, Any]) -> None:
         """Put the node under its protection, and take up the run where it stopped."""
         file, run = self._file, self.plan.run
-        own = (file.privacy, self.side, config, self.setting)
-        parts = 0 if self.side.initial_training is None else self.side.initial_training.parts
-        if parts > MAX_PARTS:  # each takes a step at least: it would learn for ever
-            rule = f"rounds: {MAX_PARTS} at most, and the plan parts local training into {parts}"
+        privacy_arguments = (file.privacy, self.side, config, self.setting)
+        part_count = 0 if self.side.initial_training is None else self.side.initial_training.parts
+        if part_count > MAX_PARTS:  # each takes a step at least: it would learn for ever
+            rule = f"rounds: {MAX_PARTS} at most, and the plan parts local training into {part_count}"
             raise QueryRefused(file.name, "join", rule)
         try:
-            protect(self.node, *own, secret=secret, salt=self.run_folder.salt(), group=file.data.group)
+            protect(
+                self.node,
+                *privacy_arguments,
+                secret=secret,
+                salt=self.run_folder.salt(),
+                group=file.data.group,
+            )
         except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
-            raise OwnDataError(str(error)) from error
+            raise NodeDataError(str(error)) from error
         prepare_uncharged(self.side, [self.node])
         require_unchanged_data(self.node)
         for module in self.node.modules.values():
-            self.compute.place(module)
+            self.compute.to_device(module)
         self.training = InitialTraining(
             self.node, self.side.initial_training, self.task, file.local, self.compute
         )
         self._last_numbers = {file.name: -1}
-        masked = (self._folder, file.name, file.policy, self.plan, self.setting.public)
-        self.masks = SumMasks.from_folder(*masked) if self.plan.secure_aggregation else None
+        mask_arguments = (self._folder, file.name, file.policy, self.plan, self.setting.public)
+        self.masks = SumMasks.from_folder(*mask_arguments) if self.plan.secure_aggregation else None
         budgets = self.node.gate.budgets
         if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
             hide_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
         self.size_limits = QuerySizeLimits(self.node, self.setting.public, self.plan.spec, self._max_memory)
         self.handler = self._new_handler()
-        asked = any(query.differentiable for query in self.side.queries.values())
-        self._passes_gradients = not asked or carries_gradient(self.node.model, self.plan.spec.shape)
-        has_left = self.audit.totals.has_charged(run)
-        if file.policy.approve == EACH_RUN and has_left and not self.run_folder.has_begun:
+        is_differentiable = any(query.differentiable for query in self.side.queries.values())
+        self._passes_gradients = not is_differentiable or carries_gradient(
+            self.node.model, self.plan.spec.shape
+        )
+        has_released = self.audit.totals.has_charged(run)
+        if file.policy.approve == EACH_RUN and has_released and not self.run_folder.has_begun:
             rule = f"approve: run {run!r} was approved once, has had answers, and is no longer in runs/"
             raise QueryRefused(file.name, "join", rule)
         binding = "" if budgets is None else budgets.mechanism.setup_hash
-        if other := self.run_folder.bind({**told, "options": binding}, has_left, self.server):
-            logger.warning("run %s was begun with another %s", run, other)
+        if difference := self.run_folder.bind({**run_facts, "options": binding}, has_released, self.server):
+            logger.warning("run %s was begun with another %s", run, difference)
             # No more is told: whether the records are what they were is the owner's to know.
-            changed = "it was begun otherwise: allowed is a new run"
-            raise NodeFault(file.name, "join", f"run {run!r} is known here, and {changed}")
+            message = "it was begun otherwise: allowed is a new run"
+            raise NodeFault(file.name, "join", f"run {run!r} is known here, and {message}")
         self._resume()
 
     def close(self) -> None:
@@ -203,10 +213,10 @@ class Session:
     def status(self) -> NodeStatus:
         """What a server may know beforehand."""
         gate = self.node.gate
-        limit = gate.policy.max_queries
+        max_queries = gate.policy.max_queries
         return NodeStatus(
             refused_queries=self.refused_queries(),
-            max_queries=max(limit - self._queries_in_other_runs(), 0) if limit else None,
+            max_queries=max(max_queries - self._queries_in_other_runs(), 0) if max_queries else None,
             is_trained=self.training.is_done,
             checkpoints=tuple(self.run_folder.checkpoints()),
             last_query=self._last_numbers[self.node.name],
@@ -226,15 +236,17 @@ class Session:
         """
         if not self.training.is_done:
             # So short that it counts steps, none is.
-            most = min(60, self.node.gate.policy.max_seconds or 60)
-            before = self.training.percent
-            if self.training.run(time.monotonic() + min(max(seconds, 1.0), most), self._save_periodically):
+            max_seconds = min(60, self.node.gate.policy.max_seconds or 60)
+            percent_before = self.training.percent
+            if self.training.run(
+                time.monotonic() + min(max(seconds, 1.0), max_seconds), self._save_periodically
+            ):
                 self.training.drop_optimizers()
                 # Before anything leaves: it would not come out the same.
                 self.run_folder.save_state(TRAINING_STATE, self._state(True))
                 self.training.is_done = True
                 logger.info("local training is done: %d steps", self.training.steps)
-            elif self.training.percent > before:
+            elif self.training.percent > percent_before:
                 logger.info("local training: %d %% done", self.training.percent)
         return TrainingProgress(self.training.percent, self.training.is_done)
 
@@ -243,7 +255,12 @@ class Session:
             self.run_folder.save_state(TRAINING_STATE, self._state(self.training.is_done))
 
     def respond(
-        self, name: str, number: int, tensors: Tensors, differentiable: bool, call: SumRequest | None = None
+        self,
+        name: str,
+        number: int,
+        tensors: Tensors,
+        differentiable: bool,
+        request: SumRequest | None = None,
     ) -> Tensors:
         """What the gate lets out in answer to a query: named tensors.
 
@@ -254,29 +271,29 @@ class Session:
         """
         query = self.side.queries.get(name)
         if query is None:
-            raise ArgumentError("query", clip(name), f"one of {', '.join(self.side.queries)}")
+            raise ArgumentError("query", clip_text(name), f"one of {', '.join(self.side.queries)}")
         if not self.training.is_done:
             raise NodeFault(self.node.name, name, "its local training is not done yet")
-        objection = self.refused_queries().get(name)
-        if objection is not None:
-            raise QueryRefused(self.node.name, name, objection)
+        rule = self.refused_queries().get(name)
+        if rule is not None:
+            raise QueryRefused(self.node.name, name, rule)
         shape = self.node.data.inputs.shape[1:]
         self.run_folder.require_space(name)
-        start = time.perf_counter()
+        started = time.perf_counter()
         with enforce_limits(self.node.name, name, self.node.gate.policy.max_seconds):
             self.node.gate.check_tensors(name, tensors, query.sends, shape)
             self.size_limits.require(query, tensors)
-            arrived = self.compute.here(tensors)
-            (release,) = self.handler.respond(name, number, arrived, differentiable, call)
+            placed = self.compute.tensors_to_device(tensors)
+            (release,) = self.handler.respond(name, number, placed, differentiable, request)
             if (
                 set(self.node.released_counts) != self._saved_counts
             ):  # on disk before it leaves: no process weighs by others
                 self.run_folder.save_state(RELEASED_COUNTS, self.node.released_counts)
                 self._saved_counts = set(self.node.released_counts)
-        self._log_release(name, number, release, start)
+        self._log_release(name, number, release, started)
         return release
 
-    def backward(self, number: int, tensors: Tensors, call: SumRequest | None = None) -> Tensors:
+    def backward(self, number: int, tensors: Tensors, request: SumRequest | None = None) -> Tensors:
         """The gradients that the gate lets out, by the names of the query's inputs.
 
         Raises:
@@ -288,77 +305,85 @@ class Session:
         with enforce_limits(name, "gradient", self.node.gate.policy.max_seconds):
             names = (key for key in tensors if not key.endswith(SCALE))
             self.node.gate.check_tensors("gradient", tensors, dict.fromkeys(names, GRADIENTS), ())
-            release = self.handler.backward(number, {name: self.compute.here(tensors)}, call)[name]
+            release = self.handler.backward(number, {name: self.compute.tensors_to_device(tensors)}, request)[
+                name
+            ]
         self._log_release("gradient", number, release, start)
         return release
 
-    def save_checkpoint(self, mark: int) -> None:
-        """Keep the state as it is before query ``mark``, on disk.
+    def save_checkpoint(self, query_number: int) -> None:
+        """Keep the state as it is before query ``query_number``, on disk.
 
         Raises:
             NodeFault: the node is not there: still learning, or further already; or a query failed while
                 it learned for it.
         """
         self.handler.require_complete_training("save_checkpoint")
-        if not self.training.is_done or not self._last_numbers[self.node.name] + 1 <= mark:
-            raise NodeFault(self.node.name, "save_checkpoint", f"it is not before query {mark}")
-        self.run_folder.save_checkpoint(mark, self._state(True))
+        if not self.training.is_done or not self._last_numbers[self.node.name] + 1 <= query_number:
+            raise NodeFault(self.node.name, "save_checkpoint", f"it is not before query {query_number}")
+        self.run_folder.save_checkpoint(query_number, self._state(True))
 
-    def load_checkpoint(self, mark: int) -> None:
-        """Go back to the state before query ``mark``; 0 is before the first one.
+    def load_checkpoint(self, query_number: int) -> None:
+        """Go back to the state before query ``query_number``; 0 is before the first one.
 
         Raises:
             NodeFault: that state is not kept.
         """
-        name = checkpoint_name(mark) if mark else TRAINING_STATE
+        name = checkpoint_name(query_number) if query_number else TRAINING_STATE
         state = self.run_folder.load_state(name)
         if state is None:
-            kept = f"has {', '.join(map(str, self.run_folder.checkpoints())) or 'none'}"
-            raise NodeFault(self.node.name, "load_checkpoint", f"mark {mark} is not kept here: {kept}")
+            message = f"has {', '.join(map(str, self.run_folder.checkpoints())) or 'none'}"
+            raise NodeFault(
+                self.node.name, "load_checkpoint", f"mark {query_number} is not kept here: {message}"
+            )
         self._load(state, name)
-        self.run_folder.delete_checkpoints_after(mark)
-        self._last_numbers[self.node.name] = mark - 1
+        self.run_folder.delete_checkpoints_after(query_number)
+        self._last_numbers[self.node.name] = query_number - 1
         self.handler = self._new_handler()
-        logger.info("back at query %d", mark)
+        logger.info("back at query %d", query_number)
 
     # --- the rest -----------------------------------------------------------------------------------
 
     def refused_queries(self) -> dict[str, str]:
         """The rule by which each query that will never be answered here is refused."""
-        limit = self.node.gate.policy.max_queries
-        if limit and self._queries_in_other_runs() >= limit:
-            return dict.fromkeys(self.side.queries, f"max_queries: {limit}, over all runs")
+        max_queries = self.node.gate.policy.max_queries
+        if max_queries and self._queries_in_other_runs() >= max_queries:
+            return dict.fromkeys(self.side.queries, f"max_queries: {max_queries}, over all runs")
         rules = owner_folder.refused_queries(self._file, self._passes_gradients, self.side.queries)
         if isinstance(self.handler, MaskedHandler):
             rules = {**self.handler.refused_queries(), **rules}
         gate, queries = self.node.gate, self.side.queries
-        priced = {name: gate.refusal_reason(query) for name, query in queries.items() if name not in rules}
-        return {**rules, **{name: rule for name, rule in priced.items() if rule is not None}}
+        gate_rules = {
+            name: gate.refusal_reason(query) for name, query in queries.items() if name not in rules
+        }
+        return {**rules, **{name: rule for name, rule in gate_rules.items() if rule is not None}}
 
     def _queries_in_other_runs(self) -> int:
         """Queries about these data that other runs have answered."""
-        spent = self.audit.spending(NODE_DATA, self.plan.run)
-        return spent.total_queries - spent.run_queries
+        spending = self.audit.spending(NODE_DATA, self.plan.run)
+        return spending.total_queries - spending.run_queries
 
     def _new_handler(self) -> RequestHandler:
-        about = (NodeGroup([self.node]), self.side, self.compute, self._last_numbers, self.plan.wire)
-        return RequestHandler(*about) if self.masks is None else MaskedHandler(self.masks, *about)
+        arguments = (NodeGroup([self.node]), self.side, self.compute, self._last_numbers, self.plan.wire)
+        return RequestHandler(*arguments) if self.masks is None else MaskedHandler(self.masks, *arguments)
 
     def _log_release(self, name: str, number: int, release: Tensors, start: float) -> None:
-        left, seconds = sum(map(tensor_bytes, release.values())), time.perf_counter() - start
-        logger.info("number %d, %s: %d bytes left, %.3f s", number, name, left, seconds)
+        byte_count, seconds = sum(map(tensor_bytes, release.values())), time.perf_counter() - start
+        logger.info("number %d, %s: %d bytes left, %.3f s", number, name, byte_count, seconds)
 
-    def _state(self, done: bool) -> dict[str, Any]:
-        return {"steps": self.training.steps, "is_trained": done, "node": self.node.state_dict()}
+    def _state(self, is_trained: bool) -> dict[str, Any]:
+        return {"steps": self.training.steps, "is_trained": is_trained, "node": self.node.state_dict()}
 
     def _load(self, state: Any, name: str) -> None:
         """Go on from a state that was kept under a name; :class:`RunFolderError` where it is damaged."""
         try:
             self.training.resume(state["steps"], state["is_trained"])
             self.node.load_state_dict(state["node"])
-        except OWN as error:
-            told = f"{type(error).__name__}: {first_line(error)}"
-            raise RunFolderError(f"{self.run_folder.path / name} is no state of this node: {told}") from error
+        except USER_CODE_ERRORS as error:
+            cause = f"{type(error).__name__}: {first_line(error)}"
+            raise RunFolderError(
+                f"{self.run_folder.path / name} is no state of this node: {cause}"
+            ) from error
 
     def _resume(self) -> None:
         """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
@@ -370,7 +395,9 @@ class Session:
             self._load(state, TRAINING_STATE)
         elif self.training.is_needed and budgets is not None and budgets.has_trained():
             # Trained once more, it would be another model, with the same draws on other last digits.
-            lost = f"answers of run {self.plan.run!r} have left, and their model ({TRAINING_STATE}) is gone"
-            raise NodeFault(self.node.name, "join", f"{lost}: it can be asked in a new run alone")
+            message = (
+                f"answers of run {self.plan.run!r} have left, and their model ({TRAINING_STATE}) is gone"
+            )
+            raise NodeFault(self.node.name, "join", f"{message}: it can be asked in a new run alone")
         elif self.training.is_done:  # to go back to: nothing is trained before the first query
             self.run_folder.save_state(TRAINING_STATE, self._state(True))

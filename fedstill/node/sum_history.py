@@ -59,7 +59,9 @@ class SumHistory:
         if not changed:
             return None
         changed_names = " and ".join(sorted(changed))
-        return f"it would add with and without {changed_names}, and the difference would tell what they answered"
+        return (
+            f"it would add with and without {changed_names}, and the difference would tell what they answered"
+        )
 
     def weighting_conflict(self, weightings: Mapping[str, str]) -> str | None:
         """Return why sums of these forms, with earlier ones, could reveal the responses of single members.
@@ -73,19 +75,26 @@ class SumHistory:
         for subject, weighting in weightings.items():
             if others := self.weightings.get(subject, frozenset()) - {weighting}:
                 earlier = ", ".join(sorted(others))
-                return f"it has added {earlier}, and would add {weighting}: both could reveal single responses"
+                return (
+                    f"it has added {earlier}, and would add {weighting}: both could reveal single responses"
+                )
         return None
 
     def conflicts(self, side: NodeSide, run: str = "") -> dict[str, str]:
         """Queries of a method that :meth:`clash`, by name, and why; ``run`` as for :meth:`NodeSide.weightings`."""
         reasons = {name: self.weighting_conflict(side.weightings(name, run)) for name in side.queries}
-        return {name: f"sums: {reason}, {UNLESS_ALLOWED}" for name, reason in reasons.items() if reason is not None}
+        return {
+            name: f"sums: {reason}, {UNLESS_ALLOWED}"
+            for name, reason in reasons.items()
+            if reason is not None
+        }
 
     def record_sum(self, members: Sequence[str], weightings: Mapping[str, str] | None = None) -> None:
         """Record a sum of these members and forms: on disk before anything leaves."""
         sets = [frozenset(members)] if frozenset(members) not in self.member_sets else []
         updated = {
-            name: self.weightings.get(name, frozenset()) | {weighting} for name, weighting in (weightings or {}).items()
+            name: self.weightings.get(name, frozenset()) | {weighting}
+            for name, weighting in (weightings or {}).items()
         }
         if sets or any(self.weightings.get(subject) != recorded for subject, recorded in updated.items()):
             self.member_sets, self.weightings = self.member_sets + sets, {**self.weightings, **updated}
@@ -108,7 +117,9 @@ class SumHistory:
         if self.weight_digests.get(weighting) == digest:
             return None
         if weighting in self.weight_digests and not may_differ:
-            return f"its {weighting} differ from those of its earlier sums, and both could reveal its responses"
+            return (
+                f"its {weighting} differ from those of its earlier sums, and both could reveal its responses"
+            )
         self.weight_digests = {**self.weight_digests, weighting: digest}
         self._save()
         return None
@@ -125,7 +136,7 @@ class SumHistory:
             "weightings": {subject: sorted(names) for subject, names in self.weightings.items()},
             "weights": self.weight_digests,
         }
-        private_files.replace(self._path, json.dumps(table).encode(), sync=True)
+        private_files.replace_file(self._path, json.dumps(table).encode(), sync=True)
 
 
 def _read_history(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]], dict[str, str]]:

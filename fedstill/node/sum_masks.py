@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import QueryRefused
-from fedstill.core.startup_kit import KIT
+from fedstill.core.startup_kit import KIT_FOLDER
 from fedstill.data.public import PublicData
 from fedstill.node.kit_identity import KitIdentity
 from fedstill.node.policy import PolicyConfig
@@ -96,7 +96,7 @@ class SumMasks:
         cls, folder: Path, name: str, policy: PolicyConfig, plan: RunPlan, public: PublicData | None
     ) -> SumMasks:
         """The masks of the node whose folder that is, in a run with a plan; public data are None for none."""
-        identity, cohort = KitIdentity(folder / KIT), SumHistory(folder / SUM_HISTORY_FILE)
+        identity, cohort = KitIdentity(folder / KIT_FOLDER), SumHistory(folder / SUM_HISTORY_FILE)
         tensors = {} if public is None else public_tensors(public)
         context = {**plan.to_dict(), "public bits": sha256_digest(tensors)}
         return cls(context, name, identity, policy, cohort)
@@ -187,7 +187,9 @@ class SumMasks:
         elif request.recover and not self.policy.sums_may_differ:
             rule = f"none is read without nodes that fail, {UNLESS_ALLOWED}"
         elif not self.policy.sums_may_differ:
-            rule = self.history.member_conflict(request.members) or self.history.weighting_conflict(weightings or {})
+            rule = self.history.member_conflict(request.members) or self.history.weighting_conflict(
+                weightings or {}
+            )
             rule = None if rule is None else f"{rule}, {UNLESS_ALLOWED}"
         if rule is not None:
             raise QueryRefused(self.name, query, f"sums: {rule}")
@@ -210,7 +212,13 @@ class SumMasks:
         """
         members = sorted(request.members)
         context = _encode_words(
-            self._plan_hash, query, str(request.number), str(request.recover), *members, "told", *context_hashes
+            self._plan_hash,
+            query,
+            str(request.number),
+            str(request.recover),
+            *members,
+            "told",
+            *context_hashes,
         )
         open_sum = self._open_sum(request.number, query)
         if open_sum.context not in (b"", context):
@@ -219,7 +227,7 @@ class SumMasks:
         self.history.record_sum(request.members, open_sum.weightings)
         keys = {name: self._pairwise_key(name, context) for name in members if name != self.name}
 
-        def add(tensor: torch.Tensor, index: int) -> torch.Tensor:
+        def add_mask(tensor: torch.Tensor, index: int) -> torch.Tensor:
             masked = tensor.clone()
             for name, key in keys.items():
                 masked += mask_sign(self.name, name) * mask_stream(key, index, tensor.shape)
@@ -237,7 +245,9 @@ class SumMasks:
         Raises:
             QueryRefused: earlier sums had others: of data that grew, of other labels, or in another order.
         """
-        rule = self.history.record_weights(weighting, sha256_digest({weighting: counts}), self.policy.sums_may_differ)
+        rule = self.history.record_weights(
+            weighting, sha256_digest({weighting: counts}), self.policy.sums_may_differ
+        )
         if rule is not None:
             raise QueryRefused(self.name, "counts", f"sums: {rule}, {UNLESS_ALLOWED}")
 
@@ -245,7 +255,7 @@ class SumMasks:
         """Whole numbers that only this node knows, to stand for an answer that cannot be added."""
         open_sum = self._open_sum(request.number, "answer_query")
 
-        def drawn(shape: Sequence[int], index: int) -> torch.Tensor:
+        def random_numbers(shape: Sequence[int], index: int) -> torch.Tensor:
             if not open_sum.corrupted:
                 open_sum.corrupted = True
                 if not self.is_exhausted:
@@ -269,7 +279,9 @@ class SumMasks:
             rule = "it is read of all its members"
         elif open_sum.survivors not in ((), ordered):
             rule = "this node has agreed on other survivors"
-        elif not {self.name} <= set(ordered) <= set(open_sum.call.members) or len(set(ordered)) < len(ordered):
+        elif not {self.name} <= set(ordered) <= set(open_sum.call.members) or len(set(ordered)) < len(
+            ordered
+        ):
             rule = "survivors are some of its members, and this node among them"
         elif len(ordered) < self.min_nodes:
             rule = f"{len(ordered)} survivors, allowed are {self.min_nodes} or more"
@@ -293,7 +305,8 @@ class SumMasks:
         others = set(open_sum.survivors) - {self.name}
         is_complete = bool(open_sum.survivors) and set(codes) == others
         if not is_complete or not all(
-            hmac.compare_digest(codes[name], self._agreement_code(open_sum, name, self.name)) for name in others
+            hmac.compare_digest(codes[name], self._agreement_code(open_sum, name, self.name))
+            for name in others
         ):
             rule = "sums: not all survivors have agreed on who they are"
             raise QueryRefused(self.name, "reveal_masks", rule)

@@ -21,15 +21,15 @@ from fedstill.tasks import Task
 __all__ = [
     "COUNTED",
     "ArgumentError",
-    "NoiseSampler",
+    "DPTrainingConfig",
     "Event",
     "Exact",
-    "PrivacyCost",
+    "NoiseSampler",
     "PrivacyConfig",
+    "PrivacyCost",
     "Query",
     "Release",
     "Rule",
-    "DPTrainingConfig",
     "Task",
     "add_noise",
 ]

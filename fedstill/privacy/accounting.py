@@ -98,7 +98,7 @@ def compute_epsilon(spent: Mapping[Event, int], delta: float, accountant: Accoun
         or sum(events.values()) > MAX_COMPOSED_EVENTS
     ):
         return bound
-    timing.check()  # a composition takes seconds if a server declares a million steps
+    timing.check_limits()  # a composition takes seconds if a server declares a million steps
     return min(bound, pld_epsilon(events, delta, discretization_interval(events, bound)))
 
 
@@ -304,7 +304,7 @@ def _sampled_gaussian_rdp(event: Event) -> RdpCurve:
     x = np.arange(-12 * noise, upper_ends[usable].max() - 12 * noise, step)
     ratio = np.full_like(x, -math.inf)
     for i in range(k + 1):
-        timing.check()
+        timing.check_limits()
         shifted = (2 * i * x - i**2) / (2 * noise**2) + binom.logpmf(i, k, event.rate)
         ratio = np.logaddexp(ratio, shifted)
     density = -((x / noise) ** 2) / 2 + math.log(step / (noise * math.sqrt(2 * math.pi)))
@@ -329,7 +329,7 @@ def pld_epsilon(spent: Mapping[Event, int], delta: float, step: float) -> float:
     """Compose one or more events on a grid of a given step, and return their epsilon at delta."""
     total: Any = None
     for event, times in spent.items():
-        timing.check()
+        timing.check_limits()
         losses = _self_compose(_event_pld(event, step), times)
         total = losses if total is None else total.compose(losses)
     return float(total.get_epsilon_for_delta(delta))
@@ -370,7 +370,7 @@ def _self_compose(losses: Any, times: int) -> Any:
     """Compose a loss distribution with itself, in stages: each stage truncates tails that the next one
     would keep.
     """
-    timing.check()
+    timing.check_limits()
     if times <= MAX_SELF_COMPOSITIONS:
         return losses if times == 1 else losses.self_compose(times)
     stages, remainder = divmod(times, MAX_SELF_COMPOSITIONS)
@@ -419,7 +419,7 @@ def _last_within(
 
     The cost must not fall with k. The cheap Rényi bound is searched first, and what it allows is allowed.
     The losses at that point are then composed, which shows how much tighter they are, and so about where
-    they reach the limit. The search goes on from that guess in growing strides.
+    they reach the limit. The search continues from that guess in growing strides.
     """
 
     def bound(k: int) -> float:

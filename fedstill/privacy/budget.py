@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fedstill.core.errors import FedstillError
-from fedstill.core.options import Checked, Fraction
-from fedstill.core.text_format import counted
+from fedstill.core.options import CheckedOptions, Fraction
+from fedstill.core.text_format import format_count
 from fedstill.privacy.accounting import compute_epsilon, is_within_epsilon, max_repetitions
 from fedstill.privacy.config import Accountant, Epsilon, PrivacyConfig
 from fedstill.privacy.events import Event, cost_from_dict
@@ -67,10 +67,10 @@ class UnprotectedReleases(BudgetExceeded):
 
     def __init__(self, limit: float, delta: float, count: int | None, remedy: str) -> None:
         super().__init__(limit, delta, math.inf, math.inf)
-        releases = "releases" if count is None else counted(count, "release")
+        releases = "releases" if count is None else format_count(count, "release")
         self.args = (
-            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as {releases} left without any "
-            f"guarantee before it was set: {remedy}",
+            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as {releases} "
+            f"left without any guarantee before it was set: {remedy}",
         )
 
 
@@ -87,14 +87,14 @@ class ProtectedUnitChanged(BudgetExceeded):
     ) -> None:
         super().__init__(limit, delta, math.inf, math.inf)
         self.args = (
-            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as what was paid before "
-            "protects other units than privacy.group_size and data.group say now: allowed are those, or "
+            f"the budget of epsilon {limit:.6g} at delta {delta:.3g} cannot hold, as earlier costs "
+            "protect other units than privacy.group_size and data.group say now. Restore these options, or use "
             f"{remedy}",
         )
 
 
 @dataclass
-class Budget(Checked):
+class Budget(CheckedOptions):
     """Largest epsilon that may be spent; inf: no budget. The epsilon spent is passed to each check and
     stored elsewhere.
 
@@ -112,7 +112,7 @@ class Budget(Checked):
     0.5
     """
 
-    under: ClassVar[str] = "budget"
+    section: ClassVar[str] = "budget"
 
     epsilon: Epsilon
     delta: Fraction
@@ -145,9 +145,7 @@ class Budget(Checked):
             total[event] = total.get(event, 0) + times
         if self._fits(total):
             return
-        known_epsilon = self._costs.get(
-            frozenset(total.items())
-        )  # refused queries are repeated
+        known_epsilon = self._costs.get(frozenset(total.items()))  # refused queries are repeated
         if not (
             is_within_epsilon(total, self.epsilon, self.delta, self.accountant)
             if known_epsilon is None
@@ -255,7 +253,7 @@ def describe_total_cost(privacy: PrivacyConfig, spent: Mapping[str, int], unprot
     'epsilon 2.255 at delta 1e-06, in all runs on these data'
     """
     if unprotected:
-        return f"no guarantee: in all {counted(unprotected, 'release')} left without noise"
+        return f"no guarantee: in all {format_count(unprotected, 'release')} left without noise"
     if not spent:
         return "nothing"
     _, delta = privacy.total_budget

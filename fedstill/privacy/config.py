@@ -20,8 +20,8 @@ from torch import nn
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.core.options import Checked, Fraction, PositiveFloat, PositiveInt
-from fedstill.core.registry import Registered, Registry
+from fedstill.core.options import CheckedOptions, Fraction, PositiveFloat, PositiveInt
+from fedstill.core.registry import Registrable, Registry
 from fedstill.privacy.release_rules import Exact, Rule
 from fedstill.protocol.payload_kinds import PayloadKind
 from fedstill.protocol.queries import Query
@@ -69,7 +69,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class DPTrainingConfig(Checked):
+class DPTrainingConfig(CheckedOptions):
     """DP-SGD options of one network: Poisson sampling, per-example clipping, Gaussian noise."""
 
     noise: Noise = None
@@ -83,7 +83,7 @@ class DPTrainingConfig(Checked):
 
 
 @dataclass(frozen=True)
-class GradientsConfig(Checked):
+class GradientsConfig(CheckedOptions):
     """Noise options of sanitized input gradients."""
 
     noise: Noise = None
@@ -95,7 +95,7 @@ class GradientsConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyConfig(Registered):
+class PrivacyConfig(Registrable):
     """Privacy mechanism of a node, with its budgets.
 
     Attributes:
@@ -110,10 +110,10 @@ class PrivacyConfig(Registered):
         ArgumentError: a value outside its range.
     """
 
-    under: ClassVar[str] = "privacy"
+    section: ClassVar[str] = "privacy"
     key: ClassVar[str] = "mechanism"
     default: ClassVar[str | None] = "none"
-    alike: ClassVar[bool] = True  # a table has the same meaning in all mechanisms that have it
+    same_meaning: ClassVar[bool] = True  # a table has the same meaning in all mechanisms that have it
     about: ClassVar[str]
     assumes: ClassVar[tuple[str, ...]] = ()
     dp_trained: ClassVar[Mapping[str, str]] = {}
@@ -173,9 +173,9 @@ class PrivacyConfig(Registered):
         return "a record" if one else f"{self.group_size} records of one {group or 'group'}"
 
     @staticmethod
-    def lacks(kind: Any) -> str | None:
+    def validate_class(kind: Any) -> str | None:
         """As of all that have a name; and its tables must be such as noise is found for."""
-        if problem := Registered.lacks(kind):
+        if problem := Registrable.validate_class(kind):
             return problem
         if not kind.about or not kind.protects:
             return "one that protects, with about: ClassVar[str], a description"
@@ -216,7 +216,7 @@ class PrivacyConfig(Registered):
 
     @property
     def needs_training(self) -> bool:
-        """Whether the protection depends on how the node's model, or an ensemble of it, is trained. If so,
+        """True if the protection depends on how the node's model, or an ensemble of it, is trained. If so,
         a model that was trained elsewhere is refused, as it may know every record.
         """
         return "model" in self.dp_trained or type(self).shards is not PrivacyConfig.shards

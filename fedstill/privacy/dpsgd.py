@@ -30,7 +30,7 @@ from torch import nn
 from torch.func import functional_call, grad_and_value
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.options import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.privacy.clipping import MIN_NORM, clip_factors, row_norms
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, POISSON, DPTrainingConfig, PrivacyConfig
 from fedstill.privacy.events import Event, PrivacyCost
@@ -43,9 +43,7 @@ PublicLoss = Callable[[nn.Module], torch.Tensor]  # a scalar that depends on no 
 EXAMPLES_AT_ONCE = 64  # default
 MAX_KEY_NUMBERS = 1024  # of a captured tensor in the key of a loss function
 MAX_GRADIENT_NUMBERS = 2**25  # of examples' gradients in memory at once (128 MiB); one example always fits
-MAX_FLOAT64_NUMBERS = (
-    2**18
-)  # converted at once (2 MiB), to stay in the processor's cache
+MAX_FLOAT64_NUMBERS = 2**18  # converted at once (2 MiB), to stay in the processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ class DPSGD(PrivacyConfig):
 
 
 @dataclass(frozen=True)
-class DPParameters(Checked):
+class DPParameters(CheckedOptions):
     """Parameters of DP-SGD for one network.
 
     Args:
@@ -261,9 +259,7 @@ def _weighted_row_sums(weights: torch.Tensor, rows: torch.Tensor) -> torch.Tenso
 
 
 def _loss_key(private_loss: PrivateLoss) -> Hashable:
-    """Key of a loss function that is created anew at each step: its source position and the values it
-    captures.
-    """
+    """Key of a loss function that is created at each step: its source position and the values it captures."""
     cells = [cell.cell_contents for cell in getattr(private_loss, "__closure__", None) or ()]
     values = [
         (type(captured), *_plain_values(captured))

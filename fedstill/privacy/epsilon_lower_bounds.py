@@ -42,6 +42,8 @@ def clopper_pearson_upper(k: int, n: int, error: float) -> float:
 
     >>> round(clopper_pearson_upper(0, 100, 0.05), 4)  # 1 - 0.05 ** (1 / 100)
     0.0295
+    >>> round(clopper_pearson_upper(3, 10, 0.025), 4)
+    0.6525
     """
     if k == n:
         return 1.0
@@ -160,7 +162,7 @@ def fisher_discriminant(without: torch.Tensor, with_: torch.Tensor) -> tuple[tor
     a, b = _threshold_part(without.double()), _threshold_part(with_.double())
     scatter = torch.cat([a - a.mean(0), b - b.mean(0)])
     difference, deviation = b.mean(0) - a.mean(0), scatter.std(0)
-    scale = deviation.clamp(min=1e-6 * float(deviation.max()) + 1e-30)  # avoids division by zero without noise
+    scale = deviation.clamp(min=1e-6 * float(deviation.max()) + 1e-30)  # not 0 without noise
     scatter = scatter / scale
     covariance = scatter.T @ scatter / len(scatter) + 1e-3 * torch.eye(len(scale), dtype=torch.float64)
     direction = torch.linalg.solve(covariance, difference / scale) / scale

@@ -1,4 +1,4 @@
-"""Noisy outputs: each answer of a network that learned without protection is bounded, and gets noise."""
+"""Noisy outputs: each output of a network trained without protection is bounded, and noise is added."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Interval
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.options import Checked, PositiveFloat
+from fedstill.core.options import CheckedOptions, PositiveFloat
 from fedstill.privacy.config import (
     COUNTED,
     Noise,
@@ -24,45 +24,49 @@ from fedstill.tasks import Task
 
 
 @dataclass(frozen=True)
-class OutputsConfig(Checked):
+class OutputsConfig(CheckedOptions):
     """Noise on the outputs of a model that was trained without protection."""
 
-    under: ClassVar[str] = "outputs"
+    section: ClassVar[str] = "outputs"
 
     distribution: Literal["laplace", "gaussian"] = "laplace"
-    """Which noise."""
+    """Distribution of the noise."""
     noise: Noise = None
-    """Its scale (Laplace) or standard deviation (Gaussian), in units of the outputs; none: as much as
-    privacy.epsilon asks for."""
+    """Scale (Laplace) or standard deviation (Gaussian), in units of the outputs; none: calibrated to
+    privacy.epsilon.
+    """
     bound: Annotated[float, Interval(ge=0, lt=inf), "0 (none: no guarantee) or more"] = 0.0
-    """Outputs are limited to this: each value (Laplace), or the L2 norm of a row (Gaussian). 0: no bound,
-    and then no guarantee, whatever the noise."""
+    """Largest magnitude of each value (Laplace), or largest L2 norm of a row (Gaussian). 0: no bound, and
+    no guarantee whatever the noise.
+    """
     share: PositiveFloat = 1.0
-    """Of the epsilon that is divided among all whose noise is none, in parts."""
+    """Relative share of the epsilon that is divided among all tables whose noise is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyOutputs(ResponsesConfig):
-    """Noise on each answer."""
+    """Noise on each output of a network that was trained without protection."""
 
-    about: ClassVar[str] = "its network learned without protection, and each answer has noise"
+    about: ClassVar[str] = "its network learned without protection, and each output has noise"
     assumes: ClassVar[tuple[str, ...]] = (
-        "nothing of the model but its bounded, noisy outputs leaves",
+        "the model releases nothing but its bounded, noisy outputs",
         COUNTED,
     )
 
     outputs: OutputsConfig = field(default_factory=OutputsConfig)
-    """Noise on answers."""
+    """Noise on outputs."""
 
     def refusal(self, query: Query, task: Task) -> str | None:
-        """Pictures."""
+        """Refuse the outputs of tasks with images or maps."""
         scores = any(kind.category == "scores" for kind in query.releases.values())
         if scores and task.kind in ("map", "image"):
-            return f"outputs of task {task.name} are pictures, and noise would hide them: take dp-sgd"
+            return f"outputs of task {task.name} are images, and noise would hide them: use dp-sgd"
         return None
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
-        """Scores, and other rows whatever they are computed from: a bound holds for either."""
+        """Add noise to scores, and to other rows whatever they are computed from, as a bound holds for
+        both.
+        """
         if release.is_input_gradient:
             return SanitizedGradients(self.gradients.clip, levels["gradients"])
         if release.kind.category == "rows" or (
@@ -72,8 +76,8 @@ class NoisyOutputs(ResponsesConfig):
         return super().rule(release, levels)
 
     def faults(self) -> list[ArgumentError]:
-        """A budget without a bound."""
+        """Reject a budget without a bound on the outputs."""
         if self.outputs.bound or math.isinf(self.budget):
             return []
-        expected = "above 0, where a budget is set: without a bound noise guarantees nothing"
+        expected = "above 0 if a budget is set, as noise without a bound guarantees nothing"
         return [ArgumentError("privacy.outputs.bound", self.outputs.bound, expected)]

@@ -1,9 +1,8 @@
-"""PATE's teachers (Papernot et al. 2017; 2018): m networks that each know their own part of a node's records.
+"""PATE (Papernot et al. 2017; 2018): noisy votes of teachers trained on disjoint parts of a node's records.
 
-One record is in one part, so it can change one teacher: one vote of m on each input, and one of the m
-gradients that are averaged. What that costs once noise is added, :class:`fedstill.privacy.pate.NoisyVotes` says.
-
-PATE: noisy votes of teachers on disjoint parts of the records.
+Each record is in one part, so it can change one teacher: one vote of m for each input, and one of the m
+averaged input gradients. :class:`TeacherEnsemble` counts the votes inside the network, :class:`NoisyVotes`
+adds noise to them and states their privacy cost, and :class:`PATE` is the mechanism.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from annotated_types import Interval
 from torch import nn
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.options import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.privacy.clipping import clip_rows, count_rows, to_finite
 from fedstill.privacy.config import COUNTED, NOT_CHOSEN, Noise, Release, ResponsesConfig
 from fedstill.privacy.events import Event, PrivacyCost
@@ -30,42 +29,44 @@ from fedstill.protocol.queries import Query
 from fedstill.tasks import Task
 
 MOSTLY_NOISE = (
-    "the votes are almost all noise: more records and teachers, fewer queries, a larger epsilon, or dp-sgd"
+    "the votes are almost all noise: use more records and teachers, fewer queries, more epsilon, or dp-sgd"
 )
 
 
 @dataclass(frozen=True)
-class PateConfig(Checked):
-    """PATE at the node: teachers on disjoint parts of its data, and noisy votes."""
+class PateConfig(CheckedOptions):
+    """Options of PATE: the teachers, and the noise on their votes."""
 
-    under: ClassVar[str] = "pate"
+    section: ClassVar[str] = "pate"
 
     teachers: PositiveInt = 10
-    """How many; each has its own part of the records."""
+    """Number of teachers; each one learns from its own part of the records."""
     noise: Noise = None
-    """Standard deviation of the Gaussian noise on the votes for each class; none: as much as
-    privacy.epsilon asks for."""
+    """Standard deviation of the Gaussian noise on the votes for each class; none: calibrated to
+    privacy.epsilon.
+    """
     release: Literal["votes", "label"] = "votes"
-    """What leaves: all noisy votes, or only the class with the most (GNMax). They cost the same."""
+    """votes: all noisy votes. label: only the class with the most votes (GNMax). They cost the same."""
     threshold: Annotated[float, Interval(ge=0, lt=inf), "0 (answer everywhere) or more"] = 0.0
-    """Answer only where the most votes, with noise of their own, reach this number (Confident-GNMax);
-    elsewhere nothing is said of any class. 0: answer everywhere."""
+    """Respond only to inputs whose most frequent vote, with separate noise, reaches this number
+    (Confident-GNMax); other rows are zeros. 0: respond to all inputs.
+    """
     threshold_noise: PositiveFloat = 10.0
-    """Standard deviation of that noise, in votes."""
+    """Standard deviation of the noise for the threshold, in votes."""
     sharpness: PositiveFloat = 10.0
-    """Votes are told as logits: this number times their share."""
+    """Factor from the share of votes to the released logits."""
     share: PositiveFloat = 1.0
-    """Of the epsilon that is divided among all whose noise is none, in parts."""
+    """Relative share of the epsilon that is divided among all tables whose noise is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PATE(ResponsesConfig):
-    """Noisy votes of teachers on disjoint parts of the data."""
+    """Noisy votes of teachers trained on disjoint parts of the data."""
 
-    about: ClassVar[str] = "noisy votes of teachers, each of whom learned from its own part of the records"
+    about: ClassVar[str] = "noisy votes of teachers, each trained on its own part of the records"
     assumes: ClassVar[tuple[str, ...]] = (
-        "each record belongs to one teacher, which nobody else's records decide",
-        f"{COUNTED}: where a critic learns, the rate at which it draws them tells it",
+        "each record belongs to one teacher, whatever the other records are",
+        f"{COUNTED}: the sampling rate of a critic reveals it",
         NOT_CHOSEN,
     )
 
@@ -73,29 +74,34 @@ class PATE(ResponsesConfig):
     """Teachers and votes."""
 
     def refusal(self, query: Query, task: Task) -> str | None:
-        """Training in rounds, answers that are made of votes for a sum over nodes, and tasks in which there
-        is nothing to vote for."""
+        """Refuse training in rounds, secure sums of values derived from votes, and tasks without classes to
+        vote for.
+        """
         if query.span is not None:
-            return "teachers learn once, before the first query, and this one trains the model"
-        # Logarithms, probabilities, entropies: one vote moves each number of such an answer, and by way of it
-        # the gradients of all teachers.
+            return "teachers are trained once, before the first query, and this query trains the model"
+        # One vote moves each value of logarithms, probabilities or entropies, and so the gradients of all
+        # teachers.
         if query.sums and any(kind.category == "scores" for kind in query.releases.values()):
-            return "noise is on votes, and what is added over nodes (link.secure_aggregation) is made of them: take dp-sgd"
+            return (
+                "noise is added to votes, and the sums of link.secure_aggregation are computed from them: "
+                "use dp-sgd"
+            )
         if task.kind != "class" and any(
             kind.category not in ("counts", "moments") for kind in query.releases.values()
         ):
-            return f"teachers vote for one class an input, which task {task.name} has not: take dp-sgd"
+            return f"teachers vote for one class an input, unlike task {task.name}: use dp-sgd"
         return None
 
     def rule(self, release: Release, levels: Mapping[str, float]) -> Rule:
-        """Votes, and the mean of the teachers' gradients.
+        """Add noise to votes, and to the mean of the teachers' gradients.
 
-        Only of the package's own methods, which let votes out as they are. What a stranger's method makes of
-        them is not known: one vote may then move a row, and the gradients of all teachers, as far as it will.
+        This holds for the package's own methods only, which release votes unchanged. A third-party method
+        may transform them in unknown ways, so that one vote may move a row, and the gradients of all
+        teachers, without limit.
         """
         pate, third_party = self.pate, bool(release.kind.package)
         if release.is_input_gradient:
-            # One that carries records carries all of them, whoever's they are.
+            # A gradient that depends on records depends on those of all teachers.
             teachers = 1 if release.depends_on_records or third_party else pate.teachers
             return SanitizedGradients(self.gradients.clip, levels["gradients"], teachers)
         if release.kind.category == "scores" and not (release.depends_on_records or third_party):
@@ -103,42 +109,42 @@ class PATE(ResponsesConfig):
         return super().rule(release, levels)
 
     def shards(self, data: TensorData) -> Sequence[torch.Tensor]:
-        """By a hash of what a record is."""
+        """Partition the records by a hash of their content."""
         return partition_records(data, self.pate.teachers)
 
     def ensemble(self, networks: Sequence[nn.Module]) -> nn.Module:
-        """Teachers, who vote."""
+        """Return the teachers as one voting network."""
         return TeacherEnsemble(networks, self.pate.sharpness, self.gradients.clip)
 
     def facts(self, levels: Mapping[str, float]) -> Mapping[str, str]:
-        """Whether anything is left of the votes."""
+        """Report the noise on the votes, with a warning if it exceeds the votes."""
         noise, teachers = levels["pate"], self.pate.teachers
         text = f"noise {noise:.4g} on the votes of {teachers} teachers"
         return {"votes": f"{text}: {MOSTLY_NOISE}" if noise >= teachers / 2 else text} if noise else {}
 
 
 @dataclass(frozen=True)
-class NoisyVotes(Checked, Rule):
+class NoisyVotes(CheckedOptions, Rule):
     """Noisy votes of teachers that learned from disjoint parts of the records: PATE.
 
     Papernot, Song, Mironov, Raghunathan, Talwar, Erlingsson, "Scalable Private Learning with PATE", ICLR
-    2018: GNMax, Confident-GNMax (Alg. 1), and the price that does not depend on data (Prop. 8: with noise
-    sigma an answer is (lambda, lambda / sigma^2)-RDP).
+    2018: GNMax, Confident-GNMax (Alg. 1), and the data-independent cost (Prop. 8: with noise sigma a
+    response is (lambda, lambda / sigma^2)-RDP).
 
-    Assumes that each record (or group) is in one teacher's part, and adding or removing it moves no other
-    record from one part to another. Then one teacher's vote changes, from one class to another: votes move by
-    sqrt(2) in L2 for each input, the most votes of an input by 1.
+    Assumes that each record (or group) is in one teacher's part, and that adding or removing it moves no
+    other record to another part. Then one teacher's vote changes from one class to another: votes move by
+    sqrt(2) in L2 for each input, the largest number of votes of an input by 1.
 
-    What arrives is ``sharpness`` times the share of votes for each class, and so is what leaves. All noisy
-    votes cost what their largest alone costs: it follows from them.
+    Inputs and outputs are ``sharpness`` times the share of votes for each class. All noisy votes cost the
+    same as the class with the most votes, which follows from them.
 
     Args:
-        pate: how many teachers vote, and what of their votes is told where. Rows below its threshold are
-            zeros, and cost no votes.
-        sigma: standard deviation of the noise on the votes for each class; 0: none, no guarantee.
+        pate: number of teachers, and the form of the release. Rows below its threshold are zeros, and cost
+            no votes.
+        sigma: standard deviation of the noise on the votes for each class; 0: no noise, no guarantee.
     """
 
-    under: ClassVar[str] = "pate"
+    section: ClassVar[str] = "pate"
     noise_table: ClassVar[str] = "pate"
 
     pate: PateConfig
@@ -154,11 +160,13 @@ class NoisyVotes(Checked, Rule):
         return text + condition if self.pate.threshold else text
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Whole votes from 0 to m, as logits: ``(B, C)``."""
+        """Round to whole votes from 0 to m, as logits: ``(B, C)``."""
         return self._logits(self.votes(tensor))
 
     def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
-        """Noisy votes or the class of the most, as logits; rows below the threshold are zeros."""
+        """Return noisy votes or the class with the most of them, as logits; rows below the threshold are
+        zeros.
+        """
         votes = self.votes(tensor)
         if self.sigma == 0 or votes.numel() == 0:
             return self._logits(votes)
@@ -168,7 +176,7 @@ class NoisyVotes(Checked, Rule):
             logits = self._logits(top_class)
         else:
             logits = self._logits(noisy)
-            # Zeros throughout mean that nothing is said: a row that is answered must not look like one.
+            # Rows of zeros mean "below the threshold", so that other rows must not be all zeros.
             logits = torch.where(logits == 0, torch.full_like(logits, 1e-6 * self.pate.sharpness), logits)
         if self.pate.threshold:
             top_votes = add_noise(votes.amax(1), sampler.normal(votes.shape[:1]), self.pate.threshold_noise)
@@ -176,11 +184,11 @@ class NoisyVotes(Checked, Rule):
         return logits
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
-        """As if each row were answered."""
+        """Cost if all rows reach the threshold."""
         return self._cost(count_rows(shape)[0], count_rows(shape)[0])
 
     def actual_cost(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
-        """The threshold for each row, and votes for those that were answered."""
+        """Cost of the threshold for each row, and of votes for the rows that reach it."""
         rows = count_rows(shape)[0]
         answered_rows = int((noised != 0).any(1).sum()) if self.pate.threshold and rows else rows
         return self._cost(rows, answered_rows)
@@ -196,7 +204,7 @@ class NoisyVotes(Checked, Rule):
         return cost
 
     def votes(self, logits: torch.Tensor) -> torch.Tensor:
-        """Whole votes from 0 to m, without noise: ``(B, C)``."""
+        """Return whole votes from 0 to m, without noise: ``(B, C)``."""
         votes = to_finite(logits) * (self.pate.teachers / self.pate.sharpness)
         return votes.round().clamp(0, self.pate.teachers)
 
@@ -205,19 +213,19 @@ class NoisyVotes(Checked, Rule):
 
 
 class TeacherEnsemble(nn.Module):
-    """Networks ``(B, C, H, W)`` to ``(B, classes)`` as one, which gives the share of their votes.
+    """Ensemble of networks ``(B, C, H, W)`` to ``(B, classes)`` that returns the share of their votes.
 
     Forward: ``sharpness`` times the share of teachers whose largest logit is that class. Backward: the
     gradient of ``sharpness`` times the mean of their softmax (straight through), where each teacher's own
-    gradient with respect to each input is shortened to an L2 norm of at most ``clip`` before the mean over
-    teachers is taken. So one teacher moves a row of votes by one vote in one class and one in another, and an
-    input's gradient by at most ``2 clip / m``.
+    gradient with respect to each input is clipped to an L2 norm of ``clip`` before the mean over teachers.
+    One teacher thus moves a row of votes by one vote in one class and one in another, and an input's
+    gradient by at most ``2 clip / m``.
 
-    A teacher that has no records abstains: its vote goes to no class, its gradient is zero. So does, for an
-    input, a teacher whose logits for it are not all finite, as they may be for an input of huge numbers or
-    after a training that diverged: what it answers concerns no vote but its own.
+    A teacher without records abstains: its vote goes to no class, and its gradient is zero. A teacher also
+    abstains for an input if its logits for it are not all finite, as may happen for huge inputs or after a
+    diverged training. Its outputs then affect no vote but its own.
 
-    The votes are the same to the bit, whether or not gradients are wanted.
+    The votes are the same to the bit, with or without gradients.
 
     Args:
         teachers: m networks of one architecture.
@@ -237,8 +245,8 @@ class TeacherEnsemble(nn.Module):
         return len(self.teachers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(B, C, H, W)`` to ``(B, classes)`` float32: ``sharpness`` times the share of votes."""
-        # The mean over teachers comes after: the gradient that is clipped is one m-th of the teacher's own.
+        """Map ``(B, C, H, W)`` to ``(B, classes)`` float32: ``sharpness`` times the share of votes."""
+        # The mean over teachers comes later, so that each gradient here is one m-th of the teacher's own.
         clip = self.clip / len(self)
         z = torch.stack(
             [teacher(_ClippedGradient.apply(x, clip)).float() for teacher in self.teachers]  # type: ignore[no-untyped-call]
@@ -247,19 +255,19 @@ class TeacherEnsemble(nn.Module):
         return self.sharpness * share
 
     def abstain(self, shards: Sequence[torch.Tensor]) -> None:
-        """Let the teachers whose parts are empty abstain, and no others."""
+        """Let exactly the teachers with empty shards abstain."""
         self.voting.copy_(torch.tensor([float(len(part) > 0) for part in shards]))
 
     def extra_repr(self) -> str:
-        """What else its answers depend on."""
+        """Options that the outputs depend on."""
         return f"sharpness={self.sharpness}, clip={self.clip}"
 
 
 class _VoteShares(torch.autograd.Function):
-    """The share of votes for each class, ``(B, classes)``; backward, as if it were the mean softmax.
+    """Share of votes for each class, ``(B, classes)``, with the gradient of the mean softmax.
 
-    Takes logits ``(m, B, classes)`` and who votes at all ``(m,)``. No gradient is computed in forward, so
-    that nothing of it can enter the votes.
+    Takes logits ``(m, B, classes)`` and a mask of the voting teachers ``(m,)``. The forward pass computes
+    no gradient, so that no gradient can affect the votes.
     """
 
     generate_vmap_rule = True  # nodes may be stacked
@@ -282,14 +290,14 @@ class _VoteShares(torch.autograd.Function):
 
 
 def _valid_votes(z: torch.Tensor, voting: torch.Tensor) -> torch.Tensor:
-    """1 where a teacher votes on an input, 0 where it abstains: ``(m, B, 1)``."""
+    """Return 1 where a teacher votes on an input, 0 where it abstains: ``(m, B, 1)``."""
     return z.isfinite().all(2, keepdim=True) * voting.view(-1, 1, 1)
 
 
 class _ClippedGradient(torch.autograd.Function):
-    """The input itself; each row of the gradient that comes back is shortened to an L2 norm of ``clip``.
+    """Identity whose backward pass clips each row of the gradient to an L2 norm of ``clip``.
 
-    No number in it (NaN, as a teacher that is broken gives) becomes zero.
+    NaN in the gradient, as from a broken teacher, becomes zero.
     """
 
     generate_vmap_rule = True  # nodes may be stacked
@@ -308,11 +316,11 @@ class _ClippedGradient(torch.autograd.Function):
 
 
 def partition_records(data: TensorData, m: int) -> list[torch.Tensor]:
-    """The records of each of ``m`` teachers: indices (int64, rising), one tensor a teacher.
+    """Return the records of each of ``m`` teachers: indices (int64, ascending), one tensor for each teacher.
 
-    Whose a record is, follows from a hash of its content (of its group's number, where records have groups)
-    and from nothing else: adding or removing a record moves no other one. Parts are therefore of unequal
-    size, and some may be empty. Equal records come to the same teacher.
+    A hash of a record's content (or of its group number, if records have groups) chooses the teacher.
+    Adding or removing a record thus moves no other one. Shards have unequal sizes, and some may be empty.
+    Equal records belong to the same teacher.
     """
     if data.groups is not None:
         contents = [str(group).encode() for group in data.groups.tolist()]

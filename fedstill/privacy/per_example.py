@@ -1,9 +1,10 @@
-"""Computes each example by itself, to the last bit, though many at once.
+"""Per-example computation whose results do not depend on the other examples of a batch, to the last bit.
 
-Kernels are chosen by shape: the same row of a matrix product rounds otherwise among two rows than among one,
-and may round otherwise at a batch's end than in its middle. It is a last bit, but whoever gives the network
-its parameters can make anything of it, so that one record less would change what all others say. So batches
-have one shape, however many examples were drawn, and a way to compute in which places differ is not used.
+Kernels are chosen by shape. The same row of a matrix product may round differently in a batch of two than
+alone, and differently at a batch's end than in its middle. The difference is a last bit, but a server that
+chooses the network's parameters can amplify it, so that one missing record would change the gradients of
+all others. Batches therefore have one fixed size, however many examples were sampled, and a layout in which
+positions round differently is not used.
 """
 
 from __future__ import annotations
@@ -20,27 +21,28 @@ from torch.func import vmap
 Outputs = Sequence[torch.Tensor]
 Parameters = dict[str, torch.Tensor]  # parameters by name
 
-MIN_COMPARED_NUMBERS = 2**18  # numbers that are compared, at least, before a way to compute is taken for even
-MAX_TRIALS = 32  # examples that are tried, at most
+MIN_COMPARED_NUMBERS = 2**18  # before positions count as equal
+MAX_TRIALS = 32
 
-_layouts: dict[Hashable, tuple[bool, int]] = {}  # what was found, for the life of the process
+_layouts: dict[Hashable, tuple[bool, int]] = {}  # chosen layouts, cached for the life of the process
 
 
 class PerExample:
-    """A function of one example, for many.
+    """Apply a function of one example to many.
 
-    Computed are ``rows`` at once, with the parameters that all share or, where places differ so, with a copy
-    for each example (a matrix product each); where they still do, one at a time.
+    It computes ``rows`` examples at once, with shared parameters. If the positions of a batch then round
+    differently, each example gets its own copy of the parameters (a matrix product each). If they still
+    differ, examples are computed one at a time.
 
     Args:
-        one: of parameters and one example, the tensors that follow from it, without a batch's axis.
-        rows: examples at once; says nothing of how many were drawn.
+        function: maps parameters and one example to tensors without a batch axis.
+        rows: examples at once; must not depend on the number of sampled ones.
         module: the network.
-        leaves: those of its parameters that ``one`` is given, by name, or by name after "module."; only
-            shapes and types count here.
-        tensors: inputs, and targets, ``(B, ...)``; only shapes and types count.
-        finish: of what ``one`` gives, for a whole batch, what is wanted of it, each ``(B, ...)``.
-        about: what else ``one`` depends on.
+        leaves: its parameters that ``function`` takes, by name, or by name after "module."; only shapes and
+            types matter here.
+        tensors: inputs, and targets, ``(B, ...)``; only shapes and types matter.
+        postprocess: maps the outputs of ``function`` for a whole batch to the results, each ``(B, ...)``.
+        depends_on: everything else that ``function`` depends on.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class PerExample:
         self.shared, self.rows = _layouts[key]
 
     def __call__(self, leaves: Parameters, *tensors: torch.Tensor) -> Iterator[Outputs]:
-        """What follows from each example, batch by batch, of those that are there alone."""
+        """Yield the results of the examples, batch by batch, without padding."""
         for count, batch in fixed_size_batches(self.rows, *tensors):
             yield [outputs[:count] for outputs in self._compute(self.shared, leaves, batch)]
 
@@ -78,11 +80,10 @@ class PerExample:
         return self._postprocess(vectorized(leaves, *batch))
 
     def _choose_layout(self, rows: int, leaves: Parameters, tensors: Outputs) -> tuple[bool, int]:
-        """The first way in which all places of a batch of equal examples give the same bits.
+        """Return the first layout in which all positions of a batch of equal examples give the same bits.
 
-        Examples are random, and so are all parameters, and buffers of real numbers: those that the network
-        has could be such that no difference shows, and whoever sends it chooses them, of layers that do not
-        learn too.
+        Examples, parameters and floating-point buffers are random. The network's own values could hide a
+        difference, and a server chooses them, also those of layers that are not trained.
         """
         parameter_count = sum(leaf.numel() for leaf in leaves.values())
         for shared in (True, False) if rows > 1 else ():
@@ -108,9 +109,10 @@ class PerExample:
 
 
 def fixed_size_batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int, list[torch.Tensor]]]:
-    """Batches of exactly so many rows, the last filled up with zeros, and how many rows of each are real.
+    """Yield batches of exactly ``rows`` rows, the last one padded with zeros, with the number of their real
+    rows.
 
-    Each is a copy: where rows begin in memory does not depend on what stood before them either.
+    Each batch is a copy, so that the memory address of a row does not depend on earlier rows either.
 
     >>> [(real, x.tolist()) for real, [x] in fixed_size_batches(2, torch.tensor([1, 2, 3]))]
     [(2, [1, 2]), (1, [3, 0])]
@@ -124,7 +126,7 @@ def fixed_size_batches(rows: int, *tensors: torch.Tensor) -> Iterator[tuple[int,
 def _layout_key(
     rows: int, module: nn.Module, leaves: Parameters, tensors: Outputs, depends_on: Hashable
 ) -> Hashable:
-    """A network, the shapes of what it computes, and how."""
+    """Key of a network, its shapes, and the settings under which it is computed."""
     device = tensors[0].device
     autocast = torch.is_autocast_enabled(device.type)
     settings = (rows, str(device), torch.get_autocast_dtype(device.type) if autocast else None)
@@ -141,26 +143,29 @@ def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tens
 
 
 def _random_bits_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random 0 and 1, which are targets of any task."""
+    """Random 0 and 1, which are valid targets of any task."""
     return torch.randint(0, 2, tensor.shape, generator=generator).to(tensor)
 
 
 def _random_weights_like(leaf: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers of about the size that first weights have."""
+    """Random numbers of about the size of initial weights."""
     values = _random_like(leaf, generator)
     return values / math.prod(leaf.shape[1:]) ** 0.5 if leaf.is_floating_point() else values
 
 
 def _tensor_key(tensor: torch.Tensor) -> Sequence[Hashable]:
-    """What is told of a parameter that does not learn, or of a buffer: the form of real numbers, and of
-    others, which may be places or masks, what they are."""
+    """Key of an untrained parameter or a buffer: the form of floating-point tensors, and the values of
+    others, which may be indices or masks.
+    """
     form = (tensor.shape, tensor.dtype, tensor.stride())
     return form if tensor.is_floating_point() else (*form, tensor.cpu().numpy().tobytes())
 
 
 @contextmanager
 def _randomized(tensors: Sequence[torch.Tensor], generator: torch.Generator) -> Iterator[None]:
-    """Random numbers in their places for so long; in buffers not negative, as variances are."""
+    """Replace tensors by random numbers within a context; those in buffers are not negative, as variances
+    are not.
+    """
     saved = [tensor.detach().clone() for tensor in tensors]
     try:
         with torch.no_grad():

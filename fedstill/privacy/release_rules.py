@@ -1,14 +1,14 @@
-"""Rules: how one kind of tensor is bounded and noised before it leaves a node, and what that costs.
+"""Rules that bound and noise one kind of tensor before its release, and state its privacy cost.
 
-The unit is one record (or one group of records) of the node, added or removed. A rule's ``bound`` makes sure
-that it cannot move what leaves any further than is charged, whatever the networks answer: what is no number
-is taken as 0, what is infinite as very large. So an answer's NaN does not leave either, and tells nothing.
+The protected unit is one record (or one group of records) of the node, added or removed. A rule's ``bound``
+ensures that the unit cannot move the release further than is charged, whatever the networks compute: NaN
+becomes 0, and infinity becomes a very large number. NaN is therefore never released, and reveals nothing.
 
-A price holds whatever was asked and answered before. Where a server chooses how much to ask by what it was
-told, or less is paid by what was told (the votes of a threshold), a budget that nothing may pass is sound
-under accountant "rdp" (Feldman, Zrnic, "Individual Privacy Accounting via a Renyi Filter", NeurIPS 2021),
-and for Gaussian noise alone under any exact one (Smith, Thakurta, "Fully Adaptive Composition for Gaussian
-Differential Privacy", 2022).
+A cost holds whatever queries and responses came before. If a server chooses the amount of its queries from
+earlier responses, or the charge depends on the response (votes with a threshold), a budget as a hard limit
+is sound under accountant "rdp" (Feldman, Zrnic, "Individual Privacy Accounting via a Renyi Filter", NeurIPS
+2021), and for Gaussian noise alone under any exact one (Smith, Thakurta, "Fully Adaptive Composition for
+Gaussian Differential Privacy", 2022).
 
 The rule of votes is in ``pate.py``.
 """
@@ -22,45 +22,62 @@ from typing import ClassVar, Literal, Protocol
 
 import torch
 
-from fedstill.core.options import Checked, NonNegativeFloat, PositiveFloat, PositiveInt
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveFloat, PositiveInt
 from fedstill.privacy.clipping import CLIP_MARGIN, MAX_FLOAT32, clip_rows, count_rows, to_finite
 from fedstill.privacy.events import Event, PrivacyCost
 from fedstill.privacy.noise import NoiseSampler, add_noise
 
 
 class Rule(Protocol):
-    """What is done to one tensor of a release.
+    """Protection of one tensor of a release.
+
+    A custom rule subclasses it and implements ``text``, ``bound``, ``noise`` and ``cost``
+    (docs/own-mechanism.md).
 
     Attributes:
-        noise_table: the mechanism's table whose noise this is; "counts" and "other" have none.
+        noise_table: option table of the mechanism with this noise; "counts" and "other" have none.
     """
 
     noise_table: ClassVar[str] = "other"
 
     @property
     def text(self) -> str:
-        """What is done, in one line for the audit log and the report."""
+        """One-line description for the audit log and the report."""
         ...
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor such that one record can move it no further than is charged: float32, its shape."""
+        """Bound a tensor so that one record cannot move it further than is charged.
+
+        Args:
+            tensor: any shape.
+
+        Returns:
+            The same shape, float32 (float64 for sums, to avoid rounding before the noise).
+        """
         ...
 
     def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
-        """A bounded tensor as it leaves: float32 on its device, its shape."""
+        """Add noise to a bounded tensor, and return the released one: float32, same shape and device.
+
+        Args:
+            tensor: result of :meth:`bound`.
+            sampler: source of all randomness.
+        """
         ...
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
-        """The most that a tensor of this shape can cost, before it is known; None: no guarantee."""
+        """Return the largest cost of a tensor of this shape, before its values are known; None: no
+        guarantee.
+        """
         ...
 
     def actual_cost(self, shape: Sequence[int], noised: torch.Tensor) -> PrivacyCost | None:
-        """What it has cost, by its shape and what leaves: no more than :meth:`cost`, and mostly that."""
+        """Return the actual privacy cost of a released tensor. At most :meth:`cost`, usually equal."""
         return self.cost(shape)
 
 
 class _Unchanged(Rule, Protocol):
-    """Nothing is done to the tensor."""
+    """Base class of rules that release the tensor unchanged."""
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -71,51 +88,60 @@ class _Unchanged(Rule, Protocol):
 
 @dataclass(frozen=True)
 class Exact(_Unchanged):
-    """What leaves as it is, without any guarantee."""
+    """Release without noise and without a guarantee."""
 
     @property
     def text(self) -> str:
         return "exact: no guarantee"
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
-        """None: no guarantee, which is not the same as nothing."""
+        """None: no guarantee, as opposed to an empty cost."""
         return None
 
 
 @dataclass(frozen=True)
 class Derived(_Unchanged):
-    """What follows from something that is paid for already, and from nothing else of the records.
+    """Post-processing: the tensor follows from results that are already charged, and from no other use of
+    the records.
 
-    Post-processing (Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Prop. 2.1).
+    Post-processing is free (Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014, Prop.
+    2.1).
 
     Args:
-        of: what it follows from, as in "a model trained with DP-SGD".
+        source: description of these results, such as "a model trained with DP-SGD".
     """
 
-    of: str
+    source: str
 
     @property
     def text(self) -> str:
-        return f"follows from {self.of}, paid for there"
+        return f"follows from {self.source}, charged there"
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
-        """Nothing more."""
+        """Empty: no further cost."""
         return PrivacyCost()
 
 
 @dataclass(frozen=True)
-class NoisyCounts(Checked, Rule):
-    """Numbers of records, in all or by class, with Laplace noise, as whole numbers from ``minimum`` up.
+class NoisyCounts(CheckedOptions, Rule):
+    """Counts of records, in total or by class, with Laplace noise, rounded to whole numbers of at least
+    ``minimum``.
 
-    Assumes that one record moves the tensor by ``sensitivity`` in L1 at most: by 1 where it is counted once, or in
-    parts that sum to 1 (an image's share of pixels of each class); by the number of labels where it may have
-    all of them. Then noise of this scale costs an epsilon of moves / scale (Dwork, Roth 2014, Thm. 3.6), and
-    a group of records costs as many times that. Rounding what is noisy, and leaving out what is below 0, is
-    post-processing. Nothing is rounded before: of parts, that could move every count by a whole one. At scale
-    0 there is no noise, and no guarantee.
+    Assumes that one record moves the tensor by ``sensitivity`` in L1 at most. That is 1 if a record counts
+    once, or in parts that sum to 1 (an image's share of pixels of each class), and the number of labels if
+    a record may have all of them. Noise of this scale then costs an epsilon of sensitivity / scale (Dwork,
+    Roth 2014, Thm. 3.6), and a group of records as many times that. Rounding and clamping after the noise
+    is post-processing. Counts are not rounded before the noise, as that could move every partial count by a
+    whole one. At scale 0 there is no noise and no guarantee.
+
+    Args:
+        scale: of the Laplace noise; 0: no noise.
+        group: number of records of one protected unit.
+        sensitivity: L1 sensitivity to one record.
+        minimum: smallest released count.
     """
 
-    under: ClassVar[str] = "counts"
+    section: ClassVar[str] = "counts"
     noise_table: ClassVar[str] = "counts"
 
     scale: NonNegativeFloat
@@ -131,33 +157,39 @@ class NoisyCounts(Checked, Rule):
         return f"Laplace noise of scale {self.scale:g} on each count{several}"
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Numbers from 0 up, in float64: rounded to float32, sums of parts move further than is charged."""
+        """Counts from 0 up in float64: in float32, rounding could move sums of parts further than is
+        charged.
+        """
         return tensor.detach().double().nan_to_num(nan=0.0, posinf=MAX_FLOAT32, neginf=0.0).clamp(min=0)
 
     def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
-        """Whole numbers: servers refuse a number of examples that is none."""
+        """Noisy whole numbers, as servers refuse other counts."""
         if self.scale == 0:
             return tensor.float()
         return add_noise(tensor, sampler.laplace(tensor.shape), self.scale).round().clamp(min=self.minimum)
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
-        """One event, however many classes."""
+        """One event, whatever the number of classes."""
         if self.scale == 0:
             return None
         return PrivacyCost({Event("laplace", self.scale / (self.group * self.sensitivity)): 1})
 
 
 @dataclass(frozen=True)
-class NoisySums(Checked, Rule):
+class NoisySums(CheckedOptions, Rule):
     """Sums over records, with Gaussian noise.
 
-    Assumes that one record moves each of the M numbers by 1 at most, so all together by sqrt(M) in L2 and a
-    group of records by as many times that. The noise on each number has a standard deviation of ``noise``
-    times what one record moves: a Gaussian mechanism of that noise over its sensitivity, whatever M is
-    (Dwork, Roth 2014, App. A). At noise 0 there is none, and no guarantee.
+    Assumes that one record moves each of the M sums by 1 at most, so that it moves all together by sqrt(M)
+    in L2, and a group of records by as many times that. The noise on each sum has a standard deviation of
+    ``noise_multiplier`` times that sensitivity: a Gaussian mechanism, whatever M is (Dwork, Roth 2014, App.
+    A). At 0 there is no noise and no guarantee.
+
+    Args:
+        noise_multiplier: standard deviation of the noise divided by the sensitivity.
+        group: number of records of one protected unit.
     """
 
-    under: ClassVar[str] = "sums"
+    section: ClassVar[str] = "sums"
 
     noise_multiplier: NonNegativeFloat
     group: PositiveInt = 1
@@ -167,21 +199,23 @@ class NoisySums(Checked, Rule):
         if self.noise_multiplier == 0:
             return Exact().text
         return (
-            f"Gaussian noise of {self.noise_multiplier:g} times the root of how many sums there are, on each"
+            f"Gaussian noise of {self.noise_multiplier:g} times the square root of their number on each sum"
         )
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Float64: rounded to float32 before the noise, long sums would move by more than a record does."""
+        """Float64: rounding long sums to float32 before the noise could move them by more than one record
+        does.
+        """
         return tensor.detach().double().nan_to_num()
 
     def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
-        """With noise on each number."""
+        """Add noise to each sum."""
         return add_noise(
             tensor, sampler.normal(tensor.shape), self.noise_multiplier * math.sqrt(tensor.numel())
         )
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
-        """One event, however many sums."""
+        """One event, whatever the number of sums."""
         return (
             None
             if self.noise_multiplier == 0
@@ -190,27 +224,27 @@ class NoisySums(Checked, Rule):
 
 
 @dataclass(frozen=True)
-class NoisyRows(Checked, Rule):
-    """Answers of a network that was trained without protection, bounded and with noise.
+class NoisyRows(CheckedOptions, Rule):
+    """Bounded, noisy outputs of a network that was trained without protection.
 
-    Nothing is known of how far one record (or any number of them) moves such a network, so a row is taken to
-    move as far as its bound lets it: each of n values by 2 bound, or the row by 2 bound in L2.
+    The influence of one record (or any number of them) on such a network is unknown, so a row may move as
+    far as its bound allows: each of n values by 2 bound, or the row by 2 bound in L2.
 
-    - laplace: L1 sensitivity 2 bound n a row. Each row is an event of its own; a row's noise is no worse than
-      that of one number that moves as far (let its values move one after another: Dong, Roth, Su,
+    - laplace: L1 sensitivity 2 bound n a row. Each row is a separate event. The noise of a row costs no
+      more than that of one number that moves as far (move its values one after another: Dong, Roth, Su,
       "Gaussian Differential Privacy", JRSS-B 2022, on groups; for Laplace noise the steps add up exactly).
     - gaussian: all B rows are one statistic that moves by 2 bound sqrt(B) in L2.
 
-    Assumes nothing of data or network; the queries may be chosen by who asks.
+    Assumes nothing about data or network; the server may choose its queries adaptively.
 
     Args:
-        distribution: laplace or gaussian.
-        scale: of the noise: scale or standard deviation, in units of the answers; 0: none, no guarantee.
-        limit: of each value's magnitude (laplace), or of each row's L2 norm (gaussian); 0: no bound, and
-            no guarantee whatever the noise.
+        distribution: "laplace" or "gaussian".
+        scale: scale or standard deviation of the noise, in units of the outputs; 0: no noise, no guarantee.
+        limit: largest magnitude of each value (laplace), or largest L2 norm of each row (gaussian); 0: no
+            bound, and no guarantee whatever the noise.
     """
 
-    under: ClassVar[str] = "outputs"
+    section: ClassVar[str] = "outputs"
     noise_table: ClassVar[str] = "outputs"
 
     distribution: Literal["laplace", "gaussian"]
@@ -229,7 +263,7 @@ class NoisyRows(Checked, Rule):
         return self.scale > 0 and self.limit > 0
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Values or rows within the bound."""
+        """Clamp the values, or clip the rows."""
         if self.limit == 0:
             return tensor.detach().float()
         if self.distribution == "laplace":
@@ -238,12 +272,12 @@ class NoisyRows(Checked, Rule):
         return clip_rows(tensor, self.limit)
 
     def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
-        """With noise on each value."""
+        """Add noise to each value."""
         standard = sampler.laplace if self.distribution == "laplace" else sampler.normal
         return add_noise(tensor, standard(tensor.shape), self.scale)
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:
-        """An event for each row (laplace), or one for all of them (gaussian)."""
+        """One event for each row (laplace), or one for all of them (gaussian)."""
         rows, values = count_rows(shape)
         if not self._has_guarantee:
             return None
@@ -255,26 +289,27 @@ class NoisyRows(Checked, Rule):
 
 
 @dataclass(frozen=True)
-class SanitizedGradients(Checked, Rule):
-    """Gradients with respect to each input of a query, clipped and with Gaussian noise.
+class SanitizedGradients(CheckedOptions, Rule):
+    """Input gradients of a query, clipped for each input and with Gaussian noise.
 
     Chen, Orekondy, Fritz, "GS-WGAN: A Gradient-Sanitized Approach for Learning Differentially Private
-    Generators", NeurIPS 2020, Thm. 4.1: (lambda, 2 B lambda / sigma^2)-RDP for B inputs. A record may turn
-    an input's whole gradient round, by 2 clip; all B, as one statistic, by 2 clip sqrt(B) in L2. Gaussian
-    noise of sigma clip on that is just this: lambda (2 clip sqrt(B))^2 / (2 (sigma clip)^2).
-    Nothing is gained by sampling: every gradient is of a network that has seen every record.
+    Generators", NeurIPS 2020, Thm. 4.1: (lambda, 2 B lambda / sigma^2)-RDP for B inputs. A record may
+    reverse an input's whole gradient, which is a change of 2 clip; all B inputs, as one statistic, change
+    by 2 clip sqrt(B) in L2. Gaussian noise of sigma clip on that gives lambda (2 clip sqrt(B))^2 / (2
+    (sigma clip)^2). Sampling gains nothing, as every gradient is of a network that has learned from every
+    record.
 
-    For m > 1 teachers on disjoint parts of the records, assumes the tensor to be the mean of their
-    gradients, each of them clipped for each input: one record moves one teacher's, and the mean by
-    2 clip / m. Clipping the mean once more moves no two gradients apart (a projection on a ball).
+    For m > 1 teachers on disjoint parts of the records, the tensor must be the mean of their gradients,
+    each of them clipped for each input. One record moves one teacher's gradient, and so the mean by 2 clip
+    / m. Clipping the mean again moves no two gradients further apart (a projection on a ball).
 
     Args:
         clip: largest L2 norm of an input's gradient, above 0.
-        sigma: standard deviation of the noise on each number, over the clip; 0: none, no guarantee.
+        sigma: standard deviation of the noise on each number, divided by the clip; 0: no noise, no guarantee.
         teachers: m; 1: a network that was trained without protection.
     """
 
-    under: ClassVar[str] = "gradients"
+    section: ClassVar[str] = "gradients"
     noise_table: ClassVar[str] = "gradients"
 
     clip: PositiveFloat
@@ -288,11 +323,11 @@ class SanitizedGradients(Checked, Rule):
         return f"{mean}each input's clipped to {self.clip:g}, {noise}"
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Each input's gradient within the clip: ``(B, ...)``."""
+        """Clip the gradient of each input: ``(B, ...)``."""
         return clip_rows(tensor, self.clip)
 
     def noise(self, tensor: torch.Tensor, sampler: NoiseSampler) -> torch.Tensor:
-        """With Gaussian noise on each number."""
+        """Add Gaussian noise to each number."""
         return add_noise(tensor, sampler.normal(tensor.shape), self.sigma * self.clip)
 
     def cost(self, shape: Sequence[int]) -> PrivacyCost | None:

@@ -1,4 +1,4 @@
-"""What is said of a node's protection: by the node before a run, and by a result after it."""
+"""Privacy statements: a node's guarantee before a run, and a result's summary of all nodes after it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedstill.core import timing
-from fedstill.core.options import Checked, Fraction
-from fedstill.core.registry import OURS
+from fedstill.core.options import CheckedOptions, Fraction
+from fedstill.core.registry import PACKAGE
 from fedstill.privacy.accounting import compute_epsilon
 from fedstill.privacy.config import MECHANISMS, POISSON, Accountant, PrivacyConfig
 from fedstill.privacy.events import cost_from_dict
@@ -18,15 +18,20 @@ NO_GUARANTEE = "no guarantee"
 
 
 @dataclass(frozen=True)
-class Statement(Checked):
-    """How a node protects its records in a run, as it may tell the server.
+class Statement(CheckedOptions):
+    """Privacy guarantee of a node in a run, as it may be sent to the server.
 
     Args:
-        unit: what the guarantee is about.
-        delta: of every epsilon that is said of the node.
-        budget: the largest epsilon that the run may cost; None is no budget.
-        rules: what is done to each tensor that may leave, one line each.
-        assumes: on what the guarantee rests.
+        mechanism: registered name.
+        says: description of the mechanism.
+        unit: protected unit.
+        delta: of every epsilon of the node.
+        budget: largest epsilon that the run may cost; None: no budget.
+        accountant: "pld" or "rdp".
+        randomness: description of the generator of all noise.
+        noise: noise levels by option table.
+        rules: protection of each tensor that may be released, one line each.
+        assumes: assumptions of the guarantee.
     """
 
     mechanism: str = "none"
@@ -44,16 +49,21 @@ class Statement(Checked):
 def make_statement(
     config: PrivacyConfig, levels: Mapping[str, float], rules: Sequence[str], *, has_groups: bool = False
 ) -> Statement:
-    """What an owner's config, with the levels of noise that it came to, is told as.
+    """Return the statement of a node.
 
-    ``several``: groups are declared, so that records may belong together, and each is protected by itself.
+    Args:
+        config: mechanism of the node's owner.
+        levels: calibrated noise levels by option table.
+        rules: protection of each tensor, one line each.
+        has_groups: groups are declared, so that several records may belong together although each one is
+            protected by itself.
     """
     if not config.protects:
         return Statement(budget=None if math.isinf(config.epsilon) else config.epsilon, rules=tuple(rules))
-    size, origin = config.group_size, MECHANISMS.origin(config.called)
+    size, origin = config.group_size, MECHANISMS.origin(config.registered_name)
     group = "one training record of this node" if size == 1 else f"all records of one group, {size} at most"
     return Statement(
-        mechanism=config.called,
+        mechanism=config.registered_name,
         says=config.about,
         unit=f"{group}, added or removed",
         delta=config.delta,
@@ -64,7 +74,7 @@ def make_statement(
         rules=tuple(rules),
         assumes=(
             *config.assumes,
-            *(() if origin == OURS else (THIRD_PARTY_TEXT.format(origin=origin),)),
+            *(() if origin == PACKAGE else (THIRD_PARTY_TEXT.format(origin=origin),)),
             *((NON_ADAPTIVE,) if config.accountant == "pld" else ()),
             STOPPING_TEXT.format(
                 budget=f"epsilon {config.epsilon:g}" if math.isfinite(config.epsilon) else "none is set"
@@ -75,42 +85,44 @@ def make_statement(
 
 
 RANDOMNESS_TEXTS = {
-    "seeded": "a fast generator with 32 bits of seed, for simulations: its noise can be found and taken away",
+    "seeded": "a fast generator with 32 bits of seed, for simulations: its noise can be computed and removed",
     "secure": "a cryptographic generator (SHAKE-256), keyed with the node's secret",
 }
 NON_ADAPTIVE = (
-    "what is charged is chosen beforehand, or is all Gaussian noise without sampling (accountant pld); where "
-    "a server chooses what to ask next by what it was told, budgets hold by accountant rdp"
+    "queries are chosen in advance, or all noise is Gaussian without sampling (accountant pld); if a server "
+    "chooses queries from earlier responses, budgets hold under accountant rdp"
 )
-# Theorems of filters cover a budget, not what was spent when a server that watched it fall chose to stop.
+# Privacy filter theorems cover a budget, not the epsilon spent when a server that watches it chooses to stop.
 STOPPING_TEXT = (
-    "what was spent holds where how much was asked does not follow from the answers; whenever a server chose "
-    "to stop, the budget holds: {budget}"
+    "the epsilon spent holds if the number of queries does not depend on the responses; the budget holds "
+    "whenever a server stops: {budget}"
 )
 PER_RECORD_ONLY = (
-    "it is of one record alone: who has several here, as a patient may, is protected less, since "
+    "it protects one record: a person with several records, such as a patient, is protected less, because "
     "privacy.group_size is 1"
 )
-MAX_COUNT_PER_RUN = 2**63  # times of an event over a run
-COMPOSE_SECONDS = 120.0  # seconds for the prices of one node, which are its own word
+MAX_COUNT_PER_RUN = 2**63  # of one event
+COMPOSE_SECONDS = 120.0  # for the costs of one node, which it reports itself
 COMPOSE_TIMEOUT_TEXT = (
-    f"no epsilon was worked out: the prices that it told take more than {COMPOSE_SECONDS:g} s to compose"
+    f"no epsilon was computed: the costs that it reports take more than {COMPOSE_SECONDS:g} s to compose"
 )
-THIRD_PARTY_TEXT = "what {origin} says of its own mechanism: nothing here proves that it keeps to its prices"
+THIRD_PARTY_TEXT = "as {origin} claims of its own mechanism: nothing here proves that its costs are right"
 
 
 def summarize_privacy(
     statements: Mapping[str, Statement], spent: Mapping[str, tuple[Mapping[str, int], int]]
 ) -> dict[str, Any]:
-    """What a result says of privacy: for each node and for all of them.
+    """Summarize the privacy of a result, for each node and for all of them.
 
     Args:
-        statements: by node; a node without one has said nothing.
-        spent: by node, what its releases cost: events as text and how often, and how many had no price.
+        statements: by node; a node without one has sent none.
+        spent: cost of each node's releases: events as text with their counts, and the number of releases
+            without a guarantee.
 
     Returns:
-        ``guarantee`` (whether every node has one), ``text`` and ``nodes``, each with ``epsilon`` at ``delta``
-        (None: no guarantee), ``left`` of its budget and all that its statement says.
+        ``guarantee`` (True if every node has one, else None), ``text`` and ``nodes``: for each node its
+            statement's fields, ``epsilon`` at ``delta`` (None: no guarantee), ``left`` of its budget and
+            ``events``.
     """
     nodes = []
     for name, (events, unprotected) in spent.items():
@@ -143,9 +155,9 @@ def summarize_privacy(
 
 
 def _node_epsilon(statement: Statement, events: Mapping[str, int]) -> float | None:
-    """What a node's releases cost; None where it tells prices that take too long to compose."""
+    """Epsilon of a node's releases; None if the costs that it reports take too long to compose."""
     try:
-        with timing.within(COMPOSE_SECONDS, lambda: TimeoutError(COMPOSE_TIMEOUT_TEXT)):
+        with timing.time_limit(COMPOSE_SECONDS, lambda: TimeoutError(COMPOSE_TIMEOUT_TEXT)):
             return compute_epsilon(
                 cost_from_dict(events, MAX_COUNT_PER_RUN), statement.delta, statement.accountant
             )
@@ -154,13 +166,15 @@ def _node_epsilon(statement: Statement, events: Mapping[str, int]) -> float | No
 
 
 def _assumptions(statement: Statement, events: Mapping[str, int]) -> list[str]:
-    """What a guarantee rests on, by what was paid: where each step takes all records, nothing is drawn."""
+    """Assumptions that apply to the charged events; without sampled events, those of Poisson sampling do
+    not.
+    """
     is_sampled = not events or any(event.rate < 1 for event in cost_from_dict(events, MAX_COUNT_PER_RUN))
     return [line for line in statement.assumes if is_sampled or line != POISSON]
 
 
 def _summary_text(nodes: Sequence[Mapping[str, Any]]) -> str:
-    """The largest epsilon of each kind of guarantee: of one kind it says nothing about another."""
+    """Largest epsilon of each kind of guarantee; kinds are not comparable with each other."""
     by_guarantee: dict[tuple[float, str, str], dict[str, float]] = {}
     for node in nodes:
         kind = node["delta"], node["unit"], node["mechanism"]
@@ -174,10 +188,10 @@ def _summary_text(nodes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def format_epsilon_bound(value: float) -> str:
-    """An epsilon to three digits, rounded up, so that it stays a bound.
+    """Format an epsilon with three digits, rounded up, so that it stays a bound.
 
-    >>> format_epsilon_bound(3.2101), format_epsilon_bound(20.0), format_epsilon_bound(0.04), format_epsilon_bound(1234.5)
-    ('3.22', '20', '0.04', '1240')
+    >>> [format_epsilon_bound(value) for value in (3.2101, 20.0, 0.04, 1234.5)]
+    ['3.22', '20', '0.04', '1240']
     """
     if value <= 0 or not math.isfinite(value):
         return f"{value:g}"

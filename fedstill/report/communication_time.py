@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from fedstill.core.text_format import human_bytes, human_seconds, percent
+from fedstill.core.text_format import format_bytes, format_percent, format_seconds
 from fedstill.report.result import Result
 from fedstill.report.table_formats import Cell, Column, Row, Table
 
@@ -44,21 +44,21 @@ def message_cost(result: Result) -> str | None:
     count, seconds, size, share = map(result.link.get, ("messages", "seconds_each", "bytes_each", "share"))
     if count is None or seconds is None or size is None or share is None:
         return None
-    each = f"{1000 * seconds:.0f} ms" if seconds < 1 else human_seconds(seconds)
-    cost = f"{count:,.0f} rounds of messages, {each} and {human_bytes(round(size))} each"
-    return f"{cost}; the link took {percent(100 * share)} of the run"
+    each = f"{1000 * seconds:.0f} ms" if seconds < 1 else format_seconds(seconds)
+    cost = f"{count:,.0f} rounds of messages, {each} and {format_bytes(round(size))} each"
+    return f"{cost}; the link took {format_percent(100 * share)} of the run"
 
 
 def time_split(result: Result) -> str | None:
     """Where the time went, in words; None for a run whose nodes were in its own process."""
-    return ", ".join(f"{part.name} {human_seconds(part.seconds)}" for part in parts(result)) or None
+    return ", ".join(f"{part.name} {format_seconds(part.seconds)}" for part in parts(result)) or None
 
 
 def time_table(result: Result) -> Table | None:
     """The same as a table, with the colors of the bar."""
     swatch, rows = Markup('<span class="swatch {}"></span> {}'), []
     for part in parts(result):
-        words = (human_seconds(part.seconds), percent(100 * part.share), part.meaning)
+        words = (format_seconds(part.seconds), format_percent(100 * part.share), part.meaning)
         rows.append(Row(swatch.format(part.key, part.name), list(map(Cell, words))))
     columns = [Column(""), Column(""), Column("", "meaning")]
     return Table("Where the time of the run went", "", columns, rows, style="parts") if rows else None
@@ -70,8 +70,8 @@ def time_bar(result: Result) -> Markup:
     piece = '<rect class="part {}" x="{:.2f}%" width="{:.2f}%" y="4" height="16"><title>{}: {}</title></rect>'
     for part in told:
         at = (100 * start, 100 * part.share)
-        drawn.append(Markup(piece).format(part.key, *at, part.name, human_seconds(part.seconds)))
+        drawn.append(Markup(piece).format(part.key, *at, part.name, format_seconds(part.seconds)))
         start += part.share
     return Markup('<svg class="bars" width="100%" height="24" role="img" aria-label="{}">{}</svg>').format(
-        "; ".join(f"{part.name} {percent(100 * part.share)}" for part in told), Markup("").join(drawn)
+        "; ".join(f"{part.name} {format_percent(100 * part.share)}" for part in told), Markup("").join(drawn)
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedstill.attacks.leakage import LeakageColumn
-from fedstill.core.text_format import human_bytes, percent
+from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.report import plotting
 from fedstill.report.compare_points import Point, budgets, format_budget
 from fedstill.report.compare_summary import MethodCurve
@@ -90,10 +90,10 @@ def traffic(points: Sequence[Point], title: str = "Accuracy", width: float = PAP
     offsets = plotting.place_beside(axes, at, [10.0] * len(at), GAP)
     told = []
     for point, offset in zip(points, offsets, strict=True):
-        size = human_bytes(round(point.bytes))
-        told.append(f"{point.name} {percent(point.value.mean)}, {size}")
+        size = format_bytes(round(point.bytes))
+        told.append(f"{point.name} {format_percent(point.value.mean)}, {size}")
         deviation = "" if point.value.std is None else f" \u00b1 {point.value.std:.1f}"
-        words = f"{point.name}: {percent(point.value.mean)}{deviation}, {size}"
+        words = f"{point.name}: {format_percent(point.value.mean)}{deviation}, {size}"
         plotting.draw_number(axes, point.place, (point.bytes, point.value.mean), offset)
         _dot(axes, point.place, point.bytes, point.value.mean, words, yerr=point.value.std)
     return _words(figure, f"{title} against bytes", told)
@@ -118,9 +118,9 @@ def curves(lines: Sequence[MethodCurve], title: str = "Accuracy", width: float =
             *zip(*shown, strict=True), color=method_color(curve.place), lw=2, ls=stroke, label=curve.name
         )
         for x, y in shown if dotted else shown[-1:]:
-            _dot(axes, curve.place, x, y, f"{curve.name}, {x:.0%} of the run: {percent(y)}", 6)
+            _dot(axes, curve.place, x, y, f"{curve.name}, {x:.0%} of the run: {format_percent(y)}", 6)
         plotting.draw_number(axes, curve.place, shown[-1], (26, rise))
-    told = [f"{line.name} {percent(route[-1][1])}" for line, route in zip(lines, routes, strict=True)]
+    told = [f"{line.name} {format_percent(route[-1][1])}" for line, route in zip(lines, routes, strict=True)]
     told[0] = f"At the end: {told[0]}"
     return _words(figure, f"{title} over the share of the run", told)
 
@@ -162,7 +162,10 @@ def against_epsilon(
             words = f"{line.name}, epsilon {format_budget(epsilon)}: {value.text()}"
             _dot(axes, line.place, at[epsilon], value.mean, words, 8, yerr=value.std)
         plotting.draw_number(axes, line.place, route[-1], (26, rise))
-        each = [f"{format_budget(epsilon)} {percent(value.mean)}" for epsilon, value in line.reached.items()]
+        each = [
+            f"{format_budget(epsilon)} {format_percent(value.mean)}"
+            for epsilon, value in line.reached.items()
+        ]
         told.append(f"{line.name}: {', '.join(each)}")
     return _words(figure, f"{title} against epsilon", told)
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from fedstill.attacks.leakage import Leakage, skipped_texts
-from fedstill.core.text_format import human_bytes
+from fedstill.core.text_format import format_bytes
 from fedstill.report import compare_figures, compare_points, plotting
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compare_table import budget_table, full_table, leakage_notes, leaves, needs
@@ -82,7 +82,7 @@ def _leaking(summary: Summary) -> dict[str, Any]:
         **vars(found),
         "drawing": drawn,
         "names": {spot.place: spot.name for spot in spots},
-        "sizes": [(_area(sent, most), human_bytes(sent) if sent else "nothing sent") for sent in sizes],
+        "sizes": [(_area(sent, most), format_bytes(sent) if sent else "nothing sent") for sent in sizes],
         "joined": any(spot.joined for spot in spots),
         "notes": leakage_notes(summary.leaks),
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
 from fedstill.attacks.leakage import LeakageColumn
-from fedstill.core.text_format import human_bytes, percent
+from fedstill.core.text_format import format_bytes, format_percent
 from fedstill.privacy.statement import format_epsilon_bound
 from fedstill.report.compare_summary import ComparedSetting, MethodCurve, Summary
 from fedstill.report.compared_method import ComparedMethod, Spread
@@ -31,8 +31,8 @@ class Point:
     def describe(self, metric: str) -> str:
         """It in words, with what attacks' figure is called."""
         name = f"{self.name}, {self.where}" if self.where else self.name
-        reached = f"{percent(self.value.mean)}, {metric} {percent(self.leak.mean)}"
-        return f"{name}: {reached}, {human_bytes(round(self.bytes))}"
+        reached = f"{format_percent(self.value.mean)}, {metric} {format_percent(self.leak.mean)}"
+        return f"{name}: {reached}, {format_bytes(round(self.bytes))}"
 
 
 @dataclass(frozen=True)

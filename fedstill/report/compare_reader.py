@@ -9,8 +9,8 @@ from typing import Any
 from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage import LeakageColumn
 from fedstill.compare import comparison_runner
-from fedstill.compare.comparison_file import SHARED, Comparison, ComparisonRun, what_leaves
-from fedstill.core.text_format import counted, listed
+from fedstill.compare.comparison_file import SHARED, Comparison, ComparisonRun, released_kinds
+from fedstill.core.text_format import format_count, join_names
 from fedstill.protocol.method import method_name
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compared_method import LOCAL, ComparedMethod, FinishedRun
@@ -30,7 +30,7 @@ def summarize(out: Path, comparison: Comparison) -> Summary:
     entries = [entry for setting in settings for entry in setting.entries]
     notes, leaks = _notes(comparison, settings), tuple[LeakageColumn, ...]()
     if comparison.leakage is not None:
-        notes += _of_attacks(settings, comparison_runner.not_attacked(out))
+        notes += _of_attacks(settings, comparison_runner.read_not_attacked(out))
         leaks = LeakageConfig.from_table(comparison.leakage).columns
     return Summary(
         name=comparison.name,
@@ -39,27 +39,27 @@ def summarize(out: Path, comparison: Comparison) -> Summary:
         settings=settings,
         notes=tuple(notes),
         published=tuple(dict.fromkeys(paper for entry in entries for paper in entry.published.values())),
-        command=comparison_runner.command_of(out),
+        command=comparison_runner.read_command(out),
         leakage=comparison.leakage is not None,
         leaks=leaks,
     )
 
 
 def _setting(out: Path, comparison: Comparison, name: str) -> ComparedSetting:
-    reasons = comparison_runner.not_run(out)
+    reasons = comparison_runner.read_not_run(out)
     entries = tuple(
         _entry(out, comparison, name, place, label, reasons)
         for place, label in enumerate(comparison.methods, start=1)
     )
     first = ComparisonRun(name, next(iter(comparison.methods)), comparison.seeds[0])
-    metrics = comparison.config(first).task.metrics
+    metrics = comparison.run_config(first).task.metrics
     return ComparedSetting(name, _context(comparison, name, entries), entries, metrics)
 
 
 def _entry(
     out: Path, comparison: Comparison, setting: str, number: int, label: str, reasons: Mapping[str, str]
 ) -> ComparedMethod:
-    config = comparison.config(ComparisonRun(setting, label, comparison.seeds[0]))
+    config = comparison.run_config(ComparisonRun(setting, label, comparison.seeds[0]))
     method, metrics = config.method, config.task.metrics
     runs, not_run, missing = [], {}, []
     for seed in comparison.seeds:
@@ -68,7 +68,7 @@ def _entry(
             not_run[seed] = reasons[place]
         elif (out / place / "result.json").exists():
             files, leakage = RunFiles.read(out / place), comparison.leakage
-            found = None if leakage is None else comparison_runner.attacked(out / place, leakage)
+            found = None if leakage is None else comparison_runner.read_attack(out / place, leakage)
             runs.append(FinishedRun(seed, place, files.result, files.metrics, found, files.resamples))
         else:
             missing.append(seed)
@@ -80,7 +80,7 @@ def _entry(
         method=method_name(method),
         title=method.title if "title" in vars(type(method)) else label,  # not one that it has inherited
         central=method.evaluated_model,
-        leaves=what_leaves(config),
+        leaves=released_kinds(config),
         needs=describe_needs(vars(method.needs())),
         runs=tuple(runs),
         not_run=not_run,
@@ -95,7 +95,7 @@ def _context(comparison: Comparison, setting: str, entries: Sequence[ComparedMet
     """Data, split, networks and local budget, in one line."""
     # What holds for all methods is best seen in one that has no run options of its own.
     label = min(comparison.methods, key=lambda name: "nodes" in comparison.runs.get(name, {}))
-    config = comparison.config(ComparisonRun(setting, label, comparison.seeds[0]))
+    config = comparison.run_config(ComparisonRun(setting, label, comparison.seeds[0]))
     data, split, local = config.data, config.split, config.nodes.local
     batch = f"batch {local.batch}"
     # As many as a column has values: the runs know.
@@ -103,9 +103,9 @@ def _context(comparison: Comparison, setting: str, entries: Sequence[ComparedMet
     count = split.nodes or next(filter(None, known), None)
     nodes = f"{count} nodes, " if count else ""
     parts = [
-        f"{data.title or data.called}, {nodes}{split.about}",
+        f"{data.title or data.registered_name}, {nodes}{split.about}",
         f"networks {', '.join(config.nodes.models)}, student {config.student.model}",
-        f"each node trains {counted(local.epochs, 'epoch')} in all, {local.optimizer}, "
+        f"each node trains {format_count(local.epochs, 'epoch')} in all, {local.optimizer}, "
         f"rate {local.lr:g}, {batch}",
     ]
     results = [run.result for entry in entries for run in entry.runs]
@@ -131,7 +131,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
     metrics = {metric.key: metric for setting in settings for metric in setting.metrics}
     titles = {setting.metric.title: None for setting in settings}
     notes = [
-        f"{listed(list(titles))} {'is' if len(titles) == 1 else 'are'} in percent, of the last round, on "
+        f"{join_names(list(titles))} {'is' if len(titles) == 1 else 'are'} in percent, of the last round, on "
         f"test data that no node saw ({over}).",
         "One seed gives all methods the same split, first weights drawn alike, the same local optimizer, "
         "batch and number of local epochs; local data are shuffled. Statistics of batch norm are part of a "
@@ -179,7 +179,7 @@ def _notes(comparison: Comparison, settings: Sequence[ComparedSetting]) -> list[
         for run in entry.runs:
             for note in run.result.note_sentences:
                 said.setdefault(note, {})[entry.name] = None
-    notes += [f"{listed(list(names))}: {note}" for note, names in said.items()]
+    notes += [f"{join_names(list(names))}: {note}" for note, names in said.items()]
     for label, table in comparison.runs.items():
         keys = ", ".join(_dotted(table))
         # How a node is protected is of its owner, and what a comparison by privacy is about.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedstill.attacks.leakage import LeakageColumn
-from fedstill.core.text_format import listed
+from fedstill.core.text_format import join_names
 from fedstill.protocol.payload_kinds import PRIVATE_DATA
 from fedstill.report.compared_method import LOCAL, ComparedMethod, Spread
 from fedstill.report.metric_text import format_value, lowercase_title
@@ -93,7 +93,7 @@ class ComparedSetting:
             if any(each.half is None for each in found.values()):
                 told.append(f"{metric.title}: one seed alone, so no order is told.")
             elif level:
-                gaps = listed([f"{name} ({_gap(metric, each)})" for name, each in level.items()])
+                gaps = join_names([f"{name} ({_gap(metric, each)})" for name, each in level.items()])
                 few = " Two seeds tell little: three are the least." if len(first.runs) == 2 else ""
                 told.append(f"{metric.title}: {first.name} is level with {gaps}.{few}")
             else:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedstill.attacks.leakage import LeakageColumn
-from fedstill.core.text_format import human_bytes
+from fedstill.core.text_format import format_bytes
 from fedstill.report.compare_points import budgets, format_budget
 from fedstill.report.compare_summary import ComparedSetting, Summary
 from fedstill.report.compared_method import LOCAL, ComparedMethod, Spread
@@ -114,7 +114,7 @@ def _mean(name: str, write: Callable[[float], Cell | str], entry: ComparedMethod
 
 
 def _bytes(count: float) -> Cell:
-    return Cell(human_bytes(round(count)), title=f"{round(count):,} bytes")
+    return Cell(format_bytes(round(count)), title=f"{round(count):,} bytes")
 
 
 def _leaked(leak: LeakageColumn, entry: ComparedMethod) -> Cell:

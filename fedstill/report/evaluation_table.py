@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedstill.core.text_format import counted
+from fedstill.core.text_format import format_count
 from fedstill.report.metric_text import format_header, format_value
 from fedstill.report.table_formats import Cell, Column, Row, Table
 from fedstill.tasks.task import Metric
@@ -34,9 +34,9 @@ def overlap_text(found: Mapping[str, Any]) -> str:
     if seen["examples"] is None:
         return f"Whether a node had any of them was not checked: {seen['why']}."
     if not seen["examples"] and not seen["public"]:
-        what = counted(count, "example")
+        what = format_count(count, "example")
         compared = "each was compared with the nodes' and public data, to the last bit"
         return f"No node had any of these {what}: {compared}."
     whose = {"examples": "the nodes' own", "public": "the public data, on which a student may have learned"}
     some = [f"{seen[key]:,} are equal to some of {of}" for key, of in whose.items() if seen[key]]
-    return f"Of {counted(count, 'example')} {', and '.join(some)}: figures may flatter."
+    return f"Of {format_count(count, 'example')} {', and '.join(some)}: figures may flatter."

@@ -24,7 +24,7 @@ from fedstill.attacks.leakage import (
     group_tables,
     table_lines,
 )
-from fedstill.core.text_format import listed
+from fedstill.core.text_format import join_names
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
 from fedstill.report.bars import bar
 from fedstill.report.png import image_tag, image_url
@@ -52,7 +52,7 @@ def section(folder: Path, result: Result) -> dict[str, Any] | None:
     return {
         "found": found,
         "attacks": [_attack(each, there, named) for each in found.attacks],
-        "left": listed(found.leaves) if found.leaves else None,
+        "left": join_names(found.leaves) if found.leaves else None,
         "guarantee": price,
         "pictures_missing": PICTURES if stacks is None else None,
         "config": json.dumps(found.config, indent=2, ensure_ascii=False),

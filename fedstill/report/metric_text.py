@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstill.core.text_format import MISSING
+from fedstill.core.text_format import NOT_MEASURED
 from fedstill.report.result_parts import OverNodes
 from fedstill.tasks.task import Metric
 
@@ -26,7 +26,7 @@ def format_with_unit(metric: Metric, value: float) -> str:
 def format_spread(metric: Metric, measured: OverNodes) -> str:
     """A value with its unit and its spread, or "not measured": "81.1% ± 4.2"."""
     return (
-        MISSING
+        NOT_MEASURED
         if measured.mean is None
         else format_with_unit(metric, measured.mean) + _spread(metric, measured)
     )

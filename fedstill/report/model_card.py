@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstill.attacks.leakage import Leakage
 from fedstill.core.run_writer import read_result
-from fedstill.core.text_format import MISSING, counted, human_bytes, listed
+from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, join_names
 from fedstill.report import privacy_section
 from fedstill.report.model_scores import table, tested
 from fedstill.report.result import FILE, Result
@@ -99,7 +99,7 @@ def model_card(folder: Path, says: str, use: str) -> str:
     """
     result, leakage = Result.read(folder), Leakage.read(folder)
     left = ", ".join(
-        f"{kind} ({human_bytes(sums.up)})" for kind, sums in (result.bytes.by_kind or {}).items() if sums.up
+        f"{kind} ({format_bytes(sums.up)})" for kind, sums in (result.bytes.by_kind or {}).items() if sums.up
     )
     data, names = result.data, result.data.classes
     # Under a mechanism counts leave with noise, if at all, and the result of a simulation has the true ones.
@@ -124,7 +124,7 @@ def model_card(folder: Path, says: str, use: str) -> str:
     public = result.public
     learned = f"{_count(data.train)} training examples" if told else "training examples, not told how many,"
     sentences = [
-        f"Data set {data.name or MISSING}: {learned} at {counted(len(result.nodes), 'node')}, "
+        f"Data set {data.name or NOT_MEASURED}: {learned} at {format_count(len(result.nodes), 'node')}, "
         f"{_count(data.test)} test examples.",
         f"Divided {result.split.about}." if result.split.about else "",
         f"Public data: {public.name}, {_count(public.examples)} examples." if public.name else "",
@@ -134,24 +134,24 @@ def model_card(folder: Path, says: str, use: str) -> str:
         "pipeline": f"pipeline_tag: {pipeline}\n" if pipeline else "",
         "use": use,
         "name": result.name or "A student",
-        "model": result.student.model or MISSING,
+        "model": result.student.model or NOT_MEASURED,
         "parameters": f"{_count(result.student.parameters)} parameters",
         "method": result.method_title,
         "task": task,
         "inputs": says,
-        "classes": listed(names) or MISSING,
+        "classes": join_names(names) or NOT_MEASURED,
         "happened": plain_sentence(result),
         "data": " ".join(part for part in sentences if part),
         "nodes": "\n".join(markdown(Table("", "node", columns, rows))) if rows else "",
         "test": f"{_count(data.test)} test examples",
         "tested": f" Intervals: {tested(result)}." if result.intervals else "",
         "metrics": "\n".join(markdown(replace(levels, rows=shown))),
-        "privacy": privacy_section.describe_privacy(result) or MISSING,
+        "privacy": privacy_section.describe_privacy(result) or NOT_MEASURED,
         "left": f"What left the nodes: {left or 'nothing'}.",
         "leakage": UNTRIED if leakage is None else leakage.sentence,
         "notes": UNTOLD if private else "\n".join(f"- {note}" for note in result.note_sentences) or NOTHING,
-        "version": result.fedstill or MISSING,
-        "date": (result.date or MISSING).partition("T")[0],
+        "version": result.fedstill or NOT_MEASURED,
+        "date": (result.date or NOT_MEASURED).partition("T")[0],
         "command": result.command or "from Python",
     }
     return CARD.format(**fields)
@@ -162,4 +162,4 @@ def _by_class(node: NodeRecord, wanted: bool) -> tuple[int | None, ...]:
 
 
 def _count(count: int | None) -> str:
-    return MISSING if count is None else f"{count:,}"
+    return NOT_MEASURED if count is None else f"{count:,}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.text_format import MISSING, human_bytes, human_seconds, number
+from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_seconds, number_at
 from fedstill.report import table_formats
 from fedstill.report.metric_text import (
     format_header,
@@ -112,7 +112,7 @@ def tested(result: Result) -> str:
 
 
 def _one(result: Result, record: Mapping[str, Any]) -> tuple[OverNodes, ...]:
-    return tuple(OverNodes(mean=number(record, metric.key)) for metric in result.metrics)
+    return tuple(OverNodes(mean=number_at(record, metric.key)) for metric in result.metrics)
 
 
 def _over_nodes(result: Result, name: str, meaning: str, record: Mapping[str, OverNodes]) -> ModelScores:
@@ -133,7 +133,7 @@ def print_table(record: Mapping[str, Any], console: Console) -> None:
     table_formats.print_rows(table(result), console)
     for label, value, _ in totals(result):
         # Under each other where the terminal is narrow, and no figure parted from its unit.
-        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value or MISSING)
+        unbroken = re.sub(r"(?<=[0-9]) (?=\S)", UNBROKEN, value or NOT_MEASURED)
         told = textwrap.fill(
             f"  {label + ':':<19}{unbroken}",
             width=console.width,
@@ -172,10 +172,10 @@ def totals(result: Result) -> list[Fact]:
     named = f"{each} ({tested(result)})" if each else None
     told = [
         Fact("by test cases", named),
-        Fact("left the nodes", MISSING if up is None else human_bytes(up)),
-        Fact("came to the nodes", MISSING if down is None else human_bytes(down)),
-        Fact("privacy", describe_privacy(result) or MISSING),
-        Fact("time", MISSING if seconds is None else human_seconds(seconds)),
+        Fact("left the nodes", NOT_MEASURED if up is None else format_bytes(up)),
+        Fact("came to the nodes", NOT_MEASURED if down is None else format_bytes(down)),
+        Fact("privacy", describe_privacy(result) or NOT_MEASURED),
+        Fact("time", NOT_MEASURED if seconds is None else format_seconds(seconds)),
         Fact("of it", time_split(result)),
         Fact("messages", message_cost(result)),
         *(Fact(event.node, event.text) for event in result.events),

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstill.core.hashing import digits, grouped
-from fedstill.core.text_format import clip, counted, human_bytes
+from fedstill.core.hashing import group_digits, parse_fingerprint
+from fedstill.core.text_format import clip_text, format_bytes, format_count
 from fedstill.node.audit_cost import AuditCost
 from fedstill.node.audit_entries import ALL_RUNS
 from fedstill.node.overview import Overview
@@ -40,7 +40,9 @@ def page(node: Overview, folder: Path, process: int | None, served: str) -> str:
     )
     tiles = [
         Fact("Requests that wait", str(len(waiting)), asked),
-        Fact("Left the node", human_bytes(left), counted(len({run for _, run in node.releases}), "run")),
+        Fact(
+            "Left the node", format_bytes(left), format_count(len({run for _, run in node.releases}), "run")
+        ),
         Fact("Budget left", _left(node.costs[ALL_RUNS]) if node.costs else "all", "epsilon, over all runs"),
         Fact("Logs", "sound" if sound else "not sound", f"{node.entry_count:,} entries in the audit log"),
     ]
@@ -90,7 +92,7 @@ def _asking(waiting: Sequence[ApprovalRequest], folder: Path) -> Section:
 def _command(request: ApprovalRequest, folder: Path) -> str:
     """Return the command that approves this request, and no other server's of the same description."""
     words = ["fedstill", "node", "approve", str(folder), request.sha256[:MIN_DIGITS_TO_APPROVE]]
-    return shlex.join([*words, "--server", digits(request.server) or UNPROVEN])
+    return shlex.join([*words, "--server", parse_fingerprint(request.server) or UNPROVEN])
 
 
 def _requests(
@@ -102,24 +104,24 @@ def _requests(
             Fact(head, text if isinstance(text, str) else "\n".join(text))
             for head, text in describe_request(request).items()
         ]
-        shown.append((grouped(request.sha256), lines, command))
+        shown.append((group_digits(request.sha256), lines, command))
     return shown
 
 
 def _released(node: Overview) -> Table:
     rows = []
     for (day, run), sums in list(node.releases.items())[:MOST_DAYS]:
-        kinds = ", ".join(f"{kind} {human_bytes(size)}" for kind, size in sorted(sums.bytes_by_kind.items()))
+        kinds = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in sorted(sums.bytes_by_kind.items()))
         bare = f"{sums.no_guarantee:,}" if sums.no_guarantee else "none"
         counts = (f"{len(sums.queries):,}", kinds or "nothing", bare, f"{sums.refused:,}")
-        rows.append(Row(clip(run), list(map(Cell, counts)), day))
+        rows.append(Row(clip_text(run), list(map(Cell, counts)), day))
     heads = [Column("Answered"), Column("Left", ""), Column("Without guarantee"), Column("Refused")]
     return Table("What left by day and run", "Run", heads, rows, style="price")
 
 
 def _costs(node: Overview) -> Table:
     rows = [
-        Row(clip(run) or "all runs", [Cell(_spent(cost)), Cell(_left(cost))])
+        Row(clip_text(run) or "all runs", [Cell(_spent(cost)), Cell(_left(cost))])
         for run, cost in node.costs.items()
     ]
     return Table("What runs have cost", "Run", [Column("Spent"), Column("Left")], rows, style="price")
@@ -137,8 +139,8 @@ def _log(node: Overview) -> Table:
     rows = []
     for line in node.security_lines:
         cells = [
-            Cell(clip(line["event"])),
-            Cell(clip(line["who"]) or "not proven"),
+            Cell(clip_text(line["event"])),
+            Cell(clip_text(line["who"]) or "not proven"),
             Cell(describe_log_line(line)),
         ]
         rows.append(Row(line["at"][:19].replace("T", " "), cells))

@@ -75,8 +75,8 @@ def paired_difference(
         raise ArgumentError(
             "first", list(map(str, first)), "runs with a case that both models have a score of"
         )
-    draws = bootstrap.drawn(len(apart), DRAWS, np.random.default_rng(0))
-    between = bootstrap.interval(apart[draws].mean(1))
+    draws = bootstrap.resample_indices(len(apart), DRAWS, np.random.default_rng(0))
+    between = bootstrap.confidence_interval(apart[draws].mean(1))
     assert between is not None  # of finite scores
     return CaseDifference(float(apart.mean()), *between, len(apart))
 

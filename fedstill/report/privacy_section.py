@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.core.text_format import counted, listed, percent, shortened
+from fedstill.core.text_format import format_count, format_percent, join_names, shorten_numbers
 from fedstill.privacy.budget import round_down
 from fedstill.privacy.events import cost_from_dict
 from fedstill.privacy.statement import NO_GUARANTEE, format_epsilon_bound
@@ -67,10 +67,10 @@ def describe_privacy(result: Result) -> str | None:
     lines = []
     for (_, mechanism, unit), nodes in alike.items():
         worst = max(nodes, key=lambda node: node.bound or (0.0, 0.0))
-        where = "each node" if len(nodes) == len(told) else listed([node.name for node in nodes])
+        where = "each node" if len(nodes) == len(told) else join_names([node.name for node in nodes])
         most = f"at most {worst.price}" if len(nodes) > 1 else worst.price
         lines.append(f"{most} at {where} ({mechanism}){f', for {unit}' if unit else ''}")
-    return "; ".join([*lines, *([f"{NO_GUARANTEE} at {listed(bare)}"] if bare else [])])
+    return "; ".join([*lines, *([f"{NO_GUARANTEE} at {join_names(bare)}"] if bare else [])])
 
 
 def sentence(result: Result) -> str:
@@ -79,7 +79,7 @@ def sentence(result: Result) -> str:
     if result.node_privacy and not bare:
         return "What left each node has a formal guarantee of privacy: see below how strong it is."
     if len(bare) < len(result.node_privacy):
-        return f"There is no formal guarantee of privacy for {listed(bare)}: see below what that means."
+        return f"There is no formal guarantee of privacy for {join_names(bare)}: see below what that means."
     return "There is no formal guarantee of privacy: see below what that means."
 
 
@@ -91,7 +91,9 @@ def count_noise_text(result: Result) -> str:
         for node in nodes
         if any("Laplace noise" in rule and "each count" in rule for rule in node.rules)
     ]
-    return "with noise" if len(noisy) == len(nodes) > 0 else f"{listed(noisy)} with noise" if noisy else ""
+    return (
+        "with noise" if len(noisy) == len(nodes) > 0 else f"{join_names(noisy)} with noise" if noisy else ""
+    )
 
 
 def nodes_revealing_sizes(result: Result) -> list[str]:
@@ -172,7 +174,7 @@ def _table(result: Result, audit: AuditTotals | None) -> Table:
     for node in result.node_privacy:
         left = None if audit is None else _kinds(audit.nodes.get(node.name, NodeTraffic()).up)
         bound, bare = node.bound, node.releases_without_guarantee
-        without = f"{counted(bare, 'release')} without" if bare else ""
+        without = f"{format_count(bare, 'release')} without" if bare else ""
         strong = Markup("<strong>{}</strong>").format(NO_GUARANTEE)
         price = [Cell(strong, without, style="none-kept", span=3)]
         if bound is not None:
@@ -197,7 +199,7 @@ def _kinds(up: Counter[str]) -> Markup:
 
 def _odds_text(epsilon: float, delta: float) -> str:
     share = 100 * max_guess_accuracy(epsilon, delta)
-    return percent(math.ceil(10 * share - 1e-9) / 10) if share <= 99.9 else "over 99.9%"
+    return format_percent(math.ceil(10 * share - 1e-9) / 10) if share <= 99.9 else "over 99.9%"
 
 
 # --- how they are protected ---------------------------------------------------------------------------
@@ -218,7 +220,7 @@ def _protections(result: Result) -> list[dict[str, Any]]:
         }
         shown = {
             "facts": {name: value for name, value in facts.items() if value},
-            "rules": [shortened(line) for line in node.rules],
+            "rules": [shorten_numbers(line) for line in node.rules],
             "assumes": node.assumes,
         }
         kept = by_words.setdefault(json.dumps(shown), {**shown, "paid": {}})
@@ -227,6 +229,8 @@ def _protections(result: Result) -> list[dict[str, Any]]:
 
 
 def _paid(events: Counter[str]) -> str:
-    listed = [f"{times:,} \u00d7 {shortened(event)}" for event, times in events.most_common(MOST_EVENTS)]
+    listed = [
+        f"{times:,} \u00d7 {shorten_numbers(event)}" for event, times in events.most_common(MOST_EVENTS)
+    ]
     more = len(events) - len(listed)
     return (", ".join(listed) or "nothing") + (f" and {more} other prices" if more > 0 else "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from fedstill.compare.reproduction import ReproducedFigure
+from fedstill.compare.reproduction import ReproducedMetric
 from fedstill.report.significance import paired_t_interval
 from fedstill.runs.config import PaperMetric
 
@@ -33,7 +33,7 @@ class Order:
         return f"{self.alike} of {self.pairs}; told apart: {clear}"
 
 
-def compare_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperMetric]) -> Order:
+def compare_order(rows: Sequence[ReproducedMetric], published: Sequence[PaperMetric]) -> Order:
     """The order of a record. Two methods are compared seed by seed, on those that both have.
 
     >>> theirs = [PaperMetric(method=m, value=v, source="x") for m, v in (("a", 3.0), ("b", 2.0), ("c", 1.0))]
@@ -42,7 +42,7 @@ def compare_order(rows: Sequence[ReproducedFigure], published: Sequence[PaperMet
     >>> print(compare_order(rows, theirs))
     2 of 3; told apart: 1 of 1
     """
-    groups: dict[tuple[str, str], list[tuple[float, ReproducedFigure]]] = {}
+    groups: dict[tuple[str, str], list[tuple[float, ReproducedMetric]]] = {}
     for row in rows:
         for paper in published:
             if (paper.method, paper.metric) == (row.method, row.metric) and paper.setting in (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fedstill.compare.comparison import COSTS, Comparison
 from fedstill.compare.comparison_file import read_folder
-from fedstill.compare.reproduction import Record, ReproducedFigure, Reproduction, as_recorded
+from fedstill.compare.reproduction import ReproducedMetric, Reproduction, ReproductionRecord, round_metric
 from fedstill.core.run_writer import write_text
-from fedstill.core.text_format import counted
+from fedstill.core.text_format import format_count
 from fedstill.report import table_formats
 from fedstill.report.compare_files import summarize, write_comparison
 from fedstill.report.compare_summary import Summary
@@ -20,7 +20,7 @@ from fedstill.report.table_formats import Row as Line
 from fedstill.runs.config import PaperMetric
 
 
-def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedFigure], float]:
+def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedMetric], float]:
     """Write a comparison's pages and tables into its folder; its rows, and the seconds of its runs.
 
     Args:
@@ -33,7 +33,7 @@ def compared(folder: Path, comparison: Comparison) -> tuple[list[ReproducedFigur
     return record_rows(summary, comparison.paper), sum(run.value("seconds") or 0.0 for run in runs)
 
 
-def record_rows(summary: Summary, published: Sequence[PaperMetric]) -> list[ReproducedFigure]:
+def record_rows(summary: Summary, published: Sequence[PaperMetric]) -> list[ReproducedMetric]:
     """What a comparison's methods are judged by, the nodes' own models too, what the paper has beside these,
     and what crossed.
     """
@@ -44,9 +44,9 @@ def record_rows(summary: Summary, published: Sequence[PaperMetric]) -> list[Repr
         for entry in setting.entries:
             for name in names:
                 found = {run.seed: _figure(run, name) for run in entry.runs}
-                values = {seed: as_recorded(value) for seed, value in found.items() if value is not None}
+                values = {seed: round_metric(value) for seed, value in found.items() if value is not None}
                 if values:
-                    rows.append(ReproducedFigure(setting.name, entry.label, name, values))
+                    rows.append(ReproducedMetric(setting.name, entry.label, name, values))
     return rows
 
 
@@ -57,14 +57,14 @@ def _figure(run: FinishedRun, name: str) -> float | None:
     return None if up is None or down is None else (up + down) / 1e9
 
 
-def write(entry: Reproduction, record: Record, folder: Path) -> Path:
+def write(entry: Reproduction, record: ReproductionRecord, folder: Path) -> Path:
     """Write the record's table into a folder; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "table.md", markdown(entry, record))
     return folder / "table.md"
 
 
-def markdown(entry: Reproduction, record: Record) -> str:
+def markdown(entry: Reproduction, record: ReproductionRecord) -> str:
     """The record's table, the paper's figures beside ours, and how far the order is the paper's."""
     published, about = entry.published(record.scale), entry.about
     known = {(metric.setting, metric.method, metric.metric): metric for metric in published}
@@ -78,7 +78,7 @@ def markdown(entry: Reproduction, record: Record) -> str:
         columns = [
             Column(head) for name in metrics for head in ([name, "paper"] if name in theirs else [name])
         ]
-        ours = {(row.method, row.metric): row.spread() for row in rows}
+        ours = {(row.method, row.metric): row.mean_and_std() for row in rows}
         table = []
         for method in dict.fromkeys(row.method for row in rows):
             cells = []
@@ -92,8 +92,8 @@ def markdown(entry: Reproduction, record: Record) -> str:
         lines += table_formats.markdown(table_formats.Table("", "", columns, table))
         lines.append("")
     order = compare_order(record.rows, published)
-    seeds = counted(len(record.seeds), "seed")
-    minutes = "" if record.minutes is None else f", {counted(round(record.minutes), 'minute')} in all"
+    seeds = format_count(len(record.seeds), "seed")
+    minutes = "" if record.minutes is None else f", {format_count(round(record.minutes), 'minute')} in all"
     changed = f", with {', '.join(record.changed)}" if record.changed else ""
     lines.append(f"Scale {record.scale}, {seeds}{changed}; {record.machine}, {record.date}{minutes}.")
     if order.pairs:

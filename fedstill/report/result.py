@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.config_tables import load
+from fedstill.core.config_tables import load_record
 from fedstill.core.errors import RunFolderError
 from fedstill.core.run_writer import read_result
-from fedstill.core.text_format import number
+from fedstill.core.text_format import number_at
 from fedstill.protocol.payload_kinds import KNOWN_KINDS, PayloadKind
 from fedstill.report import result_parts as parts
 from fedstill.report.result_parts import OverNodes
@@ -113,7 +113,7 @@ class Result:
         {'accuracy': 90.0}
         """
         told = {key: value for key, value in record.items() if value is not None}
-        made = load(cls, told, path)
+        made = load_record(cls, told, path)
         if made.central not in MAIN_MODELS:
             raise RunFolderError(f"{path}: central is {made.central!r} (expected {', '.join(MAIN_MODELS)})")
         by_key = {metric.key: metric for metric in made.metrics}
@@ -125,8 +125,8 @@ class Result:
         judged = by_key.pop(first, None) or (ACCURACY if first == ACCURACY.key else Metric(first, first))
         metrics = (judged, *by_key.values())
         reached = {
-            metric.key: value if (value := number(told, metric.key)) is not None
-            else number(told, "student", metric.key)
+            metric.key: value if (value := number_at(told, metric.key)) is not None
+            else number_at(told, "student", metric.key)
             for metric in metrics
         }  # fmt: skip
         return replace(

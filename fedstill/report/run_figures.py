@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedstill.core.text_format import percent
+from fedstill.core.text_format import format_percent
 from fedstill.federation.node_order import natural_sort_key
 from fedstill.report import plotting
 from fedstill.report.model_scores import comparison
@@ -83,19 +83,19 @@ def plot_learning_curve(course: LearningCurve, width: float = PAPER_WIDTH) -> Fi
     axes.plot(*zip(*shown, strict=True), color=ACCENT, lw=2.25, label=course.name, clip_on=False, zorder=4)
     for x, y in shown if len(shown) <= MAX_DOTS else ():
         (dot,) = axes.plot(x, y, "o", ms=7, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
-        plotting.set_tooltip(dot, f"{course.turn} {plotting.step_text(x)}: {percent(y)}")
+        plotting.set_tooltip(dot, f"{course.turn} {plotting.step_text(x)}: {format_percent(y)}")
     named = [(course.name, ACCENT, course.line[-1][1])]
     named += [(name, MUTED, y) for name, _, y in course.references]
     named += [("nodes' own", MUTED, course.own[-1][1])] if course.own else []
     steps = plotting.step_text(max(x for x, _ in course.line))
-    levels = "; ".join(f"{name} {percent(y)}" for name, _, y in named)
+    levels = "; ".join(f"{name} {format_percent(y)}" for name, _, y in named)
     figure.set_label(f"{course.title} on the test data over {steps} {course.turn}s. At the end: {levels}.")
     if labeled:
         for (name, ink, y), rise in zip(
             named, plotting.place_at_ends(axes, [y for *_, y in named], gap=18), strict=True
         ):
             axes.annotate(
-                f"{name} {percent(y)}", (1, y), (12, rise), xycoords=("axes fraction", "data"),
+                f"{name} {format_percent(y)}", (1, y), (12, rise), xycoords=("axes fraction", "data"),
                 textcoords="offset points", va="center", color=ink, annotation_clip=False,
                 fontweight="semibold" if ink == ACCENT else "normal",
             )  # fmt: skip
@@ -116,8 +116,12 @@ def plot_reliability(bins: Sequence[ConfidenceBin], width: float = PAPER_WIDTH) 
     for (x, y), each in zip(line, bins, strict=True):
         size = 5 + 9 * (each.examples / most) ** 0.5
         (dot,) = axes.plot(x, y, "o", ms=size, mfc=ACCENT, mec=CARD, mew=1.5, clip_on=False, zorder=5)
-        plotting.set_tooltip(dot, f"{each.examples:,} answers, {percent(x)} sure: {percent(y)} right")
-    told = "; ".join(f"{percent(each.confidence)} sure, {percent(each.accuracy)} right" for each in bins)
+        plotting.set_tooltip(
+            dot, f"{each.examples:,} answers, {format_percent(x)} sure: {format_percent(y)} right"
+        )
+    told = "; ".join(
+        f"{format_percent(each.confidence)} sure, {format_percent(each.accuracy)} right" for each in bins
+    )
     figure.set_label(f"Share of right answers over confidence: {told}.")
     return figure
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.run_writer import DRAWS
-from fedstill.core.text_format import number
+from fedstill.core.run_writer import RESAMPLES_FILE
+from fedstill.core.text_format import number_at
 from fedstill.node.audit_entries import RELEASES
 from fedstill.node.audit_log import FILE, AuditLog
 from fedstill.protocol.payload_kinds import INPUTS
@@ -59,18 +59,18 @@ class MetricsLog:
     def _take(self, record: Mapping[str, Any], metric: str) -> None:
         step, phase = float(record["step"]), record["phase"]
         if phase == "local":
-            self.local.setdefault(record["node"], {})[step] = number(record, "loss")
+            self.local.setdefault(record["node"], {})[step] = number_at(record, "loss")
         elif phase == "centralized":
-            self.centralized[step] = number(record, "loss")
+            self.centralized[step] = number_at(record, "loss")
         elif phase == "distillation":
             for kept, key in ((self.central, metric), (self.own, f"local_{metric}")):
-                if (value := number(record, key)) is not None:
+                if (value := number_at(record, key)) is not None:
                     kept[step] = value
             for name in record:
-                if name.startswith("link_") and (value := number(record, name)) is not None:
+                if name.startswith("link_") and (value := number_at(record, name)) is not None:
                     self.link[name.removeprefix("link_")] = value
             for name in record.get("losses", {}):
-                self.losses.setdefault(name, {})[step] = number(record, "losses", name)
+                self.losses.setdefault(name, {})[step] = number_at(record, "losses", name)
 
 
 @dataclass
@@ -152,7 +152,7 @@ class RunFiles:
     @cached_property
     def resamples(self) -> npt.NDArray[np.float64] | None:
         """What the run is judged by in each draw of test cases, ``(R,)``; None without the file."""
-        kept = read_tensors(self.folder / DRAWS) or {}
+        kept = read_tensors(self.folder / RESAMPLES_FILE) or {}
         return kept["judged"].astype(np.float64) if "judged" in kept else None
 
     @cached_property

@@ -15,9 +15,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedstill.core.progress import PROGRESS
+from fedstill.core.progress import PROGRESS_FILE
 from fedstill.core.run_writer import write_text
-from fedstill.core.text_format import counted, human_bytes, human_seconds
+from fedstill.core.text_format import format_bytes, format_count, format_seconds
 from fedstill.report import (
     communication_time,
     image_panels,
@@ -90,7 +90,7 @@ def page(folder: Path, served: str = "") -> str:
     Raises:
         RunFolderError: a file is broken or missing.
     """
-    if not (folder / FILE).exists() and (folder / PROGRESS).exists():
+    if not (folder / FILE).exists() and (folder / PROGRESS_FILE).exists():
         return run_progress.page(folder, served)
     return environment().get_template("page.html.j2").render(_view(RunFiles.read(folder)))
 
@@ -155,11 +155,11 @@ def _key_figures(result: Result) -> list[Fact]:
              "ensemble": f"Ensemble {name}", "nodes": f"Mean {name} of the nodes"}  # fmt: skip
     wire, ways, part = None, "", ""
     if up is not None and down is not None:
-        left, came = (_unbroken(human_bytes(count)) for count in (up, down))
+        left, came = (_unbroken(format_bytes(count)) for count in (up, down))
         wire, ways = size(up + down), f"{left} left the nodes, {came} came to them"
     if distillation is not None:
         what = "in rounds" if result.turn == "round" else "distillation"
-        part = f"{_unbroken(human_seconds(distillation))} of it {what}"
+        part = f"{_unbroken(format_seconds(distillation))} of it {what}"
     return [
         Fact(
             title[result.central],
@@ -168,7 +168,7 @@ def _key_figures(result: Result) -> list[Fact]:
         ),
         _gain(result),
         Fact("Crossed the wire", wire, ways),
-        Fact("Time", None if total is None else re.sub(r"(?<=\d) ", "\u00a0", human_seconds(total)), part),
+        Fact("Time", None if total is None else re.sub(r"(?<=\d) ", "\u00a0", format_seconds(total)), part),
     ]
 
 
@@ -196,7 +196,7 @@ def _tested(result: Result, examples: int) -> str:
     cases, case = result.data.test_cases, result.data.case
     if cases is None:
         return f"{examples:,} test examples"
-    return f"{counted(cases, f'test {case}')} ({examples:,} examples)"
+    return f"{format_count(cases, f'test {case}')} ({examples:,} examples)"
 
 
 def _interval(result: Result) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from fedstill.core.text_format import percent
+from fedstill.core.text_format import format_percent
 from fedstill.report.bars import bar
 from fedstill.report.metric_text import format_header, format_spread, format_value, format_with_unit
 from fedstill.report.model_scores import ModelScores, comparison, interval_text
@@ -123,7 +123,7 @@ def confusion(result: Result) -> Table | None:
     for place, (name, counts) in enumerate(zip(classes, result.confusion, strict=True)):
         of = sum(counts)
         cells = [Cell(_shaded(count, max(of, 1))) for count in counts]
-        rows.append(Row(name, [*cells, Cell(percent(100 * counts[place] / of) if of else "-")]))
+        rows.append(Row(name, [*cells, Cell(format_percent(100 * counts[place] / of) if of else "-")]))
     columns = [*map(_class_column, classes), Column("Right")]
     title = "How many test examples of each class (rows) are taken for each class (columns)"
     return Table(title, "True class", columns, rows, style="heat")

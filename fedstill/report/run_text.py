@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstill.core.text_format import MISSING, counted, human_bytes, human_seconds, listed
+from fedstill.core.text_format import NOT_MEASURED, format_bytes, format_count, format_seconds, join_names
 from fedstill.report import privacy_section
 from fedstill.report.result import Result
 from fedstill.report.run_files import AuditTotals
@@ -63,7 +63,7 @@ def _about_inputs(result: Result, asked: int, audit: AuditTotals | None, made_up
 def _what_left(result: Result) -> str:
     by_kind = result.bytes.by_kind
     if by_kind is None:
-        return f"What left the nodes was {MISSING}."
+        return f"What left the nodes was {NOT_MEASURED}."
     left = {kind for kind, sums in by_kind.items() if sums.up}
     kinds = result.payload_kinds()
     # Kinds that carry neither a training example nor a model. Of any other kind, and of what a method that is
@@ -80,7 +80,7 @@ def _what_left(result: Result) -> str:
         extra = " Parameters of models are among it." if left & models else ""
         return f"What left each node is listed below, kind by kind.{extra}"
     if left & models:
-        sentence = f"No training data left a node, but {listed(sorted(left & models))} of models did."
+        sentence = f"No training data left a node, but {join_names(sorted(left & models))} of models did."
     elif not by_kind:
         sentence = "Nothing left a node."
     elif models:
@@ -98,7 +98,9 @@ def _what_left(result: Result) -> str:
         sentence += f" Each node told {count} examples it holds."
     if of := privacy_section.nodes_revealing_sizes(result):
         price = "from the price of what was learned, which has the share of records in a step"
-        sentence += f" How many {listed(of)} {'hold' if of[1:] else 'holds'} in all follows exactly {price}."
+        sentence += (
+            f" How many {join_names(of)} {'hold' if of[1:] else 'holds'} in all follows exactly {price}."
+        )
     return sentence
 
 
@@ -113,7 +115,7 @@ def _engine(result: Result) -> str | None:
     threads = result.engine.threads
     parts = [result.engine.name, result.engine.device, result.engine.precision]
     if threads is not None:
-        parts.append(counted(threads, "thread"))
+        parts.append(format_count(threads, "thread"))
     return ", ".join(part for part in parts if part) or None
 
 
@@ -128,7 +130,7 @@ def _grouping(result: Result) -> list[str]:
             many = f"{count_word(len(stacked))} group{'' if len(stacked) == 1 else 's'}"
             parts.append(f"{sum(stacked):,} nodes stacked in {many}")
         if alone:
-            parts.append(f"{counted(alone, 'node')} one by one")
+            parts.append(f"{format_count(alone, 'node')} one by one")
         if parts:
             in_rounds = phase == "distillation" and result.turn == "round"
             name = "rounds" if in_rounds else phase.replace("_", " ")
@@ -156,7 +158,7 @@ def facts(result: Result) -> list[Fact]:
         Fact("Versions", versions or result.fedstill),
         Fact(
             "Time",
-            ", ".join(f"{of} {human_seconds(took)}" for of, took in seconds.items() if took is not None),
+            ", ".join(f"{of} {format_seconds(took)}" for of, took in seconds.items() if took is not None),
         ),
         Fact("Peak memory", None if memory is None else f"{memory:,.0f} MB"),
     ]
@@ -167,13 +169,13 @@ def _files(result: Result) -> list[str]:
     if result.files is None:
         return []
     asked = result.files.queries
-    size, inputs = human_bytes(asked.bytes), asked.public_inputs
+    size, inputs = format_bytes(asked.bytes), asked.public_inputs
     lines = [f"queries: {size} with {inputs:,} public inputs, SHA-256 {asked.sha256}"]
     for node in result.files.responses:
         known = "the node's own" if node.key_known else "which nobody compared"
         end = ""
         if node.asker_known is not None:
             end = f"; it had {'' if node.asker_known else 'not '}compared the server's key"
-        size = human_bytes(node.bytes)
+        size = format_bytes(node.bytes)
         lines.append(f"{node.node}: {size}, signed by key {node.signed_by}, {known}{end}")
     return lines

@@ -10,8 +10,8 @@ from markupsafe import Markup
 
 from fedstill.core.errors import RunFolderError
 from fedstill.core.private_files import is_locked
-from fedstill.core.progress import PROGRESS
-from fedstill.core.text_format import MISSING, clip, human_seconds
+from fedstill.core.progress import PROGRESS_FILE
+from fedstill.core.text_format import NOT_MEASURED, clip_text, format_seconds
 from fedstill.federation.server_status import ServerStatus
 from fedstill.report import live_page, run_page
 from fedstill.report.bars import bar
@@ -30,7 +30,7 @@ RUN = "run/"  # before the name of a run, in an address
 def found(folder: Path) -> dict[str, Path]:
     """The runs in a folder, or in folders in it, by their paths there: the newest first."""
     places = [folder, *folder.glob("*/"), *folder.glob("*/*/")]
-    runs = [place for place in places if (place / FILE).exists() or (place / PROGRESS).exists()]
+    runs = [place for place in places if (place / FILE).exists() or (place / PROGRESS_FILE).exists()]
     inner = [place for place in runs if not any(above in runs for above in place.parents)]
     newest = sorted(inner, key=lambda place: -place.stat().st_mtime)[:MOST]
     return {
@@ -69,7 +69,7 @@ def server_page(server: ServerStatus, served: str) -> str:
     """The page of a federation's server."""
     runs = {run.folder.name: (run.folder, run.status_line) for run in server.runs[:MOST]}
     rows = [
-        Row(clip(name), [Cell(f"{human_seconds(seconds)} ago")])
+        Row(clip_text(name), [Cell(f"{format_seconds(seconds)} ago")])
         for name, seconds in sorted(server.nodes.items())
     ]
     lede = (
@@ -102,11 +102,11 @@ def _table(runs: Mapping[str, tuple[Path, str]]) -> Table:
         Column("Time left"),
         Column("Round of messages"),
     ]
-    return Table("Runs", "Run", heads, rows, style="price", none=MISSING)
+    return Table("Runs", "Run", heads, rows, style="price", none=NOT_MEASURED)
 
 
 def _row(name: str, place: Path, became: str) -> Row:
-    link = Markup('<a href="{}{}">{}</a>').format(RUN, quote(name, safe=""), clip(name))
+    link = Markup('<a href="{}{}">{}</a>').format(RUN, quote(name, safe=""), clip_text(name))
     try:
         became = became or state(place)
         if (place / FILE).exists():
@@ -121,13 +121,13 @@ def _row(name: str, place: Path, became: str) -> Row:
         run = RunProgress.read(place)
         going = became.startswith("running") or became == AT_WORK
         if became.startswith("running"):  # how far is in the other cells
-            became = ", ".join(filter(None, ("running", run.note.waiting(), run.note.missing())))
+            became = ", ".join(filter(None, ("running", run.note.waiting_text(), run.note.excluded_text())))
         cells = [
             Cell(run.bar, run.done),
-            Cell(f"{run.note.about.get('metric', '')} {run.reached}".strip() if run.reached else None),
+            Cell(f"{run.note.run_info.get('metric', '')} {run.reached}".strip() if run.reached else None),
             Cell(run.left) if run.left and going else NOTHING,
             Cell(run.message) if run.message else NOTHING,
         ]
-        return Row(link, [Cell(run.note.about.get("title", "")), Cell(clip(became, 500)), *cells])
+        return Row(link, [Cell(run.note.run_info.get("title", "")), Cell(clip_text(became, 500)), *cells])
     except RunFolderError as error:
-        return Row(clip(name), [NOTHING, Cell(clip(str(error))), *[NOTHING] * 4])
+        return Row(clip_text(name), [NOTHING, Cell(clip_text(str(error))), *[NOTHING] * 4])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedstill.core.text_format import counted
+from fedstill.core.text_format import format_count
 
 LEAST = 3  # seeds that may tell two methods apart
 Draws = npt.NDArray[np.float64]
@@ -36,7 +36,7 @@ class SeedDifference:
 
     def __str__(self) -> str:
         half = "" if self.half is None else f" ± {self.half:.1f}"
-        return f"{self.mean:+.1f}{half} over {counted(self.seeds, 'seed')}"
+        return f"{self.mean:+.1f}{half} over {format_count(self.seeds, 'seed')}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedstill.core.table_schema import decoded
+from fedstill.core.table_schema import decode_row
 from fedstill.report.result import Result
 from fedstill.report.run_files import Array, read_tensors
 from fedstill.report.table_formats import Cell, Column, Row, Table
@@ -17,12 +17,12 @@ def section(folder: Path, result: Result) -> Table | None:
     schema = result.data.schema
     if not schema:
         return None
-    made = [decoded(row.tolist(), schema) for row in last_generated_rows(folder)[:MOST]]
+    made = [decode_row(row.tolist(), schema) for row in last_generated_rows(folder)[:MOST]]
     rows = []
     for column in schema.columns:
         values = [Cell(row.get(column.name, ""), style="r") for row in made]
         note = {schema.target: "the target", schema.event: "whether it was reached"}.get(column.name, "")
-        rows.append(Row(column.name, [Cell(column.allowed), *values], note))
+        rows.append(Row(column.name, [Cell(column.allowed_values), *values], note))
     heads = [Column("Allowed", ""), *(Column(f"made {number}") for number in range(1, len(made) + 1))]
     return Table("Columns of the table", "Column", heads, rows, style="columns")
 

@@ -30,7 +30,7 @@ def weights(of: npt.NDArray[np.int64]) -> bootstrap.Floats:
     """How often each example counts in each draw ``(DRAWS, N)``: as many units as there are are drawn, with
     replacement."""
     count = int(of.max()) + 1
-    drawn = bootstrap.drawn(count, DRAWS, numpy_generator(0, "test cases"))
+    drawn = bootstrap.resample_indices(count, DRAWS, numpy_generator(0, "test cases"))
     places = (drawn + count * np.arange(DRAWS)[:, None]).ravel()
     times = np.bincount(places, minlength=DRAWS * count).reshape(DRAWS, count)
     told: bootstrap.Floats = times[:, of].astype(np.float64)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedstill import models
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.dataset import CaseIndex, Column, DataSet, TensorData
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused
 from fedstill.core.seeds import numpy_generator
@@ -54,7 +54,13 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         )
     how, values = config.split, simulation.setting.values
     stands = {"values": list(values)} if values else {}
-    divided = {"name": how.called, "about": how.about, **how.specific_options, "nodes": len(parts), **stands}
+    divided = {
+        "name": how.registered_name,
+        "about": how.about,
+        **how.specific_options,
+        "nodes": len(parts),
+        **stands,
+    }
     return simulation, about(config, data, sum(map(len, parts)), divided)
 
 
@@ -77,7 +83,7 @@ def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, 
             "test": len(data.test),
             **case_counts(data.test),
             "shape": list(data.test.inputs.shape[1:]),
-            **({"schema": as_table(data.schema)} if data.schema else {}),
+            **({"schema": to_table(data.schema)} if data.schema else {}),
             "note": data.note,
         },
         "split": split,
@@ -112,12 +118,14 @@ def assemble(
     if len(names) > len(parts):
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
     specs = [names[index % len(names)] for index in range(len(parts))]
-    mark = _network(config, data, config.student.model, "student") if config.evaluation.centralized else None
+    centralized_model = (
+        _network(config, data, config.student.model, "student") if config.evaluation.centralized else None
+    )
     return replace(
         servers(config, data, public),
         parts=parts,
         models=[_node_model(config, data, spec, index) for index, spec in enumerate(specs)],
-        mark=mark,
+        centralized_model=centralized_model,
         policies=[config.nodes.policy] * len(parts),
         privacies=[config.nodes.privacy] * len(parts),
         perceptual=config.nodes.perceptual,
@@ -163,10 +171,10 @@ def _tested(config: RunConfig, data: DataSet) -> TensorData:
     their reader put together to cases (slices to patients) keep those.
     """
     test, columns = data.test, data.test_columns
-    if data.unit in columns:
-        test = replace(test, groups=hash_groups(columns[data.unit].tolist()))
+    if data.group_column in columns:
+        test = replace(test, groups=hash_groups(columns[data.group_column].tolist()))
     column = config.split.column if isinstance(config.split, ByColumn) else SITE
-    if test.cases is not None or column not in columns or column == data.unit:
+    if test.cases is not None or column not in columns or column == data.group_column:
         return test
     sites = tuple(map(str, columns[column].tolist()))
     each = torch.arange(len(test))
@@ -210,7 +218,7 @@ def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], PublicDa
     if by in data.test_columns:  # as of training data: else figures by site would leave some out
         require_no_gaps(by, data.test_columns[by], "test data")
     generator = numpy_generator(config.seed, "split")
-    units = columns[data.unit] if data.unit else None
+    units = columns[data.group_column] if data.group_column else None
     indices = split(train.targets, len(data.classes), config.split, generator, columns, units)
     return hide_labels([train.subset(part) for part in indices], config.split.findings, generator), public
 

@@ -20,10 +20,10 @@ import tomli_w
 from annotated_types import MinLen
 
 from fedstill.core.compute import EngineConfig
-from fedstill.core.config_tables import as_table, flat, read_table, read_value
+from fedstill.core.config_tables import flatten, read_table, read_value, to_table
 from fedstill.core.errors import ArgumentError, UnknownName, by_caller
-from fedstill.core.options import Checked, NonNegativeInt
-from fedstill.core.registry import check_named, look_in
+from fedstill.core.options import CheckedOptions, NonNegativeInt
+from fedstill.core.registry import add_search_folders, check_registered_names
 from fedstill.data.builtin import Digits
 from fedstill.data.config import DataConfig
 from fedstill.data.public import PublicConfig
@@ -48,10 +48,10 @@ RESUMABLE_OPTIONS = (
 
 
 @dataclass(frozen=True)
-class NodesConfig(Checked):
+class NodesConfig(CheckedOptions):
     """What the nodes are: their models, how they train them, what they answer."""
 
-    under: ClassVar[str] = "nodes"
+    section: ClassVar[str] = "nodes"
 
     models: Annotated[tuple[Name, ...], MinLen(1), "a list of one model or more"] = ("small-cnn",)
     """The nodes' networks, taken in turn: with two names the first node has the first, the second
@@ -74,20 +74,20 @@ class NodesConfig(Checked):
 
 
 @dataclass(frozen=True)
-class StudentConfig(Checked):
+class StudentConfig(CheckedOptions):
     """The central model, which learns from the nodes' answers."""
 
-    under: ClassVar[str] = "student"
+    section: ClassVar[str] = "student"
 
     model: Name = "small-cnn"
     """The student's network, named as in nodes.models."""
 
 
 @dataclass(frozen=True)
-class EvaluationConfig(Checked):
+class EvaluationConfig(CheckedOptions):
     """What is measured on the test set, and how often."""
 
-    under: ClassVar[str] = "evaluation"
+    section: ClassVar[str] = "evaluation"
 
     every: NonNegativeInt | None = None
     """The server's steps or rounds between two evaluations; 0: only at the end, none: ten times a run."""
@@ -104,10 +104,10 @@ class EvaluationConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperMetric(Checked):
+class PaperMetric(CheckedOptions):
     """A published figure, to print beside ours."""
 
-    under: ClassVar[str] = "paper"
+    section: ClassVar[str] = "paper"
 
     method: str
     """The method that it belongs to, or the name that a comparison gives it."""
@@ -140,7 +140,7 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
         ArgumentError: a value out of range.
     """
     results = list(results)
-    kinds = [task.task_class for task in (*(TASKS.working().values() if results else ()), *tasks)]
+    kinds = [task.task_class for task in (*(TASKS.importable().values() if results else ()), *tasks)]
     known = {metric.key: metric for kind in kinds for metric in kind.metrics}
     for paper in results:
         key = paper.metric.removeprefix("local ")
@@ -155,7 +155,7 @@ def check_paper_metrics(results: Iterable[PaperMetric], tasks: Iterable[TaskConf
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Checked):
+class RunConfig(CheckedOptions):
     """One run: the data, the nodes that hold it, the method, and the student that learns."""
 
     name: str = "custom"
@@ -209,7 +209,7 @@ class RunConfig(Checked):
         super().__post_init__()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
             raise ArgumentError("name", self.name, "letters, digits, '.', '_' and '-', as it names a folder")
-        check_named(self.method, "method")
+        check_registered_names(self.method, "method")
         check_paper_metrics(self.paper, [self.task])
 
 
@@ -222,7 +222,7 @@ def load(target: str) -> RunConfig:
     known = target.endswith(".toml") or any(f"-{name}".endswith(f"-{target}") for name in presets.names())
     if target in METHODS and not known:  # else presets with it are suggested
         typed, given = f"`demo --method.name {target}`", f'"demo" with {{"method.name": {target!r}}}'
-        raise UnknownName("preset", target, presets.names(), meant=by_caller(typed, given, given))
+        raise UnknownName("preset", target, presets.names(), suggestion=by_caller(typed, given, given))
     return from_dict(presets.read(target, RunConfig))
 
 
@@ -256,14 +256,14 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
         UnknownName: a key or a method that does not exist.
         ArgumentError: a value of the wrong type or outside what is allowed.
     """
-    look_in(read_value(tuple[str, ...], table.get("plugins", ()), "plugins"))
+    add_search_folders(read_value(tuple[str, ...], table.get("plugins", ()), "plugins"))
     return read_table(RunConfig, {"method": {}, **table})
 
 
 def fingerprint_options(config: RunConfig) -> dict[str, str]:
     """The options that a run keeps from its beginning to its end, as texts by dotted name: all but where data
     lie, what computes, who listens, and how long nodes are waited for and which are believed."""
-    options = flat(to_dict(config))
+    options = flatten(to_dict(config))
     return {name: str(value) for name, value in options.items() if not re.fullmatch(RESUMABLE_OPTIONS, name)}
 
 
@@ -274,5 +274,5 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
         ArgumentError: its method is none.
     """
     method_name(config.method)
-    table: dict[str, Any] = as_table(config)
+    table: dict[str, Any] = to_table(config)
     return table

@@ -17,9 +17,9 @@ import tomli_w
 
 from fedstill.core.dataset import DataSet
 from fedstill.core.errors import DataError, DeployError, FedstillError
-from fedstill.core.hashing import grouped
-from fedstill.core.progress import Bars
-from fedstill.core.run_writer import holding, write_text
+from fedstill.core.hashing import group_digits
+from fedstill.core.progress import ProgressBar
+from fedstill.core.run_writer import lock_folder, write_text
 from fedstill.core.text_format import json_text
 from fedstill.data.config import DATA
 from fedstill.data.loading import load
@@ -31,7 +31,7 @@ from fedstill.federation.node_order import natural_sort_key
 from fedstill.federation.run_status import STOPPED, read_stop_reason
 from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import NodesConfig, RunConfig, read_toml, to_dict
-from fedstill.track.listeners import Listeners
+from fedstill.track.tracker_group import TrackerGroup
 
 RUN = "live.json"  # in the run's folder: its name among the nodes, and at a deployed federation their names
 ENDING = 20.0  # seconds for a job that was ended to be over
@@ -49,7 +49,7 @@ def reach(kit: Path) -> None:
         _connected(admin)
 
 
-def submit(config: RunConfig, out: Path, bars: Bars, listeners: Listeners) -> dict[str, Any]:
+def submit(config: RunConfig, out: Path, bars: ProgressBar, listeners: TrackerGroup) -> dict[str, Any]:
     """Run at a deployed federation, with the nodes that are there; data, models and policies are theirs.
 
     The nodes with which a run begins are those with which it goes on: a node that has come since has no part
@@ -69,7 +69,7 @@ def submit(config: RunConfig, out: Path, bars: Bars, listeners: Listeners) -> di
     """
     if config.nodes != NodesConfig() or config.split != Dirichlet():
         print("What this run says of nodes and split is not used: these are the nodes' own.", file=sys.stderr)
-    with holding(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
+    with lock_folder(out, "run"), Admin(Path(config.engine.startup_kit)) as admin:
         run = run_name(config, out)
         _end_jobs(admin, run)
         try:
@@ -97,7 +97,7 @@ class MetricsFollower:
         path: the file, of which a new one begins: a run that goes on tells all anew.
     """
 
-    def __init__(self, path: Path, listeners: Listeners) -> None:
+    def __init__(self, path: Path, listeners: TrackerGroup) -> None:
         self._path, self._listeners, self.known = path, listeners, 0
         path.unlink(missing_ok=True)
 
@@ -146,14 +146,14 @@ def _say_what(config: RunConfig, run: str, nodes: int) -> None:
     if told := unused_data_note(config, data):
         print(told, file=sys.stderr)
     sha256 = describe(plan_of(config, data, public, run, nodes), public).sha256
-    print(f"The run is {grouped(sha256)}: owners who approve runs see the same.", file=sys.stderr)
+    print(f"The run is {group_digits(sha256)}: owners who approve runs see the same.", file=sys.stderr)
 
 
 def unused_data_note(config: RunConfig, data: DataSet) -> str:
     """What of the server's own file it does not test on, which whoever wrote it may not expect; empty:
     nothing."""
     rest = len(data.train)
-    if not rest or config.data.called in DATA.own:
+    if not rest or config.data.registered_name in DATA.builtin:
         return ""
     split = "data.test_fraction, or a column `split`, says which"
     told = f"The run is tested on {len(data.test)} examples of {data.name}"
@@ -188,7 +188,9 @@ def _waits_for(admin: Admin, nodes: Sequence[str]) -> str:
     return "waiting: FLARE begins once all these nodes are free"
 
 
-def _waited(admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, heard: MetricsFollower) -> str:
+def _waited(
+    admin: Admin, job: str, taking_part: Sequence[str], bars: ProgressBar, heard: MetricsFollower
+) -> str:
     """Wait for a job and report its progress; the job ends where waiting is interrupted."""
     since, said, asked, waits = time.monotonic(), "", 0.0, ""
     try:
@@ -205,7 +207,7 @@ def _waited(admin: Admin, job: str, taking_part: Sequence[str], bars: Bars, hear
                 (progress_bars, lines), asked = admin.progress(job, heard.known), time.monotonic()
                 heard.take(lines)
                 if progress_bars is not None:
-                    bars.follow(progress_bars)
+                    bars.show_snapshot(progress_bars)
             time.sleep(1.0)
     except KeyboardInterrupt:
         with contextlib.suppress(DeployError):

@@ -15,12 +15,12 @@ from torch.func import functional_call
 from fedstill.core import bootstrap
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import TensorData
-from fedstill.core.run_writer import Records
+from fedstill.core.run_writer import RunWriter
 from fedstill.core.seeds import torch_generator
-from fedstill.core.text_format import finite
+from fedstill.core.text_format import replace_nonfinite
 from fedstill.node import local_training
 from fedstill.runs import bootstrap_weights
-from fedstill.runs.example_predictions import portray
+from fedstill.runs.example_predictions import choose_example_predictions
 from fedstill.tasks import Task
 
 Metrics = Mapping[str, float]
@@ -37,10 +37,10 @@ class Outputs:
         ensembled: the teachers' ensemble, or None.
     """
 
-    central: torch.Tensor | None
-    own: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    marked: torch.Tensor | None = None
-    ensembled: torch.Tensor | None = None
+    global_model: torch.Tensor | None
+    node_models: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    centralized: torch.Tensor | None = None
+    ensemble: torch.Tensor | None = None
 
 
 class Evaluation:
@@ -84,22 +84,22 @@ class Evaluation:
         Args:
             node: whose own model gave them; None: a model of all.
         """
-        test = self.asked_of(node)
+        test = self.test_data_for(node)
         data = test if rows is None else test.subset(rows)
         return self.task.compute_metrics(outputs, data.targets, data.cases)
 
-    def leading(
+    def main_metric(
         self, outputs: torch.Tensor, rows: torch.Tensor | None = None, *, node: str | None = None
     ) -> float:
         """What models are judged by, alone."""
-        test = self.asked_of(node)
+        test = self.test_data_for(node)
         data = test if rows is None else test.subset(rows)
         return self.task.compute_primary_metric(outputs, data.targets, data.cases)
 
-    def guess(self) -> dict[str, float | None] | None:
+    def majority_baseline(self) -> dict[str, float | None] | None:
         """Figures of who knows nothing of the inputs; None for tasks without such a mark."""
         outputs = self.task.prior_outputs(self.test.targets)
-        return None if outputs is None else finite(self.compute_metrics(outputs))
+        return None if outputs is None else replace_nonfinite(self.compute_metrics(outputs))
 
     def by_site(
         self, outputs: torch.Tensor, *, node: str | None = None
@@ -107,11 +107,11 @@ class Evaluation:
         """The same, for each site by itself."""
         found = {}
         for site in self.sites:
-            rows = self.of_site(site)
-            found[site] = finite(self.compute_metrics(outputs[rows], rows, node=node))
+            rows = self.site_rows(site)
+            found[site] = replace_nonfinite(self.compute_metrics(outputs[rows], rows, node=node))
         return found
 
-    def share(self, index: int, of: int) -> torch.Tensor:
+    def test_share(self, index: int, of: int) -> torch.Tensor:
         """The rows of one of ``of`` even and random shares (FedMD-CG, section 3.1); cases are not parted."""
         draw, cases = torch_generator(self._seed, "test shares"), self.test.cases
         present = list(range(len(self.test))) if cases is None else cases.present_ids()
@@ -123,19 +123,23 @@ class Evaluation:
             mine = torch.nonzero(torch.isin(cases.case_ids, mine)).flatten()
         return mine.to(self.test.inputs.device)
 
-    def details(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any]:
+    def details(self, outputs_by_model: Outputs, classes: Sequence[str]) -> dict[str, Any]:
         """What a result says of cases, sites and labels, and what a task says of the central model's answers;
         None where the task or its test data have none.
         """
-        own = {} if told.central is None else self.task.extra_results(told.central, self.test.targets)
+        own = (
+            {}
+            if outputs_by_model.global_model is None
+            else self.task.extra_results(outputs_by_model.global_model, self.test.targets)
+        )
         found = {
-            "cases": self._cases(told),
-            "sites": self._sites(told),
-            "labels": self._convert_labels(told, classes),
+            "cases": self._cases(outputs_by_model),
+            "sites": self._sites(outputs_by_model),
+            "labels": self._convert_labels(outputs_by_model, classes),
         }
         return {**found, **own}
 
-    def resampled(self, told: Outputs, records: Records) -> dict[str, Any] | None:
+    def confidence_intervals(self, outputs_by_model: Outputs, records: RunWriter) -> dict[str, Any] | None:
         """Between which values the leading figure lies by the choice of test cases, of each model; None where
         there are no draws. Those of what the run is judged by are kept, to be compared with other runs'.
         """
@@ -147,72 +151,107 @@ class Evaluation:
         def drawn(outputs: torch.Tensor | None, node: str | None = None) -> bootstrap.Floats | None:
             if outputs is None:
                 return None
-            return self.task.bootstrap_metric(outputs, self.asked_of(node).targets, self.test.cases, weights)
+            return self.task.bootstrap_metric(
+                outputs, self.test_data_for(node).targets, self.test.cases, weights
+            )
 
-        each = [draws for name, own in told.own.items() if (draws := drawn(own, name)) is not None]
+        each = [
+            draws
+            for name, own in outputs_by_model.node_models.items()
+            if (draws := drawn(own, name)) is not None
+        ]
         # A draw that one node's model has no figure of has no mean over the nodes.
         nodes = np.mean(each, axis=0) if each else None
-        found = {"central": drawn(told.central), "nodes": nodes, "ensemble": drawn(told.ensembled),
-                 "centralized": drawn(told.marked)}  # fmt: skip
-        judged = nodes if told.central is None else found["central"]
+        found = {"central": drawn(outputs_by_model.global_model), "nodes": nodes, "ensemble": drawn(outputs_by_model.ensemble),
+                 "centralized": drawn(outputs_by_model.centralized)}  # fmt: skip
+        judged = nodes if outputs_by_model.global_model is None else found["central"]
         if judged is None:
             return None
-        records.keep_draws(torch.from_numpy(judged))
-        ends = {who: None if draws is None else bootstrap.interval(draws) for who, draws in found.items()}
-        about = {"level": bootstrap.LEVEL, "draws": bootstrap_weights.DRAWS, "cases": int(of.max()) + 1}
+        records.save_resamples(torch.from_numpy(judged))
+        ends = {
+            who: None if draws is None else bootstrap.confidence_interval(draws)
+            for who, draws in found.items()
+        }
+        about = {
+            "level": bootstrap.CONFIDENCE_PERCENT,
+            "draws": bootstrap_weights.DRAWS,
+            "cases": int(of.max()) + 1,
+        }
         return {**about, **{who: None if pair is None else list(pair) for who, pair in ends.items()}}
 
-    def portray(
-        self, told: Outputs, mean: Sequence[float], std: Sequence[float], records: Records
+    def save_example_predictions(
+        self, outputs_by_model: Outputs, mean: Sequence[float], std: Sequence[float], records: RunWriter
     ) -> list[dict[str, Any]] | None:
         """Keep pictures of predictions beside the truth; what a result says of them, None without any."""
-        shown = {**({} if told.central is None else {"student": told.central}), **told.own}
+        shown = {
+            **({} if outputs_by_model.global_model is None else {"student": outputs_by_model.global_model}),
+            **outputs_by_model.node_models,
+        }
         on_cpu = {name: outputs.cpu() for name, outputs in shown.items()}
-        tensors, told_of = portray(self.task, self.test.to("cpu"), on_cpu, mean, std) or ({}, None)
+        tensors, told_of = choose_example_predictions(self.task, self.test.to("cpu"), on_cpu, mean, std) or (
+            {},
+            None,
+        )
         if tensors:
-            records.pictures(tensors)
+            records.save_pictures(tensors)
         return told_of
 
-    def _cases(self, told: Outputs) -> dict[str, Any] | None:
+    def _cases(self, outputs_by_model: Outputs) -> dict[str, Any] | None:
         """What models reach of each patient or picture; None for a task that judges no case by itself."""
 
         def each(outputs: torch.Tensor | None) -> list[float | None] | None:
             scores = None if outputs is None else self.task.case_scores(outputs, self.test.targets, cases)
-            return None if scores is None else [finite(score) for score in scores.tolist()]
+            return None if scores is None else [replace_nonfinite(score) for score in scores.tolist()]
 
         cases = self.test.cases
-        whole = {"central": told.central, "ensemble": told.ensembled, "centralized": told.marked}
+        whole = {
+            "central": outputs_by_model.global_model,
+            "ensemble": outputs_by_model.ensemble,
+            "centralized": outputs_by_model.centralized,
+        }
         found = {name: each(outputs) for name, outputs in whole.items()}
         if cases is None or not any(found.values()):
             return None
         return {"names": [cases.names[place] for place in cases.present_ids()], **found}
 
-    def _sites(self, told: Outputs) -> dict[str, Any] | None:
+    def _sites(self, outputs_by_model: Outputs) -> dict[str, Any] | None:
         if not self.sites:
             return None
         return {
             "names": self.sites,
-            "central": None if told.central is None else self.by_site(told.central),
-            "nodes": {name: self.by_site(outputs, node=name) for name, outputs in told.own.items()},
-            "centralized": None if told.marked is None else self.by_site(told.marked),
+            "central": None
+            if outputs_by_model.global_model is None
+            else self.by_site(outputs_by_model.global_model),
+            "nodes": {
+                name: self.by_site(outputs, node=name)
+                for name, outputs in outputs_by_model.node_models.items()
+            },
+            "centralized": None
+            if outputs_by_model.centralized is None
+            else self.by_site(outputs_by_model.centralized),
         }
 
-    def _convert_labels(self, told: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
+    def _convert_labels(self, outputs_by_model: Outputs, classes: Sequence[str]) -> dict[str, Any] | None:
         def each(outputs: torch.Tensor | None, node: str | None = None) -> list[float | None] | None:
-            values = None if outputs is None else self.task.per_class(outputs, self.asked_of(node).targets)
-            return None if values is None else [finite(value) for value in values]
+            values = (
+                None if outputs is None else self.task.per_class(outputs, self.test_data_for(node).targets)
+            )
+            return None if values is None else [replace_nonfinite(value) for value in values]
 
-        whole = {"central": each(told.central), "centralized": each(told.marked)}
-        nodes = {name: each(outputs, name) for name, outputs in told.own.items()}
+        whole = {
+            "central": each(outputs_by_model.global_model),
+            "centralized": each(outputs_by_model.centralized),
+        }
+        nodes = {name: each(outputs, name) for name, outputs in outputs_by_model.node_models.items()}
         if not any(value is not None for value in (*whole.values(), *nodes.values())):
             return None
         return {**whole, "nodes": nodes, "names": list(classes)}
 
-    def asked_of(self, node: str | None) -> TensorData:
+    def test_data_for(self, node: str | None) -> TensorData:
         """The test part, as far as a model was taught what it asks."""
         return self.test if node is None else self._asked.get(node, self.test)
 
-    def of_site(self, site: str) -> torch.Tensor:
+    def site_rows(self, site: str) -> torch.Tensor:
         """Which rows of the test part come from a site."""
         cases = self.test.cases
         rows = torch.zeros(0, dtype=torch.int64) if cases is None else cases.examples_from_site(site)
@@ -247,7 +286,7 @@ def float32_outputs(model: nn.Module, inputs: torch.Tensor, compute: Compute) ->
     Everything that is measured is measured of these.
     """
     with compute.in_float32():
-        return local_training.predict(model, inputs, compute.exact)
+        return local_training.predict(model, inputs, compute.as_float32)
 
 
 def student_outputs(student: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
@@ -268,7 +307,7 @@ def mean(metrics: Sequence[Metrics]) -> Metrics:
     return {key: _over([each[key] for each in metrics], np.mean) for key in metrics[0]}
 
 
-def deviation(values: Sequence[float]) -> float:
+def standard_deviation(values: Sequence[float]) -> float:
     """The standard deviation of the values that can be said."""
     return _over(values, np.std)
 

@@ -22,7 +22,7 @@ STEP = 16  # pixels between two windows that are tried
 WHITE = 0.998  # quantile of a gray picture that is shown as white: scanners have no unit of brightness
 
 
-def portray(
+def choose_example_predictions(
     task: Task,
     test: TensorData,
     outputs: Mapping[str, torch.Tensor],

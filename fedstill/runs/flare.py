@@ -13,13 +13,13 @@ from nvflare.collab import collab
 
 from fedstill.core import toml
 from fedstill.core.errors import FedstillError, RunFolderError
-from fedstill.core.hashing import grouped
+from fedstill.core.hashing import group_digits
 from fedstill.core.names import check_run_name
-from fedstill.core.private_files import lock
-from fedstill.core.progress import PROGRESS, Note, Noted
-from fedstill.core.registry import look_in
+from fedstill.core.private_files import lock_file
+from fedstill.core.progress import PROGRESS_FILE, ProgressFile, ProgressSnapshot
+from fedstill.core.registry import add_search_folders
 from fedstill.core.run_writer import write_text
-from fedstill.core.text_format import clip
+from fedstill.core.text_format import clip_text
 from fedstill.federation import server_rules
 from fedstill.federation.flare import RUNS, SERVER_FOLDER, FlareLink, read_environment
 from fedstill.federation.flare_lost_nodes import watch_lost_nodes
@@ -60,9 +60,9 @@ class ServerProgram:
         engine = collab.fl_ctx.get_engine()
 
         def told(topic: str, asked: Mapping[str, int], fl_ctx: object) -> dict[str, Any]:
-            progress_bars, known = Note.read(folder / PROGRESS), asked[METRICS]
+            progress_bars, known = ProgressSnapshot.read(folder / PROGRESS_FILE), asked[METRICS]
             lines = [] if self._at_work is None else self._at_work.records.metrics[known : known + MANY]
-            return {"note": "" if progress_bars is None else progress_bars.text(), METRICS: lines}
+            return {"note": "" if progress_bars is None else progress_bars.to_json(), METRICS: lines}
 
         engine.register_app_command(PROGRESS_TOPIC, told)
         watch_lost_nodes(engine, self._lose)
@@ -72,7 +72,7 @@ class ServerProgram:
     def _lose(self, node: str) -> None:
         """Wait no longer for a node that FLARE does not let back into this job."""
         if self._link is not None:
-            logger.warning("%s is there, and its process for this run is not", clip(node))
+            logger.warning("%s is there, and its process for this run is not", clip_text(node))
             self._link.drop_node(node)
 
     def _work(self, folder: Path, kept: Path) -> None:
@@ -85,7 +85,7 @@ class ServerProgram:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / JOB).open("w") as held:
             try:
-                lock(held.fileno())
+                lock_file(held.fileno())
             except BlockingIOError:
                 kept.mkdir(parents=True)
                 self._stopped(kept, RunFolderError(f"{folder} is in use: another job is at work on this run"))
@@ -101,12 +101,12 @@ class ServerProgram:
             finally:
                 if wrong is not None:
                     self._stopped(folder, wrong)
-                left = shutil.ignore_patterns("state.safetensors*", f"{PROGRESS}*", JOB)
+                left = shutil.ignore_patterns("state.safetensors*", f"{PROGRESS_FILE}*", JOB)
                 shutil.copytree(folder, kept, ignore=left)
 
     def _stopped(self, folder: Path, error: Exception) -> None:
         """Leave word of why a run stopped."""
-        told = {"error": type(error).__name__, "text": clip(error, LONGEST)}
+        told = {"error": type(error).__name__, "text": clip_text(error, LONGEST)}
         logger.error("run %s stopped: %s", self.run_name, told["text"])
         write_text(folder / STOPPED, json.dumps(told) + "\n")
 
@@ -114,13 +114,13 @@ class ServerProgram:
         config = self._read(folder.parent.parent)
         link = self._link = FlareLink(collab.clients, self.nodes)
 
-        def tell(progress_bars: Note) -> None:
-            logger.info("run %s: %s", self.run_name, progress_bars.words())
+        def tell(progress_bars: ProgressSnapshot) -> None:
+            logger.info("run %s: %s", self.run_name, progress_bars.describe())
 
-        bars = Noted(folder / PROGRESS, then=tell, pace=60.0)
+        bars = ProgressFile(folder / PROGRESS_FILE, on_update=tell, interval=60.0)
         run = self._at_work = RemoteRun(config, link, self.run_name)
         write_text(folder / DESCRIPTION, run.description.text)
-        logger.info("run %s begins; it is %s", self.run_name, grouped(run.description.sha256))
+        logger.info("run %s begins; it is %s", self.run_name, group_digits(run.description.sha256))
         results = run.run(folder, bars=bars)
         self._link = None  # whose process ends now is not lost
         run.finish({**run.about(), **results}, keep_state=True)
@@ -134,5 +134,5 @@ class ServerProgram:
         """
         rules = server_rules.read(folder)
         rules.check(toml.parse(self.config, "the run"), folder / server_rules.FILE)
-        look_in(rules.plugin_folders(folder))
+        add_search_folders(rules.plugin_folders(folder))
         return read_toml(self.config)

@@ -25,11 +25,11 @@ from safetensors.torch import save_file
 
 from fedstill.core import private_files, toml
 from fedstill.core.checkpoint import load_state
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.errors import DeployError
-from fedstill.core.progress import PROGRESS, Bars, following
-from fedstill.core.run_writer import holding, write_text
-from fedstill.core.startup_kit import KIT
+from fedstill.core.progress import PROGRESS_FILE, ProgressBar, follow_file
+from fedstill.core.run_writer import lock_folder, write_text
+from fedstill.core.startup_kit import KIT_FOLDER
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.user_data import default_folders
 from fedstill.federation import flare_kit, flare_site, server_rules
@@ -55,7 +55,7 @@ METRICS = "metrics.jsonl"
 UP = 60.0  # seconds for the processes of a rehearsal to find each other
 
 
-def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -> dict[str, Any]:
+def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: ProgressBar) -> dict[str, Any]:
     """Run a simulation's nodes as processes of their own on this machine.
 
     Args:
@@ -72,7 +72,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
     require_flare()
     if config.engine.name == "flare":
         print("Without --startup-kit this is a simulation, in FLARE's simulator.", file=sys.stderr)
-    with holding(out, "run"):
+    with lock_folder(out, "run"):
         home = out / "federation"
         names = [node.name for node in simulation.nodes]
         run = run_name(config, out)
@@ -85,7 +85,7 @@ def rehearse(config: RunConfig, simulation: Simulation, out: Path, bars: Bars) -
         served = home / "runs" / run
         if not (served / "result.json").exists():
             _show_metrics(served, out)
-            with following(served / PROGRESS, bars):
+            with follow_file(served / PROGRESS_FILE, bars):
                 if config.engine.name == "flare":
                     _simulate(config, run, names, home)
                 else:
@@ -103,7 +103,7 @@ def _let_in(config: RunConfig, folder: Path) -> None:
     """
     table = toml.parse(server_config_toml(config)) | {"plugins": config.plugins}
     rules = server_rules.rules_for_run(table)
-    write_text(folder / server_rules.FILE, tomli_w.dumps(as_table(rules)))
+    write_text(folder / server_rules.FILE, tomli_w.dumps(to_table(rules)))
 
 
 def _show_metrics(served: Path, out: Path) -> None:
@@ -124,13 +124,13 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
     for index, node in enumerate(simulation.nodes):
         own = folder / node.name
         private_files.make_folder(folder)
-        own.mkdir(private_files.FOLDER)
+        own.mkdir(private_files.FOLDER_MODE)
         part = simulation.setting.parts[index]
         tensors = {"inputs": part.inputs, "targets": part.targets}
         if part.groups is not None:
             tensors["groups"] = part.groups
         for name in ("data.safetensors", "model.safetensors"):
-            private_files.touch(own / name)
+            private_files.create_empty(own / name)
         save_file({name: each.cpu().contiguous() for name, each in tensors.items()}, own / "data.safetensors")
         model = simulation.setting.models[index]
         model = model[0] if isinstance(model, ClassMappedModel) else model  # its file maps it again
@@ -155,31 +155,31 @@ def write_nodes(config: RunConfig, simulation: Simulation, folder: Path) -> None
             privacy=config.nodes.privacy,
             compute=ComputeConfig(engine.device, simulation.compute.precision, engine.channels_last, threads),
         )
-        private_files.replace(own / "node.toml", tomli_w.dumps(as_table(file)).encode())
+        private_files.replace_file(own / "node.toml", tomli_w.dumps(to_table(file)).encode())
         secret = f"{owner_folder.REHEARSAL_PREFIX}{simulation.secret(node.name)}\n"
-        private_files.replace(own / owner_folder.SECRET, secret.encode())
-        private_files.touch(own / SALT)  # the simulation has none
+        private_files.replace_file(own / owner_folder.SECRET, secret.encode())
+        private_files.create_empty(own / SALT)  # the simulation has none
 
 
 def _allowing(config: RunConfig) -> PolicyConfig:
     """The policy of a rehearsal's nodes: whoever rehearses a method and a task has installed them, and allows
     them."""
-    policy, method, task = config.nodes.policy, method_name(config.method), config.task.called
-    if not METHODS.allows(method, policy.methods):
+    policy, method, task = config.nodes.policy, method_name(config.method), config.task.registered_name
+    if not METHODS.is_allowed(method, policy.methods):
         policy = replace(policy, methods=(*policy.methods, method))
-    if not TASKS.allows(task, policy.tasks):
+    if not TASKS.is_allowed(task, policy.tasks):
         policy = replace(policy, tasks=(*policy.tasks, task))
     return policy
 
 
 def _looked_into(
-    simulation: Simulation, out: Path, served: Path, nodes: Path, run: str, seconds: float, bars: Bars
+    simulation: Simulation, out: Path, served: Path, nodes: Path, run: str, seconds: float, bars: ProgressBar
 ) -> dict[str, Any]:
     """The figures of a simulation, from what the server and the nodes of a rehearsal remember."""
     saved = load_state(served / "state.safetensors")
     states: dict[str, dict[str, Any]] = {}
     for node in simulation.nodes:
-        path = _latest(nodes / node.name / "runs" / run, saved["mark"])
+        path = _latest(nodes / node.name / "runs" / run, saved["checkpoint"])
         if path is not None:
             states[node.name] = load_state(path)["node"]
             # Of a node that was left out as it still learned:
@@ -243,15 +243,15 @@ def _deploy_here(config: RunConfig, run: str, names: Sequence[str], home: Path) 
     if (deployed / "admin").exists():
         for place in (
             flare_kit.server(deployed),
-            *(flare_kit.node(own) for own in owners if (own / KIT).exists()),
+            *(flare_kit.node(own) for own in owners if (own / KIT_FOLDER).exists()),
         ):
             flare_site.stop(place)  # of a rehearsal that was killed
     shutil.rmtree(deployed, ignore_errors=True)
     provision(deployed, "localhost", list(names), heartbeat=2.0, dead_after=20.0)
     _let_in(config, deployed)
     for own in owners:
-        shutil.rmtree(own / KIT, ignore_errors=True)
-        shutil.move(deployed / "nodes" / own.name, own / KIT)
+        shutil.rmtree(own / KIT_FOLDER, ignore_errors=True)
+        shutil.move(deployed / "nodes" / own.name, own / KIT_FOLDER)
     served = home / "runs" / run
     (home / "runs").mkdir(exist_ok=True)
     (deployed / "runs").symlink_to((home / "runs").resolve(), target_is_directory=True)

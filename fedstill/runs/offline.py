@@ -14,9 +14,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from fedstill.core.config_tables import options
+from fedstill.core.config_tables import option_types
 from fedstill.core.errors import ArgumentError, BundleError
-from fedstill.core.progress import Bars
+from fedstill.core.progress import ProgressBar
 from fedstill.core.run_writer import write_text
 from fedstill.data.config import check_no_validation
 from fedstill.data.input_spec import InputSpec
@@ -32,7 +32,7 @@ from fedstill.runs.config import RunConfig, to_dict, to_toml
 from fedstill.runs.remote_run import RemoteRun
 from fedstill.runs.run import COMMAND, check_folder, machine_and_date, note_failures
 from fedstill.runs.setting import check_method
-from fedstill.track.listeners import Listeners
+from fedstill.track.tracker_group import TrackerGroup
 
 BEGUN = "files.json"  # in the run's folder: of which files it is
 # Options that may be chosen when all answers are in, beside those that the method names: whatever is here
@@ -52,7 +52,7 @@ def make(config: RunConfig) -> Queries:
     """
     method = config.method
     if not method.one_round:
-        allowed = [name for name, other in METHODS.working().items() if other.one_round]
+        allowed = [name for name, other in METHODS.importable().items() if other.one_round]
         raise ArgumentError(
             "method.name",
             method_name(method),
@@ -105,7 +105,7 @@ def distil(
         ArgumentError: an option is not the one that the nodes were asked with.
         RunFolderError: the folder holds something else.
     """
-    given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.called])
+    given = read_queries(queries, methods=[method_name(config.method)], tasks=[config.task.registered_name])
     _same_queries(config, given, queries)
     read = [read_responses(path, given, keys) for path in responses]
     files = ResponseFiles(given, read)
@@ -119,12 +119,12 @@ def distil(
         "answers": [_about(files.files[node]) for node in files.nodes],
         "missing": [node for node in keys or () if node not in files.nodes],
     }
-    listeners = Listeners(config.track, to_dict(config))
+    listeners = TrackerGroup(config.track, to_dict(config))
     _take_up(out, {**told, "config": to_toml(config)})
     whole = replace(config, link=replace(config.link, inputs="float32", gradients="float32"))  # as in files
     run = RemoteRun(whole, files, given.plan.run)
     run.listeners = listeners
-    results = run.run(out, bars=Bars(progress))
+    results = run.run(out, bars=ProgressBar(progress))
     results["engine"]["name"] = "files"
     del results["link"], results["seconds"]["local_training"], results["seconds"]["centralized"]
     result = {**run.about(), **results, "files": told, "command": command, **machine_and_date()}
@@ -147,7 +147,7 @@ def check_later(asked: RunConfig, config: RunConfig) -> None:
     method = config.method
     free = (*LATER, *(f"method.{name}" for name in method.server_only_options))
     tables = to_dict(asked), to_dict(config)
-    for name in options(config):
+    for name in option_types(config):
         path = name.split(".")
         before, now = (reduce(dict.__getitem__, path, table) for table in tables)
         if now != before and not any(name == each or name.startswith(f"{each}.") for each in free):

@@ -17,7 +17,7 @@ import torch
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.table_schema import Schema
-from fedstill.core.text_format import cell
+from fedstill.core.text_format import csv_cell
 from fedstill.tasks import Task
 
 FILE = "predictions.csv"
@@ -65,7 +65,7 @@ def predictions(task: Task, judged: Judged, about: TestNames) -> str | None:
         if place == 0:
             write(["model", *head])
         for row in rows:
-            write([cell(model), *row])
+            write([csv_cell(model), *row])
     return lines.getvalue()
 
 
@@ -81,7 +81,7 @@ def _cases(task: Task, outputs: torch.Tensor, test: TensorData, about: TestNames
         return None
     cases = test.cases
     rows = [
-        [cell(cases.names[number]), cell(cases.sites[number]), _number(score)]
+        [csv_cell(cases.names[number]), csv_cell(cases.sites[number]), _number(score)]
         for number, score in zip(cases.present_ids(), scores.tolist(), strict=True)
     ]
     return ["case", "site", task.metric], rows
@@ -95,12 +95,12 @@ def _examples(
     if told is None:
         return None
     head, rows = told
-    names = [*map(cell, about.examples or map(str, range(len(test))))]
+    names = [*map(csv_cell, about.examples or map(str, range(len(test))))]
     columns: dict[str, list[str]] = {"example": names}
     if (cases := test.cases) is not None:
         of = cases.case_ids.tolist()
-        columns["case"] = [cell(cases.names[number]) for number in of]
-        columns["site"] = [cell(cases.sites[number]) for number in of]
+        columns["case"] = [csv_cell(cases.names[number]) for number in of]
+        columns["site"] = [csv_cell(cases.sites[number]) for number in of]
     columns = {name: each for name, each in columns.items() if name == "example" or any(each)}
     if columns.get("case") == names:  # each example is a case, of the same name
         del columns["case"]
@@ -140,7 +140,7 @@ def _classes(outputs: torch.Tensor, targets: torch.Tensor, names: list[str], who
     def rows() -> Iterable[list[str]]:
         for row, own, truth in zip(shares, best, true, strict=True):
             p = _shares(row.tolist(), own) if whole else [_number(row[own]), _number(row[truth])]
-            yield [cell(names[truth]), cell(names[own]), *p]
+            yield [csv_cell(names[truth]), csv_cell(names[own]), *p]
 
     return ["truth", "predicted", *head], rows()
 
@@ -162,7 +162,7 @@ def unit_of(schema: Schema | None) -> tuple[float, float]:
     >>> unit_of(None)
     (0.0, 1.0)
     """
-    response = schema.answer if schema else None
+    response = schema.target_column if schema else None
     low, high = response.range if response is not None and response.range else (-1.0, 1.0)
     return (low + high) / 2, (high - low) / 2
 

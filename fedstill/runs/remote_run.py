@@ -64,7 +64,7 @@ class RemoteRun(Run):
         FedstillError: data, student and method do not fit together.
     """
 
-    _begun: Server
+    _initial_server: Server
 
     def __init__(self, config: RunConfig, link: Link, name: str) -> None:
         self.config = config
@@ -83,7 +83,7 @@ class RemoteRun(Run):
         )
         self.side = build_node_side(self.method, at)
         self.federation = Remote(link, plan, self.side.queries, config.link, self.audit, self.compute, public)
-        self.federation.on_waiting = lambda nodes: self.bars.wait_for(nodes)
+        self.federation.on_waiting = lambda nodes: self.bars.set_waiting(nodes)
 
     def about(self) -> dict[str, Any]:
         """What the result says beside the figures."""
@@ -92,9 +92,9 @@ class RemoteRun(Run):
 
     # --- the loop's parts -----------------------------------------------------------------------------
 
-    def _open(self, saved: Mapping[str, Any]) -> None:
+    def _prepare_nodes(self, saved: Mapping[str, Any]) -> None:
         if saved:
-            self.federation.link_costs = LinkCosts(**saved["meter"])
+            self.federation.link_costs = LinkCosts(**saved["link_costs"])
         self.federation.join()
         kind, joined = architecture_hash(self.student), self.federation.node_status
         alike = {name: told.architecture == kind for name, told in joined.items()}
@@ -103,43 +103,45 @@ class RemoteRun(Run):
         needs, frozen = replace(self.needs, same_architecture=same), {n: joined[n].is_frozen for n in joined}
         check_networks(self.method.title, needs, frozen, alike)
         # Made before anything is trained: it refuses what a node would refuse later.
-        self._begun = self._server(self.federation, self.student, ((self.federation.nodes, self.student),))
+        self._initial_server = self._server(
+            self.federation, self.student, ((self.federation.nodes, self.student),)
+        )
 
-    def _learn(self) -> None:
+    def _train_locally(self) -> None:
         with self.clock.phase("local_training"):
-            self.federation.train_nodes(lambda percent: self.bars.show("local training", percent, 100))
+            self.federation.train_nodes(lambda percent: self.bars.update("local training", percent, 100))
 
-    def _serve(self, saved: Mapping[str, Any]) -> Server:
-        server = self._begun
+    def _create_server(self, saved: Mapping[str, Any]) -> Server:
+        server = self._initial_server
         # Also without a saved state: nodes may have answered before the server was stopped.
-        self.federation.restore_checkpoint(saved["mark"] if saved else 0)
+        self.federation.restore_checkpoint(saved["checkpoint"] if saved else 0)
         if saved:
             server.load_state_dict(saved["server"])
         return server
 
-    def _take_turns(self, server: Server) -> None:
-        super()._take_turns(server)
+    def _run_steps(self, server: Server) -> None:
+        super()._run_steps(server)
         self._save()  # all nodes and the server at one mark, as a rehearsal is looked into
 
-    def _nodes(self) -> Mapping[str, Any]:
+    def _node_state(self) -> Mapping[str, Any]:
         """First the nodes remember: the server's mark is always one of theirs."""
-        mark = self.federation.number
-        self.federation.save_checkpoint(mark)
-        return {"mark": mark, "meter": asdict(self.federation.link_costs)}
+        checkpoint = self.federation.number
+        self.federation.save_checkpoint(checkpoint)
+        return {"checkpoint": checkpoint, "link_costs": asdict(self.federation.link_costs)}
 
-    def _train_centrally(self, saved: Mapping[str, Any]) -> None:
+    def _train_centralized(self, saved: Mapping[str, Any]) -> None:
         """No data of any node are here."""
 
     def _close(self) -> None:
         self.federation.end_run()
 
-    def look(self) -> Mapping[str, float]:
+    def evaluate(self) -> Mapping[str, float]:
         """What the server can measure by itself: its student on its own test data, and what the link cost."""
         cost = self.federation.link_costs.costs(0.0, 0.0)
         told = {f"link_{name}": cost[name] for name in LINK}
         outputs = self.responses(self.test.inputs)
         if outputs is not None:
-            told[self.task.metric] = self.evaluation.leading(outputs)
+            told[self.task.metric] = self.evaluation.main_metric(outputs)
         return told
 
     # --- what the result says -------------------------------------------------------------------------
@@ -151,10 +153,10 @@ class RemoteRun(Run):
         total, training = results["seconds"]["total"], results["seconds"]["local_training"]
         return {**results, "link": self.federation.link_costs.costs(total, training)}
 
-    def _statements(self) -> Mapping[str, Statement]:
+    def _privacy_statements(self) -> Mapping[str, Statement]:
         return {name: told.privacy for name, told in self.federation.node_status.items()}
 
-    def _about_nodes(self) -> list[dict[str, Any]]:
+    def _describe_nodes(self) -> list[dict[str, Any]]:
         return [self._about(name) for name in self.federation.nodes]
 
     def _about(self, name: str) -> dict[str, Any]:

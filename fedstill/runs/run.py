@@ -16,16 +16,16 @@ import torch
 
 from fedstill.core import toml
 from fedstill.core.errors import ArgumentError, RunFolderError, by_caller
-from fedstill.core.progress import PROGRESS, Noted
-from fedstill.core.run_writer import make_folder, require_no_objects, require_same, write_text
-from fedstill.core.text_format import counted, json_text
+from fedstill.core.progress import PROGRESS_FILE, ProgressFile
+from fedstill.core.run_writer import make_folder, require_no_objects, require_same_options, write_text
+from fedstill.core.text_format import format_count, json_text
 from fedstill.core.version import __version__
 from fedstill.data.config import check_no_validation
 from fedstill.runs.build import prepare
 from fedstill.runs.config import RunConfig, fingerprint_options, load_toml, to_dict, to_toml
 from fedstill.runs.simulation import Simulation
 from fedstill.runs.trained_model_cache import TrainedModels
-from fedstill.track.listeners import Listeners
+from fedstill.track.tracker_group import TrackerGroup
 
 REHEARSED = ("flare", "flare-poc")  # engines whose nodes are processes of their own
 COMMAND = "# Made by: "  # the first line of a run's config.toml, with the command that repeats it
@@ -63,7 +63,7 @@ def run(
     _require_engine(config)
     if config.engine.startup_kit:
         config = _with_kit(config, Path(config.engine.startup_kit))
-    listeners = Listeners(config.track, to_dict(config))
+    listeners = TrackerGroup(config.track, to_dict(config))
     made = None if config.engine.startup_kit else prepare(config)
     make_folder(out)
     write_text(out / "config.toml", f"{COMMAND}{command}\n\n{to_toml(config)}")
@@ -140,7 +140,7 @@ def resume(
     if (out / "result.json").exists():
         result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
         if "options" in result:
-            require_same(out, result["options"], fingerprint_options(load_toml(out / "config.toml")))
+            require_same_options(out, result["options"], fingerprint_options(load_toml(out / "config.toml")))
         return result
     config = load_toml(out / "config.toml")
     _require_engine(config)
@@ -150,7 +150,7 @@ def resume(
             raise ArgumentError("--startup-kit", str(startup_kit), "none, as this run began without one")
         config = _with_kit(config, startup_kit)
         write_text(out / "config.toml", f"{first}\n\n{to_toml(config)}")
-    listeners = Listeners(config.track, to_dict(config))
+    listeners = TrackerGroup(config.track, to_dict(config))
     made = None if config.engine.startup_kit else prepare(config)
     return _go(config, made, out, first.removeprefix(COMMAND), progress, trained, report, listeners)
 
@@ -163,7 +163,7 @@ def _go(
     progress: bool,
     trained: Path | None,
     report: Report | None,
-    listeners: Listeners,
+    listeners: TrackerGroup,
 ) -> dict[str, Any]:
     """A run in its folder, wherever its nodes are; without a simulation, at a deployed federation."""
     bars = progress_bars(out, progress, report)
@@ -175,7 +175,7 @@ def _go(
         write_text(out / "result.json", json_text(result) + "\n")
         listeners.close(result)
         note_failures(listeners, result, out)
-        (out / PROGRESS).unlink(missing_ok=True)
+        (out / PROGRESS_FILE).unlink(missing_ok=True)
         return result
     simulation, about = made
     simulation.listeners = listeners
@@ -188,9 +188,9 @@ def _go(
     return finish(simulation, about, simulation.run(out, bars=bars), out)
 
 
-def progress_bars(out: Path, progress: bool, report: Report | None) -> Noted:
+def progress_bars(out: Path, progress: bool, report: Report | None) -> ProgressFile:
     """Bars on a terminal, if wanted, and the same in a run's folder, where a report grows if there is one."""
-    return Noted(out / PROGRESS, progress, lambda note: report and report(out))
+    return ProgressFile(out / PROGRESS_FILE, progress, lambda note: report and report(out))
 
 
 def check_folder(out: Path) -> None:
@@ -217,11 +217,11 @@ def finish(
     result = {**about, **results, **machine_and_date()}
     simulation.finish(result)
     note_failures(simulation.listeners, result, out)
-    (out / PROGRESS).unlink(missing_ok=True)
+    (out / PROGRESS_FILE).unlink(missing_ok=True)
     return result
 
 
-def note_failures(listeners: Listeners, result: dict[str, Any], out: Path) -> None:
+def note_failures(listeners: TrackerGroup, result: dict[str, Any], out: Path) -> None:
     """Add to a result that is written which listeners failed as they were told of it, or of the last metrics
     before it."""
     said = result.get("notes", [])
@@ -248,5 +248,5 @@ def machine_and_date() -> dict[str, Any]:
 
 def machine() -> str:
     """What computes here, in words."""
-    threads = counted(torch.get_num_threads(), "CPU thread")
+    threads = format_count(torch.get_num_threads(), "CPU thread")
     return f"{platform.machine()}, {platform.system()}, {threads} in use"

@@ -10,18 +10,22 @@ from typing import Any
 import torch
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.text_format import listed
+from fedstill.core.text_format import join_names
 from fedstill.data.public import PublicData
 from fedstill.protocol.method import Method
 from fedstill.runs.evaluation import Outputs
 from fedstill.runs.setting import Setting
 from fedstill.tasks import Task
 
-MOST_EPSILON = 20.0  # beyond it a guarantee is one in name
+MAX_EPSILON = 20.0  # beyond it a guarantee is one in name
 
 
 def collect_warnings(
-    setting: Setting, nodes: Sequence[str], privacy: Mapping[str, Any], told: Outputs, classes: Sequence[str]
+    setting: Setting,
+    nodes: Sequence[str],
+    privacy: Mapping[str, Any],
+    model_outputs: Outputs,
+    classes: Sequence[str],
 ) -> list[str]:
     """All that hold of a run that has come to its end, in words.
 
@@ -36,8 +40,8 @@ def collect_warnings(
         *shared(setting.test, setting.public, setting.parts),
         reshaped(setting.public),
         unscaled(setting.task, setting.mean, setting.std, setting.parts),
-        probabilities(setting.task, told),
-        unsound(told),
+        probabilities(setting.task, model_outputs),
+        unsound(model_outputs),
     ]
     return [each for each in found if each is not None]
 
@@ -62,12 +66,12 @@ def weak(privacy: Mapping[str, Any]) -> str | None:
     most: dict[str, float] = {}
     for node in privacy["nodes"]:
         known = [value for key in ("epsilon", "budget") if (value := node.get(key)) is not None]
-        if known and max(known) > MOST_EPSILON:
+        if known and max(known) > MAX_EPSILON:
             most[node["name"]] = max(known)
     if not most:
         return None
     return (
-        f"epsilon is up to {max(most.values()):.3g} at {listed(list(most))}: above {MOST_EPSILON:g} a "
+        f"epsilon is up to {max(most.values()):.3g} at {join_names(list(most))}: above {MAX_EPSILON:g} a "
         "guarantee is one in name: what is held likely of a record may change by a factor of e^epsilon"
     )
 
@@ -78,7 +82,7 @@ def unheld(task: Task, parts: Sequence[TensorData], classes: Sequence[str]) -> s
         return None
     held = torch.stack([task.counts(part).cpu() for part in parts]).sum(0)
     missing = [name for name, count in zip(classes, held.tolist(), strict=True) if count == 0]
-    return f"no node holds an example of {listed(missing)}: nothing teaches it" if missing else None
+    return f"no node holds an example of {join_names(missing)}: nothing teaches it" if missing else None
 
 
 def shared(test: TensorData, public: PublicData | None, parts: Sequence[TensorData]) -> list[str]:
@@ -121,19 +125,17 @@ def unscaled(
         return None
     if not parts or any(float(part.inputs.min()) < 0 for part in parts):
         return None
-    told = "no node's inputs are below 0, and mean and std of 0.5 say that black is -1"
-    return f"{told}: pixels from 0 to 1 want mean = 0 and std = 1"
+    model_outputs = "no node's inputs are below 0, and mean and std of 0.5 say that black is -1"
+    return f"{model_outputs}: pixels from 0 to 1 want mean = 0 and std = 1"
 
 
-def probabilities(task: Task, told: Outputs) -> str | None:
+def probabilities(task: Task, model_outputs: Outputs) -> str | None:
     """Models whose outputs are none of logits: a second softmax makes of them answers that are never sure."""
-    names = [name for name, outputs in _models(told).items() if _are_probabilities(task, outputs)]
+    names = [name for name, outputs in _models(model_outputs).items() if _are_probabilities(task, outputs)]
     if not names:
         return None
     last = "sigmoid" if task.kind == "labels" else "softmax"
-    return (
-        f"outputs of {listed(names)} are probabilities already, and logits are expected: leave the {last} out"
-    )
+    return f"outputs of {join_names(names)} are probabilities already, and logits are expected: leave the {last} out"
 
 
 def _are_probabilities(task: Task, outputs: torch.Tensor) -> bool:
@@ -144,20 +146,25 @@ def _are_probabilities(task: Task, outputs: torch.Tensor) -> bool:
     return bool((outputs >= 0).all() and ((outputs.float().sum(1) - 1).abs() < 1e-2).all())
 
 
-def unsound(told: Outputs) -> str | None:
+def unsound(model_outputs: Outputs) -> str | None:
     """Models that give NaN or infinity, which any figure takes for some answer."""
-    models = _models(told)
+    models = _models(model_outputs)
     bad = {name: int((~outputs.isfinite()).flatten(1).any(1).sum()) for name, outputs in models.items()}
     names = [name for name, count in bad.items() if count]
     if not names:
         return None
     most = f"{max(bad.values()):,} of {len(models[names[0]]):,} test inputs"
-    return f"outputs of {listed(names)} are NaN or infinite for up to {most}: figures of these mean nothing"
+    return (
+        f"outputs of {join_names(names)} are NaN or infinite for up to {most}: figures of these mean nothing"
+    )
 
 
-def _models(told: Outputs) -> dict[str, torch.Tensor]:
+def _models(model_outputs: Outputs) -> dict[str, torch.Tensor]:
     """What each model gave, by name."""
-    return {**told.own, **({} if told.central is None else {"the student": told.central})}
+    return {
+        **model_outputs.node_models,
+        **({} if model_outputs.global_model is None else {"the student": model_outputs.global_model}),
+    }
 
 
 def best(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]:
@@ -173,8 +180,8 @@ def best(lines: Sequence[Mapping[str, Any]], task: Task, unit: str) -> list[str]
         return []
     choose = max if judged.better == "higher" else min
     found = choose(seen, key=lambda line: line[judged.key])
-    told = f"{found[judged.key]:.1f} {judged.unit} at {unit} {found['step']}"
+    model_outputs = f"{found[judged.key]:.1f} {judged.unit} at {unit} {found['step']}"
     return [
-        f"the best of {len(seen)} evaluations on the test data was {told}; to choose it is to choose by "
+        f"the best of {len(seen)} evaluations on the test data was {model_outputs}; to choose it is to choose by "
         "the test data, and all other figures are of the end"
     ]

@@ -13,7 +13,7 @@ from fedstill import models
 from fedstill.core.compute import EngineConfig
 from fedstill.core.dataset import TensorData, check_pixels
 from fedstill.core.errors import ArgumentError, DataError, MethodRefused, by_caller, option_name
-from fedstill.core.names import plain
+from fedstill.core.names import normalize_name
 from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data.public import PublicData
 from fedstill.data.tables import check_features
@@ -35,7 +35,7 @@ class Setting:
         parts: each node's private data.
         test: data that no node sees.
         method: the method's config, for example ``FedIOD()``.
-        mark: a network to train on all nodes' data together, or None.
+        centralized_model: network for the centralized upper bound, or None.
         mean, std: the data's declared normalization, per channel; none is 0.5 and 0.5.
         every: the server's turns between evaluations; 0 is only at the end, None ten times a run.
         samples: generated inputs kept at each evaluation.
@@ -61,7 +61,7 @@ class Setting:
     student: nn.Module
     test: TensorData
     method: Method
-    mark: nn.Module | None = None
+    centralized_model: nn.Module | None = None
     names: Sequence[str] = ()
     policies: Sequence[PolicyConfig] = ()
     local: LocalConfig = field(default_factory=LocalConfig)
@@ -145,7 +145,7 @@ def check_nodes(setting: Setting) -> tuple[list[str], list[PolicyConfig]]:
     for what, given in {"models": setting.models, **by_node}.items():
         if not given or len(given) != count:
             raise ArgumentError(what, len(given), f"one for each of the {count} parts of the data")
-    if len(set(map(plain, names))) < count:
+    if len(set(map(normalize_name, names))) < count:
         raise ArgumentError("names", names, "each name once")
     shape = shape_of(setting)
     outputs = setting.task.output_shape(shape)

@@ -14,8 +14,8 @@ import torch
 
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import DataError, ModelError, RunFolderError
-from fedstill.core.progress import Bars
-from fedstill.core.run_writer import Records
+from fedstill.core.progress import ProgressBar
+from fedstill.core.run_writer import RunWriter
 from fedstill.federation.inprocess import group_nodes, should_stack
 from fedstill.methods._server import Server
 from fedstill.models.predictors import file_fingerprint
@@ -52,7 +52,7 @@ class Simulation(MeasuredSimulation):
     """A setting's run in this process; of its nodes' data and networks see :class:`PreparedSimulation`."""
 
     def load_remote_results(
-        self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], bars: Bars
+        self, out: Path, server: Mapping[str, Any], nodes: Mapping[str, dict[str, Any]], bars: ProgressBar
     ) -> dict[str, Any]:
         """Take up what processes elsewhere have trained for this setting, and measure it.
 
@@ -67,28 +67,28 @@ class Simulation(MeasuredSimulation):
             The figures, as :meth:`run` gives them.
         """
         self.clock.start()
-        self.records, self.bars = Records(out, self.listeners.log), bars
-        self.listeners.start(out, self.method.title, over=True)
+        self.records, self.bars = RunWriter(out, self.listeners.log), bars
+        self.listeners.start(out, self.method.title, finished=True)
         lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         (out / "metrics.jsonl").unlink()
         self.records.metrics = [json.loads(line) for line in lines]
         self.records.samples = server["samples"]
-        self.known = [node for node in self.nodes if node.name in nodes]
-        for node in self.known:
+        self.evaluated_nodes = [node for node in self.nodes if node.name in nodes]
+        for node in self.evaluated_nodes:
             for learner in node.learners:
                 learner.optimizers.pop("model", None)
             node.load_state_dict(nodes[node.name])
-        self._made = self.make_server([[node] for node in self.nodes])
-        self._made.load_state_dict(server["server"])
+        self._created_server = self.make_server([[node] for node in self.nodes])
+        self._created_server.load_state_dict(server["server"])
         self.audit.open(out / FILE)
         self.audit.close()
         with self.bars:
-            self._train_centrally({})
-            return self._measured()
+            self._train_centralized({})
+            return self._finish_results()
 
     # --- the loop's parts -----------------------------------------------------------------------------
 
-    def _open(self, saved: Mapping[str, Any]) -> None:
+    def _prepare_nodes(self, saved: Mapping[str, Any]) -> None:
         if not saved:
             return
         if not {"data", "models"} <= saved.keys():
@@ -104,7 +104,7 @@ class Simulation(MeasuredSimulation):
         for node in self.nodes:
             node.load_state_dict(saved["nodes"][node.name])
 
-    def _learn(self) -> None:
+    def _train_locally(self) -> None:
         span = self.side.initial_training
         if span is None:
             return
@@ -116,32 +116,32 @@ class Simulation(MeasuredSimulation):
         for node in self.learners:
             node.optimizers.pop("model", None)
 
-    def _train_centrally(self, saved: Mapping[str, Any]) -> None:
+    def _train_centralized(self, saved: Mapping[str, Any]) -> None:
         """The mark to reach: one model on what no server ever has, all nodes' data together, and public data
         whose labels the method uses."""
-        if self.setting.mark is None:
+        if self.setting.centralized_model is None:
             return
         parts = [part.to(self.compute.device) for part in self.setting.parts]
         if self.needs.public_labels and self.public is not None and self.public.labels is not None:
             parts.append(TensorData(self.public.inputs, self.public.labels))
-        together = TensorData.joined(parts)
+        together = TensorData.concat(parts)
         gate = Gate("centralized", PolicyConfig(), AuditLog())
-        model = self.compute.place(self.setting.mark)
-        self.mark = Node("centralized", together, model, gate, self.setting.seed)
-        local_training.make_optimizers([self.mark], self.setting.local)
-        if saved.get("mark"):
-            self.mark.load_state_dict(saved["mark"])
+        model = self.compute.to_device(self.setting.centralized_model)
+        self.centralized_node = Node("centralized", together, model, gate, self.setting.seed)
+        local_training.make_optimizers([self.centralized_node], self.setting.local)
+        if saved.get("centralized"):
+            self.centralized_node.load_state_dict(saved["centralized"])
         with self.clock.phase("centralized"):
-            self._train_once("centralized", [[self.mark]], "centralized", FULL_TRAINING)
-        self.mark.optimizers.clear()
+            self._train_once("centralized", [[self.centralized_node]], "centralized", FULL_TRAINING)
+        self.centralized_node.optimizers.clear()
 
-    def _serve(self, saved: Mapping[str, Any]) -> Server:
+    def _create_server(self, saved: Mapping[str, Any]) -> Server:
         server = self.make_server(self._parted("distillation", self.nodes))
         if saved.get("server"):
             server.load_state_dict(saved["server"])
         return server
 
-    def _nodes(self) -> Mapping[str, Any]:
+    def _node_state(self) -> Mapping[str, Any]:
         return {
             "precision": self.compute.precision,
             "local_steps": self.local_steps,
@@ -149,7 +149,7 @@ class Simulation(MeasuredSimulation):
             "nodes": {node.name: node.state_dict() for node in self.nodes},
             "data": self._data,
             "models": self._models(),
-            "mark": None if self.mark is None else self.mark.state_dict(),
+            "centralized": None if self.centralized_node is None else self.centralized_node.state_dict(),
         }
 
     @cached_property
@@ -191,9 +191,9 @@ class Simulation(MeasuredSimulation):
         elif file.exists():
             kept = TrainedModels.put(file, nodes)
             self.local_steps |= kept["steps"]
-            self.clock.add(counted, kept["seconds"])
+            self.clock.add_seconds(counted, kept["seconds"])
             for line in kept["losses"]:
-                self.records.metric(line)
+                self.records.add_metrics(line)
         else:
             start, first = time.monotonic(), len(self.records.metrics)
             self._train(groups, phase, span)
@@ -231,8 +231,8 @@ class Simulation(MeasuredSimulation):
 
         if to_do():
             if phase == "centralized":
-                self.bars.say(UPPER_BOUND)
-            self.bars.show(*self._local_progress(phase))
+                self.bars.print_line(UPPER_BOUND)
+            self.bars.update(*self._local_progress(phase))
         while left := to_do():
             # Who has most to do comes first, so that no core has nothing to do before the end.
             places = sorted(left, key=lambda place: -left[place])[: workers.count]
@@ -242,20 +242,24 @@ class Simulation(MeasuredSimulation):
             work = (
                 map(advance, now)
                 if len(groups) == 1
-                else workers.each(advance, now, [kinds[place] for place in places])
+                else workers.map(advance, now, [kinds[place] for place in places])
             )
             for group, (done, lines) in zip(now, work, strict=True):
                 self.local_steps[group[0].name] = done
                 for line in lines:
-                    self.records.metric(line)
-            self.bars.show(*self._local_progress(phase))
-            if self.records.due():
+                    self.records.add_metrics(line)
+            self.bars.update(*self._local_progress(phase))
+            if self.records.is_save_due():
                 self._save()
 
     def _local_progress(self, phase: str) -> tuple[str, int, int]:
         local = self.setting.local
-        if phase == "centralized" and self.mark is not None:
-            return "centralized", self.local_steps.get("centralized", 0), local.steps(len(self.mark.data))
+        if phase == "centralized" and self.centralized_node is not None:
+            return (
+                "centralized",
+                self.local_steps.get("centralized", 0),
+                local.steps(len(self.centralized_node.data)),
+            )
         span = self.side.initial_training or FULL_TRAINING
         totals = {node.name: len(span.steps(local.steps(len(node.data)))) for node in self.learners}
         groups = self.groups["local_training"]

@@ -1,7 +1,7 @@
-"""What the models of a simulation reach, now and then and at its end.
+"""Evaluation of a simulation's models during a run and at its end.
 
-Only a simulation can know much of it: here, in the centralized mark and in the losses of local training,
-nodes' data and networks are read past their gates. The student learns from none of it.
+Most of it is possible only in a simulation: evaluation, the centralized upper bound and the losses of local
+training read nodes' data and models without their gates. The student is never trained on any of this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.text_format import finite
+from fedstill.core.text_format import replace_nonfinite
 from fedstill.federation.federation import Responses
 from fedstill.methods._label_histogram import LabelHistogram
 from fedstill.models.module_utils import deep_copy, load_vector, parameter_count, to_vector, weighted_mean
@@ -23,90 +23,114 @@ from fedstill.node.node import Node
 from fedstill.privacy.statement import Statement
 from fedstill.protocol.local_config import FULL_TRAINING
 from fedstill.protocol.secure_aggregation import SUM, add_contributions, decode_sums, sum_contributions
-from fedstill.runs.evaluation import Metrics, Outputs, deviation, float32_outputs, mean
+from fedstill.runs.evaluation import Metrics, Outputs, float32_outputs, mean, standard_deviation
 from fedstill.runs.simulation_nodes import PreparedSimulation
 from fedstill.runs.trained_model_cache import TrainedModels
 
 
 class MeasuredSimulation(PreparedSimulation, ABC):
-    """Measures a simulation's models as they stand, once its server has been made.
+    """Evaluates a simulation's models.
 
     Attributes:
-        trained: where other runs keep the models of nodes that were trained as this run's would be, and what
-            these answer; None where there are no other runs.
+        trained: cache of node models and their outputs, shared with other runs of a comparison; None without
+            one.
     """
 
     trained: TrainedModels | None = None
 
-    def look(self) -> Mapping[str, float]:
-        """What the method is judged by, and the nodes' own models, as they are now."""
+    def evaluate(self) -> Mapping[str, float]:
+        """Return the main metric of the global model and of the nodes' own models."""
         metric = self.task.metric
-        told = {metric: self._central()}
+        metrics = {metric: self._global_metric()}
         if self.side.trains_models:
-            told[f"local_{metric}"] = mean([{metric: value} for value in self._score_shares()])[metric]
-        return told
+            metrics[f"local_{metric}"] = mean([{metric: value} for value in self._test_share_metrics()])[
+                metric
+            ]
+        return metrics
 
     def responses(self, inputs: torch.Tensor) -> torch.Tensor | None:
-        """See :class:`~fedstill.runs.loop.Run`; also of a model or an ensemble made only to be measured."""
+        """See :class:`~fedstill.runs.loop.Run`; also of an average model or an ensemble built for evaluation."""
         if self.method.evaluated_model == "virtual":
             virtual = deep_copy(self.student)
-            load_vector(virtual, self._average())
+            load_vector(virtual, self._average_parameters())
             return float32_outputs(virtual, inputs, self.compute)
         return (
             self._ensemble(inputs) if self.method.evaluated_model == "ensemble" else super().responses(inputs)
         )
 
-    # --- the parts of the figures ---------------------------------------------------------------------
+    # --- parts of the results -------------------------------------------------------------------------
 
     def _outputs(self) -> Outputs:
-        own = (
-            self._own(self.known, self.side.initial_training == FULL_TRAINING)
+        node_models = (
+            self._node_outputs(self.evaluated_nodes, self.side.initial_training == FULL_TRAINING)
             if self.side.trains_models
             else {}
         )
-        marked = None if self.mark is None else self._own([self.mark])[self.mark.name]
-        ensembled = self._ensemble(self.test.inputs, own)
-        central = ensembled if self.method.evaluated_model == "ensemble" else self.responses(self.test.inputs)
-        return Outputs(central, own, marked, ensembled)
+        centralized = (
+            None
+            if self.centralized_node is None
+            else self._node_outputs([self.centralized_node])[self.centralized_node.name]
+        )
+        ensemble = self._ensemble(self.test.inputs, node_models)
+        global_model = (
+            ensemble if self.method.evaluated_model == "ensemble" else self.responses(self.test.inputs)
+        )
+        return Outputs(global_model, node_models, centralized, ensemble)
 
-    def _own(self, nodes: Sequence[Node], shared: bool = True) -> dict[str, torch.Tensor]:
-        """What nodes' own models answer on the test part, by name; ``shared``: another run may have asked the
-        same models."""
+    def _node_outputs(self, nodes: Sequence[Node], shared: bool = True) -> dict[str, torch.Tensor]:
+        """Return the outputs of nodes' own models on the test set, by node.
+
+        Args:
+            shared: whether another run may have evaluated the same models.
+        """
         file = self.trained.answers_file(nodes, "float32") if self.trained and shared else None
         if file is not None and file.exists():
             return {
-                name: told.to(self.compute.device) for name, told in TrainedModels.responses(file).items()
+                name: stored.to(self.compute.device) for name, stored in TrainedModels.responses(file).items()
             }
         own = {node.name: self.evaluation.outputs(node.model) for node in nodes}
         if file is not None:
-            with suppress(OSError):  # on a full disk the next run asks for itself
+            with suppress(OSError):  # with a full disk the next run computes them again
                 TrainedModels.keep_answers(file, own)
         return own
 
-    def _beside(self, told: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
-        look, ensembled = self.evaluation, told.ensembled
-        each = [look.compute_metrics(outputs, node=name) for name, outputs in told.own.items()]
+    def _baseline_metrics(self, model_outputs: Outputs) -> Mapping[str, Mapping[str, Any] | None]:
+        evaluation, ensemble = self.evaluation, model_outputs.ensemble
+        node_metrics = [
+            evaluation.compute_metrics(outputs, node=name)
+            for name, outputs in model_outputs.node_models.items()
+        ]
         return {
             "local": (
-                {**self._spreads(each), "share": self._spread(self._score_shares(told.own))}
+                {
+                    **self._summarize_metrics(node_metrics),
+                    "share": self._summarize_over_nodes(self._test_share_metrics(model_outputs.node_models)),
+                }
                 if self.side.trains_models
                 else None
             ),
-            "standalone": self._spreads(each) if self.side.initial_training == FULL_TRAINING else None,
+            "standalone": self._summarize_metrics(node_metrics)
+            if self.side.initial_training == FULL_TRAINING
+            else None,
             "ensemble": (
                 None
-                if ensembled is None
-                else {**finite(look.compute_metrics(ensembled)), **self._only(self._teachers())}
+                if ensemble is None
+                else {
+                    **replace_nonfinite(evaluation.compute_metrics(ensemble)),
+                    **self._covered_nodes(self._teachers()),
+                }
             ),
             "centralized": (
-                {self.task.metric: None} if told.marked is None else finite(look.compute_metrics(told.marked))
+                {self.task.metric: None}
+                if model_outputs.centralized is None
+                else replace_nonfinite(evaluation.compute_metrics(model_outputs.centralized))
             ),
         }
 
-    def _about_nodes(self) -> list[dict[str, Any]]:
-        """Each node: what it holds, and with what it learned."""
-        one = self.setting
-        names = one.model_names or [type(node.model).__name__ for node in self.nodes]
+    def _describe_nodes(self) -> list[dict[str, Any]]:
+        """Describe each node: its model, its examples and its label counts."""
+        setting = self.setting
+        names = setting.model_names or [type(node.model).__name__ for node in self.nodes]
         return [
             {
                 "name": node.name,
@@ -114,106 +138,125 @@ class MeasuredSimulation(PreparedSimulation, ABC):
                 "parameters": parameter_count(node.model),
                 "examples": len(part),
                 "label_counts": [round(float(count)) for count in self.task.counts(part)],
-                **({"site": one.values[place]} if one.values else {}),
+                **({"site": setting.values[index]} if setting.values else {}),
             }
-            for place, (node, name, part) in enumerate(zip(self.nodes, names, one.parts, strict=True))
+            for index, (node, name, part) in enumerate(zip(self.nodes, names, setting.parts, strict=True))
         ]
 
-    def _grouped(self) -> Mapping[str, Any]:
+    def _group_info(self) -> Mapping[str, Any]:
         return {"groups": self.groups}
 
-    def _statements(self) -> Mapping[str, Statement]:
+    def _privacy_statements(self) -> Mapping[str, Statement]:
         holders = {node.name: node.gate.budgets for node in self.nodes}
         return {name: each.mechanism.statement() for name, each in holders.items() if each is not None}
 
     # --- models ---------------------------------------------------------------------------------------
 
-    def _central(self) -> float:
-        """What the central model, or what stands for it, is judged by."""
-        look, outputs = self.evaluation, self.responses(self.test.inputs)
+    def _global_metric(self) -> float:
+        """Return the main metric of the global model, or the mean over nodes' models without one."""
+        evaluation, outputs = self.evaluation, self.responses(self.test.inputs)
         if outputs is not None:
-            return look.leading(outputs)
-        each = [look.leading(look.outputs(node.model), node=node.name) for node in self.known]
+            return evaluation.main_metric(outputs)
+        each = [
+            evaluation.main_metric(evaluation.outputs(node.model), node=node.name)
+            for node in self.evaluated_nodes
+        ]
         return mean([{"it": value} for value in each])["it"]
 
-    def _average(self) -> torch.Tensor:
-        """All local models as one, weighed by their data (FedMD-CG, section 3.1): made only to evaluate."""
-        sizes = torch.tensor([float(len(node.data)) for node in self.known], device=self.compute.device)
-        return weighted_mean(torch.stack([to_vector(node.model) for node in self.known]), sizes)
+    def _average_parameters(self) -> torch.Tensor:
+        """Return the average of all local models, weighted by their data (FedMD-CG, section 3.1), for evaluation."""
+        sizes = torch.tensor(
+            [float(len(node.data)) for node in self.evaluated_nodes], device=self.compute.device
+        )
+        return weighted_mean(torch.stack([to_vector(node.model) for node in self.evaluated_nodes]), sizes)
 
-    def _score_shares(self, own: Mapping[str, torch.Tensor] | None = None) -> list[float]:
-        """Each node's own model on its own share of the test set; ``own``: what they answer on all of it."""
-        look, found = self.evaluation, []
-        shares = {node.name: look.share(at, len(self.nodes)) for at, node in enumerate(self.nodes)}
-        for node in self.known:
-            rows = shares[node.name]
-            outputs = look.outputs(node.model, rows) if own is None else own[node.name][rows]
-            found.append(look.leading(outputs, rows, node=node.name))
-        return found
-
-    def _ensemble(
-        self, inputs: torch.Tensor, own: Mapping[str, torch.Tensor] | None = None
-    ) -> torch.Tensor | None:
-        """The teachers' ensemble on real inputs, weighed as the method weighs it, if it has one.
+    def _test_share_metrics(self, node_outputs: Mapping[str, torch.Tensor] | None = None) -> list[float]:
+        """Return the main metric of each node's own model on its share of the test set.
 
         Args:
-            own: what nodes' models answer on them, as far as it is known.
+            node_outputs: outputs of the models on the whole test set, if known.
+        """
+        evaluation, scores = self.evaluation, []
+        shares = {node.name: evaluation.test_share(at, len(self.nodes)) for at, node in enumerate(self.nodes)}
+        for node in self.evaluated_nodes:
+            rows = shares[node.name]
+            outputs = (
+                evaluation.outputs(node.model, rows)
+                if node_outputs is None
+                else node_outputs[node.name][rows]
+            )
+            scores.append(evaluation.main_metric(outputs, rows, node=node.name))
+        return scores
+
+    def _ensemble(
+        self, inputs: torch.Tensor, node_outputs: Mapping[str, torch.Tensor] | None = None
+    ) -> torch.Tensor | None:
+        """Return the outputs of the teachers' ensemble with the method's weights; None if the method has none.
+
+        Args:
+            node_outputs: outputs of nodes' models on these inputs, as far as known.
         """
         teachers = self._teachers() if self.side.preview_responses is not None else []
         if self.side.preview_responses is None or not teachers:
             return None
-        answered = dict(own or {})
+        known_outputs = dict(node_outputs or {})
         for node in teachers:
-            if node.name not in answered:
-                answered[node.name] = float32_outputs(node.model, inputs, self.compute)
+            if node.name not in known_outputs:
+                known_outputs[node.name] = float32_outputs(node.model, inputs, self.compute)
         parts, size = [], inference_batch_size(inputs)
         with torch.no_grad(), self.compute.in_float32():
             for start in range(0, len(inputs), size):
                 rows = slice(start, start + size)
-                z = torch.stack([answered[node.name][rows] for node in teachers])  # (K, B, C, ...)
-                told: object = self.side.preview_responses(teachers, inputs[rows], z)
-                if not isinstance(told, Mapping):
-                    allowed = "answers by name, as {'logits': (K, B, C)}"
-                    raise ArgumentError(f"look of {self.method.title}", type(told).__name__, allowed)
-                part = self.server.ensemble_responses(self._heard(teachers, told))
+                z = torch.stack([known_outputs[node.name][rows] for node in teachers])  # (K, B, C, ...)
+                responses: object = self.side.preview_responses(teachers, inputs[rows], z)
+                if not isinstance(responses, Mapping):
+                    raise ArgumentError(
+                        f"preview_responses of {self.method.title}",
+                        type(responses).__name__,
+                        "a mapping of outputs by name, as {'logits': (K, B, C)}",
+                    )
+                part = self.server.ensemble_responses(self._as_responses(teachers, responses))
                 if part is None:
                     return None
                 parts.append(part)
         return torch.cat(parts)
 
     def _teachers(self) -> list[Node]:
-        """The nodes that the ensemble is made of: all that have not been left out, as far as they can be
-        weighed."""
-        told, present = LabelHistogram.among(self.server.state), self.server.federation.present
-        names = present if told is None or SUM in told.names else told.names
-        return [node for node in self.known if node.name in present and node.name in names]
+        """Return the nodes of the ensemble: those that take part and, if weights need label counts, sent them."""
+        histogram, present = LabelHistogram.among(self.server.state), self.server.federation.present
+        names = present if histogram is None or SUM in histogram.names else histogram.names
+        return [node for node in self.evaluated_nodes if node.name in present and node.name in names]
 
-    def _heard(self, teachers: Sequence[Node], told: Mapping[str, torch.Tensor]) -> Responses:
-        """What nodes would be answering, as the server would hear it: node by node, or their sum."""
-        if not self.at_nodes.sums:
-            return Responses(-1, tuple(node.name for node in teachers), told)
-        asked = next(each for each in self.side.queries.values() if told.keys() <= each.sums.keys())
-        added = []
+    def _as_responses(self, teachers: Sequence[Node], outputs: Mapping[str, torch.Tensor]) -> Responses:
+        """Return outputs as the server would receive them: by node, or their sum under secure aggregation."""
+        if not self.at_nodes.secure_aggregation:
+            return Responses(-1, tuple(node.name for node in teachers), outputs)
+        query = next(each for each in self.side.queries.values() if outputs.keys() <= each.sums.keys())
+        contributions = []
         for row, node in enumerate(teachers):
-            mine = {name: each[row] for name, each in told.items()}
-            added.append(sum_contributions(mine, asked.released_kinds(), asked.sums, node.released_counts))
-        values, _ = decode_sums(add_contributions(added), asked.released_kinds())
-        placed = self.compute.here({name: value.unsqueeze(0) for name, value in values.items()})
-        return Responses(-1, (SUM,), placed)
+            node_outputs = {name: each[row] for name, each in outputs.items()}
+            contributions.append(
+                sum_contributions(node_outputs, query.released_kinds(), query.sums, node.released_counts)
+            )
+        values, _ = decode_sums(add_contributions(contributions), query.released_kinds())
+        tensors = self.compute.tensors_to_device({name: value.unsqueeze(0) for name, value in values.items()})
+        return Responses(-1, (SUM,), tensors)
 
-    def _only(self, nodes: Sequence[Node]) -> dict[str, Any]:
-        """Says over which nodes a figure is, where these are not all."""
+    def _covered_nodes(self, nodes: Sequence[Node]) -> dict[str, Any]:
+        """Return the names of the nodes that a metric covers, if not all."""
         return {} if len(nodes) == len(self.nodes) else {"nodes": [node.name for node in nodes]}
 
-    def _spread(self, values: Sequence[float]) -> dict[str, Any]:
-        """Mean and standard deviation over the nodes; those of which nothing is known have None."""
-        each = dict(zip((node.name for node in self.known), map(finite, values), strict=True))
+    def _summarize_over_nodes(self, values: Sequence[float]) -> dict[str, Any]:
+        """Return mean and standard deviation over the nodes; unknown values are None."""
+        each = dict(
+            zip((node.name for node in self.evaluated_nodes), map(replace_nonfinite, values), strict=True)
+        )
         return {
-            "mean": finite(mean([{"it": value} for value in values])["it"]),
-            "std": finite(deviation(values)),
+            "mean": replace_nonfinite(mean([{"it": value} for value in values])["it"]),
+            "std": replace_nonfinite(standard_deviation(values)),
             "per_node": [each.get(node.name) for node in self.nodes],
-            **self._only(self.known),
+            **self._covered_nodes(self.evaluated_nodes),
         }
 
-    def _spreads(self, each: Sequence[Metrics]) -> dict[str, Any]:
-        return {key: self._spread([metrics[key] for metrics in each]) for key in each[0]}
+    def _summarize_metrics(self, each: Sequence[Metrics]) -> dict[str, Any]:
+        return {key: self._summarize_over_nodes([metrics[key] for metrics in each]) for key in each[0]}

@@ -45,7 +45,7 @@ class PreparedSimulation(Run, ABC):
 
     Attributes:
         nodes: all of them.
-        known: those whose models can be measured: all, but for what was left out of a rehearsal.
+        evaluated_nodes: those whose models can be measured: all, but for what was left out of a rehearsal.
 
     Raises:
         FedstillError: data, models, policies and method do not fit together.
@@ -59,7 +59,7 @@ class PreparedSimulation(Run, ABC):
             Node(
                 name,
                 part,
-                self._fitted(model, f"model of {name}"),
+                self._prepare_network(model, f"model of {name}"),
                 Gate(name, policy, self.audit),
                 setting.seed,
             )
@@ -83,7 +83,9 @@ class PreparedSimulation(Run, ABC):
         networks = {f"model of {node.name}": node.model for node in self.nodes}
         self.check_batches({"student": self.student, **networks})
         learning = networks if self.method.trains_models else {}
-        central = {} if setting.mark is None else {"centralized model": setting.mark}
+        central = (
+            {} if setting.centralized_model is None else {"centralized model": setting.centralized_model}
+        )
         for whose, model in {**learning, **central}.items():
             check_local_batch(model, setting.local, self.shape, self.task.form, f"the {whose}")
         self.kinds = self._kinds()
@@ -116,7 +118,7 @@ class PreparedSimulation(Run, ABC):
         for node in self.nodes:
             require_unchanged_data(node)
             for module in node.modules.values():
-                self.compute.place(module)
+                self.compute.to_device(module)
         if self.side.initial_training is not None:
             local_training.make_optimizers(self.learners, setting.local)
         # Would every node answer what the method asks, and do the options go with task, student and public
@@ -125,8 +127,8 @@ class PreparedSimulation(Run, ABC):
             self.make_server([[node] for node in self.nodes], deep_copy(self.student))
         self.local_steps: dict[str, int] = {}  # done, by the name of a group's first node
         self.groups: dict[str, list[list[str]]] = {}  # who was computed together, by phase
-        self.mark: Node | None = None
-        self.known = self.nodes
+        self.centralized_node: Node | None = None
+        self.evaluated_nodes = self.nodes
 
     def secret(self, name: str) -> int:
         """What keys the noise at a node: no secret in a simulation, whose seed is known."""
@@ -146,7 +148,7 @@ class PreparedSimulation(Run, ABC):
         from fedstill.models.vgg import load_vgg
 
         scale = [part.flatten().tolist() for part in (self.mean, self.std)]
-        return self.compute.place(load_vgg(Path(self.setting.perceptual), *scale))
+        return self.compute.to_device(load_vgg(Path(self.setting.perceptual), *scale))
 
     def _kinds(self) -> tuple[tuple[tuple[str, ...], nn.Module], ...]:
         """The nodes' names by architecture, with a network of each in its first state."""

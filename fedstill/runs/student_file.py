@@ -80,7 +80,7 @@ class StudentFile:
             ArgumentError: a name that may not be imported.
         """
         wanted = given or self.model
-        if not given and own != wanted and wanted.partition(":")[0] not in MODELS.own:
+        if not given and own != wanted and wanted.partition(":")[0] not in MODELS.builtin:
             option = by_caller("--model", "model=", "model=")
             mine = f"one of the package's own, or a network that you name yourself: {option}"
             raise ArgumentError("the student's model", wanted, mine)
@@ -118,7 +118,7 @@ def name_of(setting: Setting) -> str:
     student = setting.student
     name = MODELS.name_of(type(student))
     known = {key: each.shape for key, each in student.state_dict().items()}
-    if name in MODELS.own:
+    if name in MODELS.builtin:
         width = len(next(student.parameters()))  # of the first layer, which is what ``:width`` says
         given = (shape_of(setting), setting.task.output_shape(shape_of(setting))[0], 0, "student")
         for spec in (name, f"{name}:{width}"):
@@ -155,7 +155,7 @@ def read(place: str | Path, model: nn.Module | type | str | None = None) -> tupl
     own: tuple[str, ...] = ()
     if folder is not None and (folder / "config.toml").exists():
         config = load_toml(folder / "config.toml")  # which also says where modules are looked for
-        own = (config.student.model, config.task.called)
+        own = (config.student.model, config.task.registered_name)
     about = StudentFile.of(told, str(path), own[1:])
     about.known  # noqa: B018
     network = model if isinstance(model, nn.Module) else about.network(model or "", "".join(own[:1]))

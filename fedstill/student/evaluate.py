@@ -16,8 +16,8 @@ from torch import nn
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import FedstillError
-from fedstill.core.run_writer import Records, read_object
-from fedstill.core.text_format import finite
+from fedstill.core.run_writer import RunWriter, read_object
+from fedstill.core.text_format import replace_nonfinite
 from fedstill.core.version import __version__
 from fedstill.data.loading import load
 from fedstill.data.new_data import NewDataOptions, load_labeled
@@ -42,7 +42,7 @@ def evaluate(
 
     Returns:
         ``metrics`` by key, ``interval`` of the leading one, ``sites`` with the same of each, ``labels``, how
-        many ``examples`` (and cases) there are, and ``seen``: how many of them were a node's, None where that
+        many ``examples`` (and cases) there are, and ``count_seen_examples``: how many of them were a node's, None where that
         cannot be looked up, and ``why``.
 
     Raises:
@@ -60,12 +60,12 @@ def evaluate(
     details = look.details(told, about.known.classes)
     sites = {}
     for site in look.sites:
-        rows = look.of_site(site)
+        rows = look.site_rows(site)
         part = Evaluation(task, look.test.subset(rows), compute, 0)
         own = outputs[rows]
         sites[site] = {
             "examples": len(rows),
-            "metrics": finite(part.compute_metrics(own)),
+            "metrics": replace_nonfinite(part.compute_metrics(own)),
             "interval": _interval(part, Outputs(own)),
         }
     advice = task.metric_advice(test.targets, about.known.classes)
@@ -79,21 +79,21 @@ def evaluate(
         "measures": [asdict(metric) for metric in task.metrics],
         "examples": len(test),
         **case_counts(test),
-        "metrics": finite(look.compute_metrics(outputs)),
+        "metrics": replace_nonfinite(look.compute_metrics(outputs)),
         "interval": _interval(look, told),
         "sites": sites,
         "labels": details["labels"],
-        "seen": seen(Path(run), test),
+        "seen": count_seen_examples(Path(run), test),
         "notes": [advice] if advice else [],
     }
 
 
 def _interval(look: Evaluation, told: Outputs) -> list[float] | None:
-    drawn = look.resampled(told, Records(None))
+    drawn = look.confidence_intervals(told, RunWriter(None))
     return None if drawn is None else drawn["central"]
 
 
-def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
+def count_seen_examples(run: Path, test: TensorData) -> Mapping[str, Any]:
     """How many test examples are, to the last bit, among what a run's nodes had, or among the public data
     that its student may have learned on; None where nobody can tell.
 
@@ -111,7 +111,7 @@ def seen(run: Path, test: TensorData) -> Mapping[str, Any]:
     except FedstillError as error:
         return {"examples": None, "why": f"the run's data cannot be read: {error}"}
     if digest_of(parts) != result.get("data_digest"):
-        why = f"the data at {config.data.called} are not the run's: start in the folder where the run started"
+        why = f"the data at {config.data.registered_name} are not the run's: start in the folder where the run started"
         return {"examples": None, "why": why}
     private = {each for part in parts for each in digests(part.inputs)}
     shared = set(digests(public.inputs)) if public is not None else set[str]()

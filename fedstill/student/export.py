@@ -21,10 +21,10 @@ import torch
 from fedstill.core.errors import ArgumentError, FedstillError, ModelError
 from fedstill.core.registry import first_line
 from fedstill.core.seeds import torch_generator
-from fedstill.student.central_model import CentralModel, Portable, described
+from fedstill.student.student_model import PortableStudent, StudentModel, describe_export
 
-EXAMPLES = 8  # that both forms are asked about
-SAME = 1e-4  # over the largest output: what sums of another order may move
+TEST_INPUTS = 8  # that both forms are asked about
+TOLERANCE = 1e-4  # over the largest output: what sums of another order may move
 
 
 class Format(NamedTuple):
@@ -37,12 +37,12 @@ class Format(NamedTuple):
     """
 
     name: str
-    write: Callable[[Portable, torch.Tensor, Path], None]
+    write: Callable[[PortableStudent, torch.Tensor, Path], None]
     outputs: Callable[[Path, torch.Tensor], torch.Tensor]
     use: str
 
 
-def export(student: CentralModel, kind: str, out: Path) -> float:
+def export(student: StudentModel, kind: str, out: Path) -> float:
     """Write a student in a format, load it back, and compare.
 
     Args:
@@ -60,7 +60,7 @@ def export(student: CentralModel, kind: str, out: Path) -> float:
         raise ArgumentError("--out", str(out), f"a path in a folder that is there, and {out.parent} is none")
     with TemporaryDirectory(dir=out.parent, prefix=".export-") as folder:
         made = Path(folder) / out.name
-        apart = _written(student, kind, made)
+        apart = _write_and_compare(student, kind, made)
         if out.exists() and out.is_dir() != made.is_dir():
             raise ArgumentError(
                 "--out", str(out), f"a {'folder' if made.is_dir() else 'file'}, or a new path"
@@ -73,9 +73,9 @@ def export(student: CentralModel, kind: str, out: Path) -> float:
     return apart
 
 
-def _written(student: CentralModel, kind: str, out: Path) -> float:
-    form, portable = format_of(kind), Portable(student).eval()
-    x = student.raw.example(EXAMPLES, torch_generator(0, "export"))
+def _write_and_compare(student: StudentModel, kind: str, out: Path) -> float:
+    form, portable = format_of(kind), PortableStudent(student).eval()
+    x = student.preprocessing.sample(TEST_INPUTS, torch_generator(0, "export"))
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the exporters' talk among themselves
@@ -94,7 +94,7 @@ def _written(student: CentralModel, kind: str, out: Path) -> float:
         gives = f"{tuple(theirs.shape)}, and the student {tuple(mine.shape)}"
         raise ModelError(f"{out.name}: gives outputs {gives}")
     apart = float((mine - theirs).abs().max())
-    if not apart <= SAME * max(1.0, float(mine.abs().max())):
+    if not apart <= TOLERANCE * max(1.0, float(mine.abs().max())):
         raise ModelError(f"{out.name}: answers otherwise than the student, by up to {apart:.3g}")
     return apart
 
@@ -106,7 +106,7 @@ def format_of(kind: str) -> Format:
     return FORMATS[kind]
 
 
-def _of_onnx() -> tuple[ModuleType, ModuleType]:
+def _import_onnx() -> tuple[ModuleType, ModuleType]:
     """onnx and onnxruntime, if all of the extra "onnx" is installed."""
     try:
         importlib.import_module("onnxscript")  # what torch's exporter writes with
@@ -118,13 +118,13 @@ def _of_onnx() -> tuple[ModuleType, ModuleType]:
 # --- formats ------------------------------------------------------------------------------------------------
 
 
-def _write_onnx(portable: Portable, x: torch.Tensor, out: Path) -> None:
-    onnx, _ = _of_onnx()
+def _write_onnx(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
+    onnx, _ = _import_onnx()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of libraries that nothing here uses
     program = torch.onnx.export(
         portable,
         (x,),
-        input_names=[portable.student.raw.called],
+        input_names=[portable.student.preprocessing.input_name],
         output_names=["outputs"],
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         dynamo=True,
@@ -135,45 +135,45 @@ def _write_onnx(portable: Portable, x: torch.Tensor, out: Path) -> None:
         raise ModelError("the exporter gave no program")
     program.save(str(out))
     model = onnx.load(str(out))
-    for key, value in _about(portable.student).items():
+    for key, value in _metadata(portable.student).items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value
     onnx.checker.check_model(model)
     onnx.save(model, str(out))
 
 
-def _ask_onnx(out: Path, x: torch.Tensor) -> torch.Tensor:
-    session = _of_onnx()[1].InferenceSession(str(out), providers=["CPUExecutionProvider"])
+def _run_onnx(out: Path, x: torch.Tensor) -> torch.Tensor:
+    session = _import_onnx()[1].InferenceSession(str(out), providers=["CPUExecutionProvider"])
     [given] = session.get_inputs()
     # One by one, too: a batch of another size is no other model.
     responses = [session.run(None, {given.name: some.numpy()})[0] for some in (x[:1], x[1:])]
     return torch.cat([torch.from_numpy(each) for each in responses])
 
 
-def _write_torchscript(portable: Portable, x: torch.Tensor, out: Path) -> None:
+def _write_torchscript(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
     traced = torch.jit.trace(portable, x)  # type: ignore[no-untyped-call]
-    files = {ABOUT: json.dumps(_about(portable.student))}
+    files = {METADATA_FILE: json.dumps(_metadata(portable.student))}
     torch.jit.save(traced, str(out), _extra_files=files)
 
 
-def _ask_torchscript(out: Path, x: torch.Tensor) -> torch.Tensor:
+def _run_torchscript(out: Path, x: torch.Tensor) -> torch.Tensor:
     loaded = torch.jit.load(str(out))  # type: ignore[no-untyped-call]
     return torch.cat([loaded(some) for some in (x[:1], x[1:])])
 
 
-def _write_hugging_face(portable: Portable, x: torch.Tensor, out: Path) -> None:
+def _write_hugging_face(portable: PortableStudent, x: torch.Tensor, out: Path) -> None:
     from fedstill.student.hugging_face import save
 
     save(portable.student, out)
 
 
-def _ask_hugging_face(out: Path, x: torch.Tensor) -> torch.Tensor:
-    from fedstill.student.hugging_face import outputs_of
+def _run_hugging_face(out: Path, x: torch.Tensor) -> torch.Tensor:
+    from fedstill.student.hugging_face import run_export
 
-    return outputs_of(out, x)
+    return run_export(out, x)
 
 
-ABOUT = "fedstill.json"  # in a file of TorchScript
+METADATA_FILE = "fedstill.json"  # in a file of TorchScript
 
 ONNX = """\
 import onnxruntime
@@ -189,12 +189,12 @@ from transformers import AutoModel
 
 outputs = AutoModel.from_pretrained("{file}")(tensor).logits"""
 FORMATS: Mapping[str, Format] = {
-    "onnx": Format("student.onnx", _write_onnx, _ask_onnx, ONNX),
-    "torchscript": Format("student.pt", _write_torchscript, _ask_torchscript, TORCHSCRIPT),
-    "huggingface": Format("student-huggingface", _write_hugging_face, _ask_hugging_face, HUGGING_FACE),
+    "onnx": Format("student.onnx", _write_onnx, _run_onnx, ONNX),
+    "torchscript": Format("student.pt", _write_torchscript, _run_torchscript, TORCHSCRIPT),
+    "huggingface": Format("student-huggingface", _write_hugging_face, _run_hugging_face, HUGGING_FACE),
 }
 
 
-def _about(student: CentralModel) -> dict[str, str]:
-    told: dict[str, Any] = described(student)
+def _metadata(student: StudentModel) -> dict[str, str]:
+    told: dict[str, Any] = describe_export(student)
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in told.items()}

@@ -14,7 +14,7 @@ import torch
 from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.models.hugging_face import import_transformers
 from fedstill.runs.student_file import StudentFile
-from fedstill.student.central_model import CentralModel, Portable
+from fedstill.student.student_model import PortableStudent, StudentModel
 
 try:
     library: Any = import_transformers("--format huggingface")
@@ -45,7 +45,7 @@ class FedstillModel(library.PreTrainedModel):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         about = StudentFile.of(config.header, "config.json")
-        self.student = Portable(CentralModel(about.network(), about))
+        self.student = PortableStudent(StudentModel(about.network(), about))
         self.post_init()
 
     def _init_weights(self, module: Any) -> None:
@@ -62,7 +62,7 @@ library.AutoModel.register(FedstillConfig, FedstillModel)
 library.AutoModelForImageClassification.register(FedstillConfig, FedstillModel)
 
 
-def save(student: CentralModel, out: Path) -> None:
+def save(student: StudentModel, out: Path) -> None:
     """Write a student as a folder that the library reads.
 
     Raises:
@@ -82,7 +82,7 @@ def save(student: CentralModel, out: Path) -> None:
     made.eval().save_pretrained(str(out))
 
 
-def outputs_of(out: Path, x: torch.Tensor) -> torch.Tensor:
+def run_export(out: Path, x: torch.Tensor) -> torch.Tensor:
     """What a model in a folder answers about inputs as they are."""
     logits: torch.Tensor = library.AutoModel.from_pretrained(str(out), local_files_only=True)(x).logits
     return logits

@@ -7,7 +7,7 @@ from dataclasses import fields
 from inspect import isabstract
 from typing import Any, ClassVar, Literal, get_args
 
-from fedstill.core.registry import Registered, Registry
+from fedstill.core.registry import Registrable, Registry
 from fedstill.tasks.task import Metric, TargetKind, Task
 
 # Form of a data set's examples: the targets of images, or "texts", or rows of a table with a class ("rows"),
@@ -15,7 +15,7 @@ from fedstill.tasks.task import Metric, TargetKind, Task
 Targets = Literal["class", "labels", "map", "image", "instances", "texts", "rows", "values", "times"]
 
 
-class TaskConfig(Registered):
+class TaskConfig(Registrable):
     """Base class of task options. A subclass is a frozen dataclass whose fields are the task's keyword
     arguments.
 
@@ -28,15 +28,15 @@ class TaskConfig(Registered):
         2
     """
 
-    under: ClassVar[str] = "task"
+    section: ClassVar[str] = "task"
 
     default = "classification"
     task_class: ClassVar[type[Task]]
 
     @staticmethod
-    def lacks(kind: Any) -> str | None:
+    def validate_class(kind: Any) -> str | None:
         """Return what a custom class is missing: all that options need, and a complete task class."""
-        if missing := Registered.lacks(kind):
+        if missing := Registrable.validate_class(kind):
             return missing
         task_class = kind.task_class
         if not (isinstance(task_class, type) and issubclass(task_class, Task)):

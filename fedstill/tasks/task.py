@@ -87,7 +87,7 @@ ENSEMBLES: Registry[Callable[[torch.Tensor, torch.Tensor, Task], torch.Tensor]] 
         "probs": "fedstill.tasks.ensembles:probs",
         "consensus": "fedstill.tasks.ensembles:consensus",
     },
-    takes="responses, weights and task",
+    call_signature="responses, weights and task",
 )
 Ensemble = Annotated[str, ENSEMBLES]  # type of options that name an ensemble
 
@@ -188,7 +188,7 @@ class Task(ABC):
         """
         check_inputs(data, what, self.form)
         if self.kind == "labels":  # -1 is unknown
-            check_labels(data.targets, 2, what, (self.classes,), least=-1)
+            check_labels(data.targets, 2, what, (self.classes,), min_label=-1)
         elif self.kind != "image":
             shape = tuple(data.inputs.shape[2:]) if self.kind == "map" else ()
             check_labels(data.targets, self.classes, what, shape)

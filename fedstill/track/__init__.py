@@ -9,6 +9,6 @@ May import ``core`` alone. A newcomer adds a tracker: one class in one file, and
 
 from __future__ import annotations
 
-from fedstill.track.tracker import TRACKERS, Tracker, numbers, outcome
+from fedstill.track.tracker import TRACKERS, Tracker, final_metrics, flatten_metrics
 
-__all__ = ["TRACKERS", "Tracker", "numbers", "outcome"]
+__all__ = ["TRACKERS", "Tracker", "flatten_metrics", "final_metrics"]

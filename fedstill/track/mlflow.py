@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedstill.track.tracker import Tracker, lacks, numbers, outcome
+from fedstill.track.tracker import Tracker, final_metrics, flatten_metrics, missing_package_error
 
 EXPERIMENT = "fedstill"
-MOST = 1000  # metrics that MLflow takes at once; of parameters a hundred
-LONGEST = 500  # characters of a parameter
+MAX_METRICS = 1000  # metrics that MLflow takes at once; of parameters a hundred
+MAX_PARAMETER_LENGTH = 500  # characters of a parameter
 
 
 class MLflow(Tracker):
@@ -29,7 +29,7 @@ class MLflow(Tracker):
             import alembic  # noqa: F401 - without it MLflow writes no database
             from mlflow import MlflowClient, entities
         except ImportError as error:
-            raise lacks("mlflow", error) from error
+            raise missing_package_error("mlflow", error) from error
         self._client, self._entities, self._last = MlflowClient, entities, 0
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -51,24 +51,26 @@ class MLflow(Tracker):
         run = self._to.create_run(experiment, run_name=about["name"], tags={"method": about["method"]})
         self.id: str = run.info.run_id
         kept.write_text(self.id + "\n", encoding="utf-8")
-        told = [(key, str(value)[:LONGEST]) for key, value in about["options"].items()]
+        told = [(key, str(value)[:MAX_PARAMETER_LENGTH]) for key, value in about["options"].items()]
         for start in range(0, len(told), 100):
             some = [self._entities.Param(*each) for each in told[start : start + 100]]
             self._to.log_batch(self.id, params=some)
 
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """See :class:`Tracker`."""
-        self._send((*each, line["step"]) for line in lines for each in numbers(line))
+        self._send((*each, line["step"]) for line in lines for each in flatten_metrics(line))
 
     def close(self, result: Mapping[str, Any] | None) -> None:
         """See :class:`Tracker`."""
-        self._send((f"result/{name}", value, self._last) for name, value in outcome(result or {}).items())
+        self._send(
+            (f"result/{name}", value, self._last) for name, value in final_metrics(result or {}).items()
+        )
         self._to.set_terminated(self.id, "KILLED" if result is None else "FINISHED")
 
     def _send(self, told: Iterable[tuple[str, float, int]]) -> None:
         now, rows = int(time.time() * 1000), list(told)
-        for start in range(0, len(rows), MOST):
-            some = rows[start : start + MOST]
+        for start in range(0, len(rows), MAX_METRICS):
+            some = rows[start : start + MAX_METRICS]
             self._last = some[-1][2]
             self._to.log_batch(
                 self.id, metrics=[self._entities.Metric(name, value, now, step) for name, value, step in some]

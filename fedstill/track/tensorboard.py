@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.track.tracker import Tracker, lacks, numbers, outcome
+from fedstill.track.tracker import Tracker, final_metrics, flatten_metrics, missing_package_error
 
 
 class TensorBoard(Tracker):
@@ -18,7 +18,7 @@ class TensorBoard(Tracker):
             import tensorboard  # noqa: F401 - torch's writer needs it
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise lacks("tensorboard", error) from error
+            raise missing_package_error("tensorboard", error) from error
         self._make, self._last = SummaryWriter, 0
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -32,12 +32,12 @@ class TensorBoard(Tracker):
         """See :class:`Tracker`."""
         for line in lines:
             self._last = line["step"]
-            for name, value in numbers(line):
+            for name, value in flatten_metrics(line):
                 self._writer.add_scalar(name, value, line["step"])
         self._writer.flush()
 
     def close(self, result: Mapping[str, Any] | None) -> None:
         """See :class:`Tracker`."""
-        for name, value in outcome(result or {}).items():
+        for name, value in final_metrics(result or {}).items():
             self._writer.add_scalar(f"result/{name}", value, self._last)
         self._writer.close()

@@ -35,14 +35,14 @@ class Tracker(ABC):
     @abstractmethod
     def log(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """What was measured since the last call, every few seconds: lines of ``metrics.jsonl``, whose figures
-        :func:`numbers` names."""
+        :func:`flatten_metrics` names."""
 
     @abstractmethod
     def close(self, result: Mapping[str, Any] | None) -> None:
         """The run is over.
 
         Args:
-            result: what ``result.json`` holds, whose figures :func:`outcome` names; None: the run stopped.
+            result: what ``result.json`` holds, whose figures :func:`final_metrics` names; None: the run stopped.
         """
 
 
@@ -57,12 +57,12 @@ TRACKERS: Registry[type[Tracker]] = Registry(
 )
 
 
-def numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def flatten_metrics(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The figures of one line of metrics, each with the name by which trackers show it.
 
-    >>> list(numbers({"phase": "local", "node": "north", "step": 50, "loss": 0.5}))
+    >>> list(flatten_metrics({"phase": "local", "node": "north", "step": 50, "loss": 0.5}))
     [('local/north/loss', 0.5)]
-    >>> list(numbers({"phase": "distillation", "step": 9, "losses": {"student": 1.5}, "accuracy": 70.0}))
+    >>> list(flatten_metrics({"phase": "distillation", "step": 9, "losses": {"student": 1.5}, "accuracy": 70.0}))
     [('distillation/losses/student', 1.5), ('distillation/accuracy', 70.0)]
     """
     where = "/".join(dict.fromkeys(str(line[key]) for key in ("phase", "node") if key in line))
@@ -73,12 +73,12 @@ def numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 yield "/".join(part for part in (where, key, str(name)) if part), float(number)
 
 
-def outcome(result: Mapping[str, Any]) -> dict[str, float]:
+def final_metrics(result: Mapping[str, Any]) -> dict[str, float]:
     """A run's last figures: of the central model, of those beside it, bytes, seconds, and the largest epsilon
     of its nodes where each has one.
 
     >>> result = {"metrics": [{"key": "accuracy"}], "accuracy": 90.0, "bytes": {"up": 10, "down": 20}}
-    >>> outcome(result)
+    >>> final_metrics(result)
     {'accuracy': 90.0, 'bytes/up': 10.0, 'bytes/down': 20.0}
     """
     found: dict[str, Any] = {}
@@ -95,7 +95,7 @@ def outcome(result: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if _is_number(value)}
 
 
-def lacks(name: str, error: ImportError) -> ArgumentError:
+def missing_package_error(name: str, error: ImportError) -> ArgumentError:
     """That what a tracker writes with is not installed."""
     return ArgumentError(
         "track", name, f"another, or this after pip install 'fedstill[track]': {error.name} is missing"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstill.track.tracker import Tracker, lacks, numbers, outcome
+from fedstill.track.tracker import Tracker, final_metrics, flatten_metrics, missing_package_error
 
 
 class WandB(Tracker):
@@ -18,7 +18,7 @@ class WandB(Tracker):
         try:
             import wandb
         except ImportError as error:
-            raise lacks("wandb", error) from error
+            raise missing_package_error("wandb", error) from error
         self._wandb, self._axes = wandb, set[str]()
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -47,9 +47,11 @@ class WandB(Tracker):
                 self._axes.add(axis)
                 self._run.define_metric(axis)
                 self._run.define_metric(f"{line['phase']}/*", step_metric=axis)
-            self._run.log({axis: line["step"], **dict(numbers(line))})
+            self._run.log({axis: line["step"], **dict(flatten_metrics(line))})
 
     def close(self, result: Mapping[str, Any] | None) -> None:
         """See :class:`Tracker`."""
-        self._run.summary.update({f"result/{name}": value for name, value in outcome(result or {}).items()})
+        self._run.summary.update(
+            {f"result/{name}": value for name, value in final_metrics(result or {}).items()}
+        )
         self._run.finish(exit_code=int(result is None))

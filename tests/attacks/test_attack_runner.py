@@ -148,7 +148,7 @@ class Keeper(Attack):
     odd: bool = False
 
     def keeps_release(self, release: ObservedRelease) -> bool:
-        return release.query == "examine" and release.part == "answer"
+        return release.query == "predict_logits" and release.part == "answer"
 
     def run(self, target: Target) -> AttackResult:
         if self.odd:

@@ -52,10 +52,10 @@ def test_it_is_the_run_with_the_student_of_the_run(fediod: Path) -> None:
 def test_it_is_done_in_the_precision_of_the_run_whatever_this_machine_would_choose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compute, "_gains", lambda shape, network: True)
-    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: True)
+    monkeypatch.setattr(compute, "_gains_from_bfloat16", lambda shape, network: True)
+    monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: True)
     folder = made(tmp_path / "run", {"name": "fedavg", "rounds": 2})
-    monkeypatch.setattr(compute, "computes_bfloat16", lambda device: False)
+    monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: False)
     again = load_run(folder).experiment()
     again.listen(lambda release: None)
     state = load_file(str(folder / "student.safetensors"))
@@ -204,12 +204,12 @@ def test_a_listener_ends_the_run_when_it_has_heard_enough() -> None:
             raise StopListening
 
     assert not experiment.listen(hear)
-    assert [release.query for release in releases] == ["tell_size"] * 3 + ["train"]
+    assert [release.query for release in releases] == ["count_samples"] * 3 + ["train"]
 
 
 def test_what_is_asked_after_the_end_is_not_heard() -> None:
     experiment, releases = listened(THREE_STEPS, **OUTPUTS)
     before = len(releases)
     x = experiment.nodes[0].data.inputs[:2]
-    experiment.server.federation.query("examine", x=x)
+    experiment.server.federation.query("predict_logits", x=x)
     assert len(releases) == before

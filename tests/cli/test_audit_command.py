@@ -37,7 +37,7 @@ def charge(
         payer=payer,
         node="clinic",
         number=number,
-        query="examine",
+        query="predict_logits",
         part="answer",
         content_hash=str(number),
         up={"logits": 2560, "critic": 256},
@@ -91,7 +91,13 @@ def test_show_prints_releases_with_time_run_and_cost(clinic: Path, capsys: Captu
     for row in rows:
         assert row["at"][:10] in out
         assert row["at"][11:19] in out
-    for what in ("spring", "autumn", "examine 0, answer", "examine 1, answer", "critic 256 B, logits"):
+    for what in (
+        "spring",
+        "autumn",
+        "predict_logits 0, answer",
+        "predict_logits 1, answer",
+        "critic 256 B, logits",
+    ):
         assert what in words
     assert "Paid in all for clinic: 3 x gaussian(4), 6 x laplace(10)." in words
     assert words.count("A logits clamped to 5, Laplace noise of scale 100") == 1  # said once, for three rows

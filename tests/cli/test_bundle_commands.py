@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from fedstill.cli import main as cli
 from fedstill.core.seeds import derive
-from fedstill.core.text_format import human_bytes
+from fedstill.core.text_format import format_bytes
 from fedstill.federation import signed_files
 from fedstill.node.audit_log import AuditLog
 from fedstill.protocol.wire_format import pack, unpack
@@ -138,7 +138,7 @@ def test_the_student_is_that_of_the_live_run_and_the_report_says_how_it_came(
     for name, value in expected.items():
         torch.testing.assert_close(student[name], value, msg=name, rtol=1e-5, atol=1e-6)
     assert mine["accuracy"] == live["accuracy"] > 50
-    carried = human_bytes(len(NAMES) * Path("queries.safetensors").stat().st_size)
+    carried = format_bytes(len(NAMES) * Path("queries.safetensors").stat().st_size)
     assert f"came to the nodes: {carried}\n" in out
     for same in ("bytes", "queries", "queries_by_name", "leaves"):
         assert mine[same] == live[same]
@@ -502,7 +502,8 @@ def test_forbidden_queries_are_refused_before_training(
     shutil.rmtree("node-0/runs")
     Path(ANSWERS[0]).unlink()
     monkeypatch.setattr(
-        "fedstill.node.node_service.Session.train_locally", lambda *given: pytest.fail("it trained for nothing")
+        "fedstill.node.node_service.Session.train_locally",
+        lambda *given: pytest.fail("it trained for nothing"),
     )
     assert rule in refused(command("offline", "answer", "node-0", "queries.safetensors"))
     assert not Path(ANSWERS[0]).exists()

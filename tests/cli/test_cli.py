@@ -22,7 +22,7 @@ from fedstill.cli import main as cli
 from fedstill.cli.commands import COMMANDS
 from fedstill.cli.list_command import kinds
 from fedstill.compare.comparison_file import Comparison
-from fedstill.core.config_tables import options
+from fedstill.core.config_tables import option_types
 from fedstill.core.errors import FedstillError, QueryRefused, RunFolderError
 from fedstill.protocol.method import METHODS, Needs
 from fedstill.runs import config, presets
@@ -119,7 +119,7 @@ def test_version(command: Main) -> None:
 def test_help_of_a_run_shows_every_option_with_its_default(command: Main) -> None:
     code, out, err = command("run", "mine.toml", "--help-all")
     assert (code, err) == (0, "")
-    for name in options(config.from_dict({"method": {"name": "fediod"}})):
+    for name in option_types(config.from_dict({"method": {"name": "fediod"}})):
         assert f"--{name} " in out
     words = " ".join(re.sub(r"[\u2500-\u257f]", " ", out).split())  # without boxes and line breaks
     assert "Every random draw of the run follows from this number. (default: 4)" in words
@@ -396,7 +396,7 @@ def test_resume(command: Main, runs: Runs) -> None:
     "error",
     [
         RunFolderError("there holds another run"),
-        QueryRefused("clinic", "examine", "queries: count_labels"),
+        QueryRefused("clinic", "predict_logits", "queries: count_labels"),
         FedstillError("two\nlines"),
         PermissionError(13, "Permission denied", "there/config.toml"),
     ],
@@ -499,8 +499,13 @@ def test_compare_hands_everything_over(command: Main, comparisons: Comparisons) 
     assert (list(comparison.methods), comparison.seeds, out) == (["fedavg", "mine"], (0, 1), Path("there"))
     wanted = {"command": f"fedstill {words}", "report": report.write_report, "quiet": False, "bars": True}
     assert how == {**wanted, "only": ["fedavg"]}
-    ours = comparison.config(comparison.places()[1])
-    assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.called) == (2.0, 7, 0.3, "mnist")
+    ours = comparison.run_config(comparison.planned_runs()[1])
+    assert (ours.method.tau, ours.split.nodes, ours.split.alpha, ours.data.registered_name) == (
+        2.0,
+        7,
+        0.3,
+        "mnist",
+    )
 
 
 @pytest.mark.usefixtures("here")

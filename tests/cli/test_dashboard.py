@@ -80,7 +80,7 @@ def clinic(tmp_path: Path) -> Path:
         requests.require_approved("run-1", describe(PLAN, None), "")
     SecurityLog(folder).write("refused", HOSTILE, HOSTILE, run=HOSTILE)
     with closing(AuditLog(folder / FILE)) as audit:
-        output = {"run": "trial-1", "payer": NODE_DATA, "node": "clinic", "query": "examine"}
+        output = {"run": "trial-1", "payer": NODE_DATA, "node": "clinic", "query": "predict_logits"}
         for number in range(3):
             price = {"gaussian(4.0)": 1}
             audit.charge(Entry(**output, number=number, part="answer", up={"logits": 1000}, cost=price))

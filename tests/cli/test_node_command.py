@@ -350,7 +350,7 @@ def test_check_uses_the_task_of_a_run_whose_data_are_elsewhere(
     assert "shape and classes are those of yours" in said
     assert "3 examples, 1 x 16 x 16, from data.npz" in said
     assert "background: 93.8%, foreground: 6.25% of all pixels" in said
-    assert "tell_maps refuses (" in said
+    assert "send_label_maps refuses (" in said
     assert "It cannot take part: it refuses" in said
     assert "No faults." in said
 
@@ -363,7 +363,7 @@ def test_check_skips_data_whose_spec_is_at_the_server(scans: Path, tmp_path: Pat
     assert (code, err) == (1, "")
     said = " ".join(out.split())
     assert "shape and classes are not known" in said
-    assert "tell_maps refuses (" in said
+    assert "send_label_maps refuses (" in said
     assert "It cannot take part: it refuses" in said
     assert "Not checked: data 'data.npz': its input spec for task segmentation is the run's to say" in said
     assert "No faults." not in said

@@ -41,8 +41,8 @@ def test_advice_uses_the_nearest_record_with_no_more_records(
 def test_presets_have_the_model_that_is_recommended(one: RecordedAccuracy) -> None:
     run = config.load(one.preset)
     assert list(run.nodes.models) == [MODEL]
-    assert run.nodes.privacy.called == "dp-sgd"
-    assert run.data.called == one.data.lower()
+    assert run.nodes.privacy.registered_name == "dp-sgd"
+    assert run.data.registered_name == one.data.lower()
 
 
 def test_advice_agrees_with_the_results_page() -> None:

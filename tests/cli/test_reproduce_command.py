@@ -9,7 +9,7 @@ import pytest
 
 from fedstill.cli.main import main
 from fedstill.compare import reproduction
-from fedstill.compare.reproduction import Record, ReproducedFigure
+from fedstill.compare.reproduction import ReproducedMetric, ReproductionRecord
 from fedstill.core import toml
 from fedstill.report.reproduction_table import markdown
 
@@ -87,7 +87,7 @@ def papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "x_drawing.py").write_text(PROGRAM)
     (folder / "x_fig2.toml").write_text(ALONE)
     (folder / "x_alone.py").write_text(ALONES)
-    monkeypatch.setattr(reproduction, "folder", lambda: folder)
+    monkeypatch.setattr(reproduction, "experiments_folder", lambda: folder)
     monkeypatch.chdir(here)
     return folder
 
@@ -122,7 +122,7 @@ def test_table_is_run_recorded_and_resumed(
     assert not (papers / "records").exists()
     reproduced("x-table1", "--record", "--quiet", *changed)
     assert first.read_bytes() == before  # only the second seed ran
-    record = Record.read(papers / "records" / "x_table1.json")
+    record = ReproductionRecord.read(papers / "records" / "x_table1.json")
     assert record is not None
     assert record.seeds == (0, 1)
     assert record.changed == ("--nodes.local.epochs 1.0",)  # where the data lie makes no other table
@@ -149,16 +149,16 @@ def test_table_is_run_recorded_and_resumed(
 
     made = papers / "records" / "x_table1.json"
     made.write_text(made.read_text().replace(str(rows["fedavg", "accuracy"].values[0]), "1.5"))
-    stale = Record.read(made)
+    stale = ReproductionRecord.read(made)
     assert stale is not None
     assert stale.rows != record.rows
     reproduced("x-table1", "--only", "standalone", "--record", "--quiet", "--out", "apart", *changed)
     assert not Path("apart/x-table1/fedavg-seed0").exists()
-    apart = Record.read(made)
+    apart = ReproductionRecord.read(made)
     assert apart is not None
     assert apart.rows == stale.rows  # the other method's figures stay what they were, in their places
     reproduced("x-table1", "--only", "fedavg", "--record", "--quiet", *changed)
-    renewed = Record.read(made)
+    renewed = ReproductionRecord.read(made)
     assert renewed is not None
     assert renewed.rows == record.rows
     where = f"Run again on {record.date}, {record.machine}:"
@@ -169,9 +169,9 @@ def test_table_is_run_recorded_and_resumed(
     reproduced("x-fig1", "--record", "--quiet", *changed)  # draws from the runs that are there, and runs none
     assert first.read_bytes() == before
     assert Path("runs/reproduce/x-fig1/seed1/drawn.svg").exists()
-    drawn = Record.read(papers / "records" / "x_fig1.json")
+    drawn = ReproductionRecord.read(papers / "records" / "x_fig1.json")
     assert drawn is not None
-    assert drawn.rows == (ReproducedFigure("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
+    assert drawn.rows == (ReproducedMetric("", "fedavg", "scaled", {0: 0.0, 1: 2.0}),)
 
 
 def test_a_figure_makes_only_the_runs_that_it_shows(papers: Path) -> None:
@@ -186,9 +186,9 @@ def test_a_figure_makes_only_the_runs_that_it_shows(papers: Path) -> None:
 
 def test_program_without_runs_gets_the_data_folder(papers: Path) -> None:
     reproduced("x-fig2", "--data.root=there", "--record")
-    record = Record.read(papers / "records" / "x_fig2.json")
+    record = ReproductionRecord.read(papers / "records" / "x_fig2.json")
     assert record is not None
-    assert record.rows == (ReproducedFigure("", "there", "seed", {0: 0.0}),)
+    assert record.rows == (ReproducedMetric("", "there", "seed", {0: 0.0}),)
     assert record.changed == ()
 
 
@@ -262,17 +262,17 @@ def test_ours_are_listed_in_the_papers_order_and_their_records_are_theirs() -> N
     assert names.index("fediod-table2") < names.index("fediod-table9") < names.index("fediod-fig3")
     assert names.index("fediod-fig8") < names.index("fedkd-table1") < names.index("fedmd-cg-table2")
     files = {entry.record_file(scale) for entry in entries for scale in entry.scales}
-    for file in (reproduction.folder() / "records").glob("*.json"):
+    for file in (reproduction.experiments_folder() / "records").glob("*.json"):
         assert file in files
     for entry in entries:
         assert "paper" in entry.scales
-        if entry.compares:
+        if entry.is_comparison:
             comparison = entry.comparison("small")
-            runs = [comparison.config(place) for place in comparison.places()]
-            named = {name for run in runs for name in (run.data.called, run.public.name)}
+            runs = [comparison.run_config(place) for place in comparison.planned_runs()]
+            named = {name for run in runs for name in (run.data.registered_name, run.public.name)}
             assert set(entry.data) == named - {"none", "held-out", "noise"}
         assert entry.data
-        assert entry.source.compares or entry.arguments("paper") is not None
+        assert entry.source.is_comparison or entry.arguments("paper") is not None
         for scale in entry.scales:
             record, published = entry.record(scale), entry.published(scale)
             if record is not None:

@@ -20,9 +20,9 @@ from fedstill.cli.main import main
 from fedstill.compare import comparison_file as compare
 from fedstill.compare import comparison_runner as comparing
 from fedstill.compare.comparison_file import Comparison, ComparisonRun
-from fedstill.core.config_tables import options
+from fedstill.core.config_tables import option_types
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError, UnknownName
-from fedstill.core.run_writer import holding
+from fedstill.core.run_writer import lock_folder
 from fedstill.data.builtin import Digits
 from fedstill.methods.fedavg import FedAvg
 from fedstill.privacy.config import DPTrainingConfig
@@ -93,19 +93,19 @@ setting = "alpha 0.1"
 
 
 def test_file_with_all_keys(tmp_path: Path) -> None:
-    plan = compare.read(a_file(tmp_path, FILE))
+    plan = compare.read_comparison(a_file(tmp_path, FILE))
     assert (plan.name, plan.about, plan.seeds) == ("mine", "One line on it.", (3, 5))
-    assert [place.folder for place in plan.places()][:4] == [
+    assert [place.folder for place in plan.planned_runs()][:4] == [
         "alpha-0.1/standalone-seed3",
         "alpha-0.1/fedavg-seed3",
         "alpha-0.1/fedavg-short-seed3",
         "alpha-0.1/standalone-seed5",
     ]
-    assert len(plan.places()) == 2 * 2 * 3
-    first = plan.config(ComparisonRun("alpha 0.1", "fedavg-short", 5))
+    assert len(plan.planned_runs()) == 2 * 2 * 3
+    first = plan.run_config(ComparisonRun("alpha 0.1", "fedavg-short", 5))
     assert (first.split.nodes, first.split.alpha, first.seed) == (4, 0.1, 5)
     assert (first.method, first.evaluation.every) == (METHODS["fedavg"](rounds=2), 1)
-    other = plan.config(ComparisonRun("wide", "fedavg", 3))
+    other = plan.run_config(ComparisonRun("wide", "fedavg", 3))
     assert (other.split.alpha, other.student.model) == (0.5, "small-cnn:64")
     assert other.method == METHODS["fedavg"]()
     assert other.evaluation.every != 1
@@ -121,40 +121,46 @@ def test_same_class_name_in_two_modules_gives_two_methods(
             "@dataclass(frozen=True, kw_only=True)\nclass Own(Standalone):\n    pass\n"
         )
     monkeypatch.chdir(tmp_path)
-    plan = compare.plan(["lab_a:Own", "fedavg", "lab_b:Own"])
-    assert [place.folder for place in plan.places()] == ["lab_a.Own-seed0", "fedavg-seed0", "lab_b.Own-seed0"]
-    assert [plan.config(place).method.called for place in plan.places()] == [
+    plan = compare.plan_comparison(["lab_a:Own", "fedavg", "lab_b:Own"])
+    assert [place.folder for place in plan.planned_runs()] == [
+        "lab_a.Own-seed0",
+        "fedavg-seed0",
+        "lab_b.Own-seed0",
+    ]
+    assert [plan.run_config(place).method.registered_name for place in plan.planned_runs()] == [
         "lab_a:Own",
         "fedavg",
         "lab_b:Own",
     ]
-    assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    assert compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     with pytest.raises(ArgumentError, match=r"invalid methods = 'lab_a:Own, lab_a:Own' \(expected each once"):
-        compare.plan(["lab_a:Own", "lab_a:Own"])
+        compare.plan_comparison(["lab_a:Own", "lab_a:Own"])
 
 
 def test_selects_methods_or_settings(tmp_path: Path) -> None:
-    plan = compare.read(a_file(tmp_path, FILE))
+    plan = compare.read_comparison(a_file(tmp_path, FILE))
     (method, *_), (_, setting, *_) = plan.methods, plan.settings
-    assert [place.folder for place in plan.places([method, setting])] == [
+    assert [place.folder for place in plan.planned_runs([method, setting])] == [
         ComparisonRun(setting, method, seed).folder for seed in plan.seeds
     ]
-    assert plan.places([setting]) == [place for place in plan.places() if place.setting == setting]
+    assert plan.planned_runs([setting]) == [
+        place for place in plan.planned_runs() if place.setting == setting
+    ]
     with pytest.raises(UnknownName, match="unknown method or setting 'fedov'"):
-        plan.places(["fedov"])
+        plan.planned_runs(["fedov"])
 
 
 def test_complete_file_round_trips(tmp_path: Path) -> None:
     for plan in (
-        compare.read(a_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
-        compare.plan(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
-        compare.plan(["digits-fediod-paper", "standalone"]),
+        compare.read_comparison(a_file(tmp_path, FILE), seeds=2, changes={"split.nodes": 6}),
+        compare.plan_comparison(["fediod", "fedavg"], seeds=[4], base="digits-fedavg", changes=QUICK),
+        compare.plan_comparison(["digits-fediod-paper", "standalone"]),
     ):
-        again = compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml"))
+        again = compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml"))
         assert again == plan
         assert again.to_toml() == plan.to_toml()
-        assert [again.config(place) for place in again.places()] == [
-            plan.config(place) for place in plan.places()
+        assert [again.run_config(place) for place in again.planned_runs()] == [
+            plan.run_config(place) for place in plan.planned_runs()
         ]
 
 
@@ -182,9 +188,11 @@ nodes = { privacy = { epsilon = inf } }
 
 
 def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
-    plan = compare.read(a_file(tmp_path, PRIVATE))
-    assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
-    told = {(place.setting, place.label): plan.config(place).nodes.privacy for place in plan.places()}
+    plan = compare.read_comparison(a_file(tmp_path, PRIVATE))
+    assert compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    told = {
+        (place.setting, place.label): plan.run_config(place).nodes.privacy for place in plan.planned_runs()
+    }
     assert told == {
         ("epsilon 2", "fedkd-votes"): PATE(epsilon=2.0, pate=PateConfig(teachers=7)),
         ("epsilon 2", "fedkd-steps"): DPSGD(epsilon=2.0, training=DPTrainingConfig(clip=0.5)),
@@ -196,8 +204,8 @@ def test_settings_may_vary_budget_and_methods_mechanism(tmp_path: Path) -> None:
 
 
 def test_methods_share_all_but_their_options() -> None:
-    plan = compare.plan(list(METHODS), seeds=2, base="fashion-fediod-skewed")
-    tables = [config.to_dict(plan.config(ComparisonRun("", label, 1))) for label in plan.methods]
+    plan = compare.plan_comparison(list(METHODS), seeds=2, base="fashion-fediod-skewed")
+    tables = [config.to_dict(plan.run_config(ComparisonRun("", label, 1))) for label in plan.methods]
     for table in tables:
         for own in ("method", "name"):
             del table[own]
@@ -209,8 +217,8 @@ def test_methods_share_all_but_their_options() -> None:
 
 
 def test_preset_contributes_only_method_options() -> None:
-    plan = compare.plan(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
-    preset, plain = (plan.config(ComparisonRun("", label, 0)) for label in plan.methods)
+    plan = compare.plan_comparison(["digits-fediod-paper", "fediod"], changes={"split.nodes": 3})
+    preset, plain = (plan.run_config(ComparisonRun("", label, 0)) for label in plan.methods)
     assert preset.method == config.load("digits-fediod-paper").method
     assert plain.method == METHODS["fediod"]()
     assert preset.nodes.local == plain.nodes.local
@@ -218,26 +226,28 @@ def test_preset_contributes_only_method_options() -> None:
 
 
 def test_command_line_options_override_base_and_settings(tmp_path: Path) -> None:
-    plan = compare.read(a_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0})
+    plan = compare.read_comparison(
+        a_file(tmp_path, FILE), changes={"split.alpha": 7.0, "nodes.local.epochs": 2.0}
+    )
     for setting in plan.settings:
-        ours = plan.config(ComparisonRun(setting, "fedavg", 3))
+        ours = plan.run_config(ComparisonRun(setting, "fedavg", 3))
         assert (ours.split.alpha, ours.nodes.local.epochs) == (7.0, 2.0)
     assert plan.changed == ("nodes.local.epochs", "split.alpha")
 
 
 def test_changing_split_keeps_skew_of_setting(tmp_path: Path) -> None:
     text = 'methods = ["fedavg"]\n[[settings]]\nname = "skewed"\nsplit = { alpha = 0.1 }\n'
-    plan = compare.read(a_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"})
-    split = plan.config(ComparisonRun("skewed", "fedavg", 0)).split
-    assert (split.called, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
+    plan = compare.read_comparison(a_file(tmp_path, text), changes={"split.name": "balanced-dirichlet"})
+    split = plan.run_config(ComparisonRun("skewed", "fedavg", 0)).split
+    assert (split.registered_name, split.own) == ("balanced-dirichlet", {"alpha": 0.1})
 
 
 def test_setting_may_override_method_options(tmp_path: Path) -> None:
     text = FILE.replace('name = "wide"', 'name = "wide"\noptions = { fedavg = { rounds = 7 } }')
-    plan = compare.read(a_file(tmp_path, text), changes={"split.nodes": 3})
+    plan = compare.read_comparison(a_file(tmp_path, text), changes={"split.nodes": 3})
 
     def rounds(setting: str, label: str) -> int:
-        ours = plan.config(ComparisonRun(setting, label, 3))
+        ours = plan.run_config(ComparisonRun(setting, label, 3))
         assert ours.split.nodes == 3
         method = ours.method
         assert isinstance(method, FedAvg)
@@ -246,19 +256,19 @@ def test_setting_may_override_method_options(tmp_path: Path) -> None:
     assert [rounds("wide", "fedavg"), rounds("alpha 0.1", "fedavg")] == [7, FedAvg().rounds]
     assert [rounds(setting, "fedavg-short") for setting in plan.settings] == [2, 2]
     (tmp_path / "again.toml").write_text(plan.to_toml())
-    assert compare.read(tmp_path / "again.toml") == plan
+    assert compare.read_comparison(tmp_path / "again.toml") == plan
 
 
 def test_outputs_only_is_lifted_for_methods_that_need_it() -> None:
-    plan = compare.plan(list(METHODS))
+    plan = compare.plan_comparison(list(METHODS))
     for label in plan.methods:
-        ours = plan.config(ComparisonRun("", label, 0))
-        lifted = bool(no_outputs(compare.what_leaves(ours)))
+        ours = plan.run_config(ComparisonRun("", label, 0))
+        lifted = bool(no_outputs(compare.released_kinds(ours)))
         assert ours.nodes.policy.outputs_only is not lifted, label
     lifted_for = [
         label
         for label in plan.methods
-        if not plan.config(ComparisonRun("", label, 0)).nodes.policy.outputs_only
+        if not plan.run_config(ComparisonRun("", label, 0)).nodes.policy.outputs_only
     ]
     assert {"fedavg", "centralized"} <= set(lifted_for)
     assert not {"fediod", "standalone", "ensemble"} & set(lifted_for)
@@ -269,20 +279,22 @@ def test_label_maps_are_released_only_by_methods_that_need_them() -> None:
     names = [
         f"{PRESETS}/mri-segmentation-{name}.toml" for name in ("fediod", "fediod-drawn", "asyndgan", "fedavg")
     ]
-    plan = compare.plan([*names, "standalone"], base=names[0])
+    plan = compare.plan_comparison([*names, "standalone"], base=names[0])
     assert plan.base["nodes"]["policy"]["label_maps"] is True
     out = [
-        label for label in plan.methods if plan.config(ComparisonRun("", label, 0)).nodes.policy.label_maps
+        label
+        for label in plan.methods
+        if plan.run_config(ComparisonRun("", label, 0)).nodes.policy.label_maps
     ]
     assert out == ["mri-segmentation-fediod", "mri-segmentation-asyndgan"]
 
 
 @pytest.mark.parametrize("value", [True, False])
 def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
-    plan = compare.plan(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
-    again = compare.read(a_file(tmp_path, plan.to_toml()))
+    plan = compare.plan_comparison(["fedavg", "fediod"], changes={"nodes.policy.outputs_only": value})
+    again = compare.read_comparison(a_file(tmp_path, plan.to_toml()))
     for ours in (plan, again):
-        assert {ours.config(place).nodes.policy.outputs_only for place in ours.places()} == {value}
+        assert {ours.run_config(place).nodes.policy.outputs_only for place in ours.planned_runs()} == {value}
 
 
 @pytest.mark.parametrize(
@@ -355,7 +367,7 @@ def test_outputs_only_keeps_user_value(tmp_path: Path, value: bool) -> None:
 )
 def test_invalid_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as refused:
-        compare.read(a_file(tmp_path, text))
+        compare.read_comparison(a_file(tmp_path, text))
     message = str(refused.value)
     assert "\n" not in message
     assert message.startswith(line)
@@ -364,7 +376,7 @@ def test_invalid_plan_is_one_line(tmp_path: Path, text: str, line: str) -> None:
 def test_rejects_method_options_as_shared_options() -> None:
     for name in ("method.rounds", "seed", "name", "split.node"):
         with pytest.raises(UnknownName):
-            compare.plan(["fedavg"], changes={name: 3})
+            compare.plan_comparison(["fedavg"], changes={name: 3})
 
 
 # --- published figures ------------------------------------------------------------------------------
@@ -379,7 +391,7 @@ def test_published_metrics_round_trip_and_are_not_options() -> None:
     again = config.read_toml(config.to_toml(ours))
     assert again == ours
     assert again.paper == metrics
-    assert not [name for name in options(config.RunConfig) if "paper" in name]
+    assert not [name for name in option_types(config.RunConfig) if "paper" in name]
 
 
 def test_rejects_invalid_published_metric(tmp_path: Path) -> None:
@@ -390,7 +402,7 @@ def test_rejects_invalid_published_metric(tmp_path: Path) -> None:
             )
     text = 'methods = ["fedavg"]\npaper = [{ method = "m", figure = "los", value = 1.0, source = "s" }]'
     with pytest.raises(UnknownName, match="unknown published figure 'los'"):
-        compare.read(a_file(tmp_path, text))
+        compare.read_comparison(a_file(tmp_path, text))
     with pytest.raises(UnknownName, match=r"paper\[0\]\.valu"):
         config.from_dict({"method": {"name": "fedavg"}, "paper": [{"valu": 3}]})
 
@@ -403,7 +415,7 @@ def test_base_contributes_published_metrics(tmp_path: Path) -> None:
         {"methods": ["fedavg", "fedavg-long"], "options": options, "base": {}}, "x", {}
     )
     assert plan.published("", "fedavg", "accuracy") is None
-    plan = compare.plan(["fedavg", "fediod"], base=file)
+    plan = compare.plan_comparison(["fedavg", "fediod"], base=file)
     metric = plan.published("", "fedavg", "accuracy")
     assert metric is not None
     assert (metric.value, metric.source) == (70.0, "A, Table 1")
@@ -444,7 +456,7 @@ def without_seconds(out: Path) -> list[dict[str, str]]:
 
 
 def a_quick_plan(**changes: Any) -> Comparison:
-    return compare.plan(["standalone", "fedavg"], changes={**QUICK, **changes})
+    return compare.plan_comparison(["standalone", "fedavg"], changes={**QUICK, **changes})
 
 
 def test_complete_comparison(
@@ -467,10 +479,10 @@ def test_complete_comparison(
         assert int(row["bytes_up"]) == result["bytes"]["up"]
         assert row["judged_by"] == result["central"]
         assert row["leaves"] == "; ".join(result["leaves"])
-        assert config.load_toml(folder / "config.toml") == plan.config(ComparisonRun("", label, 0))
+        assert config.load_toml(folder / "config.toml") == plan.run_config(ComparisonRun("", label, 0))
         assert (folder / "report.html").exists()
     assert compare.read_folder(out) == plan
-    assert comparing.command_of(out) == "fedstill compare something"
+    assert comparing.read_command(out) == "fedstill compare something"
     # A run of a comparison is a run like any other, to the same figures.
     alone = run.run(
         config.load_toml(out / "fedavg-seed0" / "config.toml"), tmp_path / "x", command="", progress=False
@@ -482,7 +494,7 @@ def test_complete_comparison(
 
 def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    plan = compare.plan(["standalone"], changes=QUICK)
+    plan = compare.plan_comparison(["standalone"], changes=QUICK)
     compared(plan, out, command="one", quiet=True)
     before = (out / "standalone-seed0" / "result.json").read_bytes()
     (out / "compare.html").unlink()
@@ -492,18 +504,18 @@ def test_resumes_same_comparison_and_rejects_another(tmp_path: Path) -> None:
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     for other, part in (
         (
-            compare.plan(["standalone", "fedavg"], changes=QUICK),
+            compare.plan_comparison(["standalone", "fedavg"], changes=QUICK),
             r"methods \(fedavg.name is not set there, and fedavg now\)",
         ),
-        (compare.plan(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
+        (compare.plan_comparison(["standalone"], changes=QUICK, seeds=[1]), "seeds"),
         (
-            compare.plan(["standalone"], changes={**QUICK, "split.alpha": 1.0}),
+            compare.plan_comparison(["standalone"], changes={**QUICK, "split.alpha": 1.0}),
             r"base \(split.alpha is 0.5 there, and 1.0 now\)",
         ),
     ):
         with pytest.raises(RunFolderError, match=f"holds a comparison that differs in its {part}: choose"):
             compared(other, out, command="", quiet=True)
-    more = compare.plan(["standalone"], changes=QUICK, seeds=2)
+    more = compare.plan_comparison(["standalone"], changes=QUICK, seeds=2)
     compared(more, out, command="", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before
     assert (out / "standalone-seed1" / "result.json").exists()
@@ -516,7 +528,7 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
     made = {"images": rng.random((200, 8, 8), dtype=np.float32), "labels": rng.integers(0, 3, 200)}
     file, out = tmp_path / "mine.npz", tmp_path / "out"
     np.savez(file, **made)
-    plan = compare.plan(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)})
+    plan = compare.plan_comparison(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)})
     compared(plan, out, command="", quiet=True, only=["standalone"])
     np.savez(file, **{**made, "images": 1 - made["images"]})
     with pytest.raises(RunFolderError, match=r"out began with other data '.*mine.npz' than there are now"):
@@ -525,7 +537,9 @@ def test_resume_rejects_changed_data(tmp_path: Path) -> None:
     resumed(out, quiet=True)
     assert {row["method"] for row in records(out)} == {"standalone", "fedavg"}
     np.savez(file, **{**made, "images": 1 - made["images"]})
-    more = compare.plan(["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2)
+    more = compare.plan_comparison(
+        ["standalone", "fedavg"], changes={**QUICK, "data.name": str(file)}, seeds=2
+    )
     with pytest.raises(RunFolderError, match=r"out began with other data"):  # of a seed that was not there
         compared(more, out, command="", quiet=True)
 
@@ -539,7 +553,9 @@ def test_resume_rejects_changed_custom_method(
     text = "from dataclasses import dataclass\nfrom fedstill.methods.standalone import Standalone\n"
     text += "@dataclass(frozen=True, kw_only=True)\nclass Mine(Standalone):\n    pass\n"
     file.write_text(text)
-    one, two = (compare.plan(["a_lab_of_mine:Mine"], changes=QUICK, seeds=seeds) for seeds in (1, 2))
+    one, two = (
+        compare.plan_comparison(["a_lab_of_mine:Mine"], changes=QUICK, seeds=seeds) for seeds in (1, 2)
+    )
     compared(one, out, command="", quiet=True)
     file.write_text(text + "    # another idea\n")
     with pytest.raises(RunFolderError, match=r"out began with another a_lab_of_mine\.py than there is now"):
@@ -566,7 +582,7 @@ def test_rejects_folder_with_other_files(tmp_path: Path) -> None:
 
 
 def test_rejects_run_that_differs_from_plan(tmp_path: Path) -> None:
-    compared(compare.plan(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
+    compared(compare.plan_comparison(["standalone"], changes=QUICK), tmp_path / "out", command="", quiet=True)
     file = tmp_path / "out" / "standalone-seed0" / "config.toml"
     file.write_text(file.read_text().replace("seed = 0", "seed = 1", 1))
     with pytest.raises(RunFolderError, match=r"config\.toml is another run than this"):
@@ -575,7 +591,7 @@ def test_rejects_run_that_differs_from_plan(tmp_path: Path) -> None:
 
 def test_rejects_second_process_on_same_comparison(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    held = holding(tmp_path / "out", "comparison")
+    held = lock_folder(tmp_path / "out", "comparison")
     with held, pytest.raises(RunFolderError, match="at work on this comparison"):
         compared(a_quick_plan(), tmp_path / "out", command="", quiet=True)
 
@@ -583,7 +599,7 @@ def test_rejects_second_process_on_same_comparison(tmp_path: Path) -> None:
 def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     models = {"nodes.models": ["small-cnn", "mlp"]}
-    plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, **models})
+    plan = compare.plan_comparison(["fedavg", "standalone"], changes={**QUICK, **models})
     compared(plan, out, command="", quiet=True)
     refused, finished = records(out)
     assert (refused["method"], refused["status"], refused["accuracy"]) == ("fedavg", "refused", "")
@@ -593,9 +609,9 @@ def test_refused_runs_are_in_table_before_first_run(tmp_path: Path) -> None:
     assert (finished["method"], finished["status"]) == ("standalone", "finished")
     assert not (out / "fedavg-seed0").exists()
     assert refused["reason"] in (out / "compare.html").read_text().replace("&#39;", "'")
-    reasons = comparing.not_run(out)
+    reasons = comparing.read_not_run(out)
     compared(plan, out, command="", only=["standalone"], quiet=True)  # which asks nothing of FedAvg
-    assert comparing.not_run(out) == reasons == {"fedavg-seed0": refused["reason"]}
+    assert comparing.read_not_run(out) == reasons == {"fedavg-seed0": refused["reason"]}
 
 
 def left(words: str) -> Any:
@@ -605,9 +621,7 @@ def left(words: str) -> Any:
     return end.value.code
 
 
-def test_exit_code_reports_refused_methods(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_code_reports_refused_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = "--split.nodes 2 --data.train_limit 200 --nodes.local.epochs 1 --engine.threads 1 --quiet"
     words = f"{quick} --nodes.models small-cnn mlp --out {tmp_path / 'out'}"
     assert left(f"compare fedavg standalone {words}") == 1
@@ -619,10 +633,10 @@ def test_exit_code_reports_refused_methods(
     assert left(f"compare standalone {words}3") == 0
 
 
-def test_postponed_runs_are_not_failures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
+def test_postponed_runs_are_not_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = compare.plan_comparison(
+        ["fedavg", "standalone"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]}
+    )
     compared(plan, tmp_path / "out", command="", only=["fedavg", "standalone"], quiet=True)
     for only, code in ((["standalone"], 0), ([], 1)):
         for form in ([], ["--json"]):
@@ -643,7 +657,7 @@ def test_method_option_error_names_its_place(
 
 
 def test_creates_no_folder_if_nothing_can_run(tmp_path: Path) -> None:
-    plan = compare.plan(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
+    plan = compare.plan_comparison(["fedavg"], changes={**QUICK, "nodes.models": ["small-cnn", "mlp"]})
     with pytest.raises(FedstillError, match="no method can run: FedAvg cannot run here"):
         compared(plan, tmp_path / "out", command="", quiet=True)
     assert not (tmp_path / "out").exists()
@@ -651,7 +665,9 @@ def test_creates_no_folder_if_nothing_can_run(tmp_path: Path) -> None:
 
 def test_run_at_policy_limit_does_not_stop_others(tmp_path: Path) -> None:
     # FedAvg's parameters are more than this, which only the first round finds out.
-    plan = compare.plan(["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000})
+    plan = compare.plan_comparison(
+        ["fedavg", "standalone"], changes={**QUICK, "nodes.policy.max_bytes": 1000}
+    )
     compared(plan, tmp_path / "out", command="", quiet=True)
     rows = {row["method"]: row for row in records(tmp_path / "out")}
     assert rows["fedavg"]["status"] == "stopped"
@@ -697,17 +713,17 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Attacks:
 
 def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
     text = f"{FILE}\n[leakage]\nseed = 4\nmembership = {{ shadows = 8 }}\n"
-    plan = compare.read(a_file(tmp_path, text))
+    plan = compare.read_comparison(a_file(tmp_path, text))
     whole = LeakageConfig.from_table({"seed": 4, "membership": {"shadows": 8}}).to_table()
     assert plan.leakage == whole
     assert plan.leakage is not None
     assert set(plan.leakage) == set(LeakageConfig().to_table())  # no default is left out
-    assert compare.read(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
+    assert compare.read_comparison(a_file(tmp_path, plan.to_toml(), "compare.toml")) == plan
     # The flag asks for what the file says, or for the defaults where it says nothing.
-    assert compare.read(a_file(tmp_path, text), leakage=True).leakage == whole
-    assert compare.read(a_file(tmp_path, FILE), leakage=True).leakage == LeakageConfig().to_table()
-    assert compare.plan(["fedavg"], leakage=True).leakage == LeakageConfig().to_table()
-    for without in (compare.plan(["fedavg"]), compare.read(a_file(tmp_path, FILE))):
+    assert compare.read_comparison(a_file(tmp_path, text), leakage=True).leakage == whole
+    assert compare.read_comparison(a_file(tmp_path, FILE), leakage=True).leakage == LeakageConfig().to_table()
+    assert compare.plan_comparison(["fedavg"], leakage=True).leakage == LeakageConfig().to_table()
+    for without in (compare.plan_comparison(["fedavg"]), compare.read_comparison(a_file(tmp_path, FILE))):
         assert without.leakage is None
         assert "leakage" not in without.to_toml()
 
@@ -723,7 +739,7 @@ def test_attack_options_are_part_of_plan(tmp_path: Path) -> None:
 )
 def test_invalid_attack_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(FedstillError) as refused:
-        compare.read(a_file(tmp_path, f'methods = ["fedavg"]\n{text}'))
+        compare.read_comparison(a_file(tmp_path, f'methods = ["fedavg"]\n{text}'))
     assert str(refused.value).startswith(line)
 
 
@@ -731,7 +747,7 @@ def test_attacks_each_finished_run_once(
     tmp_path: Path, attacks: Attacks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    plan = compare.plan(["standalone", "fedavg"], changes=QUICK, leakage=True)
+    plan = compare.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
     compared(plan, out, command="fedstill compare x --leakage")
     told = [line.rpartition("  ")[0].split("  ") for line in capsys.readouterr().err.splitlines()]
     assert told == [
@@ -756,18 +772,18 @@ def test_attacks_each_finished_run_once(
 
 def test_finished_comparison_is_attacked_later(tmp_path: Path, attacks: Attacks) -> None:
     out = tmp_path / "out"
-    plan = compare.plan(["standalone"], changes=QUICK)
+    plan = compare.plan_comparison(["standalone"], changes=QUICK)
     compared(plan, out, command="one", quiet=True)
     assert attacks.asked == []
     assert "membership_auc" not in records(out)[0]
     assert not (out / "not_attacked.json").exists()
     before = (out / "standalone-seed0" / "result.json").read_bytes()
-    attacked = compare.plan(["standalone"], changes=QUICK, leakage=True)
+    attacked = compare.plan_comparison(["standalone"], changes=QUICK, leakage=True)
     compared(attacked, out, command="two", quiet=True)
     assert (out / "standalone-seed0" / "result.json").read_bytes() == before  # nothing ran again
     assert attacks.folders == ["standalone-seed0"]
     assert compare.read_folder(out) == attacked
-    assert comparing.command_of(out) == "two"
+    assert comparing.read_command(out) == "two"
     # The same comparison without attacks keeps those that are there; others are refused.
     (out / "standalone-seed0" / "leakage.json").unlink()
     compared(plan, out, command="three", quiet=True)
@@ -783,10 +799,10 @@ def test_failed_attack_is_noted_and_stops_nothing(
 ) -> None:
     out = tmp_path / "out"
     attacks.failing = "standalone"
-    plan = compare.plan(["standalone", "fedavg"], changes=QUICK, leakage=True)
+    plan = compare.plan_comparison(["standalone", "fedavg"], changes=QUICK, leakage=True)
     compared(plan, out, command="x")
     assert "not attacked: the run is not repeated here\n" in capsys.readouterr().err
-    assert comparing.not_attacked(out) == {"standalone-seed0": "the run is not repeated here"}
+    assert comparing.read_not_attacked(out) == {"standalone-seed0": "the run is not repeated here"}
     rows = {row["method"]: row for row in records(out)}
     assert {label: row["status"] for label, row in rows.items()} == dict.fromkeys(plan.methods, "finished")
     assert (rows["standalone"]["membership_auc"], rows["fedavg"]["membership_auc"]) == ("", "60.0")
@@ -796,7 +812,7 @@ def test_failed_attack_is_noted_and_stops_nothing(
     # It is tried again, and the note goes once it is attacked.
     attacks.failing = None
     resumed(out, quiet=True)
-    assert comparing.not_attacked(out) == {}
+    assert comparing.read_not_attacked(out) == {}
     assert attacks.folders == ["standalone-seed0", "fedavg-seed0", "standalone-seed0"]
     assert said not in (out / "compare.html").read_text(encoding="utf-8")
 
@@ -864,12 +880,12 @@ def test_kill_during_first_write_loses_nothing(tmp_path: Path) -> None:
 
 def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
     """As "Centralized" of FedKD's Table 4, whose figure stands beside it; all others know what nodes know."""
-    plan = compare.read(PRESETS.parent / "fedkd_table4.toml")
-    for place in plan.places():
-        one = plan.config(place)
+    plan = compare.read_comparison(PRESETS.parent / "fedkd_table4.toml")
+    for place in plan.planned_runs():
+        one = plan.run_config(place)
         ceiling = place.label == "centralized"
         assert one.split.findings == (0 if ceiling else 8)
-        assert one.split.called == ("iid" if place.setting == "homogeneous" else "positives")
+        assert one.split.registered_name == ("iid" if place.setting == "homogeneous" else "positives")
         assert getattr(one.method, "public", False) == ceiling
     assert plan.published("homogeneous", "centralized", "auc") is not None
     own = config.load(f"{PRESETS}/xray-centralized.toml")
@@ -879,4 +895,4 @@ def test_xray_upper_bound_has_all_findings_and_public_images() -> None:
 def test_names_unknown_key_of_setting(tmp_path: Path) -> None:
     text = 'methods = ["fedkd"]\n[base]\nextends = "demo"\n[[settings]]\nlabel = "a"\n'
     with pytest.raises(UnknownName, match="label"):
-        compare.read(a_file(tmp_path, text))
+        compare.read_comparison(a_file(tmp_path, text))

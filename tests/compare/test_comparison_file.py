@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedstill.compare.comparison_file import at_scale, written_out
+from fedstill.compare.comparison_file import at_scale, expand_short_forms
 from fedstill.core.errors import FedstillError
 from fedstill.core.toml import parse
 
@@ -43,7 +43,7 @@ gamma = 0.5
 
 
 def test_expands_shared_and_varied_options() -> None:
-    table = written_out(parse(FILE))
+    table = expand_short_forms(parse(FILE))
     assert table["methods"] == ["plain", "other", "tau-3", "tau-inf"]
     assert table["options"]["plain"] == {"name": "fedkd", "gamma": 1.0}
     assert table["options"]["other"] == {"name": "fedavg"}  # another method shares nothing
@@ -53,7 +53,7 @@ def test_expands_shared_and_varied_options() -> None:
 
 def test_published_table_names_source_and_skips_empty_cells() -> None:
     about = {"source": "FedKD, Table 2", "setting": "even"}
-    assert written_out(parse(FILE))["paper"] == [
+    assert expand_short_forms(parse(FILE))["paper"] == [
         {"method": "plain", "metric": "accuracy", "value": 80.0, **about},
         {"method": "tau-3", "metric": "accuracy", "value": 81.0, "std": 0.5, **about},
         {"method": "tau-3", "metric": "local accuracy", "value": 70.0, **about},
@@ -89,9 +89,9 @@ def test_scale_without_methods_drops_their_settings() -> None:
 )
 def test_rejects_empty_short_forms(table: dict[str, Any], message: str) -> None:
     with pytest.raises(FedstillError, match=message):
-        written_out(table)
+        expand_short_forms(table)
 
 
 def test_rejects_unknown_scale() -> None:
     with pytest.raises(FedstillError, match="unknown scale 'papers': did you mean 'paper'"):
-        written_out(parse(FILE), "papers")
+        expand_short_forms(parse(FILE), "papers")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.compare.reproduction import Record, Reproduction, reproductions
+from fedstill.compare.reproduction import Reproduction, ReproductionRecord, reproductions
 from fedstill.report.reproduction_order import compare_order
 
 PAGE = Path(__file__).parents[2] / "docs" / "reproduction.md"
@@ -43,8 +43,8 @@ def test_line_matches_record(entry: Reproduction) -> None:
         assert metric in recorded(record, NAMES.get(name, name.lower()), len(metric.partition(".")[2]))
 
 
-def recorded(record: Record, method: str, digits: int) -> set[str]:
+def recorded(record: ReproductionRecord, method: str, digits: int) -> set[str]:
     """All means of a record as the page writes them; of one method, if it is one."""
     own = [row for row in record.rows if row.method.partition(",")[0] == method]
-    means = [row.spread()[0] for row in own or record.rows]
+    means = [row.mean_and_std()[0] for row in own or record.rows]
     return {f"{mean:.{digits}f}" for mean in means if mean is not None}

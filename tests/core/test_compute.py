@@ -11,7 +11,13 @@ from torch import nn
 
 import fedstill
 from fedstill.core import compute as compute_module
-from fedstill.core.compute import Compute, EngineConfig, as_laid_out, computes_bfloat16, lay_out
+from fedstill.core.compute import (
+    Compute,
+    EngineConfig,
+    is_bfloat16_faster,
+    match_layout,
+    match_parameter_layout,
+)
 from fedstill.core.errors import ArgumentError
 from fedstill.methods.fediod import FedIOD
 from fedstill.models import LeNet5, SmallCNN, build
@@ -63,23 +69,21 @@ def test_processor_uses_bfloat16_if_faster(
     told: dict[str, object], able: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: told, raising=False)
-    assert computes_bfloat16(CPU) is able
+    assert is_bfloat16_faster(CPU) is able
 
 
 def test_unknown_processor_uses_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert not computes_bfloat16(CPU)
+    assert not is_bfloat16_faster(CPU)
 
 
 @pytest.mark.parametrize("emulated", [True, False])
-def test_emulated_bfloat16_does_not_count(
-    emulated: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emulated_bfloat16_does_not_count(emulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def supported(including_emulation: bool = True) -> bool:
         return including_emulation or not emulated
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
-    assert computes_bfloat16(torch.device("cuda")) is not emulated
+    assert is_bfloat16_faster(torch.device("cuda")) is not emulated
 
 
 @pytest.mark.parametrize(
@@ -98,9 +102,9 @@ def test_auto_precision_depends_on_processor_and_network(
 ) -> None:
     monkeypatch.setattr(compute_module, "computes_bfloat16", lambda device: able)
     network = build(model, shape, 3, 0)
-    compute = Compute(EngineConfig(precision=wanted)).suited(shape, network)
+    compute = Compute(EngineConfig(precision=wanted)).for_network(shape, network)
     assert compute.precision == taken
-    exact = Compute(EngineConfig(precision=wanted)).suited(shape, network, exact=True)
+    exact = Compute(EngineConfig(precision=wanted)).for_network(shape, network, force_float32=True)
     assert exact.precision == ("float32" if wanted == "auto" else wanted)
     with compute.autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
@@ -112,7 +116,7 @@ def test_auto_precision_depends_on_processor_and_network(
 
 def layout(compute: Compute, network: nn.Module) -> bool:
     """Whether a network of three channels lies channels last, once it is placed."""
-    return bool(compute.place(network)[0].weight.is_contiguous(memory_format=LAST))  # type: ignore[index]
+    return bool(compute.to_device(network)[0].weight.is_contiguous(memory_format=LAST))  # type: ignore[index]
 
 
 def test_networks_use_channels_last_if_enabled() -> None:
@@ -159,7 +163,7 @@ def test_optimizer_state_matches_parameter_layout(optimizer: Any) -> None:
     before = {key: value.clone() for key, value in state.items()}
     for key, value in list(state.items()):
         state[key] = value.contiguous()
-    lay_out(used)
+    match_parameter_layout(used)
     for key, value in state.items():
         assert torch.equal(value, before[key])
         assert value.shape != parameter.shape or value.stride() == parameter.stride()
@@ -167,8 +171,8 @@ def test_optimizer_state_matches_parameter_layout(optimizer: Any) -> None:
 
 def test_matching_layout_is_not_copied() -> None:
     one, other = torch.ones(2, 3), torch.zeros(2, 3)
-    assert as_laid_out(one, other) is one
-    moved = as_laid_out(torch.arange(6.0).view(3, 2).T, other)
+    assert match_layout(one, other) is one
+    moved = match_layout(torch.arange(6.0).view(3, 2).T, other)
     assert moved.stride() == other.stride()
     assert moved.tolist() == [[0, 2, 4], [1, 3, 5]]
 
@@ -221,7 +225,7 @@ def test_small_convolutional_networks_use_one_thread(
     threads: int, shape: tuple[int, int, int], expected: int
 ) -> None:
     compute = Compute(EngineConfig(threads=threads))
-    with compute.few_threads(shape, SmallCNN(shape, 10)):
+    with compute.limit_threads(shape, SmallCNN(shape, 10)):
         assert torch.get_num_threads() == expected
     assert torch.get_num_threads() == 2
     assert compute.workers.count == 2
@@ -231,7 +235,7 @@ def test_small_convolutional_networks_use_one_thread(
 def test_large_or_dense_networks_keep_all_threads() -> None:
     compute = Compute(EngineConfig())
     for network in (SmallCNN((1, 8, 8), 10, width=512), nn.Linear(64, 10)):
-        with compute.few_threads((1, 8, 8), network):
+        with compute.limit_threads((1, 8, 8), network):
             assert torch.get_num_threads() == 2
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from fedstill.cli import main as cli
 from fedstill.core.console import SafeConsole
 from fedstill.core.errors import FedstillError
-from fedstill.core.safe_output import safe_output, shown
+from fedstill.core.safe_output import printable, safe_output
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b1A let out\r\u202e"
 
@@ -31,7 +31,7 @@ def test_command_output_and_errors_have_no_control_characters(
     out, err = capsys.readouterr()
     assert out == "first ]0;owned  [2J 1A let out  \n\tsecond\n"
     assert err.startswith("fedstill: a file of  ]0;owned  [2J 1A let out")
-    assert shown(err) == err
+    assert printable(err) == err
 
 
 def test_rich_keeps_only_its_own_colors(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,13 @@ from torch import nn
 
 from fedstill.core import cuda_graphs as recorded_module
 from fedstill.core.compute import Compute, EngineConfig
-from fedstill.core.cuda_graphs import WARM, Memory, Recorded, draws, recordable
+from fedstill.core.cuda_graphs import (
+    WARMUP_CALLS,
+    CudaGraphStep,
+    StaticBuffers,
+    make_capturable,
+    uses_global_rng,
+)
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.federation.inprocess import InProcess, group_nodes
@@ -76,11 +82,11 @@ class Fit:
             for parameter, value in zip(self.net.parameters(), (0.3, -0.2), strict=True):
                 parameter.fill_(value)
         self.adam = torch.optim.Adam(self.net.parameters(), 0.1, fused=True)
-        self.capture = Rerun(Memory([self.net], [self.adam]))
+        self.capture = Rerun(StaticBuffers([self.net], [self.adam]))
         if recorded:
             for group in self.adam.param_groups:  # as recordable does on a GPU
                 group["lr"] = torch.tensor(0.1)
-            self.again: Any = Recorded(self.step, Memory([self.net], [self.adam]), self.capture)
+            self.again: Any = CudaGraphStep(self.step, StaticBuffers([self.net], [self.adam]), self.capture)
         else:
             self.again = self.step
 
@@ -113,11 +119,11 @@ def test_recaptures_if_memory_moves_or_shapes_change(moved: str) -> None:
     fit.run(9)
     if moved == "weights":
         fit.net.weight.data = fit.net.weight.data.clone()
-    losses = fit.run(WARM, rows=5 if moved == "rows" else 4)
+    losses = fit.run(WARMUP_CALLS, rows=5 if moved == "rows" else 4)
     assert fit.capture.recorded == 1, "first it is computed as it stands"
     losses += fit.run(1, rows=5 if moved == "rows" else 4)
     assert fit.capture.recorded == 2
-    assert len(losses) == WARM + 1
+    assert len(losses) == WARMUP_CALLS + 1
 
 
 def test_outputs_are_not_overwritten_by_next_call() -> None:
@@ -130,14 +136,14 @@ def test_outputs_are_not_overwritten_by_next_call() -> None:
     assert float(first) == value
 
 
-def doubled() -> Recorded:
+def doubled() -> CudaGraphStep:
     """2 x + 1, whose way back needs nothing of the way forth, so that the stand-in can run it again."""
-    return Recorded(lambda x: {"y": x + x + 1, "n": x.detach().sum()}, tuple, Rerun(lambda: iter(())))
+    return CudaGraphStep(lambda x: {"y": x + x + 1, "n": x.detach().sum()}, tuple, Rerun(lambda: iter(())))
 
 
 def test_backward_works_for_last_call_only() -> None:
     recorded = doubled()
-    for turn in range(WARM + 3):
+    for turn in range(WARMUP_CALLS + 3):
         x = torch.full((2,), float(turn), requires_grad=True)
         found = recorded(x=x)
         assert found["y"].tolist() == [2.0 * turn + 1] * 2
@@ -154,10 +160,10 @@ def test_backward_works_for_last_call_only() -> None:
 @pytest.mark.parametrize("how", ["no_grad", "no input with gradients"])
 def test_requires_grad_is_part_of_signature(how: str) -> None:
     recorded, x = doubled(), torch.ones(2, requires_grad=True)
-    for _ in range(WARM + 2):
+    for _ in range(WARMUP_CALLS + 2):
         with torch.set_grad_enabled(how != "no_grad"):
             assert not recorded(x=x.detach() if how != "no_grad" else x)["y"].requires_grad
-    for _ in range(WARM + 2):
+    for _ in range(WARMUP_CALLS + 2):
         (gradient,) = torch.autograd.grad(recorded(x=x)["y"].sum(), x)
         assert gradient.tolist() == [2.0, 2.0]
 
@@ -169,8 +175,8 @@ def test_uncapturable_step_runs_eagerly_with_warning(caplog: pytest.LogCaptureFi
 
     recorded_module._warn.cache_clear()
     for _ in range(2):  # nodes
-        recorded = Recorded(lambda x: {"y": 2 * x}, tuple, Refuse(lambda: iter(())))
-        for turn in range(WARM + 3):
+        recorded = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, Refuse(lambda: iter(())))
+        for turn in range(WARMUP_CALLS + 3):
             assert recorded(x=torch.full((2,), float(turn)))["y"].tolist() == [2.0 * turn] * 2
     (record,) = caplog.records
     told = "a step is not recorded on the GPU, and takes longer: operation not permitted when stream is"
@@ -184,9 +190,9 @@ def test_out_of_memory_in_backward_capture_resets_step() -> None:
                 raise torch.cuda.OutOfMemoryError("out of memory")
             return super().__call__(work)
 
-    recorded = Recorded(lambda x: {"y": 2 * x}, tuple, Full(lambda: iter(())))
+    recorded = CudaGraphStep(lambda x: {"y": 2 * x}, tuple, Full(lambda: iter(())))
     x = torch.ones(2, requires_grad=True)
-    for _ in range(WARM):
+    for _ in range(WARMUP_CALLS):
         recorded(x=x)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         recorded(x=x)
@@ -206,30 +212,30 @@ def test_backward_uses_precision_of_forward() -> None:
             seen.append(torch.is_autocast_enabled("cpu"))
             return pull
 
-    recorded = Recorded(lambda x: {"y": Looks.apply(x)}, tuple, Rerun(lambda: iter(())))
-    for _ in range(WARM + 1):
+    recorded = CudaGraphStep(lambda x: {"y": Looks.apply(x)}, tuple, Rerun(lambda: iter(())))
+    for _ in range(WARMUP_CALLS + 1):
         x = torch.ones(2, requires_grad=True)
         with torch.autocast("cpu", torch.bfloat16):
             found = recorded(x=x)["y"]
         torch.autograd.grad(found.sum(), x)
-    assert len(seen) >= WARM + 1
+    assert len(seen) >= WARMUP_CALLS + 1
     assert not any(seen)
 
 
 def test_random_layers_are_never_captured() -> None:
-    assert draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
-    assert not draws(nn.Linear(2, 2))
-    assert not Compute(EngineConfig()).records(nn.Linear(2, 2)), "there is no launching on a CPU"
+    assert uses_global_rng(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    assert not uses_global_rng(nn.Linear(2, 2))
+    assert not Compute(EngineConfig()).uses_cuda_graphs(nn.Linear(2, 2)), "there is no launching on a CPU"
 
 
 def test_set_lr_fills_learning_rate_tensor() -> None:
     adam = torch.optim.Adam(nn.Linear(2, 2).parameters(), 0.5, fused=True)
-    recordable(adam)
+    make_capturable(adam)
     rate = adam.param_groups[0]["lr"]
     set_lr(adam, 0.25)
     assert adam.param_groups[0]["lr"] is rate
     assert float(rate) == 0.25
-    recordable(adam)
+    make_capturable(adam)
     assert adam.param_groups[0]["lr"] is rate, "a graph reads that one"
 
 
@@ -240,13 +246,13 @@ def test_set_lr_fills_learning_rate_tensor() -> None:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compute]:
     """A compute of the CPU that records."""
 
-    def recorded(work: Any, lies: Any, capture: Any = None) -> Recorded:
-        return Recorded(work, lies, Rerun(lies))
+    def recorded(work: Any, lies: Any, capture: Any = None) -> CudaGraphStep:
+        return CudaGraphStep(work, lies, Rerun(lies))
 
     for module in (local_training, query_handlers):
         monkeypatch.setattr(module, "Recorded", recorded)
     compute = Compute(EngineConfig("one-by-one"))
-    monkeypatch.setattr(compute, "records", lambda *modules: True, raising=False)
+    monkeypatch.setattr(compute, "uses_cuda_graphs", lambda *modules: True, raising=False)
     return compute
 
 
@@ -273,7 +279,9 @@ def test_node_copy_with_other_network_captures_its_own_steps(as_on_a_gpu: Comput
 
 
 @pytest.mark.parametrize("importance", ["counts", "fakeness"])
-def test_captured_responses_follow_random_inputs_and_learning_rates(as_on_a_gpu: Compute, importance: Any) -> None:
+def test_captured_responses_follow_random_inputs_and_learning_rates(
+    as_on_a_gpu: Compute, importance: Any
+) -> None:
     """Without gradients to the server, which the stand-in cannot pull back twice."""
     options = {"importance": importance, "critic_schedule": "cosine", "through": False}
     plain, networks = distilled(Compute(EngineConfig("one-by-one")), **options)
@@ -310,7 +318,7 @@ def test_query_with_values_cannot_be_captured() -> None:
 
 def gpu(graphs: bool) -> Compute:
     torch.backends.cudnn.allow_tf32 = False
-    return Compute(EngineConfig("one-by-one", "cuda", "float32", graphs=graphs))
+    return Compute(EngineConfig("one-by-one", "cuda", "float32", cuda_graphs=graphs))
 
 
 def nodes_of(compute: Compute, spec: str | None, count: int = 3, rows: int = 24) -> list[Node]:
@@ -322,7 +330,7 @@ def nodes_of(compute: Compute, spec: str | None, count: int = 3, rows: int = 24)
         )
         network = build(spec, SHAPE, 3, 0, index) if spec else nn.Sequential(nn.Flatten(), Looks())
         gate = Gate(f"n{index}", PolicyConfig(), AuditLog())
-        nodes.append(Node(f"n{index}", data.to(compute.device), compute.place(network), gate, 0))
+        nodes.append(Node(f"n{index}", data.to(compute.device), compute.to_device(network), gate, 0))
     return nodes
 
 
@@ -403,7 +411,7 @@ def distilled(
     side = config.node_side(NodeSetting(TASK, LocalConfig(), compute))
     side.prepare(nodes)
     federation = InProcess(nodes, group_nodes(nodes, False), side, compute)
-    student = compute.place(build("mlp:8", SHAPE, 3, 0, "student"))
+    student = compute.to_device(build("mlp:8", SHAPE, 3, 0, "student"))
     there = compute if compute.device.type == "cuda" else Compute()  # the stand-in is the nodes' alone
     server = Server(config, federation, student, TASK, SHAPE, (0.5,), (0.5,), there, 0, LocalConfig())
     losses = torch.tensor([list(server.step().values()) for _ in range(steps)])

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstill.core.errors import DataError
-from fedstill.core.names import alike, class_names, difference, number_of, plain, typed
+from fedstill.core.names import (
+    name_difference,
+    normalize_class_names,
+    normalize_name,
+    parse_cli_number,
+    parse_number,
+    similar_names,
+)
 
 INVISIBLE = ["\u200b", "\ufeff", "\u00ad", "\u200d", "\u2060", "\u200e", "\ufe0f", "\u034f"]
 TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from([*INVISIBLE, "\u00a0", "\u0308", "u"]))
@@ -17,25 +24,25 @@ TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from([*INVISIBLE, "\u0
 
 @given(TEXTS)
 def test_normalized_name_is_composed(text: str) -> None:
-    once = plain(text)
-    assert plain(once) == once == unicodedata.normalize("NFC", once) == once.strip()
+    once = normalize_name(text)
+    assert normalize_name(once) == once == unicodedata.normalize("NFC", once) == once.strip()
     assert not any(sign in once for sign in INVISIBLE)
 
 
 @given(TEXTS, st.sampled_from(["NFC", "NFD"]))
 def test_ignores_unicode_form_and_surrounding_blanks(text: str, form: str) -> None:
-    assert plain(f"\u00a0{unicodedata.normalize(form, text)} \t") == plain(text)
+    assert normalize_name(f"\u00a0{unicodedata.normalize(form, text)} \t") == normalize_name(text)
 
 
 @given(st.text("abcXYZ\u00fc09"), st.integers(0, 20), st.sampled_from(INVISIBLE))
 def test_ignores_only_invisible_characters(text: str, place: int, sign: str) -> None:
-    assert plain(text[:place] + sign + text[place:]) == text
+    assert normalize_name(text[:place] + sign + text[place:]) == text
 
 
 def test_normalization_of_single_characters_is_idempotent() -> None:
     for point in (point for point in range(0x110000) if not 0xD800 <= point < 0xE000):
-        once = plain(f"a{chr(point)}b")
-        assert plain(once) == once
+        once = normalize_name(f"a{chr(point)}b")
+        assert normalize_name(once) == once
 
 
 @pytest.mark.parametrize(
@@ -54,29 +61,29 @@ def test_normalization_of_single_characters_is_idempotent() -> None:
     ],
 )
 def test_names_difference_between_names(one: str, other: str, how: str) -> None:
-    assert difference(one, other) == difference(other, one) == how
-    assert alike([one, other]) == ([(one, other)] if how else [])
+    assert name_difference(one, other) == name_difference(other, one) == how
+    assert similar_names([one, other]) == ([(one, other)] if how else [])
 
 
 def test_error_escapes_invisible_characters() -> None:
     with pytest.raises(DataError, match=r"'M\\xfcller' and 'Mu\\u0308ller' are one name"):
-        class_names(["M\u00fcller", "Mu\u0308ller"], "classes")
+        normalize_class_names(["M\u00fcller", "Mu\u0308ller"], "classes")
     with pytest.raises(DataError, match=r"'\\u200b' is an empty name"):
-        class_names(["a", "\u200b"], "classes")
+        normalize_class_names(["a", "\u200b"], "classes")
 
 
 @pytest.mark.parametrize("text", ["6_3", " 7", "nan", "inf", "Infinity", "\u0663", "0x10", "1e", "", "."])
 def test_rejects_python_only_numbers(text: str) -> None:
-    assert number_of(text) is None
+    assert parse_number(text) is None
 
 
 @pytest.mark.parametrize("text", ["6.3", "-7", "+1", ".5", "5.", "1e-5", "1E5"])
 def test_reads_common_number_formats(text: str) -> None:
-    assert number_of(text) == float(text)
+    assert parse_number(text) == float(text)
 
 
 @pytest.mark.parametrize(
     ("kind", "text"), [(int, "1_0"), (int, "\u0663"), (int, "9" * 5000), (float, "1_0"), (float, "nan")]
 )
 def test_command_line_numbers_have_no_underscores(kind: type, text: str) -> None:
-    assert typed(kind, text) is None
+    assert parse_cli_number(kind, text) is None

@@ -15,14 +15,14 @@ from annotated_types import Ge, Gt, Interval, Len, MultipleOf, Timezone
 
 import fedstill
 from fedstill.core.errors import ArgumentError
-from fedstill.core.options import Checked, NonNegativeFloat, PositiveInt, Share
+from fedstill.core.options import CheckedOptions, NonNegativeFloat, PositiveInt, Share
 
 
 @dataclass(frozen=True)
-class Part(Checked):
+class Part(CheckedOptions):
     """Every form of a constraint."""
 
-    under: ClassVar[str] = "part"
+    section: ClassVar[str] = "part"
 
     rounds: PositiveInt = 1
     rate: NonNegativeFloat = 0.0
@@ -92,7 +92,7 @@ def test_subclass_may_narrow_constraints() -> None:
 
 
 @dataclass(frozen=True)
-class Odd(Checked):
+class Odd(CheckedOptions):
     when: Annotated[str, Timezone(None)] = ""
 
 
@@ -102,7 +102,7 @@ def test_rejects_unsupported_constraint() -> None:
 
 
 @dataclass(frozen=True)
-class Training(Checked):
+class Training(CheckedOptions):
     """How a node trains."""
 
     epochs: int = 3

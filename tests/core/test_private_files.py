@@ -16,9 +16,7 @@ from fedstill.core.checkpoint import save_state
 
 
 @pytest.mark.parametrize("how", ["replace", "save_state"])
-def test_syncs_content_before_rename(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_syncs_content_before_rename(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power failure a file whose folder was not synced may have its old name, or none."""
     done: list[str] = []
     sync, move = os.fsync, os.replace
@@ -34,7 +32,7 @@ def test_syncs_content_before_rename(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", moved)
     if how == "replace":
-        private_files.replace(tmp_path / "file", b"content", sync=True)
+        private_files.replace_file(tmp_path / "file", b"content", sync=True)
     else:
         save_state(tmp_path / "file", {"x": torch.ones(2)})
     assert done == ["file", "move", "folder"]
@@ -53,5 +51,5 @@ def test_ignores_unsyncable_folder_but_not_disk_errors(
 
     monkeypatch.setattr(os, "fsync", refused)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)) if fails else nullcontext():
-        private_files.replace(tmp_path / "file", b"content", sync=True)
+        private_files.replace_file(tmp_path / "file", b"content", sync=True)
     assert (tmp_path / "file").read_bytes() == b"content"

@@ -12,24 +12,26 @@ import pytest
 from fedstill.core import progress
 from fedstill.core.errors import DataError, RunFolderError
 from fedstill.core.private_files import is_locked
-from fedstill.core.progress import Bars, Note, Noted, following
-from fedstill.core.run_writer import holding
+from fedstill.core.progress import ProgressBar, ProgressFile, ProgressSnapshot, follow_file
+from fedstill.core.run_writer import lock_folder
 
 
 def test_seconds_left_follow_pace_of_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "progress.json"
     clock = iter([0.0, 1000.0, 1010.0, 1040.0, 1041.0])
     monkeypatch.setattr(time, "time", lambda: next(clock))
-    noted = Noted(path)
-    noted.show("local training", 10, 10)
-    assert Note.read(path).left is None  # type: ignore[union-attr]
-    noted.show("distillation", 20, 100, "accuracy 50.0 %")  # as after a resume: 20 took nobody knows how long
-    assert Note.read(path).left is None  # type: ignore[union-attr]
-    noted.show("distillation", 40, 100, "accuracy 60.0 %")  # 20 in 30 s
-    found = Note.read(path)
+    noted = ProgressFile(path)
+    noted.update("local training", 10, 10)
+    assert ProgressSnapshot.read(path).seconds_left is None  # type: ignore[union-attr]
+    noted.update(
+        "distillation", 20, 100, "accuracy 50.0 %"
+    )  # as after a resume: 20 took nobody knows how long
+    assert ProgressSnapshot.read(path).seconds_left is None  # type: ignore[union-attr]
+    noted.update("distillation", 40, 100, "accuracy 60.0 %")  # 20 in 30 s
+    found = ProgressSnapshot.read(path)
     assert found is not None
-    assert found.left == 90.0
-    assert found.words() == "distillation 40 of 100, accuracy 60.0 %, about 1 min 30 s left"
+    assert found.seconds_left == 90.0
+    assert found.describe() == "distillation 40 of 100, accuracy 60.0 %, about 1 min 30 s left"
 
 
 def test_callback_takes_small_share_of_time(
@@ -37,16 +39,16 @@ def test_callback_takes_small_share_of_time(
 ) -> None:
     now, called = [0.0], []
 
-    def report(note: Note) -> None:
+    def report(note: ProgressSnapshot) -> None:
         called.append((now[0], note.done))
         now[0] += 2.0  # and so 200 s until the next, at a hundredth of the time
         raise OSError("no space left")  # which is no reason to end a run
 
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Noted(tmp_path / "progress.json", then=report, pace=5.0) as noted:
+    with ProgressFile(tmp_path / "progress.json", on_update=report, interval=5.0) as noted:
         for step in range(1, 1001):
             now[0] += 1.0
-            noted.show("distillation", step, 1000)
+            noted.update("distillation", step, 1000)
     assert [at for at, _ in called] == [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
     assert caplog.messages == ["what shows how far the run is fails: OSError: no space left"]
 
@@ -54,9 +56,12 @@ def test_callback_takes_small_share_of_time(
 def test_stop_reason_is_written_and_reported(tmp_path: Path) -> None:
     told: list[str] = []
     path = tmp_path / "progress.json"
-    with pytest.raises(DataError), Noted(path, then=lambda note: told.append(note.error), pace=1e9):
+    with (
+        pytest.raises(DataError),
+        ProgressFile(path, on_update=lambda note: told.append(note.error), interval=1e9),
+    ):
         raise DataError("no such column")
-    with pytest.raises(ZeroDivisionError), Noted(path, then=lambda note: told.append(note.error)):
+    with pytest.raises(ZeroDivisionError), ProgressFile(path, on_update=lambda note: told.append(note.error)):
         raise ZeroDivisionError("at a node's record 17")  # whose words nobody has looked at
     assert told == ["", "no such column", "", "it failed where it should not"]
 
@@ -64,7 +69,7 @@ def test_stop_reason_is_written_and_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"phase": 3}', '{"done": "x"}', "[" * 9999])
 def test_rejects_invalid_snapshots(text: str) -> None:
     with pytest.raises(RunFolderError):
-        Note.parse(text, Path("progress.json"))
+        ProgressSnapshot.parse(text, Path("progress.json"))
 
 
 def test_clamps_large_numbers_of_other_machines() -> None:
@@ -75,29 +80,29 @@ def test_clamps_large_numbers_of_other_machines() -> None:
     ):
         for times in ({"since": 1e308, "began": -1e308}, {"since": 9.0, "began": 0.0}):
             text = json.dumps({"phase": "rounds", "done": 5, "total": 9, **told, **times})
-            assert len(Note.parse(text, Path("progress.json")).words()) < 100
+            assert len(ProgressSnapshot.parse(text, Path("progress.json")).describe()) < 100
 
 
 def test_snapshots_of_another_process_are_copied(tmp_path: Path) -> None:
     there, here = tmp_path / "there.json", tmp_path / "here.json"
-    noted = Noted(there)
-    noted.describe({"title": "FedIOD"})
-    noted.show("rounds", 3, 9, "\x1b[31maccuracy 50.0 %")
-    with following(there, Noted(here)):
+    noted = ProgressFile(there)
+    noted.set_run_info({"title": "FedIOD"})
+    noted.update("rounds", 3, 9, "\x1b[31maccuracy 50.0 %")
+    with follow_file(there, ProgressFile(here)):
         end = time.monotonic() + 10
         while json.loads(here.read_text())["done"] != 3 and time.monotonic() < end:
             time.sleep(0.05)
-    found = Note.read(here)
+    found = ProgressSnapshot.read(here)
     assert found is not None
-    assert (found.about, found.note) == ({"title": "FedIOD"}, "[31maccuracy 50.0 %")
+    assert (found.run_info, found.note) == ({"title": "FedIOD"}, "[31maccuracy 50.0 %")
 
 
 def test_lock_check_does_not_block_start_of_run(tmp_path: Path) -> None:
     assert not is_locked(tmp_path / "none")
     assert not is_locked(tmp_path)
-    with holding(tmp_path, "run"):
+    with lock_folder(tmp_path, "run"):
         assert is_locked(tmp_path)
-        with pytest.raises(RunFolderError), holding(tmp_path, "run"):
+        with pytest.raises(RunFolderError), lock_folder(tmp_path, "run"):
             pass
     assert not is_locked(tmp_path)
 
@@ -105,14 +110,14 @@ def test_lock_check_does_not_block_start_of_run(tmp_path: Path) -> None:
 def test_prints_line_at_start_and_end_of_phase_without_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with Bars(True) as bars:
-        bars.say("a line of its own")
-        bars.show("local training", 0, 50)
-        bars.show("local training", 25, 50)
-        bars.show("local training", 50, 50)
-        bars.show("rounds", 0, 2)
-        bars.show("rounds", 2, 2, "accuracy 50.0 %")
-        bars.show("rounds", 2, 2)
+    with ProgressBar(True) as bars:
+        bars.print_line("a line of its own")
+        bars.update("local training", 0, 50)
+        bars.update("local training", 25, 50)
+        bars.update("local training", 50, 50)
+        bars.update("rounds", 0, 2)
+        bars.update("rounds", 2, 2, "accuracy 50.0 %")
+        bars.update("rounds", 2, 2)
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert (out, lines[0], len(lines)) == ("", "a line of its own", 5)
@@ -125,11 +130,11 @@ def test_prints_line_at_start_and_end_of_phase_without_terminal(
 def test_prints_lines_during_long_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress.Lines, "EVERY", 0.05)
-    with Bars(True) as bars:
-        bars.show("rounds", 0, 4)
+    monkeypatch.setattr(progress.ProgressLines, "MAX_SILENCE", 0.05)
+    with ProgressBar(True) as bars:
+        bars.update("rounds", 0, 4)
         time.sleep(0.1)
-        bars.show("rounds", 1, 4)
+        bars.update("rounds", 1, 4)
         time.sleep(0.5)  # the second round
     lines = capsys.readouterr().err.splitlines()
     during = [line for line in lines if line.startswith("rounds 1 of 4")]
@@ -137,23 +142,23 @@ def test_prints_lines_during_long_step(
     assert all("left" in line for line in during)
 
 
-@pytest.mark.parametrize("make", [lambda path: Bars(False), lambda path: Noted(path / "progress.json")])
+@pytest.mark.parametrize(
+    "make", [lambda path: ProgressBar(False), lambda path: ProgressFile(path / "progress.json")]
+)
 def test_disabled_progress_prints_nothing(
-    make: Callable[[Path], Bars], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Callable[[Path], ProgressBar], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with make(tmp_path) as bars:
-        bars.say("a line")
-        bars.show("rounds", 0, 2)
-        bars.show("rounds", 2, 2)
+        bars.print_line("a line")
+        bars.update("rounds", 0, 2)
+        bars.update("rounds", 2, 2)
     assert capsys.readouterr() == ("", "")
 
 
-def test_prints_snapshots_of_another_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bars = Noted(tmp_path / "here.json", wanted=True)
+def test_prints_snapshots_of_another_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bars = ProgressFile(tmp_path / "here.json", enabled=True)
     for done in (3, 3, 9, 9):
-        bars.follow(Note("rounds", done, 9))
+        bars.show_snapshot(ProgressSnapshot("rounds", done, 9))
     assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
         "rounds 3 of 9",
         "rounds 9 of 9",
@@ -161,8 +166,8 @@ def test_prints_snapshots_of_another_process(
 
 
 def test_skipped_phase_is_shown_as_done() -> None:
-    bars = progress.Bars(False)
-    bars.follow(Note("local training", 70, 100, waits_for=("north",)))
-    bars.follow(Note("distillation", 1, 9))
+    bars = progress.ProgressBar(False)
+    bars.show_snapshot(ProgressSnapshot("local training", 70, 100, waiting_for=("north",)))
+    bars.show_snapshot(ProgressSnapshot("distillation", 1, 9))
     shown = [(task.description, task.completed, task.fields["note"]) for task in bars._progress.tasks]
     assert shown == [("local training", 100, " "), ("distillation", 1, " ")]

@@ -10,7 +10,7 @@ import pytest
 
 from fedstill.core import registry
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.core.registry import OURS, Registry
+from fedstill.core.registry import PACKAGE, Registry
 
 OWN = {"argument": "fedstill.core.errors:ArgumentError", "unknown": "fedstill.core.errors:UnknownName"}
 
@@ -38,7 +38,7 @@ def errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Registry[type[Exc
 def test_builtin_names_come_first_and_cannot_be_overridden(errors: Registry[type[Exception]]) -> None:
     assert list(errors) == ["argument", "unknown", "odd", "broken"]
     assert errors["argument"] is ArgumentError
-    assert (errors.origin("argument"), errors.origin("odd")) == (OURS, "lab_sound")
+    assert (errors.origin("argument"), errors.origin("odd")) == (PACKAGE, "lab_sound")
     assert errors.origin("lab_sound:Odd") == "lab_sound"
     # What lies among the package's modules without being listed is not the package's.
     assert errors.origin("fedstill.core.errors:FedstillError") == "fedstill.core.errors"
@@ -53,16 +53,18 @@ def test_entry_point_and_path_give_same_object(errors: Registry[type[Exception]]
 
 
 def test_object_is_allowed_by_any_of_its_names(errors: Registry[type[Exception]]) -> None:
-    assert errors.canonical("lab_sound:Odd") == errors.canonical("odd") == "odd"
-    assert errors.canonical("fedstill.core.errors:ArgumentError") == "argument"
-    assert errors.allows("argument", [])
-    assert not errors.allows("lab_sound:Odd", [])  # though it is offered under a name of the package's own
-    assert not errors.allows("odd", ["argument"])
-    assert not errors.allows(None, [])
+    assert errors.canonical_name("lab_sound:Odd") == errors.canonical_name("odd") == "odd"
+    assert errors.canonical_name("fedstill.core.errors:ArgumentError") == "argument"
+    assert errors.is_allowed("argument", [])
+    assert not errors.is_allowed(
+        "lab_sound:Odd", []
+    )  # though it is offered under a name of the package's own
+    assert not errors.is_allowed("odd", ["argument"])
+    assert not errors.is_allowed(None, [])
     assert "lab_sound" not in sys.modules  # only what is allowed is imported
-    assert errors.allows("odd", ["lab_sound:Odd"])
-    assert errors.allows("lab_sound:Odd", ["odd"])
-    assert not errors.allows("broken", ["odd"])
+    assert errors.is_allowed("odd", ["lab_sound:Odd"])
+    assert errors.is_allowed("lab_sound:Odd", ["odd"])
+    assert not errors.is_allowed("broken", ["odd"])
 
 
 def test_entry_point_to_reexport_gives_registered_name(
@@ -79,14 +81,12 @@ def test_entry_point_to_reexport_gives_registered_name(
     errors: Registry[type[Exception]] = Registry("error", OWN, FedstillError)
     for name in ("odd", "lab_front:Odd", "lab_front.deep:Odd"):
         assert errors.name_of(errors[name]) == "odd"
-        assert errors.allows("odd", [name])
+        assert errors.is_allowed("odd", [name])
     for name in ("lab_front", "lab_front.deep"):
         sys.modules.pop(name, None)
 
 
-def test_import_errors_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_import_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lab_odd.py").write_text("undefined")
     monkeypatch.syspath_prepend(tmp_path)
     offered = {"odd": EntryPoint("odd", "lab_odd:Odd", "fedstill.errors")}
@@ -95,7 +95,7 @@ def test_import_errors_are_one_line(
     for name in ("odd", "lab_odd:Odd"):
         with pytest.raises(ArgumentError, match="name 'undefined' is not defined"):
             errors[name]
-    assert "odd" not in errors.working()
+    assert "odd" not in errors.importable()
 
 
 def test_imports_nothing_before_lookup(errors: Registry[type[Exception]]) -> None:
@@ -105,7 +105,7 @@ def test_imports_nothing_before_lookup(errors: Registry[type[Exception]]) -> Non
 
 
 def test_broken_plugin_does_not_affect_others(errors: Registry[type[Exception]]) -> None:
-    assert list(errors.working()) == ["argument", "unknown", "odd"]
+    assert list(errors.importable()) == ["argument", "unknown", "odd"]
     with pytest.raises(ArgumentError, match=r"^error is 'broken': .*lab_broken:Odd cannot, No module named"):
         errors["broken"]
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstill.core import run_writer as records_module
 from fedstill.core.errors import RunFolderError
-from fedstill.core.run_writer import SECONDS_BETWEEN, STATE, Records
+from fedstill.core.run_writer import SECONDS_BETWEEN, STATE_FILE, RunWriter
 
 
 class Clock:
@@ -45,22 +45,22 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_keeps_everything_in_memory_without_folder() -> None:
-    records = Records(None)
-    records.metric({"step": 1})
+    records = RunWriter(None)
+    records.add_metrics({"step": 1})
     records.save({"a": 1})
     records.finish({}, nn.Linear(1, 1))
     assert records.metrics == [{"step": 1}]
     assert records.load() == {}
-    assert not records.due()
+    assert not records.is_save_due()
 
 
 def test_state_metrics_and_samples_round_trip(tmp_path: Path) -> None:
-    records = Records(tmp_path)
-    records.metric({"step": 1, "loss": 0.5})
+    records = RunWriter(tmp_path)
+    records.add_metrics({"step": 1, "loss": 0.5})
     records.samples["000001"] = torch.arange(4, dtype=torch.uint8)
     records.save({"done": 1, "nested": {0: torch.ones(2)}})
 
-    again = Records(tmp_path)
+    again = RunWriter(tmp_path)
     state = again.load()
     assert state["done"] == 1
     assert torch.equal(state["nested"][0], torch.ones(2))
@@ -70,82 +70,80 @@ def test_state_metrics_and_samples_round_trip(tmp_path: Path) -> None:
 
 def test_resume_requires_same_options(tmp_path: Path) -> None:
     begun = {"method.steps": "200", "seed": "0"}
-    Records(tmp_path, options=begun).save({"done": 1})
-    assert Records(tmp_path, options=begun).load()["done"] == 1
+    RunWriter(tmp_path, options=begun).save({"done": 1})
+    assert RunWriter(tmp_path, options=begun).load()["done"] == 1
     said = r"began with method.steps = 200, and now it is 110 \(1 more such\)"
     with pytest.raises(RunFolderError, match=said):
-        Records(tmp_path, options={"method.steps": "110", "seed": "1"}).load()
+        RunWriter(tmp_path, options={"method.steps": "110", "seed": "1"}).load()
 
 
 def test_resume_drops_metrics_after_last_checkpoint(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = RunWriter(tmp_path)
     for step in (1, 2):
-        records.metric({"step": step, "run": "first"})
+        records.add_metrics({"step": step, "run": "first"})
     records.save({"done": 2})
     with (tmp_path / "metrics.jsonl").open("a") as file:  # killed after these, before their state
         file.write('{"step":3,"run":"first"}\n{"step":4,"ru')
 
-    again = Records(tmp_path)
+    again = RunWriter(tmp_path)
     again.load()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
     for step in (3, 4):
-        again.metric({"step": step, "run": "second"})
+        again.add_metrics({"step": step, "run": "second"})
     again.save({"done": 4})
     runs = [(line["step"], line["run"]) for line in lines(tmp_path)]
     assert runs == [(1, "first"), (2, "first"), (3, "second"), (4, "second")]
     assert again.metrics == lines(tmp_path)
 
 
-def test_failed_save_keeps_previous_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_save_keeps_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    records = Records(tmp_path)
-    records.metric({"step": 1})
+    records = RunWriter(tmp_path)
+    records.add_metrics({"step": 1})
     records.save({"done": 1})
-    records.metric({"step": 2})
+    records.add_metrics({"step": 2})
     with monkeypatch.context() as patch:
         patch.setattr(records_module, "save_state", fail)
         with pytest.raises(OSError, match="no space"):
             records.save({"done": 2})
-    again = Records(tmp_path)
+    again = RunWriter(tmp_path)
     assert again.load()["done"] == 1
     assert lines(tmp_path) == [{"step": 1}]
 
 
 def test_save_is_due_after_interval(tmp_path: Path, clock: Clock) -> None:
-    records = Records(tmp_path)
-    assert not records.due()
+    records = RunWriter(tmp_path)
+    assert not records.is_save_due()
     clock.now += SECONDS_BETWEEN + 0.1
-    assert records.due()
+    assert records.is_save_due()
     records.save({})
-    assert not records.due()
+    assert not records.is_save_due()
     clock.now += SECONDS_BETWEEN + 0.1
-    assert records.due()
+    assert records.is_save_due()
 
 
 def test_slow_saves_are_rare(tmp_path: Path, clock: Clock) -> None:
-    records = Records(tmp_path)
+    records = RunWriter(tmp_path)
     clock.cost = 2 * SECONDS_BETWEEN
     records.save({})
     clock.now += 5 * SECONDS_BETWEEN
-    assert not records.due(), "saving would take more than a tenth of the time"
+    assert not records.is_save_due(), "saving would take more than a tenth of the time"
     clock.now += 100 * SECONDS_BETWEEN
-    assert records.due()
+    assert records.is_save_due()
     clock.cost = 0.0  # the disk has recovered
     records.save({})
     clock.now += SECONDS_BETWEEN + 0.1
-    assert records.due()
+    assert records.is_save_due()
 
 
 def test_finish_writes_results_and_deletes_checkpoint(tmp_path: Path) -> None:
-    records = Records(tmp_path)
-    records.metric({"step": 1})
+    records = RunWriter(tmp_path)
+    records.add_metrics({"step": 1})
     records.samples["000001"] = torch.arange(4, dtype=torch.uint8)
     records.save({"done": 1})
-    records.metric({"step": 2})
+    records.add_metrics({"step": 2})
     student = nn.Linear(2, 1)
     records.finish({"student": {"accuracy": 97.5}}, student)
 
@@ -153,16 +151,16 @@ def test_finish_writes_results_and_deletes_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "student.safetensors")["weight"], student.weight)
     assert load_file(tmp_path / "samples.safetensors")["000001"].tolist() == [0, 1, 2, 3]
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
-    assert not (tmp_path / STATE).exists()
+    assert not (tmp_path / STATE_FILE).exists()
 
 
 def test_nonfinite_numbers_are_null_in_files(tmp_path: Path) -> None:
     """A loss that has grown beyond all bounds, say: NaN and Infinity are no JSON, and others refuse to read
     them. Who goes on from the file, and who does not, has the same."""
-    records = Records(tmp_path)
-    records.metric({"losses": {"total": float("nan")}, "step": 1})
+    records = RunWriter(tmp_path)
+    records.add_metrics({"losses": {"total": float("nan")}, "step": 1})
     records.save({})
-    again = Records(tmp_path)
+    again = RunWriter(tmp_path)
     again.load()
     assert again.metrics == records.metrics == [{"losses": {"total": None}, "step": 1}]
     records.finish({"privacy": {"epsilon": float("inf")}}, None)
@@ -171,26 +169,26 @@ def test_nonfinite_numbers_are_null_in_files(tmp_path: Path) -> None:
 
 
 def test_resume_rejects_missing_metrics(tmp_path: Path) -> None:
-    records = Records(tmp_path)
+    records = RunWriter(tmp_path)
     for step in range(3):
-        records.metric({"step": step})
+        records.add_metrics({"step": step})
     records.save({})
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(RunFolderError, match=r"2 lines, and the state counts 3"):
-        Records(tmp_path).load()
+        RunWriter(tmp_path).load()
 
 
 def test_slow_listener_does_not_delay_checkpoint(tmp_path: Path, clock: Clock) -> None:
     there: list[bool] = []
 
     def heard(lines: Any) -> None:
-        there.append((tmp_path / STATE).exists())
+        there.append((tmp_path / STATE_FILE).exists())
         clock.now += 1000 * SECONDS_BETWEEN
 
-    records = Records(tmp_path, heard)
-    records.metric({"step": 1})
+    records = RunWriter(tmp_path, heard)
+    records.add_metrics({"step": 1})
     records.save({})
     assert there == [True]  # a state is saved before anybody is told
     clock.now += SECONDS_BETWEEN + 0.1
-    assert records.due()
+    assert records.is_save_due()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.table_schema import Schema, SchemaColumn, named_twice
+from fedstill.core.table_schema import Schema, SchemaColumn, first_duplicate
 
 AGE = SchemaColumn(name="age", range=(0.0, 100.0), missing=True)
 SEX = SchemaColumn(name="sex", type="category", categories=("f", "m"), missing=True)
@@ -17,7 +17,7 @@ ILL = SchemaColumn(name="ill", type="category", categories=("no", "yes"))
 def test_features_follow_column_order_without_target() -> None:
     schema = Schema("ill", (AGE, ILL, SEX))
     assert schema.features == ("age", "age: missing", "sex: f", "sex: m", "sex: missing")
-    assert [(column.name, place.start, place.stop) for column, place in schema.places()] == [
+    assert [(column.name, place.start, place.stop) for column, place in schema.feature_slices()] == [
         ("age", 0, 2),
         ("sex", 2, 5),
     ]
@@ -69,6 +69,6 @@ def test_duplicate_check_takes_linear_time() -> None:
         __hash__ = str.__hash__
 
     names = [Name(number) for number in range(1000)]
-    assert named_twice(names) == ""
-    assert named_twice([*names, Name(3), Name(2)]) == "3"
+    assert first_duplicate(names) == ""
+    assert first_duplicate([*names, Name(3), Name(2)]) == "3"
     assert Name.compared < 2000

@@ -23,23 +23,23 @@ from fedstill.tasks.classification import Classification
 
 def test_runs_concurrently_and_returns_results_in_order() -> None:
     workers, meeting = Workers(2), Barrier(2)
-    workers.each(lambda item: item, ["first"], ["meet"])
+    workers.map(lambda item: item, ["first"], ["meet"])
 
     def meet(item: int) -> int:
         meeting.wait(timeout=20)  # alone, nobody would come
         time.sleep(0.02 * (4 - item))  # later ones end first
         return 10 * item
 
-    assert workers.each(meet, [0, 1, 2, 3], ["meet"] * 4) == [0, 10, 20, 30]
+    assert workers.map(meet, [0, 1, 2, 3], ["meet"] * 4) == [0, 10, 20, 30]
 
 
 def test_workers_use_one_torch_thread_and_caller_keeps_its_own() -> None:
     here = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert Workers(2).each(lambda _: torch.get_num_threads(), [0, 1, 2], ["a"] * 3) == [1, 1, 1]
+        assert Workers(2).map(lambda _: torch.get_num_threads(), [0, 1, 2], ["a"] * 3) == [1, 1, 1]
         assert torch.get_num_threads() == 3
-        assert Workers(1).each(lambda _: torch.get_num_threads(), [0, 1], ["a"] * 2) == [3, 3]
+        assert Workers(1).map(lambda _: torch.get_num_threads(), [0, 1], ["a"] * 2) == [3, 3]
     finally:
         torch.set_num_threads(here)
 
@@ -54,7 +54,7 @@ def test_random_functions_use_one_torch_thread() -> None:
     here = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert Workers(2).each(threads, [0, 1, 2], ["draws"] * 3) == [1, 1, 1]
+        assert Workers(2).map(threads, [0, 1, 2], ["draws"] * 3) == [1, 1, 1]
     finally:
         torch.set_num_threads(here)
 
@@ -69,13 +69,13 @@ def test_functions_using_global_rng_run_sequentially() -> None:
     state = torch.get_rng_state()
     workers = Workers(3)
     for _ in range(20):
-        assert workers.each(drawing, list(range(6)), ["draws"] * 6) == alone
+        assert workers.map(drawing, list(range(6)), ["draws"] * 6) == alone
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_rng_use_is_checked_per_kind() -> None:
     workers = Workers(2)
-    both = workers.each(
+    both = workers.map(
         lambda item: drawing(item) if item % 2 else [float(item)], [0, 1, 2, 3], ["still", "draws"] * 2
     )
     assert both == [[0.0], drawing(1), [2.0], drawing(3)]
@@ -83,9 +83,9 @@ def test_rng_use_is_checked_per_kind() -> None:
 
 def test_rejects_later_use_of_global_rng() -> None:
     workers = Workers(2)
-    workers.each(lambda item: item, [0, 1], ["late"] * 2)
+    workers.map(lambda item: item, [0, 1], ["late"] * 2)
     with pytest.raises(RuntimeError, match="drew from torch's global generator"):
-        workers.each(drawing, [0, 1], ["late"] * 2)
+        workers.map(drawing, [0, 1], ["late"] * 2)
 
 
 def test_error_is_raised_after_other_workers_finish() -> None:
@@ -98,7 +98,7 @@ def test_error_is_raised_after_other_workers_finish() -> None:
         done.append(item)
 
     with pytest.raises(ValueError, match="one"):
-        workers.each(fail, [0, 1, 2, 3], ["a"] * 4)
+        workers.map(fail, [0, 1, 2, 3], ["a"] * 4)
     assert sorted(done) == [0, 2, 3]
 
 
@@ -113,7 +113,7 @@ def interruptible() -> Iterator[None]:
 @pytest.mark.usefixtures("interruptible")
 def test_interrupt_stops_other_workers() -> None:
     workers, ended = Workers(2), []
-    workers.each(lambda item: item, [0], ["long"])
+    workers.map(lambda item: item, [0], ["long"])
 
     def long(item: int) -> None:
         if item == 1:
@@ -122,13 +122,13 @@ def test_interrupt_stops_other_workers() -> None:
         start = time.monotonic()
         try:
             while time.monotonic() < start + 60:
-                timing.check()
+                timing.check_limits()
                 time.sleep(0.005)
         finally:
             ended.append(time.monotonic() - start)
 
     with pytest.raises(KeyboardInterrupt):
-        workers.each(long, [0, 1], ["long"] * 2)
+        workers.map(long, [0, 1], ["long"] * 2)
     assert len(ended) == 2
     assert max(ended) < 20
 
@@ -142,8 +142,8 @@ def test_shared_setup_runs_once_with_concurrent_callers() -> None:
         return made[-1]
 
     workers = Workers(2)
-    workers.each(lambda item: item, [0], ["ask"])
-    first, second = workers.each(lambda item: at.cached("it", make), [0, 1], ["ask"] * 2)
+    workers.map(lambda item: item, [0], ["ask"])
+    first, second = workers.map(lambda item: at.cached("it", make), [0, 1], ["ask"] * 2)
     assert first is second is made[0]
     assert len(made) == 1
 
@@ -152,10 +152,10 @@ def test_nested_map_does_not_deadlock() -> None:
     workers, done = Workers(2), []
 
     def both(ten: int) -> list[int]:
-        return workers.each(lambda one: ten + one, [1, 2], ["inner"] * 2)
+        return workers.map(lambda one: ten + one, [1, 2], ["inner"] * 2)
 
     def call() -> None:
-        done.append(workers.each(both, [10, 20, 30], ["outer"] * 3))
+        done.append(workers.map(both, [10, 20, 30], ["outer"] * 3))
 
     asking = Thread(target=call, daemon=True)
     asking.start()
@@ -176,8 +176,8 @@ def test_interrupt_during_start_leaves_no_waiting_thread(monkeypatch: pytest.Mon
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     workers = Workers(2)
     with pytest.raises(KeyboardInterrupt):
-        workers.each(lambda item: item, [0, 1], ["a"] * 2)
+        workers.map(lambda item: item, [0, 1], ["a"] * 2)
     with pytest.raises(BrokenBarrierError):
         started[0].result(timeout=20)
     monkeypatch.undo()
-    assert workers.each(lambda item: item, [0, 1], ["a"] * 2) == [0, 1]
+    assert workers.map(lambda item: item, [0, 1], ["a"] * 2) == [0, 1]

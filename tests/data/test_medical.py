@@ -47,7 +47,7 @@ def test_no_patient_is_in_two_parts(seed: int, fraction: float) -> None:
     """Training, testing, public data and nodes, by what the images show and not by what columns say."""
     config = make_data_config("mine", seed=seed, test_fraction=fraction, train_limit=20)
     data = prepare_images(slices(), config, SEGMENTATION, "mine")
-    assert data.unit == "patient"
+    assert data.group_column == "patient"
     tested = shown(data.test)
     assert not shown(data.train) & tested
     assert {p % 3 for p in tested} == {0, 1, 2}  # each site

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.errors import ArgumentError, DataError, UnknownName
 from fedstill.data import DATA, ArrayData, Digits, Targets, UserFiles, load, make_data_config, node_data
 from fedstill.data.node_data import NodeDataConfig
@@ -106,7 +106,7 @@ class Odd(Digits):
 
 def test_arrays_become_a_data_set_for_each_kind_of_target() -> None:
     data = load(make_data_config(f"{HERE}:Scans", test_fraction=0.25, train_limit=10))
-    assert (data.name, data.classes, data.unit) == (f"{HERE}:Scans", ("cat", "dog"), "patient")
+    assert (data.name, data.classes, data.group_column) == (f"{HERE}:Scans", ("cat", "dog"), "patient")
     pixels = (data.train.inputs[:, 0, 0, 0] * 127.5 + 127.5).round().long()
     assert torch.equal(data.train.targets, 1 - pixels % 2)
     assert data.columns["patient"].tolist() == [f"p{n // 2}" for n in pixels]
@@ -146,7 +146,7 @@ def test_a_name_that_nothing_has_is_a_path() -> None:
     assert run.data == UserFiles(name="scans/mine.npz", patch=64)
     assert to_dict(run)["data"]["name"] == "scans/mine.npz"
     assert from_dict(to_dict(run)) == run
-    assert as_table(Digits())["name"] == "digits"
+    assert to_table(Digits())["name"] == "digits"
     with pytest.raises(
         ArgumentError, match=r"^invalid data.patch = 64 \(expected none, as data set 'digits' has no"
     ):
@@ -193,6 +193,6 @@ def test_what_no_node_can_read_is_said(tmp_path: Path, source: str, said: str) -
 
 
 def test_all_of_the_package_can_be_made_and_say_what_they_teach() -> None:
-    made: dict[str, Any] = {name: DATA[name]() for name in DATA.own}
-    assert {name: each.called for name, each in made.items()} == {name: name for name in made}
+    made: dict[str, Any] = {name: DATA[name]() for name in DATA.builtin}
+    assert {name: each.registered_name for name, each in made.items()} == {name: name for name in made}
     assert made["digits"].targets == ("class",)

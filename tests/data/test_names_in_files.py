@@ -15,10 +15,10 @@ from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import load, make_data_config
 from fedstill.data.image_folders import find_image_files, read_class_folders
 from fedstill.data.input_spec import InputSpec
+from fedstill.data.instance_images import InstanceImage, group_by_patient
 from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.data.node_data import load_node_data as load_node
-from fedstill.data.object_images import InstanceImage, group_by_patient
 from fedstill.data.raw import RawImages, raw_images_from_arrays
 from fedstill.data.splits import ByColumn
 from fedstill.data.table_files import CsvColumns, read_finding_csv

@@ -120,7 +120,7 @@ def test_a_data_set_of_volumes(tmp_path: Path) -> None:
     assert set(data.columns["site"]) == {"a", "b"}
     images = load(make_data_config(str(tmp_path), size=8), RECONSTRUCTION)
     assert images.train.targets.shape == (24, 1, 8, 8)
-    assert images.unit == "patient"
+    assert images.group_column == "patient"
     with pytest.raises(DataError, match=r"c1_image\.nii\.gz: slices are .*data\.size"):
         load(make_data_config(str(tmp_path)), SEGMENTATION)
 

@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fedstill.core.dataset import TensorData
-from fedstill.core.errors import ArgumentError, DataError, FedstillError, RunNeeded
+from fedstill.core.errors import ArgumentError, DataError, FedstillError, RunRequiredError
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.node_data import NodeDataConfig, check_pixel_range, load_node_data
 from fedstill.tasks.classification import ClassificationConfig, TextConfig
@@ -159,7 +159,7 @@ def test_a_csv_of_image_files(tmp_path: Path) -> None:
         load_node_data(config, tmp_path, PETS)
     fitted, _ = load_node_data(replace(config, fit=True), tmp_path, replace(PETS, shape=(1, 4, 4)))
     assert fitted.inputs.shape == (2, 1, 4, 4)
-    with pytest.raises(RunNeeded, match="its images have several sizes, which fit brings to a run's"):
+    with pytest.raises(RunRequiredError, match="its images have several sizes, which fit brings to a run's"):
         load_node_data(replace(config, fit=True), tmp_path)
     (tmp_path / "in" / "two.png").unlink()
     with pytest.raises(DataError, match=r"image 'two.png': cannot be read as an image"):

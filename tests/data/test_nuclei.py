@@ -12,7 +12,12 @@ from PIL import Image
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import UserFiles, load, make_data_config
-from fedstill.data.object_images import InstanceImage, cut_patches, make_patch_cases, prepare_instance_images
+from fedstill.data.instance_images import (
+    InstanceImage,
+    cut_patches,
+    make_patch_cases,
+    prepare_instance_images,
+)
 from fedstill.data.public import PublicConfig, hold_out
 from fedstill.tasks.instances import InstancesConfig, classes_from_objects
 
@@ -66,7 +71,7 @@ def test_pictures_of_one_patient_stay_together() -> None:
     for seed in range(5):
         config = UserFiles(name="mine", patch=8, seed=seed, train_limit=100)
         data = prepare_instance_images(pictures, config, "mine", "", "site")
-        assert data.unit == "patient"
+        assert data.group_column == "patient"
         owners = lambda inputs: {n // 3 for n in pixels(inputs)[:, 2, 0, 0].tolist()}  # noqa: E731
         assert not owners(data.train.inputs) & owners(data.test.inputs)
         assert len(data.train) % 12 == 0  # 12 patches a picture, and pictures whole
@@ -123,7 +128,7 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
         "name,site,split,patient\nn0,a,train,p\nn1,b,train,p\nn2,a,test,\nn3,b,test,q\n"
     )
     data = load(make_data_config(str(tmp_path / "mine"), patch=8), INSTANCES)
-    assert data.unit == "patient"
+    assert data.group_column == "patient"
     assert set(data.columns["patient"]) == {"p"}
     expected = prepare_instance_images(
         [picture(n, split=n > 1) for n in range(4)], UserFiles(name="mine", patch=8), "mine", "", "site"
@@ -149,10 +154,10 @@ def test_an_npz_of_pictures(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", **arrays)
     data = load(make_data_config(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
     assert set(pixels(data.test.inputs)[:, 2, 0, 0].tolist()) == {2, 3}
-    assert data.unit == "slide"
+    assert data.group_column == "slide"
     np.savez(tmp_path / "mine.npz", **arrays, patient=np.array([7, 7, 8, 9]))
     data = load(make_data_config(str(tmp_path / "mine.npz"), patch=8), INSTANCES)
-    assert data.unit == "patient"
+    assert data.group_column == "patient"
     assert set(data.columns["patient"]) == {"7"}
     np.savez(tmp_path / "mine.npz", **arrays | {"instances": arrays["instances"][:, :4]})
     with pytest.raises(DataError, match="instances are int32 of shape"):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedstill.core.errors import ArgumentError, DataError, RunNeeded, TooLarge
+from fedstill.core.errors import ArgumentError, DataError, MemoryLimitExceeded, RunRequiredError
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import make_data_config
 from fedstill.data.input_spec import InputSpec
@@ -216,7 +216,7 @@ def test_examples_are_counted_before_they_are_made_as_large_as_a_server_says(
         (NodeDataConfig(source="csv", path="classes.csv"), classes),
         (replace(scans, path="by-class"), classes),
     ):
-        with pytest.raises(TooLarge, match="its data as inputs of 1 x 8000 x 8000"):
+        with pytest.raises(MemoryLimitExceeded, match="its data as inputs of 1 x 8000 x 8000"):
             load_node_data(replace(config, fit=True), tmp_path, replace(spec, shape=large), max_bytes=10**6)
 
 
@@ -269,7 +269,7 @@ def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path)
         ("csv", "mine.csv", "has 'good film'"),
         ("tensors", "mine.safetensors", "its input spec .* is the run's to say"),
     ):
-        with pytest.raises(RunNeeded, match=said):
+        with pytest.raises(RunRequiredError, match=said):
             load_node_data(NodeDataConfig(source=source, path=path), tmp_path)
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").write_text("none")
@@ -279,7 +279,7 @@ def test_without_a_run_what_is_no_images_of_classes_asks_for_one(tmp_path: Path)
     ):
         with pytest.raises(DataError, match=said) as wrong:
             load_node_data(given, tmp_path)
-        assert not isinstance(wrong.value, RunNeeded)
+        assert not isinstance(wrong.value, RunRequiredError)
 
 
 @pytest.mark.parametrize("form", ["csv", "npz"])

@@ -49,7 +49,7 @@ def test_a_target_of_many_numbers_is_an_amount_and_a_time_has_its_event() -> Non
         "died": ["0", "1"] * 15,
     }
     amount, _ = draft_schema(many, "months")
-    assert amount.answer.range == (0.0, 30.0)
+    assert amount.target_column.range == (0.0, 30.0)
     time, _ = draft_schema(many, "months", "died")
     assert (time.event, time.columns[2].categories) == ("died", ("0", "1"))
 

@@ -214,7 +214,7 @@ def test_findings_that_leave_gaps_are_refused() -> None:
 def test_one_patient_cannot_be_held_out() -> None:
     part = TensorData(torch.zeros(4, 1, 4, 4), torch.zeros(4, dtype=torch.int64))
     columns = {"patient": np.array(["p"] * 4)}
-    data = DataSet("one", part, part, ("a", "b"), (0.5,), (0.5,), columns=columns, unit="patient")
+    data = DataSet("one", part, part, ("a", "b"), (0.5,), (0.5,), columns=columns, group_column="patient")
     with pytest.raises(ArgumentError, match="of one patient"):
         hold_out(PublicConfig("held-out", share=0.5), data)
 

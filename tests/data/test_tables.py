@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedstill.core.dataset import DataSet
-from fedstill.core.errors import ArgumentError, DataError, FedstillError, TooLarge
+from fedstill.core.errors import ArgumentError, DataError, FedstillError, MemoryLimitExceeded
 from fedstill.core.seeds import torch_generator
 from fedstill.core.table_schema import Schema, SchemaColumn
 from fedstill.data import Dirichlet, make_data_config, node_data, split, table_files
@@ -348,7 +348,7 @@ def test_a_node_checks_its_own_rows_against_the_servers_schema(hospitals: Path) 
     )
     with pytest.raises(DataError, match=r"berlin\.csv, line 2: column 'age' is 75 \(expected 0 to 70"):
         node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, replace(spec, schema=narrow))
-    with pytest.raises(TooLarge):
+    with pytest.raises(MemoryLimitExceeded):
         node_data.load_node_data(NodeDataConfig("csv", "berlin.csv"), hospitals, spec, max_bytes=100)
 
 

@@ -117,7 +117,7 @@ def test_texts_of_one_patient_are_never_parted(tmp_path: Path) -> None:
     """In training and test parts, the limit, public data, and between nodes; word and patient agree."""
     rows = "text,label,patient\n" + "".join(f"word{n % 9},{n % 2},p{n % 9}\n" for n in range(54))
     data = load_text(replace(table(tmp_path, rows), test_fraction=0.3, train_limit=30))
-    assert data.unit == "patient"
+    assert data.group_column == "patient"
     train, test = set(data.train.inputs[:, 0].tolist()), set(data.test.inputs[:, 0].tolist())
     assert (len(train), len(test)) == (5, 3)  # 5 of the 6 others hold 30 texts
     assert not train & test

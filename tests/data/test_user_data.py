@@ -75,7 +75,7 @@ def test_gaps_between_the_values_of_masks_need_names_of_classes(tmp_path: Path) 
 def test_a_file_of_another_kind_is_not_called_missing(tmp_path: Path, task: TaskConfig, kinds: str) -> None:
     path = tmp_path / ("table.csv" if task in (SEGMENTATION, InstancesConfig()) else "table.parquet")
     path.write_text("image,Mass\n")
-    told = rf"^{path}: is no kind of file that task {task.called} reads \(expected {kinds}$"
+    told = rf"^{path}: is no kind of file that task {task.registered_name} reads \(expected {kinds}$"
     with pytest.raises(DataError, match=told):
         load(make_data_config(str(path)), task)
     path.unlink()
@@ -128,7 +128,7 @@ def test_a_csv_of_image_files_and_classes(tmp_path: Path) -> None:
     assert data.test.targets.tolist() == [1, 0]
     assert data.train.inputs[:, 0, 0, 0].tolist() == [-1, 1] * 3
     assert data.columns["site"].tolist() == ["a", "b", "b"] * 2
-    assert data.unit == "patient"
+    assert data.group_column == "patient"
     lines[0] = "image,label,site,patient,split"
     table.write_text("\n".join(lines) + "\n")
     assert torch.equal(load(make_data_config(str(table))).train.inputs, data.train.inputs)

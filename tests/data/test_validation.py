@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fedstill.core.errors import ArgumentError, DataError
 from fedstill.data import DataConfig, DataSet, Digits, TensorData, make_data_config
+from fedstill.data.instance_images import InstanceImage
+from fedstill.data.instance_images import prepare_instance_images as nuclei_data_set
 from fedstill.data.loading import ExampleSource, load, prepare_data_set
-from fedstill.data.object_images import InstanceImage
-from fedstill.data.object_images import prepare_instance_images as nuclei_data_set
 from fedstill.runs import build, offline, run
 from fedstill.runs.config import load as run_config
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from fedstill.core.dataset import DataSet
-from fedstill.core.registry import look_in
+from fedstill.core.registry import add_search_folders
 from fedstill.data import load, make_data_config
 from fedstill.tasks import TaskConfig
 
 ROOT = Path(__file__).parents[2]
 PRESETS = ROOT / "experiments" / "presets"
 DATA = Path(os.environ.get("FEDSTILL_DATA") or ROOT.parent / "shared" / "data")
-look_in([str(PRESETS)])
+add_search_folders([str(PRESETS)])
 
 
 def pack(name: str, file: str, task: TaskConfig, **options: Any) -> DataSet:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedstill.compare import comparison_file, comparison_runner
-from fedstill.core.registry import look_in
+from fedstill.core.registry import add_search_folders
 from fedstill.report import write_report
 from fedstill.report.run_files import RunFiles
 from tests.experiments.packs import PRESETS
@@ -45,9 +45,9 @@ def reproduced(name: str, folder: Path, **arguments: Any) -> tuple[Path, list[di
     (folder / f"{name}.toml").write_text(f"{methods}\n{BASE}{public}\n{tables}")
     runs, out = folder / name, folder / "out"
     out.mkdir()
-    plan = comparison_file.read(folder / f"{name}.toml")
+    plan = comparison_file.read_comparison(folder / f"{name}.toml")
     comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
-    look_in([str(PRESETS.parent)])
+    add_search_folders([str(PRESETS.parent)])
     program = importlib.import_module(name)
     return runs, program.reproduce(root="", out=out, seed=0, runs=runs, **arguments)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.compare import comparison_file, comparison_runner
-from fedstill.core.registry import look_in
+from fedstill.core.registry import add_search_folders
 from fedstill.report import write_report
 from tests.experiments.packs import PRESETS
 
@@ -38,9 +38,9 @@ membership = { shadows = 4, responses = 0 }
 
 def test_they_are_those_of_the_attack_that_repeats_each_run(tmp_path: Path) -> None:
     (tmp_path / "plan.toml").write_text(PLAN)
-    plan, runs = comparison_file.read(tmp_path / "plan.toml"), tmp_path / "runs"
+    plan, runs = comparison_file.read_comparison(tmp_path / "plan.toml"), tmp_path / "runs"
     comparison_runner.compare(plan, runs, command="", report=write_report, quiet=True)
-    look_in([str(PRESETS.parent)])
+    add_search_folders([str(PRESETS.parent)])
     found = {place.folder: areas for place, areas in importlib.import_module("membership").told(runs, 4)}
     assert set(found) == {"fedkd-seed0", "fedavg-seed0"}  # who is alone has no student
     for folder, areas in found.items():

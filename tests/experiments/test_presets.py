@@ -31,18 +31,20 @@ def test_every_preset_is_a_run(name: str) -> None:
     assert run.plugins == (() if name.startswith("paper") else (str(PRESETS),))
 
 
-COMPARISONS = [file for file in sorted(PRESETS.parent.glob("*.toml")) if comparison_file.is_plan(str(file))]
+COMPARISONS = [
+    file for file in sorted(PRESETS.parent.glob("*.toml")) if comparison_file.lists_methods(str(file))
+]
 
 
 @pytest.mark.parametrize("file", COMPARISONS, ids=lambda file: file.stem)
 def test_every_comparison_is_one_at_each_of_its_scales(tmp_path: Path, file: Path) -> None:
     """Also where it lies in another folder, as a run's own ``compare.toml`` does."""
     for scale in ("small", *parse(file.read_text()).get("scale", {})):
-        comparison = comparison_file.read(file, scale=scale)
+        comparison = comparison_file.read_comparison(file, scale=scale)
         assert len(comparison.methods) > 1 or len(comparison.settings) > 1
         assert "packs." not in comparison.to_toml() or comparison.base["plugins"]  # else nobody finds them
         (tmp_path / "compare.toml").write_text(comparison.to_toml())
-        assert comparison_file.read(tmp_path / "compare.toml") == comparison
+        assert comparison_file.read_comparison(tmp_path / "compare.toml") == comparison
 
 
 @pytest.mark.parametrize(
@@ -62,16 +64,18 @@ def test_a_method_is_the_papers_at_the_papers_scale(
     name: str, method: str, like: str, but: dict[str, Any]
 ) -> None:
     """And keeps nothing of what made it small."""
-    comparison = comparison_file.read(PRESETS.parent / f"{name}.toml", scale="paper")
-    place = next(place for place in comparison.places() if place.label == method)
-    assert comparison.config(place).method == replace(config.load(like).method, **but)
+    comparison = comparison_file.read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
+    place = next(place for place in comparison.planned_runs() if place.label == method)
+    assert comparison.run_config(place).method == replace(config.load(like).method, **but)
 
 
 @pytest.mark.parametrize("name", ["fediod_table2", "fediod_table3", "fediod_table4"])
 def test_asyndgan_has_fediods_networks_and_steps_at_the_papers_scale(name: str) -> None:
-    comparison = comparison_file.read(PRESETS.parent / f"{name}.toml", scale="paper")
+    comparison = comparison_file.read_comparison(PRESETS.parent / f"{name}.toml", scale="paper")
     one, other = (
-        comparison.config(next(place for place in comparison.places() if place.label == method)).method
+        comparison.run_config(
+            next(place for place in comparison.planned_runs() if place.label == method)
+        ).method
         for method in ("fediod", "asyndgan")
     )
     alike = ("generator_width", "critic_width", "critic_form", "perceptual", "pixel", "batch", "generator_lr")
@@ -126,7 +130,7 @@ def test_the_papers_preset_of_findings_has_what_fedkd_prints() -> None:
     assert (local.optimizer, local.lr, local.lr_end, local.batch, local.epochs) == ("sgd", 1e-4, 1e-6, 32, 50)
     assert (method.levels, method.gamma, method.epochs) == (200, 1.0, 50)
     assert (method.optimizer, method.lr, method.lr_end) == ("sgd", 1e-3, 1e-3)
-    assert (run.split.called, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
+    assert (run.split.registered_name, run.split.nodes, run.split.alpha) == ("dirichlet", 5, 1.0)
 
 
 @pytest.mark.parametrize(

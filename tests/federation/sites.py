@@ -106,14 +106,14 @@ def be_server(config: str, nodes: Path, run_name: str, folder: Path, die_at_save
     (folder / STOPPED).unlink(missing_ok=True)
     if die_at_save:
         saves = iter(range(die_at_save - 1))
-        save = run_writer.Records.save
+        save = run_writer.RunWriter.save
 
         def die(self: run_writer.Records, *given: Any, **named: Any) -> None:
             if next(saves, None) is None:  # all nodes have remembered; the server has not
                 os.kill(os.getpid(), signal.SIGKILL)
             save(self, *given, **named)
 
-        run_writer.Records.save = die  # type: ignore[method-assign]
+        run_writer.RunWriter.save = die  # type: ignore[method-assign]
     try:
         served = RemoteRun(read_toml(config), Sockets(nodes), run_name)
         metrics = served.run(folder)

@@ -158,7 +158,7 @@ def test_equal_architectures_are_stacked_on_a_gpu_where_they_are_products_or_whe
 def test_on_a_gpu_wide_networks_and_recorded_training_are_computed_one_by_one(
     network: str, alone: bool, graphs: bool, stacked: bool
 ) -> None:
-    compute = Compute(EngineConfig(graphs=graphs))
+    compute = Compute(EngineConfig(cuda_graphs=graphs))
     compute.device = torch.device("cuda")
     assert should_stack(compute, nodes_of((network,) * 2), local_training=alone) == stacked
 

@@ -52,7 +52,11 @@ class World:
             self.nodes.append(node)
         queries = (
             Query(
-                "examine", self._examine, {"x": "inputs"}, {"logits": "logits", "critic": "critic"}, ("x",)
+                "predict_logits",
+                self._examine,
+                {"x": "inputs"},
+                {"logits": "logits", "critic": "critic"},
+                ("x",),
             ),
             Query("tell", self._tell, {}, {"size": "data sizes"}),
         )
@@ -116,7 +120,7 @@ def test_a_gradient_through_the_federation_is_that_of_plain_autograd(
 ) -> None:
     world, w = World(specs, stacked=stacked), image()
     x = w.tanh()  # as a generator would make it
-    responses = world.federation.query("examine", x=x)
+    responses = world.federation.query("predict_logits", x=x)
     (grad,) = torch.autograd.grad(loss_of(responses) + x.square().sum(), w)
     v = image()
     y = v.tanh()
@@ -129,7 +133,7 @@ def test_a_gradient_through_the_federation_is_that_of_plain_autograd(
 @ENGINES
 def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
     world, x = World(stacked=stacked), image()
-    loss = loss_of(world.federation.query("examine", x=x))
+    loss = loss_of(world.federation.query("predict_logits", x=x))
     (first,) = torch.autograd.grad(loss, x, retain_graph=True)
     audit = world.audit.summary()
     (second,) = torch.autograd.grad(loss, x, retain_graph=True)
@@ -142,10 +146,10 @@ def test_backward_twice_gives_the_same_and_counts_once(stacked: bool) -> None:
 def test_answers_require_gradients_only_where_the_input_does_and_autograd_is_on() -> None:
     world = World(ALIKE)
     call = world.federation.query
-    assert call("examine", x=image())["logits"].requires_grad
-    assert not call("examine", x=image(grad=False))["logits"].requires_grad
+    assert call("predict_logits", x=image())["logits"].requires_grad
+    assert not call("predict_logits", x=image(grad=False))["logits"].requires_grad
     with torch.no_grad():
-        assert not call("examine", x=image())["logits"].requires_grad
+        assert not call("predict_logits", x=image())["logits"].requires_grad
         assert not world.keeps_graph
     assert not call("tell")["size"].requires_grad
 
@@ -153,7 +157,7 @@ def test_answers_require_gradients_only_where_the_input_does_and_autograd_is_on(
 @ENGINES
 def test_a_loss_that_is_no_number_is_no_nodes_fault(stacked: bool) -> None:
     world = World(ALIKE, stacked=stacked)
-    logits = world.federation.query("examine", x=image())["logits"]
+    logits = world.federation.query("predict_logits", x=image())["logits"]
     with pytest.raises(DataError, match=r"the method's gradients of logits hold NaN .* loss is not finite"):
         (logits.sum() * torch.nan).backward()
     assert world.federation.excluded == {}
@@ -191,17 +195,17 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
     metrics = []
     for one in (world, reference):
         call = one.federation.query
-        call("examine", x=image(0))
+        call("predict_logits", x=image(0))
         before = one.critics()
         x = image(1)
-        few = call("examine", of=["n0", "n2"], x=x)  # parts a stacked group
+        few = call("predict_logits", of=["n0", "n2"], x=x)  # parts a stacked group
         per_node = len(before) // 3
         moved = [(p != q).any().item() for p, q in zip(before, one.critics(), strict=True)]
         assert not any(moved[per_node : 2 * per_node]), "n1 was not asked"
         assert any(moved[:per_node])
         assert any(moved[2 * per_node :])
         (grad,) = torch.autograd.grad(loss_of(few), x)
-        everyone = call("examine", x=image(2))
+        everyone = call("predict_logits", x=image(2))
         metrics.append([few["logits"], few["critic"], grad, everyone["logits"], everyone["critic"]])
     for mine, expected in zip(*metrics, strict=True):
         close(mine, expected)
@@ -209,10 +213,10 @@ def test_asking_a_few_trains_only_them_and_figures_stay_those_of_any_engine(stac
 
 def test_an_old_query_can_be_asked_again_after_its_group_was_parted() -> None:
     world = World(ALIKE)
-    first = world.federation.query("examine", x=image())
-    world.federation.query("examine", nodes=["n1"], x=image(1))
+    first = world.federation.query("predict_logits", x=image())
+    world.federation.query("predict_logits", nodes=["n1"], x=image(1))
     calls, critics = world.calls, world.critics()
-    again = world.federation.query("examine", number=first.number, x=image())
+    again = world.federation.query("predict_logits", number=first.number, x=image())
     assert torch.equal(again["critic"], first["critic"])
     assert world.calls == calls
     assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
@@ -229,12 +233,14 @@ def test_unknown_nodes_are_named(of: Any, named: str) -> None:
 
 def test_unknown_queries_tensors_and_parts_are_named() -> None:
     federation = World(ALIKE).federation
-    with pytest.raises(ArgumentError, match=r"invalid query = 'gossip' \(expected one of examine, tell"):
+    with pytest.raises(
+        ArgumentError, match=r"invalid query = 'gossip' \(expected one of predict_logits, tell"
+    ):
         federation.query("gossip")
-    with pytest.raises(ArgumentError, match=r"tensors of query examine is \['y'\]"):
-        federation.query("examine", y=image())
-    with pytest.raises(ArgumentError, match="tensors of query examine"):
-        federation.query("examine")
+    with pytest.raises(ArgumentError, match=r"tensors of query predict_logits is \['y'\]"):
+        federation.query("predict_logits", y=image())
+    with pytest.raises(ArgumentError, match="tensors of query predict_logits"):
+        federation.query("predict_logits")
     with pytest.raises(ArgumentError, match=r"invalid answer = 'sizes' \(expected one of size"):
         federation.query("tell")["sizes"]
 
@@ -245,20 +251,20 @@ def test_unknown_queries_tensors_and_parts_are_named() -> None:
 @ENGINES
 def test_asking_again_under_a_number_gives_the_same_answer_and_does_nothing(stacked: bool) -> None:
     world = World(stacked=stacked)
-    first = world.federation.query("examine", x=image())
+    first = world.federation.query("predict_logits", x=image())
     calls, critics, audit = world.calls, world.critics(), world.audit.summary()
-    again = world.federation.query("examine", number=first.number, x=image())
+    again = world.federation.query("predict_logits", number=first.number, x=image())
     assert all(torch.equal(first[name], again[name]) for name in ("logits", "critic"))
     assert world.calls == calls
     assert all(torch.equal(p, q) for p, q in zip(critics, world.critics(), strict=True))
     assert world.audit.summary() == audit
     x = image()
-    responses = world.federation.query("examine", number=first.number, x=x)
+    responses = world.federation.query("predict_logits", number=first.number, x=x)
     (grad,) = torch.autograd.grad(loss_of(responses), x)  # and it can still be pulled back
     y = image()
     close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])
     with pytest.raises(QueryMismatch):
-        world.federation.query("examine", number=first.number, x=image(1))
+        world.federation.query("predict_logits", number=first.number, x=image(1))
 
 
 @ENGINES
@@ -275,9 +281,9 @@ def test_a_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, st
     world.federation.query("tell")
     before, audit = world.critics(), world.audit.summary()
     with pytest.raises(QueryRefused) as caught:
-        world.federation.query("examine", x=image())
+        world.federation.query("predict_logits", x=image())
     error = caught.value
-    assert (error.node, error.query, error.rule) == ("n0", "examine", rule)
+    assert (error.node, error.query, error.rule) == ("n0", "predict_logits", rule)
     assert world.calls == 0
     assert all(torch.equal(p, q) for p, q in zip(before, world.critics(), strict=True))
     assert world.audit.summary() == audit
@@ -286,16 +292,16 @@ def test_a_refusal_names_node_query_and_rule(policy: PolicyConfig, rule: str, st
 def test_what_some_node_would_refuse_later_can_be_known_at_the_start() -> None:
     world = World(ALIKE, policies={"n1": PolicyConfig(queries=("tell",))})
     world.federation.check_policies(["tell"])
-    with pytest.raises(QueryRefused, match="'n1' refuses query 'examine' by rule queries: tell"):
-        world.federation.check_policies(["tell", "examine"])
-    assert world.federation.objections(world.federation.queries["examine"]) == {"n1": "queries: tell"}
-    policies = {"n0": PolicyConfig(queries=("examine",)), "n1": PolicyConfig(queries=("none",))}
+    with pytest.raises(QueryRefused, match="'n1' refuses query 'predict_logits' by rule queries: tell"):
+        world.federation.check_policies(["tell", "predict_logits"])
+    assert world.federation.objections(world.federation.queries["predict_logits"]) == {"n1": "queries: tell"}
+    policies = {"n0": PolicyConfig(queries=("predict_logits",)), "n1": PolicyConfig(queries=("none",))}
     with pytest.raises(QueryRefused) as caught:
-        World(ALIKE, policies=policies).federation.check_policies(["tell", "examine"])
+        World(ALIKE, policies=policies).federation.check_policies(["tell", "predict_logits"])
     assert str(caught.value) == (
-        "node 'n0' refuses query 'tell' by rule queries: examine; "
+        "node 'n0' refuses query 'tell' by rule queries: predict_logits; "
         "node 'n1' refuses query 'tell' by rule queries: none; "
-        "node 'n1' refuses query 'examine' by rule queries: none"
+        "node 'n1' refuses query 'predict_logits' by rule queries: none"
     )
     assert world.calls == 0
     assert world.audit.summary() == AuditLog().summary()
@@ -312,12 +318,12 @@ def test_a_limit_below_what_a_run_asks_is_known_at_the_start(limit: int) -> None
     federation = InProcess(world.nodes, world.groups, side, Compute())
     assert federation.query_limits() == {"n0": limit, "n1": limit}
     if limit == 3:
-        federation.check_policies(["examine", "tell"])
+        federation.check_policies(["predict_logits", "tell"])
         return
     rule = f"max_queries: {limit}, and the run asks 3"
-    said = f"nodes 'n0', 'n1' refuse query 'examine, tell' by rule {rule}"
+    said = f"nodes 'n0', 'n1' refuse query 'predict_logits, tell' by rule {rule}"
     with pytest.raises(QueryRefused, match=said):
-        federation.check_policies(["examine", "tell"])
+        federation.check_policies(["predict_logits", "tell"])
     assert world.audit.summary() == AuditLog().summary()
 
 
@@ -351,6 +357,6 @@ def test_a_user_module_of_any_kind_can_be_a_node() -> None:
         world.nodes, groups, NodeSide(world.federation.queries, *[lambda *_: None] * 3), Compute()
     )  # type: ignore[arg-type,list-item]
     x = image()
-    (grad,) = torch.autograd.grad(loss_of(federation.query("examine", x=x)), x)
+    (grad,) = torch.autograd.grad(loss_of(federation.query("predict_logits", x=x)), x)
     y = image()
     close(grad, torch.autograd.grad(loss_of(world.plain(y)), y)[0])

@@ -173,7 +173,9 @@ def test_a_node_and_then_the_server_are_killed_and_the_run_is_the_unbroken_one(
         with Admin(run.out / "federation/flare/admin", 60) as admin:
             (job,) = [job["job_id"] for job in admin.jobs()]
             waits = rf"distillation \d+ of {STEPS}, (accuracy .* %, )?waits for node-1 for [\d.]+ s"
-            until(lambda: (noted := admin.progress(job)[0]) and re.fullmatch(waits, noted.words()), pause=0.1)
+            until(
+                lambda: (noted := admin.progress(job)[0]) and re.fullmatch(waits, noted.describe()), pause=0.1
+            )
             _, lines = admin.progress(job)  # it waits, and measures nothing meanwhile
             assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
             assert admin.progress(job, 2)[1] == lines[2:] != []
@@ -247,7 +249,7 @@ def test_a_node_in_no_state_to_serve_says_so_and_no_more(
     program.begin()
     assert guarded == [("clinic", tmp_path / "clinic")]  # before anything of the folder is read
     header, _ = unpack(program._trouble, 0)
-    assert header["error"]["kind"] == "OwnDataError"
+    assert header["error"]["kind"] == "NodeDataError"
     assert header["error"]["text"] == "its data or model fail here: its own log says more"
     assert "it ends at line 0, and its head at 1" in caplog.text
 

@@ -17,7 +17,7 @@ import torch
 
 from fedstill.cli import main as cli
 from fedstill.core.errors import ArgumentError, QueryRefused, RunFolderError
-from fedstill.core.registry import looking_in
+from fedstill.core.registry import searching_in
 from fedstill.data.input_spec import InputSpec
 from fedstill.data.public import PublicData
 from fedstill.federation import offline_node, signed_files
@@ -101,7 +101,7 @@ def test_code_comes_from_the_nodes_folder_and_never_from_the_working_folder(
     kind = f"{own_module}: logits"
     node = make_node(tmp_path / "clinic", f'methods = ["{named}"]\nkinds = ["{kind}"]\n')
     (node / f"{own_module}.py").write_text(METHOD)
-    with looking_in(node):  # as the server has it, too
+    with searching_in(node):  # as the server has it, too
         queries = make_queries(tmp_path / "queries.safetensors", named)
     del sys.modules[own_module]
     elsewhere = tmp_path / "elsewhere"

@@ -28,7 +28,7 @@ pytest.importorskip("nvflare")
 
 from fedstill.cli import server as command
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, QueryRefused
-from fedstill.core.progress import Bars
+from fedstill.core.progress import ProgressBar
 from fedstill.core.startup_kit import StartupKit
 from fedstill.data.loading import load
 from fedstill.data.public import load_public
@@ -42,7 +42,7 @@ from fedstill.protocol.run_plan import describe
 from fedstill.runs.config import from_dict
 from fedstill.runs.deployed import submit
 from fedstill.runs.remote_run import plan_of
-from fedstill.track.listeners import Listeners
+from fedstill.track.tracker_group import TrackerGroup
 from tests.federation.sites import until
 
 pytestmark = pytest.mark.waits
@@ -241,7 +241,7 @@ def test_certificates_are_for_a_year_and_new_ones_can_be_made(kits: Path) -> Non
         assert new.subject == old.subject
         new.verify_directly_issued_by(authority)
     for kit in ("server", "admin", "nodes/east", "nodes/west"):
-        StartupKit(kits / kit).require_in_force()
+        StartupKit(kits / kit).require_valid()
     assert kits.stat().st_mode & 0o777 == 0o700  # keys lie in it
 
 
@@ -741,7 +741,9 @@ def test_owners_decide_which_runs_begin(
     out = tmp_path / "run"
     out.mkdir()
     with pytest.raises(FedstillError) as refused:
-        submit(replace(config, method=replace(config.method, epochs=2)), out, Bars(False), Listeners())
+        submit(
+            replace(config, method=replace(config.method, epochs=2)), out, ProgressBar(False), TrackerGroup()
+        )
     told = str(refused.value)
     assert "east' refuses query 'join' by rule min_records: 5, and here are fewer" in told
     assert "north' refuses query 'join' by rule approve: run" in told

@@ -20,10 +20,10 @@ import torch
 
 from fedstill.core.checkpoint import load_state
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.errors import DataError, FedstillError, NodeFault, QueryRefused
-from fedstill.core.progress import Bars
-from fedstill.core.run_writer import Records
+from fedstill.core.progress import ProgressBar
+from fedstill.core.run_writer import RunWriter
 from fedstill.data.input_spec import InputSpec
 from fedstill.federation import remote, transport
 from fedstill.federation.link_config import LinkConfig
@@ -83,7 +83,7 @@ def tiny(
             "public": {"name": "held-out"} if needs.public or needs.public_labels else {},
             "evaluation": {"centralized": False, "samples": 2},
             "engine": {"name": "one-by-one"},
-            "method": as_table(chosen),
+            "method": to_table(chosen),
             "link": link,
         }
     )
@@ -96,7 +96,7 @@ class Live(RemoteRun):
         super().__init__(config, link, name)
         self.folder = folder
 
-    def run(self, out: Path | None = None, *, bars: Bars | None = None) -> dict[str, Any]:
+    def run(self, out: Path | None = None, *, bars: ProgressBar | None = None) -> dict[str, Any]:
         return super().run(self.folder if out is None else out, bars=bars)
 
 
@@ -725,7 +725,7 @@ def test_a_stopped_run_goes_on_with_its_meter_and_its_events(
     config = tiny("fediod", {"steps": 6})
     experiment, metrics = here(config)
     away = Away(config, tmp_path)
-    monkeypatch.setattr(Records, "due", lambda self: True)
+    monkeypatch.setattr(RunWriter, "is_save_due", lambda self: True)
     count = iter(range(30))
 
     class Breaks(Loopback):

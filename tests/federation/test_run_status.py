@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstill.core.progress import Noted
+from fedstill.core.progress import ProgressFile
 from fedstill.federation.run_status import run_status_line
 from fedstill.federation.server_status import _runs
 
@@ -48,16 +48,16 @@ def test_only_a_job_that_holds_its_run_is_running(tmp_path: Path) -> None:
     waits = "waiting: it begins once all its nodes are there and free"
     assert run_status_line(tmp_path / "none", "SUBMITTED") == waits
     assert run_status_line(tmp_path / "none", "RUNNING") == "starting"
-    noted = Noted(tmp_path / "progress.json")
-    noted.show("distillation", 31, 400)
+    noted = ProgressFile(tmp_path / "progress.json")
+    noted.update("distillation", 31, 400)
     with (tmp_path / "job.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert run_status_line(tmp_path, "RUNNING") == "running, distillation 31 of 400"
-        noted.wait_for(["north"])
+        noted.set_waiting(["north"])
         assert run_status_line(tmp_path, "RUNNING").startswith(
             "running, distillation 31 of 400, waits for north for "
         )
-        noted.wait_for([])
+        noted.set_waiting([])
     gone = f"the server ended before it did, distillation 31 of 400{AGAIN}"
     assert (
         run_status_line(tmp_path, "RUNNING") == run_status_line(tmp_path) == gone

@@ -229,7 +229,11 @@ def laid_otherwise(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("when", "change"),
-    [("begin", lambda x: x + 0.5), ("examine", lambda x: x + 0.5), ("examine", laid_otherwise)],
+    [
+        ("initialize_nodes", lambda x: x + 0.5),
+        ("predict_logits", lambda x: x + 0.5),
+        ("predict_logits", laid_otherwise),
+    ],
 )
 def test_a_server_that_told_nodes_different_things_reads_no_later_sum(
     when: str,
@@ -239,19 +243,19 @@ def test_a_server_that_told_nodes_different_things_reads_no_later_sum(
 ) -> None:
     """Weights that one node got, and nothing left for; inputs, of which the gradients are asked for alike."""
     monkeypatch.setattr(summed_answers, "spoilt", lambda ring: False)  # it goes on all the same
-    method = {"begin": "fedper", "examine": "fediod"}[when]
+    method = {"initialize_nodes": "fedper", "predict_logits": "fediod"}[when]
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         told, tensors = unpack(message)
         if node == "node-0" and told.get("query") == when:
-            name = {"begin": "parameters", "examine": "x"}[when]
+            name = {"initialize_nodes": "parameters", "predict_logits": "x"}[when]
             return serve(pack(told, {**tensors, name: change(tensors[name])}))
         return serve(message)
 
     four = Four(summed(method), tmp_path / "away", bent)
     with suppress(FedstillError):  # what it reads may be beyond all bounds
         four.live().run()
-    part = {"begin": "parameters", "examine": "d/dx"}[when]
+    part = {"initialize_nodes": "parameters", "predict_logits": "d/dx"}[when]
     later = [tensors for node, _, tensors in four.seen if part in tensors]
     sums = from_ring(add_contributions(later[: len(NAMES)])[part])
     assert sums.abs().median() > 1e3
@@ -358,13 +362,13 @@ def test_a_query_that_is_not_summed_has_no_node_forget_what_it_was_told(tmp_path
 
     def bent(node: str, header: dict[str, Any], serve: Serve, message: bytes) -> bytes:
         told, sent = unpack(message)
-        other = {"parameters": sent["parameters"] + 0.5} if header.get("query") == "begin" else {}
+        other = {"parameters": sent["parameters"] + 0.5} if header.get("query") == "initialize_nodes" else {}
         if other and node != "node-0":
             other = sent
         if other:
             told["sum"] = {"number": 0, "members": [], "recover": True}
             message = pack(told, sent)
-        return between(serve, message, "begin", {}, other)
+        return between(serve, message, "initialize_nodes", {}, other)
 
     four = Four(summed("fedper"), tmp_path / "away", bent)
     with suppress(FedstillError):  # what it reads may be beyond all bounds

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedstill.core.config_tables import as_table
+from fedstill.core.config_tables import to_table
 from fedstill.core.errors import FedstillError
 from fedstill.models.module_utils import to_vector
 from fedstill.runs import build
@@ -126,7 +126,7 @@ def tiny(
             "evaluation": {"centralized": False, "samples": 2},
             # Two ways of computing part by the last digits, which are bfloat16's second where it is taken.
             "engine": {"name": engine, "precision": "float32"},
-            "method": as_table(config_of(method, batch=4, student_batch=4, levels=0)),
+            "method": to_table(config_of(method, batch=4, student_batch=4, levels=0)),
         }
     )
 

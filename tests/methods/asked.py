@@ -15,6 +15,6 @@ def count_labels(task: Task) -> Query:
     return query
 
 
-def tell_size() -> Query:
+def count_samples() -> Query:
     (query,) = declared(TellsSize(), NodeSetting(Classification(2), LocalConfig(), Compute()))
     return query

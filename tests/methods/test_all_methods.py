@@ -233,7 +233,7 @@ class Moments:
             save(records, state, since)
             self.happened("saved")
 
-        monkeypatch.setattr(RunWriter, "due", lambda records: True)
+        monkeypatch.setattr(RunWriter, "is_save_due", lambda records: True)
         monkeypatch.setattr(RunWriter, "save", saved)
         monkeypatch.setattr(Federation, "query", asked)
         monkeypatch.setattr("fedstill.runs.simulation.CHUNK", 3)

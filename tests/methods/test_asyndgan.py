@@ -81,7 +81,7 @@ def test_of_drawn_maps_all_nodes_judge_the_same_images() -> None:
     for _ in range(4):
         one.server.step()
     assert set(up(one)) == {"data sizes", "critic", "gradients"}
-    assert one.audit.summary()["queries_by_name"] == {"tell_size": 1, "judge": 2}
+    assert one.audit.summary()["queries_by_name"] == {"count_samples": 1, "score_with_critic": 2}
 
 
 def test_it_reconstructs_from_outlines() -> None:
@@ -121,7 +121,7 @@ def away(one: World, *names: str) -> None:
     one.federation.link = LinkConfig(quorum=0.3)
 
     def heard(query: str, asked: Any, sent: Any, response: Any) -> Any:
-        if query == "tell_maps" and asked[0] in names:
+        if query == "send_label_maps" and asked[0] in names:
             one.federation.exclude(
                 asked[0], query, "no answer", may_rejoin=True, since_query=response.args[1].number
             )
@@ -139,7 +139,7 @@ def test_a_node_that_comes_back_without_having_told_maps_is_not_asked_about_its_
     for _ in range(3):
         one.server.step()
     assert one.federation.present == ("n0", "n1", "n2")
-    assert one.audit.summary()["queries_by_name"]["judge"] == 2 * 2, "of two nodes in two steps"
+    assert one.audit.summary()["queries_by_name"]["score_with_critic"] == 2 * 2, "of two nodes in two steps"
 
 
 def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:
@@ -148,6 +148,6 @@ def test_where_nobody_is_left_who_told_maps_the_run_stops_in_one_line() -> None:
     one.server.step()
     del one.federation.excluded["n1"]
     for name in ("n0", "n2"):
-        one.federation.exclude(name, "judge", "gone", may_rejoin=False)
+        one.federation.exclude(name, "score_with_critic", "gone", may_rejoin=False)
     with pytest.raises(NodeFault, match="none of them has told size and maps"):
         one.server.step()

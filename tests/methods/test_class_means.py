@@ -156,7 +156,7 @@ def test_fedproto_a_round_at_a_node_by_hand() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    here.federation.query("learn", C=C, round=torch.tensor(0))
+    here.federation.query("train_locally", C=C, round=torch.tensor(0))
     same(node.model, model, rtol=1e-3, atol=1e-5)
 
 

@@ -109,18 +109,18 @@ def test_a_policy_refuses_label_maps_unless_it_names_them() -> None:
 def test_by_default_no_node_says_how_far_images_are_from_its_own() -> None:
     """Asked often enough that tells the image, though no map has left."""
     one = world()
-    examine, gate = one.side.queries["examine"], Gate("n0", PolicyConfig(), AuditLog())
-    assert str(gate.refusal_reason(examine)).startswith("label_maps: no difference, unless its owner")
-    apart = world(pixel=0.0, perceptual=0.0).side.queries["examine"]
+    predict_logits, gate = one.side.queries["predict_logits"], Gate("n0", PolicyConfig(), AuditLog())
+    assert str(gate.refusal_reason(predict_logits)).startswith("label_maps: no difference, unless its owner")
+    apart = world(pixel=0.0, perceptual=0.0).side.queries["predict_logits"]
     assert gate.refusal_reason(apart) is None
-    assert (examine.depends_on_records, apart.depends_on_records) == (("difference",), ()), (
+    assert (predict_logits.depends_on_records, apart.depends_on_records) == (("difference",), ()), (
         "it comes of the records themselves"
     )
 
 
 def test_letting_label_maps_out_lets_nothing_else_out() -> None:
     one = world()
-    gate, query = one.nodes[0].gate, one.side.queries["tell_maps"]
+    gate, query = one.nodes[0].gate, one.side.queries["send_label_maps"]
     assert gate.refusal_reason(query) is None
     more = replace(query, releases={**query.releases, "weights": "parameters"})
     assert gate.refusal_reason(more) == "outputs_only: no parameters"

@@ -47,7 +47,9 @@ def test_only_the_owner_of_a_map_tells_how_far_its_image_is_from_the_real_one() 
         [[whose("n0"), 1, 0], [whose("n0"), 4, 3], [whose("n1"), 0, 0], [whose("n0"), 99, 0]]
     )
     x = X.expand(2, *X.shape[1:]).clone().requires_grad_()
-    response = critics.judge(NodeGroup([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3))
+    response = critics.train_and_score(
+        NodeGroup([a, b]), 0, x, MAPS.expand(2, -1, -1, -1), source.expand(2, 4, 3)
+    )
     difference = response["difference"]  # (2, 4)
     own = a.data.inputs[told(a)]
     turned = torch.rot90(own[4].flip(-1), 1, (-2, -1))
@@ -70,9 +72,9 @@ def test_a_query_with_too_few_maps_is_refused() -> None:
     with pytest.raises(
         ArgumentError, match=r"shape of invalid maps = \(3, 16, 16\) \(expected one for each of 4"
     ):
-        critics.judge(NodeGroup([node]), 0, X, MAPS[:, :3])
+        critics.train_and_score(NodeGroup([node]), 0, X, MAPS[:, :3])
     with pytest.raises(ArgumentError, match="shape of source is"):
-        critics.judge(NodeGroup([node]), 0, X, MAPS, torch.zeros(1, 4, 2, dtype=torch.int64))
+        critics.train_and_score(NodeGroup([node]), 0, X, MAPS, torch.zeros(1, 4, 2, dtype=torch.int64))
 
 
 def test_reconstructions_critics_see_whole_images_and_not_what_was_measured() -> None:
@@ -92,7 +94,7 @@ def test_a_critic_of_pairs_learns_privately() -> None:
     critics.prepare([node])
     assert not any(isinstance(layer, torch.nn.BatchNorm2d) for layer in node.modules["critic"])
     before, data = to_vector(node.modules["critic"]), node.data
-    response = critics.judge(NodeGroup([node]), 0, X, MAPS)
+    response = critics.train_and_score(NodeGroup([node]), 0, X, MAPS)
     assert response["critic"].shape == (1, 4, 4, 4)
     assert not torch.equal(to_vector(node.modules["critic"]), before)
     assert node.data is data
@@ -117,7 +119,7 @@ def test_a_patchgan_judges_pairs_of_images_that_are_large_enough() -> None:
     assert isinstance(critic, PatchGAN)
     assert critic[0].in_channels == 1 + TASK.condition_channels
     before = to_vector(critic)
-    response = critics.judge(NodeGroup([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
+    response = critics.train_and_score(NodeGroup([node]), 0, X.repeat(1, 1, 1, 2, 2), MAPS.repeat(1, 1, 2, 2))
     assert response["critic"].shape == (1, 4, 2, 2)
     assert not torch.equal(to_vector(critic), before)
 
@@ -138,7 +140,7 @@ def test_a_critics_rate_falls_over_its_steps_and_a_node_goes_on_with_it(private:
                 {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))} if private else {}
             )
             before = critics.drawn(NodeGroup([node]), number, X) if drawn else {}
-            critics.judge(NodeGroup([node]), number, X, MAPS, **before)
+            critics.train_and_score(NodeGroup([node]), number, X, MAPS, **before)
         rates.append([node.optimizers["critic"].param_groups[0]["lr"] for node in nodes])
     expected = [0.01 * (1 + math.cos(math.pi * step / 4)) / 2 for step in range(5)]  # of 2 + 3 steps
     for found, rate in zip(rates, expected, strict=True):

@@ -95,7 +95,7 @@ def test_what_a_node_learns_by_hand() -> None:
     here.federation.query("predict", rows=rows, round=torch.tensor(0))
     model = copy.deepcopy(node.model).requires_grad_()
     t_g = torch.randn(N, CLASSES, generator=torch.Generator().manual_seed(0))
-    here.federation.query("learn", rows=rows, t_g=t_g, round=torch.tensor(0))
+    here.federation.query("distill", rows=rows, t_g=t_g, round=torch.tensor(0))
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     for epoch in range(2):
         order = torch.randperm(N, generator=node.generator("distil", 0, epoch))
@@ -117,7 +117,7 @@ def test_a_label_is_asked_for_again_only_when_it_is_too_old() -> None:
     run(here)
     since: dict[int, int] = {}
     for query, sent, _ in log:
-        if query != "learn":
+        if query != "distill":
             continue
         t, new, kept = int(sent["round"]), sent["rows"].tolist(), sent["kept"].tolist()
         assert len({*new, *kept}) == 11
@@ -134,14 +134,14 @@ def test_labels_that_are_kept_cost_nothing_and_are_those_of_their_round() -> Non
     kept, plain = run(world(replace(ALL, keep=3))), world(ALL)
     first = heard(plain)
     run(plain)
-    t_g = next(sent["t_g"] for query, sent, _ in first if query == "learn")
+    t_g = next(sent["t_g"] for query, sent, _ in first if query == "distill")
     told = {int(row): t_g[at] for at, row in enumerate(first[0][1]["rows"])}
     for row, label in told.items():
         assert torch.equal(memory(kept.nodes[0], "labels")["t_g"][row], label)
     size = len(MIXED) * N * CLASSES * 4
     assert kept.audit.summary()["by_kind"]["logits"] == {"up": size, "down": size}
     assert plain.audit.summary()["by_kind"]["logits"] == {"up": 3 * size, "down": 3 * size}
-    assert kept.audit.summary()["queries_by_name"] == {"predict": 3, "learn": 3}
+    assert kept.audit.summary()["queries_by_name"] == {"predict": 3, "distill": 3}
 
 
 def test_who_was_away_gets_all_labels_anew() -> None:

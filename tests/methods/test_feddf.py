@@ -128,7 +128,7 @@ def test_teachers_weighed_by_their_label_counts(specs: tuple[str, ...]) -> None:
     counts = torch.stack([TASK.counts(node.data) for node in here.nodes])
     assert torch.equal(here.server.state.histogram.counts, counts)
     told = here.audit.summary()
-    assert "tell_size" not in told["queries_by_name"]
+    assert "count_samples" not in told["queries_by_name"]
     assert told["by_kind"]["label counts"]["up"] == len(specs) * (CLASSES + 1) * 4
     models = {node.name: trained(node, start[node.name], 0, 3).eval() for node in here.nodes}
     received = {

@@ -282,7 +282,7 @@ def test_a_critic_that_learns_privately_draws_own_inputs_only_where_it_is_rated_
     node.private_steps = {"critic": DPParameters(1.0, 1.0, partial(noise.seeded, 0))}
     one.side.prepare([node])
     before = to_vector(node.modules["critic"])
-    one.side.queries["examine"].handler(NodeGroup([node]), 0, x=x)
+    one.side.queries["predict_logits"].handler(NodeGroup([node]), 0, x=x)
     assert times[0] == drawn
     assert not torch.equal(to_vector(node.modules["critic"]), before)
 

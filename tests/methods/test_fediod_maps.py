@@ -50,7 +50,7 @@ def test_the_generators_gradient_through_the_federation_is_plain_autograds(augme
     one, plain = world(config, features=features), world(config, features=features)
     losses = one.server.step()
 
-    for node in plain.nodes:  # queries before the first examine, which take numbers
+    for node in plain.nodes:  # queries before the first predict_logits, which take numbers
         node.model.requires_grad_(False)
     G, S = plain.server.state.generator, plain.server.student.eval()
     plain.server.state.source.load(one.server.state.source.state(), torch.device("cpu"))
@@ -141,7 +141,7 @@ def test_pretraining_moves_generator_and_critics_and_leaves_the_student() -> Non
     one.server.step()
     assert not torch.equal(weights(one.server.student), student)
     assert one.audit.summary()["queries_by_name"] == {
-        "count_labels": 1, "tell_maps": 3, "judge": 2, "examine": 1,
+        "count_labels": 1, "send_label_maps": 3, "score_with_critic": 2, "predict_logits": 1,
     }  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def test_critics_are_weighed_before_the_student_as_with_it() -> None:
 
         def heard(query: str, *_: Any, given: list[torch.Tensor] = given) -> Any:
             responses = _[-1]()
-            if query == "judge":
+            if query == "score_with_critic":
                 given.extend(
                     F.softplus(each["critic"]).flatten(1).sum(1).mean() for each in responses.values()
                 )

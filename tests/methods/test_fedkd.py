@@ -118,7 +118,7 @@ def test_quantized_answers_are_off_by_less_than_one_step_and_always_up() -> None
 
 def test_a_bound_fixed_beforehand_is_not_asked_for_and_clips() -> None:
     here = run(world(replace(CLEAR, levels=200, z_max=0.5, weights="equal")), 1)
-    assert "tell_range" not in here.federation.queries
+    assert "max_logit" not in here.federation.queries
     assert "logit range" not in here.audit.summary()["by_kind"]
     assert targets(here).abs().max() <= 0.5
     agreed = run(world(replace(CLEAR, levels=200)), 1)
@@ -162,8 +162,8 @@ def test_the_quantizer_comes_after_the_noise_and_costs_nothing_more() -> None:
 
 def test_a_range_that_is_told_as_it_is_has_no_guarantee() -> None:
     here = run(world(replace(CONFIG, weights="equal"), privacy=NOISY), 1)
-    assert all(paid(here.audit, node.name)[1] == 1 for node in here.nodes), "tell_range"
-    with pytest.raises(QueryRefused, match=r"guarantee for logit range; .*, in query tell_range"):
+    assert all(paid(here.audit, node.name)[1] == 1 for node in here.nodes), "max_logit"
+    with pytest.raises(QueryRefused, match=r"guarantee for logit range; .*, in query max_logit"):
         world(CONFIG, privacy=replace(NOISY, epsilon=1000.0))
     world(replace(CONFIG, z_max=4.0), privacy=replace(NOISY, epsilon=1000.0))
 
@@ -183,7 +183,7 @@ def test_every_example_is_asked_in_chunks_once_and_never_its_inputs(monkeypatch:
     monkeypatch.setattr(fedkd, "CHUNK", 10)
     here = run(world(CONFIG))
     asked = here.audit.summary()
-    assert asked["queries_by_name"] == {"count_labels": 1, "predict": 3, "tell_range": 1}
+    assert asked["queries_by_name"] == {"count_labels": 1, "predict": 3, "max_logit": 1}
     assert asked["by_kind"]["logits"]["up"] == N * CLASSES * len(SPECS)
     assert set(asked["by_kind"]) == {"indices", "label counts", "logit range", "logits", "schedule"}
     assert here.federation.queries["predict"].times == 3

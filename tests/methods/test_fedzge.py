@@ -106,7 +106,7 @@ def test_answers_that_are_not_one_an_input_stay_as_they_are(importance: Any) -> 
     )
     one = world(replace(config, through=False, directions=2, ensemble="probs"))
     one.server.step()
-    assert one.side.queries["examine"].rows == 12
+    assert one.side.queries["predict_logits"].rows == 12
     assert {kind for entry in one.audit.entries() for kind in entry["up"]} == {
         "label counts",
         "logits",

@@ -63,7 +63,7 @@ def world(
 def test_the_target_tells_the_features_of_its_own_images_in_the_servers_network() -> None:
     made = world(replace(CONFIG, target="n1"))
     server, w = copy.deepcopy(made.server.student), to_vector(made.server.student)
-    told = made.federation.query("tell_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
+    told = made.federation.query("send_features", nodes=["n1"], parameters=w, round=torch.tensor(1))[
         "features"
     ]
     own = made.nodes[1].sample(6, "target", 1).inputs
@@ -76,14 +76,14 @@ def test_the_target_tells_the_features_of_its_own_images_in_the_servers_network(
 def test_nobody_else_tells_where_a_target_is_named() -> None:
     made = world(replace(CONFIG, target="n1"))
     w, round = to_vector(made.server.student), torch.tensor(0)
-    with pytest.raises(QueryRefused, match=r"'n2' refuses query 'tell_features' by rule method.target: n1"):
-        made.federation.query("tell_features", nodes=["n2"], parameters=w, round=round)
+    with pytest.raises(QueryRefused, match=r"'n2' refuses query 'send_features' by rule method.target: n1"):
+        made.federation.query("send_features", nodes=["n2"], parameters=w, round=round)
 
 
 def test_who_is_asked_what_and_how_many_bytes_of_features() -> None:
     made = run(world())  # the target is the first node
     summary = made.audit.summary()
-    assert summary["queries_by_name"] == {"tell_size": 1, "tell_features": 2, "train": 2, "align": 2}
+    assert summary["queries_by_name"] == {"count_samples": 1, "send_features": 2, "train": 2, "align": 2}
     size = 6 * 16 * 2 * 2 * 4
     # Up once a round, and down to both sources.
     assert summary["by_kind"][FEATURES] == {"up": 2 * size, "down": 2 * 2 * size}
@@ -97,9 +97,9 @@ def test_a_target_that_is_no_node_is_refused() -> None:
 
 def test_no_mechanism_vouches_for_features_or_for_adversarial_training() -> None:
     side = world().side
-    without = replace(side, queries={"tell_features": side.queries["tell_features"]})
+    without = replace(side, queries={"send_features": side.queries["send_features"]})
     mechanism = PrivacyMechanism("n0", DPSGD(epsilon=5.0), without, LOCAL, 10, TASK)
-    told = no_guarantee_reason(mechanism, side.queries["tell_features"])
+    told = no_guarantee_reason(mechanism, side.queries["send_features"])
     assert told is not None
     assert "no guarantee for latent features" in told
     with pytest.raises(QueryRefused, match=r"align.*does not say what it reads"):
@@ -115,7 +115,7 @@ def test_without_alignment_it_is_fedavg(engine: str) -> None:
         run(world(config, engine=engine)) for config in (replace(CONFIG, lambda_adv=0.0), FedAvg(rounds=2))
     )
     same(made.server.student, plain.server.student)
-    assert set(made.side.queries) == {"tell_size", "train"}
+    assert set(made.side.queries) == {"count_samples", "train"}
 
 
 def test_a_step_at_a_source_by_hand() -> None:
@@ -172,7 +172,7 @@ def test_sources_go_on_with_what_a_target_told_before_it_left() -> None:
     assert made.audit.summary()["queries_by_name"]["align"] == 2
 
 
-@pytest.mark.parametrize("query", ["tell_features", "train"])
+@pytest.mark.parametrize("query", ["send_features", "train"])
 @pytest.mark.parametrize("quorum", [0.5, 1.0])
 def test_sources_go_on_without_a_target_that_fails(query: str, quorum: float) -> None:
     made = world()

@@ -188,7 +188,7 @@ def test_centralized_training_is_plain_training_of_one_node_that_has_everything(
 
 def test_centralized_is_the_mark_that_other_runs_are_compared_with() -> None:
     one = setting(Centralized())
-    other = setting(Standalone(), mark=copy.deepcopy(one.student))
+    other = setting(Standalone(), centralized_model=copy.deepcopy(one.student))
     assert Simulation(one).run()["accuracy"] == Simulation(other).run()["centralized"]["accuracy"]
 
 
@@ -205,5 +205,5 @@ def test_centralized_hands_over_exactly_the_data(tmp_path: Path) -> None:
     assert [node["bytes"] for node in metrics["nodes"]] == [{"up": size, "down": 0} for size in each]
     lines = entries(tmp_path)
     assert [(line["node"], line["query"]) for line in lines] == [
-        (f"node-{index}", "hand_over") for index in range(3)
+        (f"node-{index}", "upload_data") for index in range(3)
     ]

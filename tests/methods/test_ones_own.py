@@ -136,8 +136,8 @@ def test_an_option_cannot_say_what_the_method_is_called() -> None:
 
 def test_a_class_that_says_it_lies_among_ours_is_not_ours() -> None:
     posing: Any = type("FedAvg", (Idle,), {"__module__": FedAvg.__module__, "__qualname__": "FedAvg"})
-    assert posing().called != "fedavg"
-    assert METHODS.origin(posing().called) != "fedstill"
+    assert posing().registered_name != "fedavg"
+    assert METHODS.origin(posing().registered_name) != "fedstill"
     assert METHODS.origin(FedAvg().registered_name) == "fedstill"
 
 

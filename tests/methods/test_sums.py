@@ -95,7 +95,7 @@ def test_what_it_hears_is_one_answer_and_no_nodes(monkeypatch: pytest.MonkeyPatc
     here = world(FEDIOD, True)
 
     told = here.server.query("count_labels")
-    responses = here.server.query("examine", x=torch.zeros(5, *small_world.SHAPE))
+    responses = here.server.query("predict_logits", x=torch.zeros(5, *small_world.SHAPE))
 
     assert told.nodes == responses.nodes == (SUM,)
     counts = sum(node.data.targets.bincount(minlength=CLASSES) for node in here.nodes)
@@ -115,7 +115,7 @@ def test_responses_in_a_sum_have_the_digits_of_float32() -> None:
     here.server.query("count_labels")
     x = torch.randn(5, *small_world.SHAPE, generator=torch.Generator().manual_seed(3))
 
-    mean = here.server.query("examine", x=x)["logits"][0]
+    mean = here.server.query("predict_logits", x=x)["logits"][0]
 
     with torch.no_grad():
         own = sum(len(node.data) * node.model(x) for node in here.nodes)
@@ -238,7 +238,7 @@ def responding(method: Method, nodes: int, classes: int, values: int = 1, scale:
         task=Classification(classes),
         **({"public": public} if method.needs().public else {}),
     )
-    for name in {"count_labels", "tell_size"} & here.side.queries.keys():
+    for name in {"count_labels", "count_samples"} & here.side.queries.keys():
         here.server.query(name)
     return here
 

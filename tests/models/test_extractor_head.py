@@ -96,7 +96,7 @@ def test_every_network_of_ours_is_covered() -> None:
         "bn-unet",
         "residual-unet",
         *TEXT_MODELS,
-    } == set(MODELS.own)  # see test_unet.py
+    } == set(MODELS.builtin)  # see test_unet.py
 
 
 def test_a_users_sequential_with_an_init_of_its_own_parts_behind_its_flatten() -> None:

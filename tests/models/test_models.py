@@ -14,7 +14,7 @@ from fedstill.models import MODELS, TEXT_MODELS, Generator, build, check_module
 
 IMAGE = (1, 8, 8)
 CLASSIFIERS = [
-    name for name in MODELS.own if "unet" not in name and name not in TEXT_MODELS
+    name for name in MODELS.builtin if "unet" not in name and name not in TEXT_MODELS
 ]  # see test_unet.py
 
 

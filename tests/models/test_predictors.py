@@ -206,7 +206,7 @@ def test_it_is_a_nodes_model_as_any_other(regression: Any) -> None:
     assert dict(predictor.state_dict()) == {}
     assert copy.deepcopy(predictor)(IMAGES[:2]).equal(predictor(IMAGES[:2]))
     compute = Compute(EngineConfig())
-    assert compute.place(predictor) is predictor
+    assert compute.to_device(predictor) is predictor
     data = TensorData(IMAGES[:50], torch.from_numpy(LABELS[:50]))
     node = Node("clinic", data, predictor, Gate("clinic", PolicyConfig(), AuditLog()), 0)
     make_optimizers([node], LocalConfig())

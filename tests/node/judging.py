@@ -29,5 +29,5 @@ class Judging(FedIOD):
         depends_on_records=(),
         trains=("critic",),
     )
-    def judge(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self.critics(nodes.setting).judge(nodes, nodes.query_number, x)
+    def score_with_critic(self, nodes: NodeGroup, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.critics(nodes.setting).train_and_score(nodes, nodes.query_number, x)

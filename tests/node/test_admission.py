@@ -135,7 +135,7 @@ def test_after_hours_nothing_is_learned_or_answered(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(clinic.host.file.policy.__class__, "hours", f"{soon}-{later}")
     object.__setattr__(clinic.host.file.policy, "hours", f"{soon}-{later}")
     for do in ("train_locally", "answer_query", "compute_gradients"):
-        told = clinic.say(do, seconds=1, query="examine", number=0, differentiable=True)
+        told = clinic.say(do, seconds=1, query="predict_logits", number=0, differentiable=True)
         assert told["rule"].startswith(f"hours: {soon}-{later}")
     assert clinic.left() == []
 
@@ -566,10 +566,10 @@ def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
     assert isinstance(clinic.query(5), tuple)
     refusal = clinic.query(6)
     assert (refusal["kind"], refusal["query"], refusal["rule"]) == (
-        "QueryRefused", "examine", "approved: 6 times",
+        "QueryRefused", "predict_logits", "approved: 6 times",
     )  # fmt: skip
     lines = entries(clinic.folder, "answer", "gradient")
-    limit = describe(PLAN, None).queries["examine"]["bytes"]
+    limit = describe(PLAN, None).queries["predict_logits"]["bytes"]
     each = [sum(line["up"].values()) for line in lines]
     assert max(each) + min(each) <= limit
 
@@ -581,7 +581,7 @@ def test_more_bytes_than_were_approved_do_not_leave(tmp_path: Path) -> None:
     clinic.ready()
     approved = clinic.session.node.gate.approved
     assert approved is not None
-    approved.table["queries"]["examine"]["bytes"] = 4 * B * CLASSES  # the logits alone
+    approved.table["queries"]["predict_logits"]["bytes"] = 4 * B * CLASSES  # the logits alone
     assert clinic.query(0)["rule"] == "approved: 160 bytes of an answer"
     assert clinic.left() == []
 
@@ -613,7 +613,7 @@ def test_a_request_that_was_changed_on_the_disk_is_none(tmp_path: Path) -> None:
     table["description"] = table["description"].replace('"steps":6', '"steps":7')
     path.write_text(json.dumps(table))
     told = clinic.say("join", plan=clinic.plan.to_dict())
-    assert told["kind"] == "OwnDataError"  # and no path of this machine
+    assert told["kind"] == "NodeDataError"  # and no path of this machine
     assert str(tmp_path) not in told["text"]
 
 
@@ -627,7 +627,7 @@ def test_an_owner_reads_approves_and_looks_back(tmp_path: Path, command: Main) -
     refused(clinic)
     code, out, _ = command("node", "requests", clinic.folder)
     assert code == 0
-    asked = ("examine: 6 times, up to 4 inputs", "count_labels: 1 time;", "steps = 6", "7 queries")
+    asked = ("predict_logits: 6 times, up to 4 inputs", "count_labels: 1 time;", "steps = 6", "7 queries")
     for told in (*asked, "student mlp:8; goes on with 3 nodes or more"):
         assert told in " ".join(out.split())
     assert command("node", "requests", clinic.folder, found.sha256)[1] == found.text
@@ -660,13 +660,17 @@ def test_a_rule_beside_an_approval_is_said_when_it_is_given_and_written_down(
     refused(clinic)
     code, out, _ = command("node", "approve", clinic.folder, describe(clinic.plan, None).sha256)
     assert code == 0
-    assert "But examine is refused all the same, as node.toml is: queries: count_labels." in out
+    assert "But predict_logits is refused all the same, as node.toml is: queries: count_labels." in out
     assert "count_labels is refused" not in out
     for _ in range(2):  # a server that joins again is told again, and nothing is written twice
         assert joined(clinic)
     *_, line = SecurityLog(clinic.folder).lines()
-    assert (line["event"], line["query"], line["why"]) == ("refused", "examine", "queries: count_labels")
-    assert caplog.text.count("run one: examine will be refused: queries: count_labels") == 1
+    assert (line["event"], line["query"], line["why"]) == (
+        "refused",
+        "predict_logits",
+        "queries: count_labels",
+    )
+    assert caplog.text.count("run one: predict_logits will be refused: queries: count_labels") == 1
     assert events(clinic).count("refused") == 2
 
 
@@ -707,7 +711,7 @@ def test_nothing_private_stands_in_the_log(tmp_path: Path) -> None:
     (clinic.folder / "node.toml").write_text(NODE.replace("data.npz", "patient-4711.npz"))
     np.savez(clinic.folder / "patient-4711.npz", images=np.full((40, 9, 9), 0.25), labels=np.zeros(40))
     clinic.again()
-    assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "OwnDataError"
+    assert clinic.say("join", plan=clinic.plan.to_dict())["kind"] == "NodeDataError"
     (clinic.folder / "node.toml").write_text(NODE + "max_bytes = 400\n")
     clinic.again()
     clinic.ready()

@@ -15,7 +15,7 @@ PRICE, OWNER = {"gaussian(4.0)": 1}, PrivacyConfig(epsilon=3.0, total_epsilon=5.
 
 
 def charged(log: AuditLog, run: str, unit: str = "a record", bare: int = 0) -> None:
-    about = (run, NODE_DATA, "clinic", 0, "examine", "answer")
+    about = (run, NODE_DATA, "clinic", 0, "predict_logits", "answer")
     assert log.charge(
         Entry(*about, content_hash=run, cost={} if bare else PRICE, no_guarantee=bare, unit=unit, queries=1)
     )

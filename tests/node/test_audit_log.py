@@ -40,7 +40,7 @@ def entry(number: int = 0, **other: Any) -> Entry:
         "run": "first",
         "payer": other.get("node", "clinic"),
         "node": "clinic",
-        "query": "examine",
+        "query": "predict_logits",
         "part": "answer",
         "content_hash": "c0",
         "history_hash": "a0",

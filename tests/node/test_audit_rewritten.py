@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedstill.core.errors import ArgumentError
-from fedstill.core.hashing import link
+from fedstill.core.hashing import chain_hash
 from fedstill.node.audit_log import AuditError, AuditLog, Spending
 from tests.audited import edit
 from tests.node.test_audit_log import entry, fill, head
@@ -83,7 +83,7 @@ def test_a_line_that_no_node_has_written_is_damage(name: str, hashed: bool, path
         file.execute(set_line, (line,))
         if hashed:  # by somebody who knows how
             text = line.decode("utf-8", "surrogateescape") if isinstance(line, bytes) else line
-            file.execute("UPDATE entries SET hash = ? WHERE entry = 3", (link(before, 3, text),))
+            file.execute("UPDATE entries SET hash = ? WHERE entry = 3", (chain_hash(before, 3, text),))
         file.commit()
     spent = settles(path, "entry 3 is not as it was written")
     assert spent.total_events == {"gaussian(1.1)": 3, "laplace(10.0)": 6}  # from the head

@@ -164,7 +164,7 @@ def test_texts_are_not_coded_into_a_vocabulary_or_length_too_large(tmp_path: Pat
 def test_a_query_about_more_inputs_than_there_is_memory_for_is_refused(tmp_path: Path) -> None:
     """max_rows allows 100,000: in a small CNN they would take 4 GB."""
     folder, plan = tmp_path / "rows", PLAN.to_dict()
-    asked = {"run": "one", "query": "examine", "differentiable": True}
+    asked = {"run": "one", "query": "predict_logits", "differentiable": True}
     messages = [
         pack({"operation": "join", "plan": plan}),
         pack({"operation": "train_locally", "run": "one", "seconds": 60}),
@@ -249,7 +249,7 @@ def test_a_method_that_would_draw_a_billion_of_a_nodes_images_is_refused(tmp_pat
     plan = dataclasses.replace(PLAN, method={**FEDIOD, "batch": 10**9, "memory": 10**9})
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     told, _ = clinic.say("join", plan=plan.to_dict())
-    assert told["refused_queries"] == {"examine": "max_rows: 100000, and it is about 1000000000"}
+    assert told["refused_queries"] == {"predict_logits": "max_rows: 100000, and it is about 1000000000"}
 
 
 # --- messages -----------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_message_is_measured_as_it_is_computed_with(tmp_path: Path) -> None:
     plan = dataclasses.replace(PLAN, wire=WireConfig(inputs="int8"))
     clinic = Clinic(tmp_path / "clinic", "max_message = 10_000\n", plan).ready()
     sent = plan.wire.compress({"x": torch.ones(60, *SHAPE)}, {"x": "inputs"})
-    said = clinic.say("answer_query", sent, query="examine", number=0, differentiable=True)
+    said = clinic.say("answer_query", sent, query="predict_logits", number=0, differentiable=True)
     assert said["rule"] == "max_message: 10000, and in float32 it has 15360 bytes"
 
 
@@ -335,7 +335,7 @@ def test_training_that_a_plan_parts_into_endless_rounds_is_refused(tmp_path: Pat
 
 def test_what_many_steps_cost_is_not_worked_out_past_the_time_of_a_message() -> None:
     price = PrivacyCost({Event("gaussian", 1.2345, rate=0.0123): 10**5})
-    with timing.within(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
+    with timing.time_limit(1e-9, lambda: TimeoutError("too long")), pytest.raises(TimeoutError):
         compute_epsilon(price, 1e-5)
 
 

@@ -18,7 +18,7 @@ from fedstill.privacy.noise import seeded
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.protocol.queries import NodeSide
 from fedstill.tasks import Task
-from tests.methods.asked import count_labels, tell_size
+from tests.methods.asked import count_labels, count_samples
 
 SIDE, SCALE = 8, 5.0
 TASKS: tuple[str, ...] = (
@@ -87,7 +87,7 @@ def test_noise_on_sizes_never_leaves_a_node_without_a_record(name: str) -> None:
     """Where all nodes told 0, the server would divide nothing by nothing."""
     task = tasks.TASKS[name]().make(1 if name == "reconstruction" else 3)
     least, seen = [], False
-    for query in (count_labels(task), tell_size()):
+    for query in (count_labels(task), count_samples()):
         config = DPSGD(counts_noise=SCALE)
         made = PrivacyMechanism("clinic", config, NodeSide({query.name: query}), LocalConfig(), 3, task)
         for draw in range(40):

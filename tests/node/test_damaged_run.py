@@ -26,7 +26,7 @@ def joined(clinic: Clinic, caplog: pytest.LogCaptureFixture) -> str:
     clinic.again()
     with caplog.at_level(logging.WARNING, "fedstill.node"):
         told = clinic.say("join", plan=clinic.plan.to_dict())
-    assert (told["kind"], told["text"]) == ("OwnDataError", HIDDEN)
+    assert (told["kind"], told["text"]) == ("NodeDataError", HIDDEN)
     assert clinic.host.session is None
     (line,) = caplog.messages
     assert "\n" not in line
@@ -107,13 +107,13 @@ def test_salt_and_plan_are_on_the_disk_before_anything_leaves(
     synced: list[str] = []
     from fedstill.core import private_files
 
-    replace = private_files.replace
+    replace = private_files.replace_file
 
     def seen(path: Path, content: bytes, *, sync: bool = False) -> None:
         synced.extend([path.name] if sync else [])
         replace(path, content, sync=sync)
 
-    monkeypatch.setattr(private_files, "replace", seen)
+    monkeypatch.setattr(private_files, "replace_file", seen)
     Clinic(tmp_path / "clinic").say("join", plan=PLAN.to_dict())
     assert [name for name in synced if name in (SALT, PLAN_FILE)] == [SALT, PLAN_FILE]
 

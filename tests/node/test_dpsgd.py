@@ -485,7 +485,7 @@ def test_clipped_sums_are_the_same_whatever_the_layout(precision: Any, fixed: tu
 
     for name in fixed:
         node.model.get_parameter(name).requires_grad_(False)
-    first, last = of(node.model), of(compute.place(node.model))
+    first, last = of(node.model), of(compute.to_device(node.model))
     assert float((last - first).norm() / first.norm()) < (1e-5 if precision == "float32" else 0.15)
 
 
@@ -530,7 +530,7 @@ def test_a_network_that_was_stacked_learns_the_same() -> None:
 
 
 def prepared(model: str = "mlp:8", config: LocalConfig = PLAIN, n: int = 20) -> Node:
-    node = made(COMPUTE.place(build(model, SHAPE, 3, 0)), n)
+    node = made(COMPUTE.to_device(build(model, SHAPE, 3, 0)), n)
     local_training.make_optimizers([node], config)
     return node
 

@@ -59,7 +59,7 @@ def released(clinic: Clinic) -> int:
 # --- a server that goes back and asks again under other numbers ----------------------------------------
 
 
-@pytest.mark.parametrize("query", ["examine", "judge"])
+@pytest.mark.parametrize("query", ["predict_logits", "score_with_critic"])
 def test_what_was_asked_before_under_another_number_is_another_past(tmp_path: Path, query: str) -> None:
     clinic = Clinic(tmp_path / "clinic", POLICY + PRIVATE, JUDGES).ready()
     seen: set[bytes] = set()
@@ -133,7 +133,7 @@ def test_limits_outlast_folders_and_names(tmp_path: Path, change: str) -> None:
     again.say("train_locally", seconds=60)
     assert "max_queries: 3" in again.query(7)["text"]
     if change != "a run's folder is gone":
-        assert told["refused_queries"]["examine"] == "max_queries: 3, over all runs"
+        assert told["refused_queries"]["predict_logits"] == "max_queries: 3, over all runs"
 
 
 # --- other last digits ---------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     monkeypatch.setattr(fedmd, "logits", fails)
     call = {"query": "digest_and_communicate", "number": 0, "differentiable": False}
     before = to_vector(clinic.session.node.model).clone()
-    assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
+    assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     assert not torch.equal(to_vector(clinic.session.node.model), before), "it had learned"
     for mark in (0, 1):
         assert "failed at query 0" in clinic.say("save_checkpoint", checkpoint=mark)["text"]
@@ -260,11 +260,11 @@ def test_what_failed_half_way_is_not_kept_to_be_learned_once_more(
     assert torch.equal(to_vector(clinic.session.node.model), before)
     assert clinic.say("save_checkpoint", checkpoint=0) == ({}, {})
     paid = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
-    assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
+    assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     assert clinic.session.audit.spending(NODE_DATA, "one").run_events == paid, "the same is the same"
     monkeypatch.setattr(dp_training, "clipped_sum", off_by_a_digit)
     clinic.say("load_checkpoint", checkpoint=0)
-    assert clinic.say("answer_query", sent, **call)["kind"] == "OwnDataError"
+    assert clinic.say("answer_query", sent, **call)["kind"] == "NodeDataError"
     twice = Counter(clinic.session.audit.spending(NODE_DATA, "one").run_events)
     assert sum((twice - paid).values()) == 1, "that it fails may follow from what was learned"
 

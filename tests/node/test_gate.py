@@ -30,7 +30,7 @@ from fedstill.tasks.classification import Classification
 from tests.audited import entries, paid
 
 QUERY = Query(
-    "examine",
+    "predict_logits",
     lambda group, number: {},
     sends={"x": "inputs"},
     releases={"logits": "logits", "critic": "critic"},
@@ -44,7 +44,7 @@ def gate(audit: AuditLog | None = None, **policy: Any) -> Gate:
     return Gate("clinic", PolicyConfig(**policy), audit or AuditLog())
 
 
-def asked(number: int = 0, content: str = "c0", query: str = "examine") -> ReceivedQuery:
+def asked(number: int = 0, content: str = "c0", query: str = "predict_logits") -> ReceivedQuery:
     return ReceivedQuery(number, query, content, "", {"inputs": 10})
 
 
@@ -71,7 +71,7 @@ class Journal:
         self.calls: list[str] = []
         self.before: CostBreakdown = {"training": PrivacyCost()}
         self.learned: CostBreakdown = {}
-        self.side = NodeSide({"examine": QUERY})
+        self.side = NodeSide({"predict_logits": QUERY})
 
     def rule(self, query: Query, name: str) -> Any:
         return self
@@ -151,8 +151,8 @@ def test_an_answer_is_about_no_more_inputs_than_were_approved() -> None:
     ("queries", "rule"),
     [
         (("*",), None),
-        (("examine",), None),
-        (("count_labels", "examine"), None),
+        (("predict_logits",), None),
+        (("count_labels", "predict_logits"), None),
         (("count_labels",), "queries: count_labels"),
         ((), "queries: none"),
         (("exam",), "queries: exam"),
@@ -166,7 +166,11 @@ def test_only_the_queries_on_the_list_are_answered(queries: tuple[str, ...], rul
     else:
         with pytest.raises(QueryRefused) as caught:
             door.admit(asked(), QUERY, {})
-        assert (caught.value.node, caught.value.query, caught.value.rule) == ("clinic", "examine", rule)
+        assert (caught.value.node, caught.value.query, caught.value.rule) == (
+            "clinic",
+            "predict_logits",
+            rule,
+        )
 
 
 def test_outputs_only_refuses_parameters_and_nothing_else() -> None:
@@ -283,7 +287,7 @@ def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch:
     door, journal, audit = journaled()
 
     def refuse(*given: Any) -> None:
-        raise QueryRefused("clinic", "examine", "privacy budget: spent")
+        raise QueryRefused("clinic", "predict_logits", "privacy budget: spent")
 
     monkeypatch.setattr(door.budgets, "require_within_budget", refuse)
     with pytest.raises(QueryRefused, match="privacy budget: spent"):
@@ -381,7 +385,7 @@ def test_a_release_carries_no_graph() -> None:
 
 def noisy() -> Gate:
     """A gate with noise on its answers."""
-    side = NodeSide({"examine": replace(QUERY, depends_on_records=())})
+    side = NodeSide({"predict_logits": replace(QUERY, depends_on_records=())})
     outputs, gradients = OutputsConfig(noise=1.0, bound=3.0), GradientsConfig(noise=1.0)
     privacy = NoisyOutputs(outputs=outputs, gradients=gradients)
     mechanism = PrivacyMechanism("a", privacy, side, LocalConfig(), 10, Classification(3))
@@ -393,7 +397,7 @@ def noisy() -> Gate:
 
 def examined(door: Gate, logits: torch.Tensor, part: str) -> torch.Tensor:
     """What leaves in place of some logits."""
-    what, name = ReceivedQuery(0, "examine", "c0", "", {}), "logits" if part == "answer" else "d/dx"
+    what, name = ReceivedQuery(0, "predict_logits", "c0", "", {}), "logits" if part == "answer" else "d/dx"
     return door.release(what, part, {name: logits}, replace(QUERY, depends_on_records=()), {})[name]
 
 

@@ -69,7 +69,7 @@ def test_limits_hold_over_all_runs_of_a_folder(tmp_path: Path) -> None:
     third = Clinic(tmp_path / "clinic", "max_queries = 3", dataclasses.replace(PLAN, run="three"))
     told, _ = third.say("join", plan=third.plan.to_dict())
     assert told["refused_queries"] == dict.fromkeys(
-        ("count_labels", "examine"), "max_queries: 3, over all runs"
+        ("count_labels", "predict_logits"), "max_queries: 3, over all runs"
     )
     assert told["max_queries"] == 0  # and not None, which is no limit
 
@@ -174,7 +174,7 @@ def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
         missing = ("missing_of_hostile:Method", str(clinic.folder))
         for each, secret in ((name, "pa55"), (leaky, "pa66"), missing):
             told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": each}})
-            assert told["kind"] == "OwnDataError"
+            assert told["kind"] == "NodeDataError"
             assert secret not in json.dumps(told)
             assert secret in caplog.text
     told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": "gone"}})
@@ -528,7 +528,9 @@ def test_a_fitted_model_that_overflows_is_answered_for_with_noise_and_charged(
     clinic.say("join", plan=plan.to_dict())
     huge = torch.full((1, *SHAPE), torch.finfo(torch.float32).max)
     huge[..., ::2] *= -1
-    _, released = clinic.say("answer_query", {"x": huge}, query="examine", number=0, differentiable=False)
+    _, released = clinic.say(
+        "answer_query", {"x": huge}, query="predict_logits", number=0, differentiable=False
+    )
     assert released["logits"].isfinite().all()
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_events
 
@@ -588,8 +590,8 @@ def table_of(classes: int, width: int) -> torch.Tensor:
 
 
 FORMS: list[tuple[dict[str, Any], str, str, torch.Tensor]] = [
-    ({"name": "fd", "rounds": 2}, "learn", "F_sum", table_of(10, 10)),
-    ({"name": "fedproto", "rounds": 2}, "learn", "C", table_of(10, 8)),
+    ({"name": "fd", "rounds": 2}, "train_locally", "F_sum", table_of(10, 10)),
+    ({"name": "fedproto", "rounds": 2}, "train_locally", "C", table_of(10, 8)),
     ({"name": "fedkd", "levels": 0, "z_max": 4.0, "epochs": 2}, "predict", "rows", torch.tensor([0, 4])),
     ({"name": "fedad"}, "predict", "rows", torch.tensor([0, 4])),
 ]

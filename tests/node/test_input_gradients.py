@@ -54,8 +54,8 @@ def response(group: NodeGroup, number: int, x: torch.Tensor) -> Mapping[str, tor
 
 
 def build_node_side(how: SumWeighting) -> NodeSide:
-    asked = Query("examine", response, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
-    return NodeSide({"examine": asked})
+    asked = Query("predict_logits", response, {"x": INPUTS}, {"logits": LOGITS}, ("x",), sums={"logits": how})
+    return NodeSide({"predict_logits": asked})
 
 
 def node_of(name: str) -> Node:
@@ -84,7 +84,7 @@ def test_gradients_under_masks_are_weighed_as_the_answers_were(how: SumWeighting
     }
     x, parts = torch.tensor([[3.0, -1.0]]), []
     for name, handler in handlers.items():
-        handler.respond("examine", 0, {"x": x}, True, SumRequest(1, NAMES))
+        handler.respond("predict_logits", 0, {"x": x}, True, SumRequest(1, NAMES))
         parts.append(handler.backward(0, {name: {"logits": SLOPES}}, SumRequest(2, NAMES))[name])
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
 
@@ -92,7 +92,7 @@ def test_gradients_under_masks_are_weighed_as_the_answers_were(how: SumWeighting
 @pytest.mark.parametrize("how", BY_HAND)
 def test_gradients_of_sums_are_weighed_in_one_process_too(how: SumWeighting) -> None:
     handler = RequestHandler(NodeGroup([node_of(name) for name in NAMES]), build_node_side(how), Compute())
-    handler.respond("examine", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumRequest(1, NAMES))
+    handler.respond("predict_logits", 0, {"x": torch.tensor([[3.0, -1.0]])}, True, SumRequest(1, NAMES))
     pulls = {name: {"logits": SLOPES} for name in NAMES}
     parts = list(handler.backward(0, pulls, SumRequest(2, NAMES)).values())
     assert from_ring(add_contributions(parts)["d/dx"], GRADIENT_FRACTION_BITS).tolist() == [BY_HAND[how]]
@@ -160,9 +160,9 @@ def test_sound_gradients_are_pulled_back_after_all_of_that(clinic: Clinic) -> No
 
 
 def test_gradients_of_a_query_without_differentiable_inputs_are_refused() -> None:
-    asked = Query("examine", response, {"x": INPUTS}, {"logits": LOGITS})
-    handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"examine": asked}), Compute())
-    handler.respond("examine", 0, {"x": torch.ones(1, 2)}, True)
+    asked = Query("predict_logits", response, {"x": INPUTS}, {"logits": LOGITS})
+    handler = RequestHandler(NodeGroup([node_of("a")]), NodeSide({"predict_logits": asked}), Compute())
+    handler.respond("predict_logits", 0, {"x": torch.ones(1, 2)}, True)
     with pytest.raises(QueryRefused, match="gradients"):
         handler.backward(0, {"a": {"logits": SLOPES}})
 
@@ -171,11 +171,11 @@ def test_a_refused_pull_uses_no_number_of_a_sum(tmp_path: Path) -> None:
     party = Party(tmp_path, NAMES)
     about: Any = (NodeGroup([node_of("a")]), build_node_side("size"), Compute(), {"a": -1}, WireConfig())
     handler = MaskedHandler(party.masks["a"], *about)
-    handler.respond("examine", 0, {"x": torch.ones(1, 2)}, True, SumRequest(1, NAMES))
+    handler.respond("predict_logits", 0, {"x": torch.ones(1, 2)}, True, SumRequest(1, NAMES))
     with pytest.raises(QueryRefused, match="gradients"):
         handler.backward(0, {"a": {"logits": SLOPES.double()}}, SumRequest(2, NAMES))
     assert handler.backward(0, {"a": {"logits": SLOPES}}, SumRequest(2, NAMES))
-    handler.respond("examine", 1, {"x": torch.ones(1, 2)}, True, SumRequest(3, NAMES))
-    handler.respond("examine", 2, {"x": torch.ones(1, 2)}, True, SumRequest(4, NAMES))
+    handler.respond("predict_logits", 1, {"x": torch.ones(1, 2)}, True, SumRequest(3, NAMES))
+    handler.respond("predict_logits", 2, {"x": torch.ones(1, 2)}, True, SumRequest(4, NAMES))
     with pytest.raises(QueryMismatch):  # the graph of query 1 is gone
         handler.backward(1, {"a": {"logits": SLOPES}}, SumRequest(5, NAMES))

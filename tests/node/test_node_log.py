@@ -87,7 +87,7 @@ def test_a_log_that_lost_entries_lets_nobody_join_until_it_is_settled(
     assert (clinic.folder / "runs/one" / PLAN_FILE).read_bytes() == begun, "nor is a run bound anew"
 
     with closing(AuditLog(log)) as audit:
-        audit.settle("the disk was replaced", gone=change == "gone with its head")
+        audit.settle("the disk was replaced", is_lost=change == "gone with its head")
     if change != "gone with its head":  # with which nobody knows what was spent
         after = spent(clinic)
         assert (after.run, after.bare_run, after.queries) == (before.run, before.bare_run, before.queries)

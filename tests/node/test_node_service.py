@@ -103,7 +103,7 @@ class Clinic:
         return self
 
     def query(self, number: int, x: torch.Tensor | None = None, **header: Any) -> Any:
-        header = {"query": "examine", "differentiable": True, **header}
+        header = {"query": "predict_logits", "differentiable": True, **header}
         return self.say("answer_query", {"x": image(number) if x is None else x}, number=number, **header)
 
     def pull(self, number: int, value: float = 1.0) -> Any:
@@ -176,7 +176,7 @@ def test_it_says_who_it_is_and_what_it_will_refuse(tmp_path: Path) -> None:
     assert hello["versions"]["torch"] == torch.__version__
     told, released = clinic.say("join", plan=PLAN.to_dict())
     assert not released
-    assert told["refused_queries"] == {"examine": "queries: count_labels"}
+    assert told["refused_queries"] == {"predict_logits": "queries: count_labels"}
     assert (told["max_queries"], told["learned"], told["checkpoints"], told["last"]) == (5, False, [], -1)
     assert (told["model"], told["frozen"]) == ("MLP", False)
     assert told["parameters"] == (64 * 8 + 8) + (8 * 8 + 8) + (8 * CLASSES + CLASSES)
@@ -188,7 +188,9 @@ def test_of_its_training_it_tells_percents_and_no_steps(tmp_path: Path, monkeypa
     monkeypatch.setattr(initial_training, "STEPS_PER_CHUNK", 7)
     tick(monkeypatch)
     clinic.say("join", plan=PLAN.to_dict())
-    assert clinic.query(0)["text"] == "node 'clinic', query 'examine': its local training is not done yet"
+    assert (
+        clinic.query(0)["text"] == "node 'clinic', query 'predict_logits': its local training is not done yet"
+    )
     assert clinic.say("train_locally", seconds=0)[0] == {"percent": 0, "learned": False}
     # 4 epochs of 40 examples, 8 at a time, are 20 steps.
     assert clinic.say("train_locally", seconds=1.5)[0] == {"percent": 30, "learned": False}
@@ -229,7 +231,7 @@ def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
     wire = WireConfig(inputs="int8", gradients="float16")
     clinic = Clinic(tmp_path / "clinic", plan=replace(PLAN, wire=wire)).ready()
     sent = wire.compress({"x": image(0)}, {"x": "inputs"})
-    header = {"number": 0, "query": "examine", "differentiable": True}
+    header = {"number": 0, "query": "predict_logits", "differentiable": True}
     assert clinic.say("answer_query", sent, **header)[1]["logits"].dtype == torch.float32
     _, released = clinic.pull(0)
     assert {name: tensor.dtype for name, tensor in released.items()} == {
@@ -366,7 +368,7 @@ def test_how_long_it_took_is_told_in_tenths_where_networks_learn_in_private(tmp_
         asked = [
             clinic.host.serve(
                 pack(
-                    {"operation": "answer_query", "run": "one", "query": "examine", "number": number}
+                    {"operation": "answer_query", "run": "one", "query": "predict_logits", "number": number}
                     | {"differentiable": False},
                     {"x": image(number)},
                 )
@@ -482,7 +484,7 @@ def test_a_server_that_lets_rounds_fail_has_none_for_nothing(
         bad = torch.tensor([turn, 400]).int()
         for number in range(1, 4):
             assert a_round(clinic, scores, bad, number)["kind"] == (
-                "NodeFault" if number > 1 else "OwnDataError"
+                "NodeFault" if number > 1 else "NodeDataError"
             )
         assert clinic.say("load_checkpoint", checkpoint=1) == ({}, {})
     assert len(taken) > 3
@@ -525,8 +527,8 @@ def test_a_run_that_costs_more_than_its_budget_is_refused_as_it_is_joined(tmp_pa
     text = '[privacy]\nmechanism = "dp-sgd"\nepsilon = 2.0\n'
     noise = "[privacy.training]\nnoise = 0.5\n[privacy.critic]\nnoise = 0.5\n"
     told, _ = Clinic(tmp_path / "clinic", text + noise).say("join", plan=PLAN.to_dict())
-    assert set(told["refused_queries"]) == {"examine", "count_labels"}
-    assert told["refused_queries"]["examine"].startswith(
+    assert set(told["refused_queries"]) == {"predict_logits", "count_labels"}
+    assert told["refused_queries"]["predict_logits"].startswith(
         "privacy budget: the budget is epsilon 2 at delta 1e-05"
     )
     assert told["privacy"]["budget"] == 2.0
@@ -577,7 +579,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     ),
     "other tensors": ({}, {"y": torch.zeros(2, 1, 8, 8)}, REFUSED, "exactly ['x']"),
     "no tensors": ({}, {}, REFUSED, "exactly ['x']"),
-    "an unknown query": ({"query": "tell_all"}, {}, "ArgumentError", "count_labels, examine"),
+    "an unknown query": ({"query": "tell_all"}, {}, "ArgumentError", "count_labels, predict_logits"),
     "other content": ({"number": 1}, {"x": image(9)}, "QueryMismatch", "again as number 1"),
     "an old number with other content": ({"number": 0}, {"x": image(9)}, "QueryMismatch", "number 0"),
     "a negative number": ({"number": -5}, {"x": image(0)}, "ArgumentError", "number is -5"),
@@ -627,7 +629,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     given = {
         "operation": "answer_query",
         "run": "one",
-        "query": "examine",
+        "query": "predict_logits",
         "number": 2,
         "differentiable": True,
     }
@@ -658,7 +660,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
 def test_outputs_only_refuses_parameters_and_data(tmp_path: Path) -> None:
     for method, query, rule in (
         ({"name": "fedavg", "rounds": 2}, "train", "outputs_only: no parameters"),
-        ({"name": "centralized"}, "hand_over", "private data: they never leave a node"),
+        ({"name": "centralized"}, "upload_data", "private data: they never leave a node"),
     ):
         plan = replace(PLAN, method=method, run=f"run-{query}")
         clinic = Clinic(tmp_path / query, plan=plan)
@@ -674,7 +676,7 @@ def name_of(value: Any) -> str:
     return str(value)[:40]
 
 
-ASKED = {"query": "examine", "number": 0, "differentiable": True}
+ASKED = {"query": "predict_logits", "number": 0, "differentiable": True}
 
 
 @pytest.mark.parametrize(
@@ -704,7 +706,11 @@ ASKED = {"query": "examine", "number": 0, "differentiable": True}
         ("method", {"critic_width": True}, "method.critic_width is "),
         ("method", {"batch": -(2**60)}, "method.batch is "),
         ("train_locally", {"seconds": float("nan")}, "invalid seconds = nan (expected a number"),
-        ("answer_query", {"query": ["examine"], "number": 0, "differentiable": True}, "expected a text"),
+        (
+            "answer_query",
+            {"query": ["predict_logits"], "number": 0, "differentiable": True},
+            "expected a text",
+        ),
         ("compute_gradients", {"number": "0"}, "invalid number = '0' (expected a whole number"),
         ("answer_query", {**ASKED, "sum": float("nan")}, "invalid sum = nan (expected a table"),
         (
@@ -783,7 +789,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Clinic:
     header=st.fixed_dictionaries(
         {},
         optional={
-            "query": st.sampled_from(["examine", "gradient"]) | VALUES,
+            "query": st.sampled_from(["predict_logits", "gradient"]) | VALUES,
             "number": VALUES,
             "differentiable": VALUES,
             "seconds": VALUES,
@@ -815,9 +821,9 @@ def test_what_other_libraries_say_stays_in_the_owners_log(
     monkeypatch.setattr(clinic.session.handler, "respond", fails)
     told = clinic.query(0)
     assert told == {
-        "kind": "OwnDataError",
+        "kind": "NodeDataError",
         "text": "its data or model fail here: its own log says more",
-        "query": "examine",
+        "query": "predict_logits",
     }
     assert "patient 4711" in caplog.text
 

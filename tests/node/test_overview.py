@@ -19,7 +19,7 @@ def test_costs_are_shown_at_the_delta_of_their_own_budget(tmp_path: Path) -> Non
     """Laplace noise of scale 2 costs epsilon = 1/2 + 2 log(1 - delta)."""
     owner_folder.init_folder(tmp_path / "clinic")
     (tmp_path / "clinic/node.toml").write_text(f'name = "clinic"\n{PRIVACY}')
-    about = {"run": "one", "payer": NODE_DATA, "node": "clinic", "number": 0, "query": "examine"}
+    about = {"run": "one", "payer": NODE_DATA, "node": "clinic", "number": 0, "query": "predict_logits"}
     with closing(AuditLog(tmp_path / "clinic" / FILE)) as audit:
         audit.charge(
             Entry(**about, part="answer", cost={"laplace(2.0)": 1}, unit="a record", up={"counts": 40})

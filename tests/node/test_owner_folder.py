@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from fedstill import models
 from fedstill.cli.node_facts import node_facts
 from fedstill.core.compute import Compute
-from fedstill.core.config_tables import as_table, commented, read_table
+from fedstill.core.config_tables import commented_toml, read_table, to_table
 from fedstill.core.errors import FedstillError, ModelError
 from fedstill.core.startup_kit import StartupKit
 from fedstill.data import node_data
@@ -128,7 +128,7 @@ def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: P
     table = presets.parse(text)
     assert set(table) == {part.name for part in dataclasses.fields(NodeFile)}
     for section in ("data", "model", "local", "policy", "privacy", "compute"):
-        assert set(table[section]) == set(as_table(getattr(file, section)))
+        assert set(table[section]) == set(to_table(getattr(file, section)))
     # Each option, and each section, has its meaning above it.
     lines = text.splitlines()
     bare = [
@@ -145,10 +145,10 @@ def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: P
     )
 
 
-@pytest.mark.parametrize("name", MECHANISMS.own)
+@pytest.mark.parametrize("name", MECHANISMS.builtin)
 def test_a_file_says_the_options_of_its_mechanism_and_what_others_there_are(name: str) -> None:
     file = NodeFile(name="clinic", privacy=MECHANISMS[name]())
-    text = commented(file)
+    text = commented_toml(file)
     assert read_table(NodeFile, presets.parse(text)) == file
     assert f'mechanism = "{name}"' in text
     assert "pate: Noisy votes of teachers" in text
@@ -203,7 +203,10 @@ def test_a_bad_name_makes_no_folder(tmp_path: Path) -> None:
         ('[data]\npth = "x"', "unknown key 'data.pth': did you mean 'data.path'?"),
         ("[local]\nepochs = true", "invalid local.epochs = True (expected a number"),
         ("[policy]\nmax_bytes = -1", "invalid policy.max_bytes = -1 (expected 0 (no limit) or more"),
-        ('[model]\ngives = "classes"', "invalid model.output_format = 'classes' (expected one of 'auto', 'logits'"),
+        (
+            '[model]\ngives = "classes"',
+            "invalid model.output_format = 'classes' (expected one of 'auto', 'logits'",
+        ),
         ("[compute]\nthreads = -2", "compute.threads is -2"),
         (
             '[privacy]\naudit_log = "a\\u0000b"',
@@ -279,7 +282,7 @@ def test_a_mechanism_may_lie_in_the_folder(tmp_path: Path) -> None:
     folder = node(tmp_path / "node", '[privacy]\nmechanism = "flip_of_owner:Flip"\nepsilon = 2.0')
     lab = Path(__file__).parents[2] / "examples" / "my_lab" / "my_lab" / "flip.py"
     (folder / "flip_of_owner.py").write_text(lab.read_text())
-    assert owner_folder.read_node_file(folder).privacy.called == "flip_of_owner:Flip"
+    assert owner_folder.read_node_file(folder).privacy.registered_name == "flip_of_owner:Flip"
     assert not [fault for fault in owner_folder.check_folder(folder).faults if "mechanism" in fault]
     other = node(tmp_path / "other", '[privacy]\nmechanism = "flap_of_owner:Flip"')
     assert (
@@ -467,7 +470,7 @@ def test_the_kit_must_be_whole_and_of_this_node(tmp_path: Path) -> None:
     assert missing.endswith("client.key is missing: copy the startup kit there again")
     assert name == "invalid name = 'clinic' (expected 'other', as the startup kit has it"
     kit = StartupKit(folder / "kit")
-    assert (kit.name, kit.target("client")) == ("other", "uni.example:8002")
+    assert (kit.name, kit.server_address("client")) == ("other", "uni.example:8002")
     make_kit(folder)
     own, toml = kit.authority_fingerprint, 'name = "clinic"\n[policy]\nallowed_servers = ["{}"]\n'
     (folder / "node.toml").write_text(toml.format("a" * 32), encoding="utf-8")
@@ -501,21 +504,21 @@ def asked(method: str) -> Any:
 
 def test_objections_are_the_policys_and_the_models(tmp_path: Path) -> None:
     folder = node(
-        tmp_path, '[policy]\nquestions = ["examine", "train"]\n[model]\nname = "my_models:function"'
+        tmp_path, '[policy]\nquestions = ["predict_logits", "train"]\n[model]\nname = "my_models:function"'
     )
     file = owner_folder.read_node_file(folder)
     predictor = owner_model.make_model(file, folder, DIGITS)
     network = models.build("small-cnn:8", (1, 8, 8), 10, 0)
-    counts = {"count_labels": "queries: examine, train"}
+    counts = {"count_labels": "queries: predict_logits, train"}
     through = models.carries_gradient(network, (1, 8, 8))
     assert owner_folder.refused_queries(file, through, asked("fediod")) == counts
     through = models.carries_gradient(predictor, (1, 8, 8))
     assert owner_folder.refused_queries(file, through, asked("fediod")) == {
         **counts,
-        "examine": models.PREDICTION_ONLY,
+        "predict_logits": models.PREDICTION_ONLY,
     }
     assert owner_folder.refused_queries(file, through, asked("fedavg")) == {
-        "tell_size": "queries: examine, train",
+        "count_samples": "queries: predict_logits, train",
         "train": "outputs_only: no parameters",
     }
 

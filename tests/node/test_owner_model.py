@@ -30,7 +30,7 @@ def named(name: str) -> NodeFile:
 
 @pytest.mark.parametrize(
     "name",
-    [*models.MODELS.own, "residual-unet:8", "transformer:32", "hf:bert", "hf:some/folder"],
+    [*models.MODELS.builtin, "residual-unet:8", "transformer:32", "hf:bert", "hf:some/folder"],
 )
 def test_every_network_of_ours_passes_before_its_inputs_are_known(tmp_path: Path, name: str) -> None:
     owner_model.check_name_and_weights(named(name), tmp_path)

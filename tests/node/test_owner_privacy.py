@@ -144,13 +144,13 @@ def test_an_audit_log_that_is_gone_with_its_head_is_a_fault_while_its_runs_are_t
 def test_a_query_that_no_method_asks_is_a_fault(tmp_path: Path) -> None:
     assert policy_faults(PolicyConfig()) == []
     assert policy_faults(PolicyConfig(queries=("*", *known_queries()))) == []
-    (fault,) = policy_faults(PolicyConfig(queries=("examine", "count_lables")))
+    (fault,) = policy_faults(PolicyConfig(queries=("predict_logits", "count_lables")))
     assert "unknown query of policy.queries 'count_lables': did you mean 'count_labels'?" in fault
     rest = MODEL + '[policy]\nquestions = ["examin"]\n'
     (fault,) = owner_folder.check_folder(folder_of(tmp_path / "clinic", rest=rest)).faults
-    assert "did you mean 'examine'" in fault
+    assert "did you mean 'predict_logits'" in fault
 
 
 def test_queries_of_methods_options_are_known() -> None:
     """Asked by FedIOD for fresh inputs, FedMD for transfer learning, and FedKD where bounds are agreed on."""
-    assert {"predict", "transfer", "tell_range", "examine", "train", "hand_over"} <= known_queries()
+    assert {"predict", "transfer", "max_logit", "predict_logits", "train", "upload_data"} <= known_queries()

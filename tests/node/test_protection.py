@@ -123,8 +123,8 @@ class World:
         assert self.node.gate.budgets is not None
         return self.node.gate.budgets.mechanism
 
-    def query(self, x: torch.Tensor = X, number: int | None = None, query: str = "examine") -> Any:
-        sent = {"x": x} if query == "examine" else {}
+    def query(self, x: torch.Tensor = X, number: int | None = None, query: str = "predict_logits") -> Any:
+        sent = {"x": x} if query == "predict_logits" else {}
         responses = self.federation.query(query, number=number, **sent)
         return {name: responses[name][0].detach() for name in responses.tensors}
 
@@ -132,14 +132,14 @@ class World:
         """What the node's model says, as the gate bounds it."""
         with torch.no_grad():
             z = self.node.model.eval()(x)
-        return self.mechanism.rule(self.federation.queries["examine"], "logits").bound(z)
+        return self.mechanism.rule(self.federation.queries["predict_logits"], "logits").bound(z)
 
     def pulled(self, x: torch.Tensor = X) -> torch.Tensor:
         """A gradient as the gate bounds it, before noise: ``(B, C, H, W)``."""
         x = x.clone().requires_grad_()
         upstream = torch.linspace(-1, 1, ROWS * CLASSES).view(ROWS, CLASSES)
         (found,) = torch.autograd.grad(self.node.model.eval()(x), x, upstream)
-        return self.mechanism.rule(self.federation.queries["examine"], "d/dx").bound(found)
+        return self.mechanism.rule(self.federation.queries["predict_logits"], "d/dx").bound(found)
 
     def spent(self) -> Mapping[str, int]:
         return self.audit.spending("clinic", "run").run_events
@@ -218,14 +218,14 @@ def test_what_is_pulled_back_is_noised_and_paid_for() -> None:
     for mechanism, m in (("pate", M), ("noisy-outputs", 1)):
         one = made(under(mechanism))
         x = X.clone().requires_grad_()
-        one.federation.query("examine", x=x)["logits"].sum().backward()
+        one.federation.query("predict_logits", x=x)["logits"].sum().backward()
         assert x.grad is not None
         assert x.grad.std().item() == pytest.approx(2.0, rel=0.2)  # noise of 2 clip
         assert f"gaussian({2 * m / (2 * math.sqrt(ROWS))!r})" in one.spent()
     one = made(under("dp-sgd"))
     before = dict(one.spent())
     x = X.clone().requires_grad_()
-    one.federation.query("examine", x=x)["logits"].sum().backward()
+    one.federation.query("predict_logits", x=x)["logits"].sum().backward()
     assert not before
     assert len(one.spent()) == 2, "training and the critic's step"
 
@@ -353,7 +353,7 @@ def test_one_record_moves_the_votes_no_further_than_is_charged() -> None:
 
 def released(one: World, rows: int = ROWS) -> PrivacyCost:
     """What answers about some inputs cost by themselves."""
-    bill = one.mechanism.release_costs(one.federation.queries["examine"], {"logits": (rows, CLASSES)})
+    bill = one.mechanism.release_costs(one.federation.queries["predict_logits"], {"logits": (rows, CLASSES)})
     return total_cost(bill) or PrivacyCost()
 
 
@@ -449,13 +449,15 @@ class Greedy(CriticOptions):
 
     @query(sends={"x": INPUTS}, releases={"critic": CRITIC}, depends_on_records=(), trains=("critic",))
     def one_by_one(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return self.critics(nodes.setting).judge(nodes, 0, x)  # of self.batch records, and rows says nothing
+        return self.critics(nodes.setting).train_and_score(
+            nodes, 0, x
+        )  # of self.batch records, and rows says nothing
 
     @query(
         sends={"x": INPUTS}, releases={"critic": CRITIC}, depends_on_records=(), trains=("critic",), rows=ROWS
     )
     def five_steps(self, nodes: NodeGroup, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return [self.critics(nodes.setting).judge(nodes, 0, x) for _ in range(5)][-1]
+        return [self.critics(nodes.setting).train_and_score(nodes, 0, x) for _ in range(5)][-1]
 
 
 ROUND = Span.part(0, 3)

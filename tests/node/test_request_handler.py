@@ -43,7 +43,13 @@ class Office:
         self.outputs: list[weakref.ref[torch.Tensor]] = []
         self.nodes = [self._node(name, (policies or {}).get(name, PolicyConfig())) for name in "abc"]
         queries = (
-            Query("examine", self._examine, {"x": "inputs"}, {"logits": "logits", "score": "critic"}, ("x",)),
+            Query(
+                "predict_logits",
+                self._examine,
+                {"x": "inputs"},
+                {"logits": "logits", "score": "critic"},
+                ("x",),
+            ),
             Query("leak", self._leak, {}, {"logits": "logits"}),
             Query("two", self._two, {"x": "inputs", "y": "inputs"}, {"logits": "logits"}, ("x", "y")),
         )
@@ -85,7 +91,9 @@ class Office:
     ) -> Mapping[str, torch.Tensor]:
         return {"logits": group.module("model")(x) + 2 * group.module("model")(x * y)}
 
-    def query(self, number: int = 0, x: torch.Tensor = X, *, name: str = "examine", grad: bool = True) -> Any:
+    def query(
+        self, number: int = 0, x: torch.Tensor = X, *, name: str = "predict_logits", grad: bool = True
+    ) -> Any:
         return self.handler.respond(name, number, {"x": x}, grad)
 
     def pull(self, pulls: Sequence[Mapping[str, torch.Tensor]], number: int = 0) -> Any:
@@ -131,16 +139,16 @@ def test_an_answer_has_one_part_a_node_and_the_critic_has_learned() -> None:
 def failing(office: Office, number: int = 0, **change: Any) -> None:
     """Let a query fail once, after its networks have learned."""
     queries: Any = office.side.queries
-    sound = queries["examine"]
+    sound = queries["predict_logits"]
 
     def handler(*given: Any, **tensors: torch.Tensor) -> Any:
         sound.handler(*given, **tensors)
         raise RuntimeError("out of memory")
 
-    queries["examine"] = replace(sound, handler=handler, **change)
+    queries["predict_logits"] = replace(sound, handler=handler, **change)
     with pytest.raises(RuntimeError, match="out of memory"):
         office.query(number)
-    queries["examine"] = replace(sound, **change)
+    queries["predict_logits"] = replace(sound, **change)
 
 
 def privately(office: Office) -> None:
@@ -165,8 +173,12 @@ def test_what_failed_while_a_network_learned_privately_spoils_the_desk(change: A
     office.query(0)
     failing(office, 1, **change)
     calls, critics = office.calls, office.critics()
-    for number, name, tensors in ((1, "examine", {"x": X}), (2, "examine", {"x": X}), (3, "leak", {})):
-        with pytest.raises(NodeFault, match=r"failed at query 1 \(examine\): the run goes on from an"):
+    for number, name, tensors in (
+        (1, "predict_logits", {"x": X}),
+        (2, "predict_logits", {"x": X}),
+        (3, "leak", {}),
+    ):
+        with pytest.raises(NodeFault, match=r"failed at query 1 \(predict_logits\): the run goes on from an"):
             office.handler.respond(name, number, tensors, True)
     assert office.calls == calls
     assert not office.has_changed_since(critics)
@@ -223,7 +235,7 @@ def test_where_one_node_refuses_no_node_of_the_group_answers_or_trains(refusing:
     with pytest.raises(QueryRefused) as caught:
         office.query()
     error = caught.value
-    assert (error.node, error.query, error.rule) == (refusing, "examine", "queries: count")
+    assert (error.node, error.query, error.rule) == (refusing, "predict_logits", "queries: count")
     assert office.calls == 0
     assert not office.has_changed_since(before)
     assert office.audit.summary() == AuditLog().summary()
@@ -394,20 +406,20 @@ def test_desks_for_some_of_a_group_answer_like_the_whole_and_take_no_old_number(
     last = {node.name: -1 for node in parted.nodes}
     together = RequestHandler(NodeGroup(parted.nodes), parted.side, Compute(), last)
     whole.query(3)
-    together.respond("examine", 3, {"x": X}, True)
+    together.respond("predict_logits", 3, {"x": X}, True)
     handlers = [RequestHandler(NodeGroup([node]), parted.side, Compute(), last) for node in parted.nodes]
     calls = parted.calls
     for handler in handlers:
         for old in (2, 3):
             with pytest.raises(QueryMismatch):
-                handler.respond("examine", old, {"x": X}, False)
+                handler.respond("predict_logits", old, {"x": X}, False)
     assert parted.calls == calls
     expected = whole.query(4)
     for handler, response in zip(handlers, expected, strict=True):
-        (mine,) = handler.respond("examine", 4, {"x": X}, False)
+        (mine,) = handler.respond("predict_logits", 4, {"x": X}, False)
         for name in response:
             torch.testing.assert_close(mine[name], response[name])
     # and back: what the single nodes' handlers moved in memory, the group finds again
-    for old, new in zip(whole.query(5), together.respond("examine", 5, {"x": X}, False), strict=True):
+    for old, new in zip(whole.query(5), together.respond("predict_logits", 5, {"x": X}, False), strict=True):
         for name in old:
             torch.testing.assert_close(new[name], old[name])

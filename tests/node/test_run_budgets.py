@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedstill.core.errors import ArgumentError, OwnDataError, QueryRefused
+from fedstill.core.errors import ArgumentError, NodeDataError, QueryRefused
 from fedstill.data.node_data import NodeDataConfig
 from fedstill.methods.fedkd import LOGIT_RANGE
 from fedstill.node import owner_folder
@@ -44,7 +44,7 @@ PREDICT = Query(
     rows=ROWS,
     depends_on_records=(),
 )
-RANGE = Query("tell_range", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, depends_on_records=())
+RANGE = Query("max_logit", PREDICT.handler, {"x": "inputs"}, {"range": LOGIT_RANGE}, depends_on_records=())
 BARE = {"range": torch.ones(())}
 VOTES = PATE(pate=PateConfig(teachers=20, noise=40.0))
 ONE = Event("gaussian", 40 / 4)  # of a query about 8 inputs
@@ -153,7 +153,7 @@ def test_wide_rows_are_foreseen_at_what_they_cost_and_others_than_declared_do_no
     assert dict(node.spent().run) == {str(Event("laplace", 700 / (2 * 16))): 3 * ROWS}
     narrow = Node(config, **{**wide, "width": 0})  # one number a class: 4
     with pytest.raises(
-        OwnDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"
+        NodeDataError, match=r"rows of query invalid predict = \(8, 16\) \(expected 4 numbers a"
     ):
         narrow.query(0, tensors=told)
     assert narrow.spent() == Spent({}, {})
@@ -197,8 +197,8 @@ def test_what_was_paid_for_another_unit_adds_up_with_nothing(sizes: tuple[int, i
     objection = Node(second, audit, "two").gate.refusal_reason(PREDICT)
     assert (objection is None) == holds
     if not holds:
-        assert "protects other units than privacy.group_size" in str(objection)
-        with pytest.raises(QueryRefused, match="protects other units"):
+        assert "protect other units than privacy.group_size" in str(objection)
+        with pytest.raises(QueryRefused, match="protect other units"):
             Node(second, audit, "two").query(0)
     Node(replace(second, total_epsilon=math.inf), audit, "three").query(0)
     mixed = Node(replace(second, total_epsilon=math.inf), audit, "one").gate.refusal_reason(PREDICT)
@@ -215,7 +215,7 @@ def test_a_run_that_is_too_dear_as_declared_is_refused_at_once(budget: str) -> N
 
 def test_a_run_with_a_query_that_has_no_price_is_refused_at_its_first() -> None:
     node = Node(replace(VOTES, epsilon=3.0), two=True)
-    assert str(node.gate.refusal_reason(PREDICT)).endswith(", in query tell_range")
+    assert str(node.gate.refusal_reason(PREDICT)).endswith(", in query max_logit")
     assert Node(replace(VOTES, epsilon=3.0)).gate.refusal_reason(PREDICT) is None
 
 
@@ -310,7 +310,7 @@ def test_nobody_sees_that_two_queries_had_the_same_answer() -> None:
     def left(number: int, part: str = "answer") -> str:
         asked = ReceivedQuery(number, node.query.name, f"c{number}", "", {})
         node.gate.release(asked, part, LOGITS, node.query, X)
-        return str(node.gate.release_cost(number, part, masked=True).release_hash)
+        return str(node.gate.release_cost(number, part, is_masked=True).release_hash)
 
     told = [left(0), left(1), left(0, "gradient"), left(1, "gradient")]
     assert len({*told}) == 4
@@ -382,7 +382,7 @@ def test_a_bare_release_is_counted_and_refused_under_a_budget() -> None:
         with pytest.raises(QueryRefused, match="no guarantee for logit range"):
             strict.query(0, RANGE, BARE)
         with pytest.raises(QueryRefused, match="without any guarantee"):
-            strict.gate.release(ReceivedQuery(0, "tell_range", "c", "", {}), "answer", BARE, RANGE, X)
+            strict.gate.release(ReceivedQuery(0, "max_logit", "c", "", {}), "answer", BARE, RANGE, X)
         assert strict.spent() == Spent({}, {})
 
 

@@ -37,7 +37,7 @@ ROWS, CLASSES, EXAMPLES = 8, 4, 100
 TASK = Classification(CLASSES)
 LOCAL = LocalConfig(epochs=2, batch=10)  # 20 steps at rate 0.1
 EXAMINE = Query(
-    "examine",
+    "predict_logits",
     lambda group, number: {},
     {"x": "inputs"},
     {"logits": "logits", "critic": "critic"},
@@ -223,7 +223,7 @@ def test_teachers_vote_for_one_class_only(task: Task) -> None:
 def test_what_is_made_of_votes_to_be_added_is_no_vote() -> None:
     """A teacher more or less moves the logarithm of each class's share, and not two of them by one vote."""
     summed = replace(PREDICT, sums=dict.fromkeys(PREDICT.releases, "mean"))
-    with pytest.raises(QueryRefused, match=r"noise is on votes, and what is added over nodes \(link"):
+    with pytest.raises(QueryRefused, match=r"noise is added to votes, and the sums of link"):
         protection("pate", summed)
     protection("noisy-outputs", summed)  # bounds and noises whatever it is
 
@@ -512,9 +512,11 @@ def test_the_statement_says_mechanism_unit_noise_and_rules() -> None:
     assert said.unit == "all records of one group, 2 at most, added or removed"
     # Levels that were given are told as they are.
     assert {**said.noise}.items() >= {"pate": 5.0, "gradients": 3.0, "critic": 2.0}.items()
-    assert "logits of examine: all votes of 20 teachers, Gaussian noise 5" in said.rules
+    assert "logits of predict_logits: all votes of 20 teachers, Gaussian noise 5" in said.rules
     assert "counts of count_labels: Laplace noise of scale 10 on each count" in said.rules
-    assert any(line.startswith("d/dx of examine: mean of 20 teachers' gradients") for line in said.rules)
+    assert any(
+        line.startswith("d/dx of predict_logits: mean of 20 teachers' gradients") for line in said.rules
+    )
     assert any("teacher" in line for line in said.assumes)
     assert protection("dp-sgd").statement().budget is None
     assert protection("dp-sgd").statement().unit == "one training record of this node, added or removed"

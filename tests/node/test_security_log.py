@@ -152,14 +152,14 @@ def test_a_server_cannot_fill_it_with_refusals(tmp_path: Path, monkeypatch: pyte
 
 
 def test_beyond_its_share_of_the_disk_only_its_owners_deeds_are_written(tmp_path: Path) -> None:
-    log = SecurityLog(tmp_path, most=2000)
+    log = SecurityLog(tmp_path, max_bytes=2000)
     for number in range(100):
         log.record_refusal("aa", f"rule {number}", run="one")
     refused = len(list(log.lines()))
     assert 5 < refused < 20
     assert security_log.size(tmp_path) < 2000 + 400
     log.write("approved", "owner", "it is sound", run="one")
-    SecurityLog(tmp_path, most=2000).record_refusal("aa", "of another process", run="one")
+    SecurityLog(tmp_path, max_bytes=2000).record_refusal("aa", "of another process", run="one")
     assert [line["event"] for line in log.lines()] == [*["refused"] * refused, "approved"]
 
 

@@ -314,7 +314,7 @@ def test_little_noise_takes_no_grid_that_memory_does_not_hold() -> None:
 
 @pytest.mark.parametrize("event", [Event("laplace", 10.0), Event("gaussian", 2.0, rate=0.1)])
 def test_composing_ends_where_its_time_does(event: Event) -> None:
-    with timing.within(1e-9, lambda: TimeoutError("late")), pytest.raises(TimeoutError):
+    with timing.time_limit(1e-9, lambda: TimeoutError("late")), pytest.raises(TimeoutError):
         accounting.pld_epsilon({event: 1}, 1e-5, 0.01)
 
 

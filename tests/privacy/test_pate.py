@@ -52,7 +52,7 @@ def data(n: int = 60, seed: int = 0, groups: torch.Tensor | None = None) -> Tens
 def made(m: int = 4, records: TensorData | None = None, name: str = "n", spec: str = "mlp:8") -> Node:
     teachers = [build(spec, SHAPE, 3, 0, "teacher") for _ in range(m)]
     gate: Any = None  # nothing is released here
-    network = COMPUTE.place(TeacherEnsemble(teachers, sharpness=10.0, clip=1.0))
+    network = COMPUTE.to_device(TeacherEnsemble(teachers, sharpness=10.0, clip=1.0))
     return Node(name, records or data(), network, gate, 0)
 
 
@@ -271,7 +271,7 @@ def test_frozen_parameters_of_a_teacher_stay() -> None:
     for network in networks:
         network[1].requires_grad_(False)
     gate: Any = None
-    node = Node("n", data(), COMPUTE.place(TeacherEnsemble(networks)), gate, 0)
+    node = Node("n", data(), COMPUTE.to_device(TeacherEnsemble(networks)), gate, 0)
     NodeGroup([node]).module("model").train(False)  # which takes all gradients away
     first = [network[1].weight.clone() for network in networks]
     last = [network[3].weight.clone() for network in networks]

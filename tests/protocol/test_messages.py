@@ -33,8 +33,8 @@ SAID: tuple[Message, ...] = (
     IdentifyNode(),
     JoinRun({"run": "one", "method": {"name": "fedkd"}}),
     TrainLocally(2.0),
-    AnswerQuery("examine", 3, True),
-    AnswerQuery("examine", 3, False, CALL),
+    AnswerQuery("predict_logits", 3, True),
+    AnswerQuery("predict_logits", 3, False, CALL),
     ComputeGradients(3),
     ComputeGradients(3, sum=CALL),
     SendKeys(),
@@ -74,6 +74,6 @@ def test_each_form_is_among_these() -> None:
     ids=str,
 )
 def test_a_sum_of_another_form_is_refused(told: Any, name: str) -> None:
-    header = AnswerQuery("examine", 3, True).header(Envelope())
+    header = AnswerQuery("predict_logits", 3, True).header(Envelope())
     with pytest.raises(ArgumentError, match=f"^{name} is "):
         read_message({**header, "sum": told})

@@ -24,7 +24,7 @@ PLAN = RunPlan("one", {"name": "fediod", "steps": 6, "batch": 4}, SPEC, student=
 def test_queries_and_bytes_are_those_of_the_method() -> None:
     found = describe(PLAN, None)
     # Four inputs: ten logits each, at most 64 critic values and 64 slopes, four bytes a number.
-    assert found.queries["examine"] == {
+    assert found.queries["predict_logits"] == {
         "times": 6,
         "rows": 4,
         "releases": {"logits": "logits", "critic": "critic", "d/dx": "gradients"},

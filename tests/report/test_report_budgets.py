@@ -20,10 +20,10 @@ def a_comparison(tmp_path: Path, settings: str) -> tuple[Path, Comparison]:
     """FedAvg with two seeds in settings "low" and "high", of which only "high" has run."""
     file = tmp_path / "mine.toml"
     file.write_text(f'methods = ["fedavg"]\nseeds = 2\n{settings}', encoding="utf-8")
-    plan, out = compare.read(file), tmp_path / "out"
+    plan, out = compare.read_comparison(file), tmp_path / "out"
     for seed, accuracy in ((0, 70.0), (1, 74.0)):
         a_run(out, f"high/fedavg-seed{seed}", (accuracy, 60.0, 10, 10), {1: accuracy})
-    (out / compare.FILE).write_text(f"# Made by: it\n\n{plan.to_toml()}")
+    (out / compare.COMPARISON_FILE).write_text(f"# Made by: it\n\n{plan.to_toml()}")
     return out, plan
 
 

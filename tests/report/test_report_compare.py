@@ -438,7 +438,7 @@ def test_a_method_of_ones_own_is_called_by_its_own_title_or_else_by_its_class(
     lines = head + kind.format("Titled") + 'title = "Mean teacher"\n' + kind.format("Untitled") + "pass\n"
     (tmp_path / "own_methods.py").write_text(lines)
     monkeypatch.chdir(tmp_path)
-    plan = compare.plan(["fedprox", "own_methods:Titled", "own_methods:Untitled"])
+    plan = compare.plan_comparison(["fedprox", "own_methods:Titled", "own_methods:Untitled"])
     (tmp_path / "compare.toml").write_text(plan.to_toml())
     [setting] = summarize(tmp_path, plan).settings
     assert [entry.name for entry in setting.entries] == ["FedProx", "Mean teacher", "Untitled"]

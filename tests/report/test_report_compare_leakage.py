@@ -14,7 +14,7 @@ from fedstill.attacks.config import LeakageConfig
 from fedstill.attacks.leakage import Leakage, LeakageColumn, skipped_texts
 from fedstill.compare import comparison_file as compare
 from fedstill.compare.comparison_file import Comparison
-from fedstill.core.config_tables import load
+from fedstill.core.config_tables import load_record
 from fedstill.core.run_writer import write_text
 from fedstill.report.compare_files import markdown, summarize, write_comparison
 from fedstill.report.compare_page import strength
@@ -223,7 +223,7 @@ def drawn(folder: Path, plan: Comparison) -> str:
 
 def with_settings(tmp_path: Path, settings: list[dict[str, Any]], epsilons: list[float | None]) -> Comparison:
     plan = a_plan(methods=["fedavg"], seeds=1, settings=settings)
-    for place, (run, epsilon) in enumerate(zip(plan.places(), epsilons, strict=True)):
+    for place, (run, epsilon) in enumerate(zip(plan.planned_runs(), epsilons, strict=True)):
         a_run(tmp_path, run.folder, (80.0 + place, 70.0, 1000, 500), {})
         leak(tmp_path, run.folder, a_leakage(an_attack("Loss", 0.55 + place / 20)))
         file = tmp_path / run.folder / "result.json"
@@ -257,7 +257,7 @@ def test_other_settings_have_letters(tmp_path: Path) -> None:
 
 def test_the_strength_names_what_was_tried() -> None:
     def read(found: dict[str, Any]) -> Leakage:
-        return load(Leakage, found, Path("leakage.json"))
+        return load_record(Leakage, found, Path("leakage.json"))
 
     assert strength(read({"audit": None})) == "Nothing was tried."
     assert strength(

@@ -72,7 +72,13 @@ def test_the_page_shows_it_and_takes_no_markup_from_a_node(tmp_path: Path) -> No
 
 
 def test_a_refused_query_is_no_traffic(tmp_path: Path) -> None:
-    released = {"node": "north", "number": 0, "query": "examine", "part": "answer", "up": {"logits": 8}}
+    released = {
+        "node": "north",
+        "number": 0,
+        "query": "predict_logits",
+        "part": "answer",
+        "up": {"logits": 8},
+    }
     refused = {"node": "north", "number": 1, "part": "refused", "rule": "max_rows: 10, and x has 11"}
     audited.write(tmp_path, [released, refused])
     from fedstill.report.run_files import AuditTotals

@@ -93,7 +93,7 @@ def a_result() -> dict[str, Any]:
         "centralized": {"accuracy": 96.9},
         "bytes": {"up": 80_160, "down": 72_000, "by_kind": by_kind},
         "queries": 5,
-        "queries_by_name": {"examine": 4, "count_labels": 1},
+        "queries_by_name": {"predict_logits": 4, "count_labels": 1},
         "seconds": {"total": 192.4, "local_training": 41.2, "centralized": 9.9, "distillation": 141.3},
         "peak_memory_mb": 812.4,
         "engine": {"name": "auto", "device": "cpu", "precision": "float32", "threads": 2, "groups": groups},
@@ -111,7 +111,7 @@ def an_audit() -> list[dict[str, Any]]:
         told = {"query": "count_labels", "part": "answer", "down": {}, "up": {"label counts": 80}}
         lines.append({**head, "number": 0, **told})
         for step in range(1, 5):
-            asked = {**head, "number": step, "query": "examine"}
+            asked = {**head, "number": step, "query": "predict_logits"}
             lines.append({**asked, "part": "answer", "down": {"inputs": 8000}, "up": {"logits": 2500}})
             slopes = {"down": {"gradients": 1000}, "up": {"gradients": 7500}}
             lines.append({**asked, "part": "gradient", **slopes})
@@ -210,7 +210,13 @@ def test_page_shows_what_left_each_node(tmp_path: Path) -> None:
 
 def test_node_that_only_the_audit_log_knows_is_shown(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, a_result())
-    extra = {"node": "stranger", "number": 1, "query": "examine", "down": {}, "up": {"logits": 123_456}}
+    extra = {
+        "node": "stranger",
+        "number": 1,
+        "query": "predict_logits",
+        "down": {},
+        "up": {"logits": 123_456},
+    }
     audited.write(folder, [*an_audit(), extra])
     text = read(folder).text
     assert "stranger 1 123 kB" in text
@@ -514,7 +520,7 @@ def test_sentence_counts_in_words_and_figures() -> None:
     assert many.startswith("25 nodes, each")
     assert "by answering 12,000 queries. " in many
     inputs = {**logits, "inputs": {"up": 0, "down": 5}}
-    public = sentence_with(inputs, queries=4, queries_by_name={"examine": 4})
+    public = sentence_with(inputs, queries=4, queries_by_name={"predict_logits": 4})
     assert "answering four queries about inputs that the server sent. " in public
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedstill.core.text_format import human_bytes, human_seconds, number
+from fedstill.core.text_format import format_bytes, format_seconds, number_at
 from fedstill.report import print_table
 from fedstill.report.table_formats import Cell, Column, Row, Table, markdown, print_rows
 
@@ -70,7 +70,7 @@ def printed(result: dict[str, Any]) -> str:
     ],
 )
 def test_bytes_for_people(count: int, text: str) -> None:
-    assert human_bytes(count) == text
+    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_bytes_for_people(count: int, text: str) -> None:
     ],
 )
 def test_time_for_people(seconds: float, text: str) -> None:
-    assert human_seconds(seconds) == text
+    assert format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize("value", [None, "0.9", True, float("nan"), float("-inf"), 10**400, [1]])
 def test_what_is_no_finite_number_counts_as_missing(value: object) -> None:
-    assert number({"accuracy": value}, "accuracy") is None
+    assert number_at({"accuracy": value}, "accuracy") is None
 
 
 def test_table_holds_every_figure() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedstill.compare.reproduction import ReproducedFigure
+from fedstill.compare.reproduction import ReproducedMetric
 from fedstill.report.reproduction_order import Order, compare_order
 from fedstill.runs.config import PaperMetric
 
@@ -11,8 +11,8 @@ def paper(**values: float) -> list[PaperMetric]:
     return [PaperMetric(method=name, value=value, source="x") for name, value in values.items()]
 
 
-def seeds(method: str, *values: float) -> ReproducedFigure:
-    return ReproducedFigure("", method, "accuracy", dict(enumerate(values)))
+def seeds(method: str, *values: float) -> ReproducedMetric:
+    return ReproducedMetric("", method, "accuracy", dict(enumerate(values)))
 
 
 def test_a_pair_is_told_apart_by_paired_differences_over_seeds() -> None:
@@ -33,15 +33,15 @@ def test_what_lacks_a_seed_is_compared_on_those_that_both_have() -> None:
     # Of the seeds 0 to 2 a is above b by 1.0, 1.2, 0.8; by b's fourth, which a lacks, it would not be.
     rows = [seeds("a", 70.0, 80.0, 90.0), seeds("b", 69.0, 78.8, 89.2, 200.0)]
     assert compare_order(rows, paper(a=2.0, b=1.0)) == Order(1, 1, 1, 1)
-    strangers = [rows[0], ReproducedFigure("", "b", "accuracy", {7: 1.0})]
+    strangers = [rows[0], ReproducedMetric("", "b", "accuracy", {7: 1.0})]
     assert compare_order(strangers, paper(a=2.0, b=1.0)) == Order(0, 0, 0, 0)
 
 
 def test_settings_and_figures_are_not_mixed_and_level_pairs_not_counted() -> None:
     rows = [
-        ReproducedFigure("one", "a", "accuracy", {0: 9.0}),
-        ReproducedFigure("two", "b", "accuracy", {0: 1.0}),
-        ReproducedFigure("one", "b", "gigabytes", {0: 1.0}),
-        ReproducedFigure("one", "c", "accuracy", {0: 5.0}),
+        ReproducedMetric("one", "a", "accuracy", {0: 9.0}),
+        ReproducedMetric("two", "b", "accuracy", {0: 1.0}),
+        ReproducedMetric("one", "b", "gigabytes", {0: 1.0}),
+        ReproducedMetric("one", "c", "accuracy", {0: 5.0}),
     ]
     assert compare_order(rows, paper(a=2.0, b=1.0, c=2.0)) == Order(0, 0, 0, 0)

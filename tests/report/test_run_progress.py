@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedstill.core.errors import RunFolderError
-from fedstill.core.progress import PROGRESS, Note
+from fedstill.core.progress import PROGRESS_FILE, ProgressSnapshot
 from fedstill.report import write_report
 from fedstill.report.bars import MOST, sparkline
 from fedstill.runs import run
@@ -26,8 +26,10 @@ def going_on(folder: Path, **told: object) -> Path:
         "unit": "%",
         "better": "higher",
     }
-    note = Note("distillation", 31, 400, since=130.0, began=100.0, first=1, about=about)
-    (folder / PROGRESS).write_text(json.dumps({**json.loads(note.text()), **told}))
+    note = ProgressSnapshot(
+        "distillation", 31, 400, updated_at=130.0, phase_started_at=100.0, phase_start_count=1, run_info=about
+    )
+    (folder / PROGRESS_FILE).write_text(json.dumps({**json.loads(note.to_json()), **told}))
     return folder
 
 
@@ -83,7 +85,7 @@ def test_it_is_the_whole_report_once_the_run_is_done(tmp_path: Path) -> None:
 def test_without_a_run_there_is_no_report(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError):
         write_report(tmp_path)
-    (tmp_path / PROGRESS).write_text("{")
+    (tmp_path / PROGRESS_FILE).write_text("{")
     with pytest.raises(RunFolderError, match="does not hold how far a run is"):
         write_report(tmp_path)
 
@@ -100,7 +102,7 @@ def test_a_run_writes_it_as_it_goes_on_and_says_what_it_is(tmp_path: Path) -> No
     assert set(seen) == {False}  # while it goes on, and not once there is a result
     assert "FedAvg" in (out / "report.html").read_text()
     assert "not finished" in (out / "report.html").read_text()
-    assert not (out / PROGRESS).exists()
+    assert not (out / PROGRESS_FILE).exists()
 
 
 def test_a_line_has_so_many_points_and_ends_with_the_last_value() -> None:

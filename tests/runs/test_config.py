@@ -76,8 +76,8 @@ def toy_method(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def offer_toy(patch: pytest.MonkeyPatch) -> None:
     """As an installed package would."""
-    patch.setitem(METHODS.own, "toy", f"{Toy.__module__}:Toy")
-    patch.setitem(METHODS._found, "toy", Toy)
+    patch.setitem(METHODS.builtin, "toy", f"{Toy.__module__}:Toy")
+    patch.setitem(METHODS._loaded, "toy", Toy)
 
 
 @given(outer=OUTER)
@@ -186,9 +186,9 @@ def test_every_kind_of_value_is_checked(values: dict[str, Any], line: str) -> No
 
 def test_a_refusal_about_another_part_keeps_its_name() -> None:
     error = ArgumentError("split.nodes", 0, "1 or more")
-    assert config_tables.full_path(error, ["nodes", "split"]) is error
-    assert config_tables.full_path(error, ["split.nodes", "a.split.nodes"]) is error
-    assert config_tables.full_path(error, ["a.split.nodes", "b.split.nodes"]) is error
+    assert config_tables.with_full_name(error, ["nodes", "split"]) is error
+    assert config_tables.with_full_name(error, ["split.nodes", "a.split.nodes"]) is error
+    assert config_tables.with_full_name(error, ["a.split.nodes", "b.split.nodes"]) is error
 
 
 def test_what_is_no_method_cannot_be_written() -> None:
@@ -202,7 +202,7 @@ def test_a_method_without_a_name_is_written_by_where_it_is() -> None:
 
 @pytest.mark.usefixtures("toy_method")
 def test_options_are_the_leaves() -> None:
-    known = config_tables.options(config.RunConfig(method=Toy()))
+    known = config_tables.option_types(config.RunConfig(method=Toy()))
     assert known["method.outer.inner.size"] == int | None
     assert known["nodes.models"] == tuple[str, ...]
     assert "method" not in known
@@ -211,8 +211,8 @@ def test_options_are_the_leaves() -> None:
 
 def test_every_type_of_every_option_can_be_described() -> None:
     for method in METHODS:
-        for name, kind in config_tables.options(config.from_dict({"method": {"name": method}})).items():
-            assert config_tables.describe(kind), name
+        for name, kind in config_tables.option_types(config.from_dict({"method": {"name": method}})).items():
+            assert config_tables.describe_type(kind), name
 
 
 # --- files and presets ------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_every_preset_of_ours_is_a_run(name: str) -> None:
 
 def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
     run = config.load("paper")
-    assert (run.data.called, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
+    assert (run.data.registered_name, run.split.nodes, run.split.alpha) == ("cifar10", 20, 1.0)
     assert (run.nodes.models, run.student.model) == (("resnet8",), "resnet8")  # of width 128, its default
     method = run.method
     assert (method.generator_width, method.critic_width, method.noise, method.batch) == (128, 128, 100, 64)
@@ -324,7 +324,11 @@ def test_the_papers_preset_has_the_published_widths_and_weights() -> None:
     assert (local.optimizer, local.lr, local.batch, local.epochs) == ("sgd", 0.0025, 16, 500)
     assert (local.smoothing, local.augment) == (0.0, "shift-flip")
     hundred = config.load("paper-cifar100")
-    assert (hundred.data.called, hundred.method.noise, hundred.method.mimic) == ("cifar100", 256, 200.0)
+    assert (hundred.data.registered_name, hundred.method.noise, hundred.method.mimic) == (
+        "cifar100",
+        256,
+        200.0,
+    )
     digits = config.load("digits-fediod-paper").method
     same = ("gan", "conf", "unique", "mimic", "balance", "gan_form", "importance", "ensemble", "tau")
     assert all(getattr(digits, name) == getattr(method, name) for name in same)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from fedstill.core.compute import Compute
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.core.run_writer import Records
-from fedstill.core.text_format import finite
+from fedstill.core.run_writer import RunWriter
+from fedstill.core.text_format import replace_nonfinite
 from fedstill.runs import bootstrap_weights
-from fedstill.runs.evaluation import Evaluation, Outputs, deviation, mean
+from fedstill.runs.evaluation import Evaluation, Outputs, mean, standard_deviation
 from fedstill.tasks import TASKS
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabelConfig
@@ -42,7 +42,7 @@ ALL_ZERO = torch.tensor([[1.0, 0.0]] * 8)  # class 0 for everyone
 def test_figures_of_all_and_of_each_site() -> None:
     look = evaluation(parted())
     assert look.sites == ["A", "B"]
-    assert look.compute_metrics(ALL_ZERO)["accuracy"] == look.leading(ALL_ZERO) == 50.0
+    assert look.compute_metrics(ALL_ZERO)["accuracy"] == look.main_metric(ALL_ZERO) == 50.0
     # A has patients 0 (class 0) and 2 (class 1), B patient 1 (class 0): there is no AUC of one class
     by_site = look.by_site(ALL_ZERO)
     assert {site: (each["accuracy"], each["auc"]) for site, each in by_site.items()} == {
@@ -63,24 +63,24 @@ def test_shares_part_no_patient_and_leave_none_out(of: int) -> None:
     data = parted()
     look = evaluation(data)
     assert data.cases is not None
-    patients = [set(data.cases.case_ids[look.share(index, of)].tolist()) for index in range(of)]
-    rows = [row for index in range(of) for row in look.share(index, of).tolist()]
+    patients = [set(data.cases.case_ids[look.test_share(index, of)].tolist()) for index in range(of)]
+    rows = [row for index in range(of) for row in look.test_share(index, of).tolist()]
     assert sorted(rows) == list(range(8))
     assert sum(map(len, patients)) == len(set().union(*patients)) == 4
 
 
 def test_of_fewer_cases_than_nodes_some_nodes_share() -> None:
     look = evaluation(parted())
-    assert sorted(look.share(5, 6).tolist()) == sorted(look.share(1, 6).tolist())
+    assert sorted(look.test_share(5, 6).tolist()) == sorted(look.test_share(1, 6).tolist())
 
 
 def test_what_cannot_be_said_is_left_out_of_means_and_is_none_in_files() -> None:
     told = [{"dice": 40.0, "hd95": math.nan}, {"dice": 60.0, "hd95": 3.0}]
     assert mean(told) == {"dice": 50.0, "hd95": 3.0}
-    assert finite(told[0]) == {"dice": 40.0, "hd95": None}
-    assert deviation([1.0, 3.0, math.nan]) == 1.0
+    assert replace_nonfinite(told[0]) == {"dice": 40.0, "hd95": None}
+    assert standard_deviation([1.0, 3.0, math.nan]) == 1.0
     assert math.isnan(mean([{"hd95": math.nan}])["hd95"])
-    assert math.isnan(deviation([math.nan]))
+    assert math.isnan(standard_deviation([math.nan]))
 
 
 def test_models_are_told_apart_case_by_case() -> None:
@@ -91,7 +91,7 @@ def test_models_are_told_apart_case_by_case() -> None:
     data = TensorData(torch.zeros(4, 1, 2, 2), truth, cases=cases)
     look = Evaluation(SegmentationConfig().make(2), data, Compute(), seed=0)
     everything = torch.stack([torch.zeros(4, 2, 2), torch.ones(4, 2, 2)], 1)
-    told = look.details(Outputs(everything, ensembled=-everything), ())["cases"]
+    told = look.details(Outputs(everything, ensemble=-everything), ())["cases"]
     assert told["names"] == ["p1", "p3"]
     assert told["central"] == pytest.approx([0.0, 100 * 2 * 2 / (2 + 8)])
     assert told["ensemble"] == pytest.approx([100.0, 0.0])  # nothing found where nothing is
@@ -141,7 +141,7 @@ def test_of_other_tasks_all_is_asked_of_all() -> None:
 
 def test_only_tasks_whose_outputs_are_pictures_have_pictures() -> None:
     look = evaluation(parted())
-    assert look.portray(Outputs(ALL_ZERO), (0.5,), (0.5,), Records(None)) is None
+    assert look.save_example_predictions(Outputs(ALL_ZERO), (0.5,), (0.5,), RunWriter(None)) is None
 
 
 # --- intervals ---
@@ -167,7 +167,7 @@ def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
     right = F.one_hot(targets, 2).float()
     wrong = torch.arange(count)[:, None] < 80  # 80 of 400 answers
     told = Outputs(torch.where(wrong, 1 - right, right), {"a": right, "b": 1 - right}, right)
-    found = Evaluation(Classification(2), data, Compute(), 0).resampled(told, Records(tmp_path))
+    found = Evaluation(Classification(2), data, Compute(), 0).resampled(told, RunWriter(tmp_path))
     assert found is not None
     assert (found["level"], found["cases"], found["ensemble"]) == (95, count, None)
     assert found["centralized"] == [100.0, 100.0]
@@ -182,7 +182,7 @@ def test_an_interval_is_of_each_model_over_test_cases(tmp_path: Path) -> None:
 def test_one_case_has_no_interval() -> None:
     one = parted().subset(torch.tensor([0, 1]))
     look = evaluation(one)
-    assert look.resampled(Outputs(ALL_ZERO[:2]), Records(None)) is None
+    assert look.confidence_intervals(Outputs(ALL_ZERO[:2]), RunWriter(None)) is None
 
 
 @pytest.mark.parametrize("name", ["segmentation", "reconstruction", "multi-label"])

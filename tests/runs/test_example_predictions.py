@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedstill.core.dataset import CaseIndex, TensorData
-from fedstill.runs.example_predictions import SIDE, portray, ranked
+from fedstill.runs.example_predictions import SIDE, choose_example_predictions, ranked
 from fedstill.tasks import Task
 from fedstill.tasks.classification import ClassificationConfig
 from fedstill.tasks.instances import InstancesConfig
@@ -45,7 +45,7 @@ def patients() -> tuple[TensorData, torch.Tensor]:
 def test_best_median_and_worst_are_the_central_models(patients: tuple[TensorData, torch.Tensor]) -> None:
     test, seen = patients
     outputs = {"student": certain(seen), "north": certain(seen.flip(0))}
-    found = portray(segmentation(), test, outputs, *ONE)
+    found = choose_example_predictions(segmentation(), test, outputs, *ONE)
     assert found is not None
     # Dice of all pixels of both slices: 12/12; 10/11; 6/9; 8/10. The median of four is the better one.
     told = [(case["rank"], case["case"], case["site"]) for case in found[1]]
@@ -54,7 +54,7 @@ def test_best_median_and_worst_are_the_central_models(patients: tuple[TensorData
     assert [each["student"] for each in scores] == pytest.approx([100, 1000 / 11, 600 / 9])
     assert scores[0]["north"] == pytest.approx(100 * 2 * 4 / (6 + 4))  # what d's prediction is to a's truth
     # Ranked by the other model the order is another.
-    by_north = portray(segmentation(), test, dict(reversed(outputs.items())), *ONE)
+    by_north = choose_example_predictions(segmentation(), test, dict(reversed(outputs.items())), *ONE)
     assert by_north is not None
     assert [case["case"] for case in by_north[1]] != [case["case"] for case in found[1]]
 
@@ -63,7 +63,7 @@ def test_a_case_of_slices_shows_the_one_with_the_largest_truth(
     patients: tuple[TensorData, torch.Tensor],
 ) -> None:
     test, seen = patients
-    found = portray(segmentation(), test, {"student": certain(seen)}, *ONE)
+    found = choose_example_predictions(segmentation(), test, {"student": certain(seen)}, *ONE)
     assert found is not None
     worst = found[1][2]
     assert (worst["part"], worst["parts"]) == (1, 2)
@@ -80,7 +80,7 @@ def test_a_case_that_nothing_can_be_said_of_is_left_out() -> None:
     # Cases of the whole data set that are not in this part have no score: they are never chosen.
     cases = CaseIndex(torch.tensor([2, 4]), tuple("abcde"), ("",) * 5)
     test = TensorData(torch.zeros(2, 1, 8, 8), strips([2, 2]), None, cases)
-    found = portray(segmentation(), test, {"student": certain(strips([1, 2]))}, *ONE)
+    found = choose_example_predictions(segmentation(), test, {"student": certain(strips([1, 2]))}, *ONE)
     assert found is not None
     assert [case["case"] for case in found[1]] == ["e", "c"]
 
@@ -99,7 +99,9 @@ def test_patches_are_put_together_and_cropped_to_where_the_truth_is() -> None:
     )
     test = TensorData(torch.zeros(4, 3, side, side), classes, None, cases)
     logits = torch.nn.functional.one_hot(classes, 3).movedim(-1, 1).float() * 20
-    found = portray(InstancesConfig().make(3), test, {"student": logits}, (0.5,) * 3, (0.5,) * 3)
+    found = choose_example_predictions(
+        InstancesConfig().make(3), test, {"student": logits}, (0.5,) * 3, (0.5,) * 3
+    )
     assert found is not None
     [case] = found[1]
     top, left, height, width = case["window"]
@@ -118,7 +120,9 @@ def test_images_are_in_units_of_the_truths_white() -> None:
     truth = torch.full((1, 1, 16, 16), -1.0)
     truth[..., 4:12, 4:12] = 0.0  # half of what a scanner could give: white here
     made = truth + 0.1  # in pixels 0.05, a tenth of that white
-    found = portray(task, TensorData(truth - 0.2, truth), {"student": made}, (0.5,), (0.5,))
+    found = choose_example_predictions(
+        task, TensorData(truth - 0.2, truth), {"student": made}, (0.5,), (0.5,)
+    )
     assert found is not None
     names = sorted(found[0])
     assert names == ["0/output/0", "0/seen", "0/truth"]
@@ -131,14 +135,14 @@ def test_images_are_in_units_of_the_truths_white() -> None:
 def test_tasks_without_pictures_have_none() -> None:
     task = ClassificationConfig().make(3)
     test = TensorData(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))
-    assert portray(task, test, {"student": torch.zeros(2, 3)}, *ONE) is None
+    assert choose_example_predictions(task, test, {"student": torch.zeros(2, 3)}, *ONE) is None
 
 
 def test_tensors_can_be_written_together(patients: tuple[TensorData, torch.Tensor]) -> None:
     """A file of safetensors takes no two names for one memory."""
     test, seen = patients
     same = certain(seen)
-    found = portray(segmentation(), test, {"student": same, "north": same}, *ONE)
+    found = choose_example_predictions(segmentation(), test, {"student": same, "north": same}, *ONE)
     assert found is not None
     memory = {tensor.untyped_storage().data_ptr() for tensor in found[0].values()}
     assert len(memory) == len(found[0])

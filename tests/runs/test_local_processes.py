@@ -21,7 +21,7 @@ from fedstill.cli.arguments import Given
 from fedstill.cli.run import configured
 from fedstill.core import run_writer
 from fedstill.core.errors import ArgumentError, DeployError, FedstillError, RunFolderError
-from fedstill.core.progress import Bars, Note
+from fedstill.core.progress import ProgressBar, ProgressSnapshot
 from fedstill.data.splits import Dirichlet
 from fedstill.federation.transport import Link, LinkError
 from fedstill.protocol.wire_format import unpack
@@ -30,7 +30,7 @@ from fedstill.report.run_files import MetricsLog
 from fedstill.runs import build, deployed, local_processes, run
 from fedstill.runs.config import NodesConfig, from_dict, load_toml, read_toml
 from fedstill.track import Tracker
-from fedstill.track.listeners import Listeners
+from fedstill.track.tracker_group import TrackerGroup
 from tests.federation.test_remote import Away, tiny
 from tests.loopback import Loopback
 
@@ -88,8 +88,8 @@ class Server:
             return self.at_work.pop(0)
         return "FINISHED:COMPLETED"
 
-    def progress(self, job: str, known: int = 0) -> tuple[Note, list[dict[str, Any]]]:
-        note = Note("distillation", 3, 60, since=time.time() - 12, waits_for=("node-2",))
+    def progress(self, job: str, known: int = 0) -> tuple[ProgressSnapshot, list[dict[str, Any]]]:
+        note = ProgressSnapshot("distillation", 3, 60, updated_at=time.time() - 12, waiting_for=("node-2",))
         self.measured += 2
         return note, TURNS[known : self.measured]
 
@@ -305,8 +305,8 @@ def test_two_processes_are_not_at_work_on_one_run(server: Server) -> None:
     config = tiny("fedavg")
     experiment, _ = build.prepare(config)
     for start in (
-        lambda: local_processes.rehearse(config, experiment, Path("out"), Bars(False)),
-        lambda: deployed.submit(config, Path("out"), Bars(False), Listeners()),
+        lambda: local_processes.rehearse(config, experiment, Path("out"), ProgressBar(False)),
+        lambda: deployed.submit(config, Path("out"), ProgressBar(False), TrackerGroup()),
     ):
         with pytest.raises(RunFolderError, match="out is in use: another process is at work on this run"):
             start()
@@ -389,7 +389,7 @@ def test_the_page_of_a_rehearsal_shows_what_its_server_has_measured(
     monkeypatch.setattr(local_processes, "_simulate", stop)
     for _ in range(2):
         with pytest.raises(DeployError, match="stopped"):
-            local_processes.rehearse(config, build.prepare(config)[0], out, Bars(False))
+            local_processes.rehearse(config, build.prepare(config)[0], out, ProgressBar(False))
     assert shown == [{1.0: 10.0}, {1.0: 10.0, 2.0: 20.0}]
 
 
@@ -411,7 +411,7 @@ def rehearsed(folder: Path, method: str, absent: Callable[[dict[str, Any]], bool
     (folder / "out").mkdir()
     experiment, about = build.prepare(config)
     found = local_processes._looked_into(
-        experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, Bars(False)
+        experiment, folder / "out", folder / "server", folder / "nodes", "one", 1.0, ProgressBar(False)
     )
     return run.finish(experiment, about, found, folder / "out")
 

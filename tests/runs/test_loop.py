@@ -43,13 +43,13 @@ class Maker:
 class Looping(Simulation):
     """A run whose server only makes images."""
 
-    def _learn(self) -> None:
+    def _train_locally(self) -> None:
         pass
 
-    def _serve(self, saved: Mapping[str, Any]) -> Any:
+    def _create_server(self, saved: Mapping[str, Any]) -> Any:
         return self.maker
 
-    def look(self) -> Mapping[str, float]:
+    def evaluate(self) -> Mapping[str, float]:
         return {"accuracy": 50.0}
 
     def results(self) -> dict[str, Any]:
@@ -79,14 +79,14 @@ def test_a_clock_goes_on_where_it_was_stopped() -> None:
     first, second = Clock(), Clock()
     with first.phase("distillation"):
         kept = first.state_dict()  # in the midst of a phase
-        assert 0 < kept["seconds"]["distillation"] <= first.now("distillation")
-    second.load({"seconds": {**kept["seconds"], "local_training": 7.0}, "total": 9.0})
-    assert second.now("local_training") == 7.0
+        assert 0 < kept["seconds"]["distillation"] <= first.phase_seconds("distillation")
+    second.load_state_dict({"seconds": {**kept["seconds"], "local_training": 7.0}, "total": 9.0})
+    assert second.phase_seconds("local_training") == 7.0
     assert second.total >= 9.0
     with second.phase("local_training"):
         pass
     assert second.seconds["local_training"] >= 7.0
-    second.load(None)
+    second.load_state_dict(None)
     assert second.seconds["local_training"] >= 7.0
 
 

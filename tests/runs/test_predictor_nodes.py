@@ -174,9 +174,9 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     write_onnx(path, draw.normal(size=(13, 3)))
     config = run([str(path), "mlp:8"])
     begun, _ = build.prepare(config)
-    kept = begun._nodes()
+    kept = begun._node_state()
     here, _ = build.prepare(config)
-    here._open(kept)
+    here._prepare_nodes(kept)
     write_nodes(config, begun, tmp_path / "nodes")
     folder = tmp_path / "nodes" / begun.nodes[0].name
     owner = owner_folder.read_node_file(folder)
@@ -185,7 +185,7 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     write_onnx(path, draw.normal(size=(13, 3)))
     replaced, _ = build.prepare(config)
     with pytest.raises(ModelError, match=f"{begun.nodes[0].name}: another model than the run began"):
-        replaced._open(kept)
+        replaced._prepare_nodes(kept)
     write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
     assert "" != first != file_fingerprint(owner_model.make_model(owner, folder, spec))
 
@@ -199,9 +199,9 @@ def test_a_run_asks_only_addresses_of_this_machine() -> None:
 
 def test_the_state_of_an_earlier_version_is_one_line() -> None:
     begun, _ = build.prepare(run(["mlp:8"]))
-    kept = {key: value for key, value in begun._nodes().items() if key != "models"}
+    kept = {key: value for key, value in begun._node_state().items() if key != "models"}
     with pytest.raises(RunFolderError, match=r"^the run began under an earlier fedstill"):
-        begun._open(kept)
+        begun._prepare_nodes(kept)
 
 
 @pytest.mark.parametrize("part", ["inputs", "targets", "layers"])
@@ -209,8 +209,8 @@ def test_data_and_layers_that_were_replaced_are_noticed_where_the_run_goes_on(pa
     """A file of one's own may be another by then, of the same shape, and so may a module."""
     config = run(["mlp:8"])
     begun, _ = build.prepare(config)
-    kept = begun._nodes()
-    build.prepare(config)[0]._open(kept)
+    kept = begun._node_state()
+    build.prepare(config)[0]._prepare_nodes(kept)
     replaced, _ = build.prepare(config)
     if part == "layers":
         model = replaced.nodes[1].model
@@ -221,8 +221,8 @@ def test_data_and_layers_that_were_replaced_are_noticed_where_the_run_goes_on(pa
         with pytest.raises(
             ModelError, match=f"^{replaced.nodes[1].name}: another model than the run began with"
         ):
-            replaced._open(kept)
+            replaced._prepare_nodes(kept)
         return
     getattr(replaced.setting.parts[1], part)[0] += 1
     with pytest.raises(DataError, match=r"^the data are others than the run began with"):
-        replaced._open(kept)
+        replaced._prepare_nodes(kept)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedstill.core.errors import FedstillError, MethodRefused, NodeFault, QueryRefused
-from fedstill.core.progress import Note, Noted
+from fedstill.core.progress import ProgressFile, ProgressSnapshot
 from fedstill.federation import transport
 from fedstill.federation.transport import LinkError
 from fedstill.models.module_utils import to_vector
@@ -170,7 +170,7 @@ def test_a_policy_that_allows_too_few_queries_refuses_at_once(tmp_path: Path) ->
 def test_a_policy_that_forbids_a_query_refuses_at_once(tmp_path: Path) -> None:
     config = tiny("fediod")
     link = Heard(nodes(config, tmp_path, queries='["count_labels"]'))
-    with pytest.raises(QueryRefused, match="'node-1', 'node-2' refuse query 'examine' by rule"):
+    with pytest.raises(QueryRefused, match="'node-1', 'node-2' refuse query 'predict_logits' by rule"):
         live(config, link, tmp_path).run()
     assert refused(link)
 
@@ -220,11 +220,11 @@ def test_a_quorum_begins_and_ends_without_a_node(
     config = tiny(method, quorum=0.6, wait=0.1)
     link = Heard(nodes(config, tmp_path), away=("node-1",))
     server = live(config, link, tmp_path)
-    with Noted(tmp_path / "progress.json") as bars:
+    with ProgressFile(tmp_path / "progress.json") as bars:
         results = server.run(bars=bars)
-    noted = Note.read(tmp_path / "progress.json")
+    noted = ProgressSnapshot.read(tmp_path / "progress.json")
     assert noted is not None
-    assert noted.without == ("node-1",)
+    assert noted.excluded == ("node-1",)
     (event,) = results["events"]
     assert (event["node"], event["number"], event["event"]) == ("node-1", 0, "left out")
     assert results["nodes"][1]["bytes"] == {"up": 0, "down": 0}

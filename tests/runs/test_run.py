@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from fedstill.cli import main as cli
 from fedstill.core.errors import DataError, MethodRefused, RunFolderError
-from fedstill.core.run_writer import Records
+from fedstill.core.run_writer import RunWriter
 from fedstill.models import SmallCNN
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs.build import prepare
@@ -92,7 +92,7 @@ def test_the_result_has_every_promised_figure(finished: Path) -> None:
     assert max(accuracies) > 20  # percent
     assert len(result["standalone"]["accuracy"]["per_node"]) == 5
     assert set(result["seconds"]) == {"total", "local_training", "centralized", "distillation"}
-    assert result["queries_by_name"] == {"count_labels": 1, "examine": 24}
+    assert result["queries_by_name"] == {"count_labels": 1, "predict_logits": 24}
     assert (
         result["seconds"]["total"] >= sum(v for name, v in result["seconds"].items() if name != "total") > 0
     )
@@ -223,7 +223,7 @@ BAD = {
         {"--nodes.policy.max_queries": "5"},
         "max_queries: 5, and the run asks 25",
     ),
-    "policy": (images(), {"--nodes.policy.queries": "count_labels"}, "refuse query 'examine'"),
+    "policy": (images(), {"--nodes.policy.queries": "count_labels"}, "refuse query 'predict_logits'"),
 }
 
 
@@ -258,14 +258,14 @@ def test_a_method_that_cannot_learn_the_task_is_told_before_trifles() -> None:
 def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def due(records: Records) -> bool:
+    def due(records: RunWriter) -> bool:
         if len(records.metrics) > 8:
             os.kill(os.getpid(), signal.SIGTERM)  # as a scheduler does
         return True
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(Records, "due", due)
+        patch.setattr(RunWriter, "due", due)
         bare = ("--evaluation.centralized", "false")
         assert fedstill_run("digits-fediod", *SHORT, *bare, "--out", str(out)) == 130
     assert "to go on: fedstill run --resume" in capsys.readouterr().err
@@ -284,7 +284,7 @@ def test_a_damaged_audit_log_is_one_line_and_a_mended_one_goes_on(
     (out / "audit.sqlite").write_bytes(kept)
     assert fedstill_run("--resume", str(out)) == 0
     result = result_of(out)
-    assert result["queries_by_name"] == {"count_labels": 1, "examine": 24}
+    assert result["queries_by_name"] == {"count_labels": 1, "predict_logits": 24}
     assert result["bytes"] == result_of(finished)["bytes"]
 
 

@@ -102,9 +102,9 @@ def test_nodes_are_measured_on_the_findings_that_they_know() -> None:
     for whose in ("standalone", "local"):
         assert results[whose]["auc"]["per_node"] == pytest.approx(means)
     assert results["auc"] == pytest.approx(sum(means) / 3)
-    assert experiment.look()["auc"] == pytest.approx(results["auc"])
+    assert experiment.evaluate()["auc"] == pytest.approx(results["auc"])
     for node, share in enumerate(results["local"]["share"]["per_node"]):
-        rows = experiment.evaluation.share(node, 3)
+        rows = experiment.evaluation.test_share(node, 3)
         with torch.no_grad():
             aucs = MultiLabel(3).per_class(one.models[node](one.test.inputs[rows]), truth[rows])
         assert aucs is not None
@@ -186,7 +186,7 @@ def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes:
     number = torch.arange(test).view(-1, 1, 1, 1)
     one.test.inputs[:, :, 0, :1] = number[:, :, 0] / 1000  # each can be told
     experiment = Simulation(one)
-    shares = [one.test.subset(experiment.evaluation.share(index, nodes)) for index in range(nodes)]
+    shares = [one.test.subset(experiment.evaluation.test_share(index, nodes)) for index in range(nodes)]
     found = sorted(round(x * 1000) for share in shares for x in share.inputs[:, 0, 0, 0].tolist())
     assert found == list(range(test))
     sizes = {len(share) for share in shares}
@@ -199,7 +199,7 @@ def test_every_test_example_is_in_exactly_one_nodes_even_share(test: int, nodes:
 def test_shares_are_random_and_the_seeds_own() -> None:
     def shares(seed: int) -> list[torch.Tensor]:
         experiment = Simulation(setting(Standalone(), seed=seed))
-        return [experiment.test.inputs[experiment.evaluation.share(index, 3)] for index in range(3)]
+        return [experiment.test.inputs[experiment.evaluation.test_share(index, 3)] for index in range(3)]
 
     first, again, other = shares(0), shares(0), shares(1)
     assert all(torch.equal(mine, same) for mine, same in zip(first, again, strict=True))
@@ -210,18 +210,18 @@ def test_shares_are_random_and_the_seeds_own() -> None:
 
 def test_fewer_test_examples_than_nodes_leave_nobody_without_a_share() -> None:
     experiment = Simulation(setting(Standalone(), test=2, nodes=3))
-    assert [len(experiment.evaluation.share(index, 3)) for index in range(3)] == [1, 1, 1]
+    assert [len(experiment.evaluation.test_share(index, 3)) for index in range(3)] == [1, 1, 1]
 
 
 def test_local_accuracy_is_each_nodes_model_on_its_own_share() -> None:
     one = setting(Standalone(), test=41)
     experiment = Simulation(one)
     results = experiment.run()
-    shares = [one.test.subset(experiment.evaluation.share(index, 3)) for index in range(3)]
+    shares = [one.test.subset(experiment.evaluation.test_share(index, 3)) for index in range(3)]
     each = [accuracy(model, share) for model, share in zip(one.models, shares, strict=True)]
     assert results["local"]["share"]["per_node"] == pytest.approx(each)
     assert results["local"]["share"]["mean"] == pytest.approx(sum(each) / 3)
-    assert experiment.look()["local_accuracy"] == pytest.approx(sum(each) / 3)
+    assert experiment.evaluate()["local_accuracy"] == pytest.approx(sum(each) / 3)
 
 
 # --- when it looks ---------------------------------------------------------------------------------

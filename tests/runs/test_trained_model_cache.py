@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fedstill.compare import comparison_file, comparison_runner
-from fedstill.core.run_writer import Records
+from fedstill.core.run_writer import RunWriter
 from fedstill.core.workers import Workers
 from fedstill.node import local_training
 from fedstill.runs import run
@@ -113,7 +113,7 @@ def test_models_are_asked_once_about_the_test_part(tmp_path: Path) -> None:
         def about(
             model: nn.Module, given: tuple[Any, ...], run: Simulation = simulation, of: int = tested
         ) -> None:
-            nodes = [*run.nodes, *([] if run.mark is None else [run.mark])]
+            nodes = [*run.nodes, *([] if run.centralized_node is None else [run.centralized_node])]
             if isinstance(given[0], torch.Tensor) and given[0].untyped_storage().data_ptr() == of:
                 asked.extend(node.name for node in nodes if node.model is model)
 
@@ -131,7 +131,7 @@ def test_a_comparison_trains_once_a_setting_and_seed_and_leaves_no_models_behind
     made.write_text(PLAN, encoding="utf-8")
     out = tmp_path / "out"
     comparison_runner.compare(
-        comparison_file.read(made), out, command="", report=lambda folder: None, quiet=True
+        comparison_file.read_comparison(made), out, command="", report=lambda folder: None, quiet=True
     )
     assert sorted(counted) == ["node-0", "node-0", "node-1", "node-1"]
     assert {path.name for path in out.iterdir() if path.is_dir()} == {
@@ -146,7 +146,7 @@ def test_a_run_goes_on_in_the_groups_that_it_began_with_though_there_are_more_co
     many = config({"name": "standalone"}, split={"name": "dirichlet", "nodes": 4, "alpha": 1.0}, nodes=MANY)
     whole = prepare(many)[0].run(None)
 
-    monkeypatch.setattr(Records, "due", lambda records: True)
+    monkeypatch.setattr(RunWriter, "is_save_due", lambda records: True)
     monkeypatch.setattr(Simulation, "_save", stopping(Simulation._save))
     with pytest.raises(KeyboardInterrupt):
         prepare(many)[0].run(tmp_path)

@@ -98,9 +98,7 @@ def test_predict_does_not_overwrite_without_flag(
     assert command("predict", run, data, "--out", responses)[0] == 0
 
 
-def test_evaluate_counts_public_training_examples(
-    tmp_path: Path, command: Main
-) -> None:
+def test_evaluate_counts_public_training_examples(tmp_path: Path, command: Main) -> None:
     draws, file, out = np.random.default_rng(0), tmp_path / "mine.npz", tmp_path / "run"
     np.savez(file, images=draws.random((200, 8, 8), dtype=np.float32), labels=draws.integers(0, 3, 200))
     few = (

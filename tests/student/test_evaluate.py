@@ -184,17 +184,17 @@ def test_evaluates_in_float32() -> None:
     """Models of nodes, ensemble, centralized upper bound and student, on the way and at the end."""
     engine = EngineConfig(name="one-by-one", precision="bfloat16")
     mark = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    experiment = build.Simulation(digits_setting("fedkd", {}, engine=engine, mark=mark))
+    experiment = build.Simulation(digits_setting("fedkd", {}, engine=engine, centralized_model=mark))
     experiment.run()
-    assert experiment.mark is not None
+    assert experiment.centralized_node is not None
     models = {node.name: node.model for node in experiment.nodes}
-    models |= {"mark": experiment.mark.model, "student": experiment.student}
+    models |= {"mark": experiment.centralized_node.model, "student": experiment.student}
     lowered: dict[str, set[bool]] = {}
     for name, model in models.items():
         model.register_forward_hook(
             lambda *_, name=name: lowered.setdefault(name, set()).add(torch.is_autocast_enabled("cpu"))
         )
-    experiment.look()
+    experiment.evaluate()
     experiment.results()
     assert lowered == {name: {False} for name in models}
 

@@ -174,7 +174,7 @@ def test_an_ensemble_lets_gradients_through(monkeypatch: pytest.MonkeyPatch) -> 
     def cuts(responses: torch.Tensor, weights: torch.Tensor, task: Task) -> torch.Tensor:
         return responses.detach().mean(0)
 
-    monkeypatch.setitem(ENSEMBLES._found, "cuts", cuts)
+    monkeypatch.setitem(ENSEMBLES._loaded, "cuts", cuts)
     responses, weights = torch.zeros(2, 3, 4), torch.full((2, 1, 4), 0.5)
     assert Classification(4).ensemble(responses, weights, "cuts").shape == (3, 4)
     with pytest.raises(

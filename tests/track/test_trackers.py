@@ -16,13 +16,13 @@ import pytest
 
 import fedstill
 from fedstill.core.errors import ArgumentError, FedstillError, RunFolderError
-from fedstill.core.run_writer import Records
+from fedstill.core.run_writer import RunWriter
 from fedstill.privacy.pate import PATE
 from fedstill.privacy.statement import make_statement, summarize_privacy
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.run import resume, run
-from fedstill.track import TRACKERS, Tracker, numbers, outcome
-from fedstill.track.listeners import Listeners
+from fedstill.track import TRACKERS, Tracker, final_metrics, flatten_metrics
+from fedstill.track.tracker_group import TrackerGroup
 from tests.own_lab import MY_LAB
 
 RESULT = {"metrics": [{"key": "accuracy"}], "accuracy": 80.0, "bytes": {"up": 10, "down": 20}}
@@ -86,15 +86,17 @@ def test_epsilon_is_maximum_over_nodes_or_none() -> None:
     """As results have it: the guarantee is yes or nothing, and each node has its own epsilon."""
     said, cheap, dear = make_statement(PATE(), {}, ()), {"gaussian(2.0)": 1}, {"gaussian(1.5)": 1}
     both = summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 0)})
-    assert outcome({"privacy": both}) == {"epsilon": both["nodes"][1]["epsilon"]}
+    assert final_metrics({"privacy": both}) == {"epsilon": both["nodes"][1]["epsilon"]}
     assert (
-        outcome({"privacy": summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 1)})})
+        final_metrics(
+            {"privacy": summarize_privacy({"a": said, "b": said}, {"a": (cheap, 0), "b": (dear, 1)})}
+        )
         == {}
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "read"), list(zip(TRACKERS.own, (of_tensorboard, of_mlflow, of_wandb), strict=True))
+    ("name", "read"), list(zip(TRACKERS.builtin, (of_tensorboard, of_mlflow, of_wandb), strict=True))
 )
 def test_logged_metrics_are_read_back_once_per_step_after_resume(
     tmp_path: Path, name: str, read: Callable[[Path], Told], monkeypatch: pytest.MonkeyPatch
@@ -102,20 +104,20 @@ def test_logged_metrics_are_read_back_once_per_step_after_resume(
     pytest.importorskip(name)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for stopped in (True, False):
-        listeners = Listeners([name], {"split": {"nodes": 5}})
-        records = Records(tmp_path, listeners.log)
+        listeners = TrackerGroup([name], {"split": {"nodes": 5}})
+        records = RunWriter(tmp_path, listeners.log)
         listeners.start(tmp_path, "FedIOD")
         records.load()
         if stopped:
-            records.metric({"phase": "local", "node": "north", "step": 50, "loss": 0.25})
-            records.metric(turn(1))
+            records.add_metrics({"phase": "local", "node": "north", "step": 50, "loss": 0.25})
+            records.add_metrics(turn(1))
             records.save({})
-            records.metric(turn(2))  # on disk and told, and void: no state counts it
+            records.add_metrics(turn(2))  # on disk and told, and void: no state counts it
             records._write_metrics()
             listeners.close(None)
         else:
-            records.metric(turn(2))
-            records.metric(turn(3))
+            records.add_metrics(turn(2))
+            records.add_metrics(turn(3))
             records.finish(RESULT, None)
             listeners.close(RESULT)
         assert listeners.notes == []
@@ -164,10 +166,8 @@ def tiny_run(tracker: str) -> RunConfig:
     )
 
 
-def test_resumed_run_logs_all_metrics_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Records, "due", lambda self: True)
+def test_resumed_run_logs_all_metrics_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunWriter, "is_save_due", lambda self: True)
     config = tiny_run(f"{__name__}:Stops")
     monkeypatch.setattr(Stops, "stops", True)
     with pytest.raises(KeyboardInterrupt):
@@ -202,7 +202,7 @@ def test_failing_tracker_is_disabled_and_failing_start_stops_run(
 ) -> None:
     other = Stops()
     monkeypatch.setattr(Stops, "stops", False)
-    listeners = Listeners([Fails(), other])
+    listeners = TrackerGroup([Fails(), other])
     listeners.start(tmp_path, "FedIOD")
     listeners.log([turn(1)])
     listeners.log([turn(2)])
@@ -210,10 +210,10 @@ def test_failing_tracker_is_disabled_and_failing_start_stops_run(
     assert listeners.notes == ["tracker 'Fails' failed and was let go: no space left"]
     assert "no space left" in capsys.readouterr().err
     monkeypatch.setattr(Stops, "start", lambda *_: 1 / 0)
-    listeners = Listeners([other])
+    listeners = TrackerGroup([other])
     with pytest.raises(FedstillError, match="tracker 'Stops' cannot begin: division by zero"):
         listeners.start(tmp_path, "FedIOD")
-    listeners.start(tmp_path, "FedIOD", over=True)  # all has been trained, and the result is worth more
+    listeners.start(tmp_path, "FedIOD", finished=True)  # all has been trained, and the result is worth more
     assert listeners.notes == ["tracker 'Stops' failed and was let go: division by zero"]
     listeners.close(None)
     assert other.heard[1:] == [turn(1), turn(2)]  # what has not begun is not told of an end
@@ -233,12 +233,10 @@ class FailsLast(Stops):
 
 
 @pytest.mark.parametrize("at", ["log", "close"])
-def test_failure_at_close_is_in_result(
-    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_at_close_is_in_result(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is told of metrics here before the run is over, as no state is saved."""
     monkeypatch.setattr(FailsLast, "at", at)
-    monkeypatch.setattr(Records, "due", lambda self: False)
+    monkeypatch.setattr(RunWriter, "is_save_due", lambda self: False)
     result = run(tiny_run(f"{__name__}:FailsLast"), tmp_path / "run", command="", progress=False)
     told = json.loads((tmp_path / "run" / "result.json").read_text())
     note = f"tracker '{__name__}:FailsLast' failed and was let go: no space left"
@@ -256,7 +254,7 @@ def test_failure_at_close_is_in_result(
 )
 def test_rejects_unknown_tracker(named: list[str], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
-        Listeners(named)
+        TrackerGroup(named)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +288,8 @@ def test_custom_tracker_receives_metrics_from_python(tmp_path: Path, monkeypatch
     with (tmp_path / "run" / "tracked.csv").open() as file:
         rows = [tuple(row) for row in csv.reader(file)]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    wanted = [(str(line["step"]), name, str(value)) for line in lines for name, value in numbers(line)]
+    wanted = [
+        (str(line["step"]), name, str(value)) for line in lines for name, value in flatten_metrics(line)
+    ]
     assert rows[1 : 1 + len(wanted)] == wanted
     assert ("", "result/accuracy", str(metrics["accuracy"])) in rows

@@ -67,7 +67,7 @@ class FedDistill(Method):
         span=lambda self, sent: Span.part(int(sent["round"]), self.rounds),
         extra_loss="the distance to the shared class logits",
     )
-    def learn(self, nodes: NodeGroup, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
+    def train_locally(self, nodes: NodeGroup, shared: torch.Tensor, round: int) -> Mapping[str, torch.Tensor]:
         """Train with F(x) kept near the shared logits of x's class; tell the mean logits of each class."""
         task, smoothing, classes = (
             nodes.setting.task,
@@ -96,7 +96,7 @@ class FedDistill(Method):
         return Shared(torch.zeros(server.task.classes, server.task.classes, device=server.device))
 
     def step(self, server: Server, state: Shared, t: int) -> Mapping[str, float]:
-        told = server.query("learn", shared=state.logits, round=t)["mean"]  # (K, C, C)
+        told = server.query("train_locally", shared=state.logits, round=t)["mean"]  # (K, C, C)
         held = (told != 0).any(2).sum(0).clamp_min(1)  # nodes that have each class  (C,)
         before, state.logits = state.logits, told.sum(0) / held.unsqueeze(1)
         return {"moved": (state.logits - before).norm().item()}

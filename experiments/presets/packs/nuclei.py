@@ -12,8 +12,8 @@ from typing import ClassVar
 from fedstill.core.dataset import Column, DataSet
 from fedstill.data import InstanceImageData, find_file
 from fedstill.data.images import decode_image, read_instance_map
+from fedstill.data.instance_images import InstanceImage, make_instance_image, prepare_instance_images
 from fedstill.data.loading import check_sites
-from fedstill.data.object_images import InstanceImage, make_instance_image, prepare_instance_images
 from fedstill.data.raw import read_npz, require_array
 from fedstill.tasks import TaskConfig
 

@@ -12,9 +12,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from fedstill.core import toml
-from fedstill.core.config_tables import layered
+from fedstill.core.config_tables import merge_tables
 from fedstill.core.errors import ArgumentError, FedstillError, UnknownName
-from fedstill.core.registry import is_path, look_in
+from fedstill.core.registry import add_search_folders, is_object_path
 from fedstill.core.toml import Table
 
 __all__ = ["Table", "describe", "filled", "names", "parse", "path", "read", "read_file"]
@@ -42,7 +42,7 @@ def path(name: str) -> Path:
             meant = repr(str(file))
         near = ", ".join(map(repr, get_close_matches(name, names(), cutoff=0.4)))
         see = "`fedstill list presets` shows all" + (f"; nearest: {near}" if near else "")
-        raise UnknownName("preset", name, names(), see=see, meant=meant)
+        raise UnknownName("preset", name, names(), see=see, suggestion=meant)
     return FOLDER / f"{name}.toml"
 
 
@@ -114,18 +114,20 @@ def filled(table: Table, kind: type | None, folder: Path | None, seen: tuple[str
             raise FedstillError(f"presets extend each other in a circle: {' -> '.join((*seen, name))}")
         below = filled(toml.read(file), kind, file.parent, (*seen, name))
         below.pop("name", None)  # what differs from a preset is not that preset any more
-    if plugins := [*below.get("plugins", []), *_beside(table, folder)]:
+    if plugins := [*below.get("plugins", []), *_baseline_metrics(table, folder)]:
         table["plugins"] = list(dict.fromkeys([*plugins, *table.get("plugins", [])]))
-        look_in(table["plugins"])
-    return layered(kind, below, table) if below else table
+        add_search_folders(table["plugins"])
+    return merge_tables(kind, below, table) if below else table
 
 
-def _beside(table: Table, folder: Path | None) -> list[str]:
+def _baseline_metrics(table: Table, folder: Path | None) -> list[str]:
     """The folder, if a table names ``module:Name`` that lies in it."""
     if folder is None:
         return []
     there = (
-        folder / name.partition(":")[0].partition(".")[0] for _, name in toml.texts(table) if is_path(name)
+        folder / name.partition(":")[0].partition(".")[0]
+        for _, name in toml.iterate_strings(table)
+        if is_object_path(name)
     )
     found = any(place.is_dir() or place.with_suffix(".py").is_file() for place in there)
     return [str(folder.resolve())] if found else []

@@ -30,7 +30,11 @@ categories = ["no", "yes"]
 """
 READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "a run": ("run.toml", 'extends = "demo"\nseed = 7\n', lambda path: load(str(path)).seed),
-    "a comparison": ("study.toml", 'methods = ["fedkd"]\n[base]\nextends = "demo"\n', comparison_file.read),
+    "a comparison": (
+        "study.toml",
+        'methods = ["fedkd"]\n[base]\nextends = "demo"\n',
+        comparison_file.read_comparison,
+    ),
     "a schema": ("schema.toml", SCHEMA, read_schema),
     "a model": (
         "forest.toml",

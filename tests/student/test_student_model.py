@@ -22,9 +22,9 @@ from fedstill.data.new_data import NewDataOptions, load_labeled, load_unlabeled
 from fedstill.models import MLP, RandomConv, ResNet8, SmallCNN, build
 from fedstill.runs.run_warnings import digests
 from fedstill.runs.student_file import StudentFile
-from fedstill.student.central_model import Portable
 from fedstill.student.export import export
 from fedstill.student.predict import predict
+from fedstill.student.student_model import PortableStudent
 from fedstill.tasks import TASKS
 
 PIXELS = InputSpec(TASKS["classification"](), ("cat", "dog"), (3, 8, 8), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
@@ -77,7 +77,7 @@ def test_rejects_invalid_images_in_one_line(cats: Path, given: torch.Tensor, tol
 def test_portable_student_returns_nan_for_invalid_inputs(cats: Path) -> None:
     pixels = torch.rand(3, 3, 8, 8)
     pixels[1, 0, 0, 0] = 255
-    responses = Portable(fedstill.load(cats))(pixels)
+    responses = PortableStudent(fedstill.load(cats))(pixels)
     assert responses.isnan().any(1).tolist() == [False, True, False]
 
 
@@ -199,9 +199,7 @@ def test_map_predictions_are_exported_but_not_written_to_csv(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "student.pt"]  # no half an export
 
 
-def test_fixed_features_are_rebuilt_on_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fixed_features_are_rebuilt_on_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     network = build("scattering:4", (1, 8, 8), 2, 0)
     nn.init.normal_(network[4].weight)  # type: ignore[index]

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import pytest
 
-from fedstill.core.config_tables import as_table, choices, layered, options, read_table
+from fedstill.core.config_tables import merge_tables, option_types, read_table, registered_choices, to_table
 from fedstill.core.errors import ArgumentError, UnknownName
-from fedstill.core.registry import Registered, Registry
+from fedstill.core.registry import Registrable, Registry
 
 
 @dataclass(frozen=True)
-class Shape(Registered):
+class Shape(Registrable):
     key: ClassVar[str] = "how"
     default: ClassVar[str | None] = "round"
     color: str = "red"
@@ -54,8 +54,8 @@ def test_name_key_selects_class_of_other_options() -> None:
 
 def test_table_round_trip_includes_name() -> None:
     picture = Picture(Square("blue", side=5))
-    assert as_table(picture) == {"shape": {"how": "square", "color": "blue", "side": 5}, "title": ""}
-    assert read_table(Picture, as_table(picture)) == picture
+    assert to_table(picture) == {"shape": {"how": "square", "color": "blue", "side": 5}, "title": ""}
+    assert read_table(Picture, to_table(picture)) == picture
 
 
 @pytest.mark.parametrize(
@@ -84,22 +84,25 @@ def test_name_is_required_without_default(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_instance_lists_options_of_selected_class() -> None:
-    assert list(options(Picture(Square()))) == ["shape.how", "shape.color", "shape.side", "title"]
-    assert list(options(Picture)) == ["shape.how", "shape.color", "title"]
-    assert choices(Picture()) == {"shape.how": Shape}
+    assert list(option_types(Picture(Square()))) == ["shape.how", "shape.color", "shape.side", "title"]
+    assert list(option_types(Picture)) == ["shape.how", "shape.color", "title"]
+    assert registered_choices(Picture()) == {"shape.how": Shape}
 
 
 def test_changing_class_keeps_shared_options() -> None:
     below = {"title": "a", "shape": {"how": "round", "color": "blue", "radius": 3.0}}
-    assert layered(Picture, below, {"shape": {"how": "square", "side": 4}}) == {
+    assert merge_tables(Picture, below, {"shape": {"how": "square", "side": 4}}) == {
         "title": "a",
         "shape": {"how": "square", "color": "blue", "side": 4},
     }
-    assert layered(Picture, below, {"shape": {"radius": 5.0}})["shape"]["radius"] == 5.0
+    assert merge_tables(Picture, below, {"shape": {"radius": 5.0}})["shape"]["radius"] == 5.0
     # A table that names none means the default; one that names it says nothing new.
-    assert layered(Picture, {"shape": {"radius": 3.0}}, {"shape": {"how": "round"}})["shape"]["radius"] == 3.0
+    assert (
+        merge_tables(Picture, {"shape": {"radius": 3.0}}, {"shape": {"how": "round"}})["shape"]["radius"]
+        == 3.0
+    )
     with pytest.raises(UnknownName):
-        read_table(Picture, layered(Picture, below, {"shape": {"how": "triangle"}}))
+        read_table(Picture, merge_tables(Picture, below, {"shape": {"how": "triangle"}}))
 
 
 @pytest.fixture
@@ -112,10 +115,10 @@ def _files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fallback_class_accepts_any_name() -> None:
     picture = read_table(Picture, {"shape": {"how": "a.svg", "side": 3}})
     assert picture.shape == Drawn(how="a.svg", side=3)
-    assert picture.shape.called == "a.svg"
-    assert as_table(picture)["shape"] == {"how": "a.svg", "color": "red", "side": 3}
-    assert read_table(Picture, as_table(picture)) == picture
-    assert Shape.registry.allowed == "round, square, or a file"
+    assert picture.shape.registered_name == "a.svg"
+    assert to_table(picture)["shape"] == {"how": "a.svg", "color": "red", "side": 3}
+    assert read_table(Picture, to_table(picture)) == picture
+    assert Shape.registry.choices == "round, square, or a file"
     with pytest.raises(ArgumentError, match=r"^shape.radius is 1: .* as shape 'a\.svg' has no such option$"):
         read_table(Picture, {"shape": {"how": "a.svg", "radius": 1}})
 
@@ -131,4 +134,4 @@ def test_changing_class_keeps_options_with_same_meaning(
         ({"how": "round"}, {"how": "round", "color": "blue"}),
         ({"how": "a.svg", "side": 5}, {"how": "a.svg", "color": "blue", "side": 5}),
     ):
-        assert layered(Picture, below, {"shape": above})["shape"] == kept
+        assert merge_tables(Picture, below, {"shape": above})["shape"] == kept
