@@ -78,7 +78,7 @@ class TorchvisionData(DataConfig):
         expected = f"torchvision's {self.torchvision_folder}" + (f" or {self.file}" if self.file else "")
         raise DataError(
             f"data {self.registered_name!r}: {expected} not found in {format_paths(roots)}; put it "
-            "there, set data.root to its folder, or set data.download (docs/tasks.md has the sources of such files)"
+            "there, or set data.root or data.download (docs/tasks.md has the sources of such files)"
         )
 
     def _torchvision(self, root: Path) -> RawImages:

@@ -1,7 +1,7 @@
 """New data for a trained student: to evaluate it, or to get its predictions.
 
 Data are read like a node's, and converted to the spec of the run: classes by name, images to its size and
-channels, tables by its schema. No examples are sampled or left out, even if the source marks a test part.
+channels, tables by its schema. No examples are sampled or left out, even if the source has a test part.
 """
 
 from __future__ import annotations

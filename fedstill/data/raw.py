@@ -78,18 +78,21 @@ class RawImages:
         object.__setattr__(self, "classes", normalize_class_names(self.classes, "classes"))
         object.__setattr__(self, "columns", normalize_columns(self.columns))
 
-    def require_contiguous_labels(self, what: str) -> None:
-        """Refuse labels from which the number of classes cannot be told, as some class has no example.
+    def require_contiguous_labels(self, source: str) -> None:
+        """Check that undeclared classes can be counted from the labels.
+
+        Args:
+            source: start of the error message.
 
         Raises:
-            DataError: numbers without a list of the classes that do not begin at 0, or have gaps.
+            DataError: labels are numbers without a list of classes and do not start at 0 or have gaps.
         """
         if self.classes_declared or not len(gaps := np.setdiff1d(np.arange(len(self.classes)), self.labels)):
             return
-        ends = f"labels are numbers from {self.labels.min()} to {self.labels.max()}"
-        told = f"{ends}, and no example has label {gaps[0]}{more_suffix(len(gaps))}"
-        allowed = "numbers from 0 up without gaps, or an array 'classes' with the name of each class"
-        raise DataError(f"{what}: {told} (expected {allowed})")
+        number_range = f"labels are numbers from {self.labels.min()} to {self.labels.max()}"
+        problem = f"{number_range}, and no example has label {gaps[0]}{more_suffix(len(gaps))}"
+        expected = "numbers from 0 up without gaps, or an array 'classes' with the name of each class"
+        raise DataError(f"{source}: {problem} (expected {expected})")
 
 
 def raw_images_from_arrays(

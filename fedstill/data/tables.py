@@ -157,7 +157,7 @@ def encode_rows(
     numbers = _parse_cells(cells, schema.columns, locate)
 
     def features(columns: Sequence[SchemaColumn]) -> torch.Tensor:
-        """Of some columns, ``(N, features)`` float64."""
+        """Return the features of some columns, ``(N, features)`` float64."""
         indices = [schema.columns.index(column) for column in columns]
         row_features: torch.Tensor = RowFeatures(columns, torch.float64)(
             torch.from_numpy(numbers[:, indices])
