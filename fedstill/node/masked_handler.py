@@ -1,4 +1,4 @@
-"""The request handler of a node whose answers leave under masks, as parts of sums over nodes."""
+"""Request handler of a node whose responses are released under masks, as contributions to sums over nodes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from fedstill.protocol.wire_format import Tensors, WireConfig, decompress
 
 
 class MaskedHandler(RequestHandler):
-    """Answers queries for one node.
+    """Responds to queries for one node under secure aggregation.
 
     Args:
-        group: of this node alone; all else is as :class:`RequestHandler` has it.
+        masks: the node's masks in this run.
+        group: a group of this node alone. The other arguments are those of :class:`RequestHandler`.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class MaskedHandler(RequestHandler):
         self, name: str, number: int, tensors: Tensors, differentiable: bool, request: SumRequest | None
     ) -> str:
         (node,) = self.group.nodes
-        # A node that comes back has not heard all that others have. Of no other query this may be said:
-        # whether a sum may be read without some is asked of sums alone.
+        # A node that comes back has missed queries. Only summed queries with recovery may ignore the history:
+        # only sums can be read without some nodes.
         summed = bool(self.side.queries[name].sums)
         before = "" if summed and request is not None and request.recover else node.query_history_hash
         return sha256_digest(tensors, name, str(number), str(differentiable), before, _memory_layout(tensors))
@@ -60,7 +61,7 @@ class MaskedHandler(RequestHandler):
             rule = "sums: gradients pulled back at a scale of 1, the largest from a half to below 1"
             raise QueryRefused(self.group.nodes[0].name, query.name, rule)
         (node,) = self.group.nodes
-        # Before anything is computed: what comes of that would else be told, by which refusal comes.
+        # Check before computing: otherwise the kind of refusal would reveal a result.
         for weighting in query.sums.values():
             if weighting in ("size", "counts") and weighting not in node.released_counts:
                 rule = f"sums: '{weighting}' of its data, which weigh its answer, were not asked before"
@@ -68,14 +69,14 @@ class MaskedHandler(RequestHandler):
         return self.masks.admit(query.name, request, self.side.weightings(query.name, self._noise_run))
 
     def refused_queries(self) -> dict[str, str]:
-        """The rule by which queries are refused for what was added before, before anything is trained."""
+        """Return the rule that refuses each query because of earlier sums; checked before any training."""
         if self.masks.policy.sums_may_differ:
             return {}
         return self.masks.history.conflicts(self.side, self._noise_run)
 
     @property
     def _noise_run(self) -> str:
-        """The run's name, where counts have noise of its own."""
+        """Name of the run if counts have noise, which differs from run to run; else empty."""
         gate = self.group.nodes[0].gate
         return gate.run if gate.budgets is not None and gate.budgets.mechanism.protects else ""
 
@@ -92,7 +93,7 @@ class MaskedHandler(RequestHandler):
         mask = self.masks.mask(request, exchange.query.name, context_hashes)
         check_weights = (
             None if self._noise_run else self.masks.check_weights
-        )  # counts with noise differ in each run
+        )  # noisy counts differ in each run
         replacement, always_replace = self.masks.replacement(request), self.masks.is_exhausted
         return replace(
             contribution,
@@ -104,5 +105,7 @@ class MaskedHandler(RequestHandler):
 
 
 def _memory_layout(tensors: Tensors) -> str:
-    """How tensors lie in memory: equal values that lie otherwise have answers with other last digits."""
+    """Return the strides of tensors as text. Equal values in another layout give responses with other last
+    digits.
+    """
     return " ".join(f"{name}{tuple(tensor.stride())}" for name, tensor in sorted(tensors.items()))

@@ -1,4 +1,4 @@
-"""A node: one place's private data, its model, its critic, its randomness and its gate."""
+"""A node: one data owner's private data, model, random generators and gate."""
 
 from __future__ import annotations
 
@@ -21,8 +21,34 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Node:
-    """What stays in one place: private training data, a network of any architecture, and the gate, the only
-    way out. The seed is of the node's own randomness."""
+    """One data owner (a client or site) with private training data, networks of any architecture and a
+    gate.
+
+    Nothing leaves a node except through its gate.
+
+    Args:
+        name: unique name of the node.
+        data: private training data.
+        model: task model T_k of any architecture.
+        gate: checks, charges and records every release.
+        seed: seed of the node's own random generators.
+
+    Attributes:
+        modules: networks by role; ``"model"`` is the task model.
+        frozen: names of the parameters that are not trained, by role.
+        optimizers: optimizers by role.
+        history_hash: hash of all that the node's state depends on: numbers and contents of the queries that
+            it has responded to, in order, and all privately learned weights, to the last bit.
+        pretraining_hash: the part of ``history_hash`` for private training before the first query.
+        query_context_hash: ``history_hash`` with the current query; it names the noise.
+        private_steps: parameters of DP-SGD, by the role of each network that trains privately.
+        remaining_private_steps: mean sample size and number of charged DP-SGD steps that are not taken yet,
+            by role; None outside a query.
+        query_history_hash: hash of all queries received, in order; every node can compute the same.
+        released_counts: released counts or sizes, by which responses are weighted in sums.
+        captured_step: a training step captured as a CUDA graph.
+        teachers: PATE teachers of which the model consists, each with its own part of the data.
+    """
 
     def __init__(self, name: str, data: TensorData, model: nn.Module, gate: Gate, seed: int) -> None:
         self.name, self.data, self.gate, self.seed = name, data, gate, seed
@@ -50,34 +76,40 @@ class Node:
         self.teachers: list[Node] = []  # PATE: those that its model consists of, each with its own data
 
     def __copy__(self) -> Node:
-        """One that shares all but its recorded step with it: it may be given other networks."""
+        """Return a node that shares everything except the captured training step."""
         twin = object.__new__(type(self))
         vars(twin).update(vars(self), recorded=None)
         return twin
 
     @property
     def model(self) -> nn.Module:
-        """The node's task model T_k."""
+        """Task model T_k."""
         return self.modules["model"]
 
     @property
     def is_frozen(self) -> bool:
-        """Whether its owner left nothing in its model to train."""
+        """True if no parameter of the model is trained."""
         return len(self.frozen["model"]) == sum(1 for _ in self.model.parameters())
 
     @property
     def learners(self) -> Sequence[Node]:
-        """Those whose models learn from this node's data: itself, or its teachers."""
+        """Nodes whose models are trained on this node's data: the node itself, or its teachers."""
         return self.teachers or [self]
 
     def add_module(self, role: str, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
-        """Give the node a further network that it trains, for example its critic."""
+        """Add a network that the node trains, for example its critic.
+
+        Args:
+            role: key in ``modules``.
+            module: the network; it is moved to the device of the node's data.
+            make_optimizer: returns the network's optimizer.
+        """
         self.modules[role] = module.to(self.data.inputs.device)
         self.frozen[role] = frozen_parameter_names(module)
         self.optimizers[role] = make_optimizer(module)
 
     def private_state(self) -> dict[str, torch.Tensor]:
-        """The state of the networks that learn with DP-SGD, as it is now."""
+        """Return the current parameters and buffers of all networks that train with DP-SGD."""
         return {
             f"{role}.{name}": tensor
             for role in sorted(self.private_steps.keys() & self.modules.keys())
@@ -85,26 +117,26 @@ class Node:
         }
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """The node's random generator for one purpose: the same purpose gives the same draws."""
+        """Return the node's random generator for one purpose; equal purposes give equal numbers."""
         return torch_generator(self.seed, self.name, *purpose)
 
     def sample(self, size: int, *purpose: str | int) -> TensorData:
-        """``size`` of its own examples, with replacement."""
+        """Sample ``size`` examples of the node's data with replacement."""
         indices = torch.randint(len(self.data), (size,), generator=self.generator(*purpose))
         return self.data.subset(copy_to_device(indices, self.data.inputs.device))
 
     def copy_without_gate(self) -> Node:
-        """A copy to try things on: own networks, the same data, no gate to release anything."""
+        """Return a copy for trial runs: own networks, the same data, no gate."""
         twin = copy.copy(self)
         for module in self.modules.values():
             detach_computed(module)
-        # One deep copy for both, so that the copied optimizers hold the copied parameters.
+        # Copy both at once, so that the copied optimizers hold the copied parameters.
         twin.modules, twin.optimizers = copy.deepcopy((self.modules, self.optimizers))
         del twin.gate
         return twin
 
     def state_dict(self) -> dict[str, Any]:
-        """What the node must remember to go on."""
+        """Return the state that a resumed run needs."""
         return {
             "modules": {role: dict(module.state_dict()) for role, module in self.modules.items()},
             "optimizers": {role: optimizer.state_dict() for role, optimizer in self.optimizers.items()},
@@ -119,18 +151,18 @@ class Node:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a remembered state; the networks must exist already."""
+        """Restore a state of :meth:`state_dict`; the networks must exist already."""
         for role, values in state["modules"].items():
             self.modules[role].load_state_dict(values)
         states = [(self, state["optimizers"]), *zip(self.teachers, state["teachers"], strict=True)]
-        for node, optimizers in states:  # teachers' networks are parts of the node's own
+        for node, optimizers in states:  # teachers' networks are submodules of the node's model
             for role in node.optimizers.keys() - optimizers.keys():
                 del node.optimizers[role]
             for role, values in optimizers.items():
                 node.optimizers[role].load_state_dict(values)
                 match_parameter_layout(node.optimizers[role])
         self.history_hash, self.pretraining_hash = state["history_hash"], state["pretraining_hash"]
-        # What has left weighs its answers for good: others, from before they left, would tell them apart.
+        # Keep counts that were released since: other weights of the same responses would reveal them.
         self.query_history_hash, self.released_counts = (
             state["query_history_hash"],
             {**state["released_counts"], **self.released_counts},
@@ -138,5 +170,5 @@ class Node:
 
 
 def frozen_parameter_names(module: nn.Module) -> frozenset[str]:
-    """The names of the parameters that do not learn."""
+    """Return the names of the parameters without gradients."""
     return frozenset(name for name, parameter in module.named_parameters() if not parameter.requires_grad)

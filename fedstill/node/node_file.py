@@ -1,4 +1,4 @@
-"""What an owner says of a node, as a typed configuration: ``node.toml``."""
+"""Typed configuration of a node: ``node.toml``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fedstill.protocol.local_config import LocalConfig
 
 @dataclass(frozen=True)
 class NodeModelConfig(ModelConfig):
-    """Which model a node has, and what its methods may see by."""
+    """The node's model, and the network that compares its images with generated ones."""
 
     perceptual: str = ""
-    """A .safetensors file of VGG-16 or VGG-19 weights, named as torchvision names them, from the folder of
-    this file: for methods that compare generated images with your own by its features; if empty, they do
-    not."""
+    """A .safetensors file with VGG-16 or VGG-19 weights, named as in torchvision. The path counts from the
+    folder of this file. Methods with a perceptual loss use its features; if empty, they have no such
+    loss."""
 
 
 NAME_RULE = "1 to 64 letters, digits, '-' and '_'"
@@ -35,7 +35,7 @@ PATH_OPTIONS = ("data.path", "data.schema", "model.weights", "model.perceptual",
 
 @dataclass(frozen=True)
 class ComputeConfig(CheckedOptions):
-    """What a node computes on."""
+    """Device and precision of a node's computations."""
 
     section: ClassVar[str] = "compute"
 
@@ -43,29 +43,33 @@ class ComputeConfig(CheckedOptions):
     """A torch device, for example cpu or cuda."""
 
     precision: Literal["float32", "bfloat16", "auto"] = "auto"
-    """bfloat16 is faster where the processor computes in it and the network gains from it (auto finds out),
-    with other last digits."""
+    """bfloat16 is faster if the processor supports it and the network gains from it (auto measures that);
+    the last digits differ."""
 
     channels_last: bool = True
-    """Keep images with channels last in memory, which is faster for convolutions."""
+    """Keep images in channels-last memory format, which is faster for convolutions."""
 
     threads: Annotated[int, Ge(0), "0 (torch's own choice) or more"] = 0
-    """CPU threads; 0 leaves it to torch."""
+    """CPU threads; 0: torch's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFile(CheckedOptions):
-    """What an owner says of a node: ``node.toml``."""
+    """Configuration of one node, as its owner writes it in ``node.toml``.
+
+    Raises:
+        ArgumentError: the name has other characters, or a path cannot be one.
+    """
 
     name: str
-    """The node's name, as it was given with the startup kit."""
+    """The node's name, as given with the startup kit."""
 
     seed: NonNegativeInt = 0
-    """Of first weights and of the order of training examples."""
+    """Seed of the first weights and of the order of training examples."""
 
     online: bool = True
-    """This node joins a live federation; false: it only answers files of queries, which are carried to it
-    (`fedstill offline answer`)."""
+    """Join a live federation. false: respond only to files of queries, which are carried to the node
+    (`fedstill offline respond`)."""
 
     data: NodeDataConfig = field(default_factory=NodeDataConfig)
     """Your data. They never leave this machine."""
@@ -74,17 +78,17 @@ class NodeFile(CheckedOptions):
     """Your model. It never leaves this machine, unless the policy below allows parameters."""
 
     local: LocalConfig = field(default_factory=LocalConfig)
-    """How your model learns from your data."""
+    """Local training of your model on your data."""
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
-    """What may leave this machine. Nothing else does, whatever a server asks."""
+    """Rules for releases. No server can change them."""
 
     privacy: PrivacyConfig = field(default_factory=NoPrivacy)
-    """How your records are protected, and how much of their privacy may be spent. What each mechanism can be
-    told: `fedstill run demo --nodes.privacy.mechanism NAME --help`."""
+    """Privacy mechanism and budget. Options of each mechanism: `fedstill run demo --nodes.privacy.mechanism
+    NAME --help`."""
 
     compute: ComputeConfig = field(default_factory=ComputeConfig)
-    """What this machine computes on."""
+    """Device and precision."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,7 +98,7 @@ class NodeFile(CheckedOptions):
             path = str(attrgetter(option)(self))
             try:
                 is_valid = "\0" not in str(Path(path).expanduser())
-            except RuntimeError:  # there is no such user
+            except RuntimeError:  # unknown user after "~"
                 is_valid = False
             if not is_valid:
                 raise ArgumentError(

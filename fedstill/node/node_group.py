@@ -1,7 +1,7 @@
-"""Nodes computed together: every handler is written for a group, and a group of one is a plain node.
+"""Nodes that compute together: query handlers are written for a group, and a single node is a group of one.
 
-Equal architectures can be stacked (one batched kernel serves G nodes) or taken one by one. Which,
-is only a matter of how nodes are parted into groups; what is computed is the same.
+Networks of equal architecture can be stacked (one batched kernel serves G nodes) or computed one by one.
+The results are the same; only the partition of nodes into groups differs.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from fedstill.protocol.digests import digest
 
 
 def stacking_key(module: nn.Module) -> tuple[Any, ...]:
-    """What must be equal for two modules to be computed by one stacked call.
+    """Return a key that is equal for two modules that one stacked call can compute.
 
-    Beside classes, parameter shapes and dtypes also all public attributes, since a user's ``forward``
-    may depend on them.
+    The key holds classes, parameter shapes, dtypes and all public attributes, since a user's ``forward``
+    may depend on these.
     """
     return _describe_layers(module, _identity_text)
 
 
 def architecture_key(module: nn.Module) -> tuple[Any, ...]:
-    """Key that two modules share if they are of one architecture, so that their parameters can be averaged.
+    """Return a key that is equal for two modules of one architecture, whose parameters can be averaged.
 
-    As :func:`signature`, but attributes count by what they hold and not by where that lies in memory:
-    tensors by their numbers, functions by their names, other objects by their class. A tensor that
-    ``torch.nn.utils.spectral_norm``, ``weight_norm`` or ``prune`` computes from parameters does not count.
+    Unlike in :func:`stacking_key`, attributes count by value and not by address: tensors by their numbers,
+    functions by their names, other objects by their class. Tensors that ``torch.nn.utils.spectral_norm``,
+    ``weight_norm`` or ``prune`` compute from parameters do not count.
 
     >>> from torch.nn.utils import spectral_norm
     >>> one, other = spectral_norm(nn.Linear(2, 3)), spectral_norm(nn.Linear(2, 3))
-    >>> kind(one) == kind(other), kind(one) == kind(nn.Linear(2, 3))
+    >>> architecture_key(one) == architecture_key(other), architecture_key(one) == architecture_key(nn.Linear(2, 3))
     (True, False)
     """
     return _describe_layers(module, _content_text)
 
 
 def _describe_layers(module: nn.Module, describe_value: Callable[[Any], str]) -> tuple[Any, ...]:
-    """Layers with their public attributes, as ``describe_value`` puts these, and tensors."""
+    """Return classes, public attributes (as texts of ``describe_value``) and tensor shapes of all layers."""
     layers = tuple(
         (
             name,
@@ -72,7 +72,7 @@ def _describe_layers(module: nn.Module, describe_value: Callable[[Any], str]) ->
 
 
 def _identity_text(value: Any) -> str:
-    # A long tensor's text leaves numbers out; an object's text has its address in it.
+    # The text of a long tensor omits numbers; the text of an object contains its address.
     return f"at {id(value)}" if hasattr(value, "shape") else repr(value)
 
 
@@ -88,9 +88,9 @@ def _content_text(value: Any) -> str:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a network has hooks: a stacked call would run the first network's for all.
+    """Return whether a network has hooks. A stacked call would run the first network's hooks for all.
 
-    >>> hooked(nn.Linear(2, 3)), hooked(torch.nn.utils.spectral_norm(nn.Linear(2, 3)))
+    >>> has_hooks(nn.Linear(2, 3)), has_hooks(torch.nn.utils.spectral_norm(nn.Linear(2, 3)))
     (False, True)
     """
     hook_attributes = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -98,7 +98,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def has_only_matrix_products(module: nn.Module) -> bool:
-    """Whether all that a network learns are matrix products and norms: stacking these pays on a CPU, too."""
+    """Return whether all trained layers are linear or norms; such networks are stacked on a CPU, too."""
     trainable_layers = [
         layer for layer in module.modules() if any(True for _ in layer.parameters(recurse=False))
     ]
@@ -106,17 +106,21 @@ def has_only_matrix_products(module: nn.Module) -> bool:
 
 
 class StackedModules:
-    """Modules of equal architecture: ``(G, B, ...)`` in, ``(G, B, ...)`` out.
+    """Modules of equal architecture as one module: ``(G, B, ...)`` in, ``(G, B, ...)`` out.
 
-    With G above 1 the modules' parameters move into stacked tensors, one row a module; each module
-    keeps its parameters as views of its row, so optimizers and state dicts stay the node's own.
+    With G > 1 the parameters move into stacked tensors, one row per module. Each module keeps its
+    parameters as views of its row, so optimizers and state dicts stay valid.
+
+    Args:
+        modules: G modules with equal :func:`stacking_key`.
+        frozen: names of parameters that are not trained.
     """
 
     def __init__(self, modules: Sequence[nn.Module], frozen: frozenset[str] = frozenset()) -> None:
         self.modules = list(modules)
         self.frozen = frozen
         self._training: bool | None = None
-        # The modules' own parameters; stacking changes what they refer to, not which they are.
+        # Stacking changes the storage of these parameters, not their identity.
         self._module_parameters = [dict(module.named_parameters()) for module in self.modules]
         self._parameters: dict[str, torch.Tensor] = {}
         self._buffers: dict[str, torch.Tensor] = {}
@@ -124,7 +128,7 @@ class StackedModules:
             self._stack()
 
     def train(self, mode: bool = True) -> None:
-        """Training mode with gradients to the parameters, or evaluation mode without."""
+        """Switch to training mode with gradients of the parameters, or to evaluation mode without."""
         if mode is self._training:
             return
         self._training = mode
@@ -136,15 +140,18 @@ class StackedModules:
                 tensor.requires_grad_(mode and name not in self.frozen)
 
     def __call__(self, x: torch.Tensor, submodule: str = "") -> torch.Tensor:
-        """Module g on ``x[g]``; with fewer rows than modules, the first ones only.
+        """Compute module g on ``x[g]``. With fewer rows than modules, only the first modules are computed.
 
         Args:
             x: ``(G, B, ...)``.
-            submodule: a submodule of each to compute instead of the whole, for example ``"head"``.
+            submodule: name of a submodule to compute instead of the whole, for example ``"head"``.
+
+        Returns:
+            Outputs ``(G, B, ...)`` in float32.
         """
         timing.check_limits()
         base = self.modules[0].get_submodule(submodule) if submodule else self.modules[0]
-        if len(x) == 1:  # the stacked kernels would only cost
+        if len(x) == 1:  # stacked kernels are slower for one module
             output: torch.Tensor = base(x[0])
             return output.float().unsqueeze(0)
         count, prefix = len(x), f"{submodule}." if submodule else ""
@@ -160,7 +167,9 @@ class StackedModules:
         return stacked.float()
 
     def trainable_parameters(self, count: int) -> dict[str, torch.Tensor]:
-        """The parameters in training of the first modules, by name: each ``(count, ...)``, in the graph."""
+        """Return the trained parameters of the first ``count`` modules by name, each ``(count, ...)``, in
+        the graph.
+        """
         if count == 1:
             return {
                 name: parameter.unsqueeze(0)
@@ -170,7 +179,7 @@ class StackedModules:
         return {name: tensor[:count] for name, tensor in self._parameters.items() if tensor.requires_grad}
 
     def is_current(self) -> bool:
-        """Whether the modules' parameters still lie here: a later bench of some of them moves them."""
+        """Return whether the parameters still lie here; a later stack of the same modules moves them."""
         if not self._parameters:  # alone
             return True
         name, rows = next(iter(self._parameters.items()))
@@ -180,7 +189,7 @@ class StackedModules:
         )
 
     def backward(self, losses: torch.Tensor) -> None:
-        """Gradients of each module's own loss, ``losses`` (G,), into its parameters' ``grad``."""
+        """Compute the gradients of each module's own loss, ``losses`` (G,), into its parameters' ``grad``."""
         is_single = len(losses) == 1
         leaves: dict[str, torch.Tensor] = {**self._module_parameters[0]} if is_single else self._parameters
         names = [name for name, leaf in leaves.items() if leaf.requires_grad]
@@ -195,7 +204,7 @@ class StackedModules:
     def _stack(self) -> None:
         for name, _ in self.modules[0].named_parameters():
             parameters = [module.get_parameter(name) for module in self.modules]
-            # Contiguous, as vmap does not know channels last.
+            # vmap does not support channels last.
             rows = torch.stack([parameter.detach() for parameter in parameters]).contiguous()
             for parameter, row in zip(parameters, rows, strict=True):
                 parameter.data = row
@@ -209,16 +218,22 @@ class StackedModules:
 
 
 class NodeGroup:
-    """G nodes whose networks have equal architectures, role by role."""
+    """G nodes whose networks have equal architectures, role by role.
+
+    Attributes:
+        nodes: the nodes.
+        setting: the method's :class:`~fedstill.protocol.queries.NodeSetting` during a query.
+        query_number: number of the current query; it names the random streams.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = list(nodes)
         self._stacked: dict[str, StackedModules] = {}
-        self.setting: Any = None  # what a method finds here (NodeSetting), while it answers
-        self.query_number = 0  # of the query that is answered, which names what is drawn for it
+        self.setting: Any = None  # NodeSetting of the method
+        self.query_number = 0
 
     def for_query(self, setting: Any, query_number: int = 0) -> NodeGroup:
-        """This group, answering query ``query_number`` of a method that finds ``setting`` here."""
+        """Set the method's setting and the number of the current query; return the group."""
         self.setting, self.query_number = setting, query_number
         return self
 
@@ -227,11 +242,22 @@ class NodeGroup:
 
     @property
     def device(self) -> torch.device:
-        """Where the nodes compute."""
+        """Device of the nodes' data."""
         return self.nodes[0].data.inputs.device
 
     def module(self, role: str) -> StackedModules:
-        """The group's networks of one role, computed as one."""
+        """Return the group's networks of one role as one stacked module.
+
+        Args:
+            role: for example ``"model"`` or ``"critic"``.
+
+        Raises:
+            ArgumentError: a node has no network of this role.
+
+        Example::
+
+            logits = nodes.module("model")(x)  # (G, B, ...) to (G, B, C)
+        """
         for node in self.nodes:
             if role not in node.modules:
                 known = ", ".join(node.modules)
@@ -239,33 +265,37 @@ class NodeGroup:
         if role not in self._stacked or not self._stacked[role].is_current():
             modules = [node.modules[role] for node in self.nodes]
             self._stacked[role] = StackedModules(modules, self.nodes[0].frozen[role])
-            for node in self.nodes:  # stacking has changed how the parameters lie in memory
+            for node in self.nodes:  # stacking changes the memory layout of parameters
                 if role in node.optimizers:
                     match_parameter_layout(node.optimizers[role])
         return self._stacked[role]
 
     def parameter_vectors(self, role: str, submodule: str = "") -> torch.Tensor:
-        """Each node's network of a role, or a part of it, as one vector: ``(G, P)``."""
+        """Return the parameters of each node's network (or of one submodule) as one vector: ``(G, P)``."""
         self.module(role)
         return stack_tensors([to_vector(node.modules[role].get_submodule(submodule)) for node in self.nodes])
 
     def load_parameters(self, role: str, vectors: torch.Tensor, submodule: str = "") -> None:
-        """Put vectors ``(G, P)`` into the nodes' networks of a role, or into a part of each."""
+        """Load vectors ``(G, P)`` into the nodes' networks of a role, or into one submodule of each."""
         self.module(role)
         for node, vector in zip(self.nodes, vectors, strict=True):
             load_vector(node.modules[role].get_submodule(submodule), vector)
 
     def sample(self, size: int, *purpose: str | int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each node's own random examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
+        """Sample each node's own examples: inputs ``(G, size, ...)`` and targets ``(G, size, ...)``."""
         parts = [node.sample(size, *purpose) for node in self.nodes]
         return stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
 
     def step(self, role: str, losses: torch.Tensor) -> None:
-        """One optimizer step of each node's network of a role, on its own loss; ``losses`` (G,).
+        """Take one optimizer step of each node's network on its own loss.
+
+        Args:
+            role: role of the networks.
+            losses: ``(G,)``, one loss per node; with fewer losses the first nodes take a step.
 
         Raises:
-            QueryRefused: the network learns privately, and this step has no noise.
-            ArgumentError: the network has no optimizer now, or there is not one loss for each node.
+            QueryRefused: the network trains privately, and this step has no noise.
+            ArgumentError: the network has no optimizer now, or there is not one loss per node.
         """
         stacked = self.module(role)
         if losses.ndim != 1 or not 0 < len(losses) <= len(self.nodes):
@@ -286,10 +316,10 @@ class NodeGroup:
 
 @contextmanager
 def _batch_norm_in_float32(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Batch norms take their inputs in float32.
+    """Pass inputs of batch norms in float32.
 
-    On a GPU torch (2.11, vmap) has no way back through stacked ones in bfloat16 whose running statistics are
-    float32.
+    On a GPU, torch 2.11 has no backward pass through stacked batch norms in bfloat16 whose running
+    statistics are float32.
     """
     is_reduced = device.type == "cuda" and torch.is_autocast_enabled(device.type)
     layers = module.modules() if is_reduced else ()
@@ -307,29 +337,29 @@ def _as_float32(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.T
 def _submodule_tensors(
     tensors: Mapping[str, torch.Tensor], prefix: str, count: int
 ) -> dict[str, torch.Tensor]:
-    """What belongs to one submodule, under the names that it has there."""
+    """Return the tensors of one submodule, under the names that they have inside it."""
     return {
         name[len(prefix) :]: tensor[:count] for name, tensor in tensors.items() if name.startswith(prefix)
     }
 
 
 def stack_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``torch.stack``, without its copy where there is one tensor only."""
+    """Stack tensors as ``torch.stack``, without a copy if there is only one."""
     return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(list(tensors))
 
 
 def group_by_architecture(nodes: Sequence[Node]) -> Iterator[list[Node]]:
-    """The nodes in lists of equal architectures, each list to be stacked or not as one pleases.
+    """Yield lists of nodes with equal architectures, which can be stacked.
 
-    A node whose modules cannot be stacked, for what they draw, for their hooks or for what ``vmap`` cannot
-    take, is a list of its own; so is one whose networks learn with DP-SGD or are teachers.
+    A node forms its own list if its modules cannot be stacked (random layers, hooks, operations that
+    ``vmap`` does not support), if a network trains with DP-SGD, or if the model consists of teachers.
     """
     groups: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
         key: tuple[Any, ...] = tuple(
             (role, stacking_key(module), node.frozen[role]) for role, module in node.modules.items()
         )
-        # Who learns privately, or has teachers, learns or is asked in its own way; and draws differ once
+        # Private training and teachers have their own code paths, and random layers give other numbers once
         # stacked.
         modules = node.modules.values()
         if (
@@ -347,9 +377,10 @@ def group_by_architecture(nodes: Sequence[Node]) -> Iterator[list[Node]]:
 
 
 def _supports_vmap(pair: Sequence[Node]) -> bool:
-    """Whether ``vmap`` takes these nodes' models, in training and as they answer, tried on copies.
+    """Return whether ``vmap`` supports these nodes' models in training and evaluation mode, tried on
+    copies.
 
-    Only models are tried: the other networks are a method's own, and take inputs of their own.
+    Only models are tried: other networks belong to a method and have inputs of their own.
     """
     group = NodeGroup([node.copy_without_gate() for node in pair])
     x = group.sample(2, "try")[0]
@@ -358,6 +389,6 @@ def _supports_vmap(pair: Sequence[Node]) -> bool:
         for mode in (True, False):
             model.train(mode)
             model(x)
-    except RuntimeError:  # random draws, .item(), a branch on values: torch says so in many ways
+    except RuntimeError:  # random layers, .item(), branches on values have different messages
         return False
     return True

@@ -34,7 +34,9 @@ def make_model(file: NodeFile, folder: Path, spec: InputSpec, limit: int = 0) ->
     name, interface = file.model.name, spec.interface()
     if name.partition(":")[0] in models.MODELS.builtin:  # of another no one can foresee what it takes
         _check_memory(name, file, spec, limit)
-    return custom_model.make(file.model, interface, folder, file.seed, "model", file.name, whose=MODEL_OPTION)
+    return custom_model.build_model(
+        file.model, interface, folder, file.seed, "model", file.name, option=MODEL_OPTION
+    )
 
 
 def _check_memory(name: str, file: NodeFile, spec: InputSpec, limit: int) -> None:

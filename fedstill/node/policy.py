@@ -1,4 +1,4 @@
-"""What the owner of a node allows: which queries it answers, what may leave, and what it may cost."""
+"""Policy of a node's owner: the allowed queries, releases and costs."""
 
 from __future__ import annotations
 
@@ -23,91 +23,96 @@ Limit = Annotated[int, Ge(0), "0 (no limit) or more, a whole number"]
 
 @dataclass(frozen=True)
 class PolicyConfig(CheckedOptions):
-    """What a node's owner allows."""
+    """Rules of a node's owner (``[policy]`` in ``node.toml``)."""
 
     section: ClassVar[str] = "policy"
 
     queries: tuple[str, ...] = ("*",)
-    """Queries that may be answered; "*" is all that the method declares."""
+    """Allowed queries; "*" allows all that the method declares."""
     outputs_only: bool = True
-    """Refuse any query whose answer carries anything but outputs: parameters of a network, the data
-    themselves, or a kind of tensor that is not known. What a tensor is of, the installed method declares."""
+    """Refuse any query whose response holds anything but outputs: parameters of a network, the data
+    themselves, or a payload kind that is not known. The installed method declares the kind of each
+    tensor."""
     methods: tuple[str, ...] = ()
-    """Methods that may be run here beside the package's own, by the names under which they are installed: a
-    server can name no other, and none is imported for it."""
+    """Methods allowed here in addition to the package's own, by the names under which they are installed. A
+    server cannot name any other, and none is imported for it."""
     tasks: tuple[str, ...] = ()
-    """Tasks that may be learned here beside the package's own, by the names under which they are installed: a
-    server can name no other, and none is imported for it. What a task counts of a record, and that its loss
-    takes records one by one, is what privacy mechanisms go by: read it before you allow it."""
+    """Tasks allowed here in addition to the package's own, by the names under which they are installed. A
+    server cannot name any other, and none is imported for it. Privacy mechanisms rely on the task's
+    count of records, and on a loss that takes records one by one: read a task's code before you allow
+    it."""
     kinds: tuple[str, ...] = ()
-    """Kinds of tensor that may leave beside those that outputs_only lets out; those of methods that are not
-    the package's own bear the name of theirs: "my_lab: class logits"."""
+    """Payload kinds that may be released in addition to those that outputs_only allows. Kinds of methods
+    outside the package have the method's name in front: "my_lab: class logits"."""
     label_maps: bool = False
-    """Let label maps leave, what is where in each image, from which a server makes images of its own; and how
-    far those are from the real ones of the same maps, which, asked often enough, tells the real ones. The
-    maps do not stay with the server: it sends them on to all other nodes, with the images made from them
-    (FedIOD; of AsynDGAN each node sees its own again). Both are data and no outputs; outputs_only = false
-    allows them, too."""
+    """Allow the release of label maps (the class of each pixel), from which a server generates images, and
+    of the distance between these and the real images of the same maps. Many such distances reveal the
+    real images. The maps do not stay with the server: it sends them on to all other nodes, with the
+    generated images (FedIOD; with AsynDGAN each node sees its own again). Both are data and no outputs;
+    outputs_only = false allows them, too."""
     sums_only: bool = False
-    """Refuse any answer that is not added to other nodes' under masks before the server sees it: it then
-    learns sums of min_nodes answers, and of three at least. Who they are is proved by their certificates
-    (live link); whoever holds the key of the authority that signed these could make nodes of its own."""
+    """Refuse any response that is not added to other nodes' responses under masks before the server sees it
+    (secure aggregation). The server then learns sums of min_nodes responses, and of three at least.
+    Certificates prove who the other nodes are (live link); the holder of the key of the authority that
+    signed these could make further nodes."""
     sums_may_differ: bool = False
-    """Let this node add with other members than it has added with before, in this run or an earlier one: so
-    that runs go on without nodes that fail, and nodes come later. A server that asks alike both times takes
-    one sum from the other, and has left what those answered who were in one of them only: of one node alone,
-    its answer. Without it a run stops until all are back."""
+    """Let this node add with other members than before, in this run or an earlier one: runs then continue
+    without nodes that fail, and nodes may join later. A server that sends the same query both times
+    subtracts one sum from the other, which leaves the responses of the nodes that were in one of them
+    only: if that is one node, its response. Without this option a run stops until all nodes are back."""
     max_corrupted_sums: Limit = 1
-    """Spoil all sums once so many were spoilt here, over all runs. Where an answer holds NaN, or what is too
-    large to be added, random numbers stand for it, and the sum is lost; a server that chooses what is asked
-    finds by such sums how large some node's answer is. So from then on random numbers stand for every answer
-    of this node, until you raise this by one; 0 is no limit."""
+    """Corrupt all further sums once so many were corrupted here, over all runs. If a response holds NaN, or
+    numbers too large to be added, random numbers replace it, and the sum is lost. A server that chooses
+    the inputs learns from such sums how large a node's response is. Once the limit is reached, random
+    numbers replace every response of this node until you raise the limit by one; 0 is no limit."""
     max_queries: Limit = 0
-    """Refuse after so many queries, over all runs; 0 is no limit. A gradient of an answer belongs to its
-    query; another gradient of the same answer is a query by itself."""
+    """Refuse queries after this number, over all runs; 0 is no limit. A gradient of a response belongs to
+    its query; another gradient of the same response is a query by itself."""
     max_bytes: Limit = 0
-    """Refuse once so many bytes have left the node, over all runs; 0 is no limit."""
+    """Refuse further releases once so many bytes have left the node, over all runs; 0 is no limit."""
     max_rows: Limit = 100_000
     """Refuse a query about more inputs than this at once; 0 is no limit."""
     max_parameters: Limit = 50_000_000
-    """Refuse to make further networks (critics, generators) of more parameters than this, as a server wants
-    them; 0 is no limit."""
+    """Refuse to create further networks (critics, generators) with more parameters than this for a server;
+    0 is no limit."""
     max_memory: Limit | None = None
-    """Refuse what would take more bytes of memory than this, beside the program itself; none: three quarters
-    of what this machine has, and of its GPU where it computes on one; 0 is no limit."""
+    """Refuse operations that take more bytes of memory than this, in addition to the program itself. None:
+    three quarters of this machine's memory, and of its GPU's if it computes on one. 0 is no limit."""
     max_seconds: Limit = 3600
-    """Refuse a query whose answer takes longer than this to compute; 0 is no limit."""
+    """Refuse a query whose response takes longer than this to compute; 0 is no limit."""
     max_message: Limit = 1_000_000_000
-    """Refuse messages and files of queries of more bytes than this; 0 is no limit."""
+    """Refuse messages and files of queries with more bytes than this; 0 is no limit."""
     max_header: Limit = 1_000_000
-    """Refuse messages of which more bytes than this are not numbers of tensors: names of classes and of
-    tensors, options of the method, a file's list of queries; 0 is no limit."""
+    """Refuse messages with more bytes than this outside their tensors (names of classes and tensors,
+    options of the method, a file's list of queries); 0 is no limit."""
     approve: Literal["policy", "each run", "listed"] = "policy"
-    """Whose word a run needs beside these rules. policy: nobody's. each run: yours, who have read what it is
-    (`fedstill node requests`), for each run anew. listed: what you have approved once may come again. What an
-    approved run was not said to ask is refused. A simulation has nobody to ask: this and all that follow are
-    for nodes with a folder of their own."""
+    """Approval that a run needs in addition to these rules. policy: none. each run: yours for each run,
+    after you have read its description (`fedstill node requests`). listed: a description that you have
+    approved once may come again. Queries outside an approved description are refused. A simulation has
+    no owner to ask: this option and all that follow are for nodes with their own folder."""
     min_records: Limit = 0
     """Refuse all runs while the node has fewer examples than this; 0 is no limit."""
     min_nodes: Limit = 0
-    """Refuse runs that would go on with fewer nodes than this, as their server says, which you cannot check;
-    0 is no limit. A file of queries does not say it."""
+    """Refuse runs that continue with fewer nodes than this according to their server, which you cannot
+    check; 0 is no limit. A file of queries does not state the number."""
     allowed_servers: tuple[str, ...] = ()
-    """Fingerprints of those who may ask: on a live link of the authority in the startup kit (`fedstill node
-    check` names it), by which the server's certificate is checked; of files, of the key that signed them.
-    None: whoever has the kit's server, and any key."""
+    """Fingerprints of the servers that may send queries. On a live link: of the authority in the startup
+    kit (`fedstill node check` prints it), which signed the server's certificate. For files: of the key
+    that signed them. Empty: the kit's server, and any key."""
     hours: str = ""
-    """When this node joins, learns and answers, by this machine's clock: "08:00-18:00", or over midnight
-    "20:00-06:00"; empty: at any time. A run that was refused for the hour can go on later."""
+    """Hours in which this node joins, trains and responds, by this machine's clock: "08:00-18:00", or over
+    midnight "20:00-06:00"; empty: at any time. A run that was refused for the hour can continue later."""
     max_runs: Limit = 1000
-    """Refuse new runs once so many have left a folder in runs/; 0 is no limit."""
+    """Refuse new runs once so many have a folder in runs/; 0 is no limit."""
     max_disk: Limit = 20_000_000_000
-    """Refuse new runs, and whatever would write to the disk, once runs/, public/ and the audit log hold so
-    many bytes; 0 is no limit."""
+    """Refuse new runs, and all writes to the disk, once runs/, public/ and the audit log hold so many
+    bytes; 0 is no limit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_memory and self.max_memory < MIN_MEMORY:  # the program's own libraries would fail
+        if (
+            self.max_memory and self.max_memory < MIN_MEMORY
+        ):  # less is not enough for the program's own libraries
             expected = f"0 (no limit), or {MIN_MEMORY} or more"
             raise ArgumentError("policy.max_memory", self.max_memory, expected)
         for server in self.allowed_servers:

@@ -1,4 +1,4 @@
-"""A node's part of a sum over nodes, as it leaves through the gate: weighed, in whole numbers, and masked."""
+"""A node's contribution to a sum over nodes: weighted, as integers, and masked."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from fedstill.protocol.wire_format import Tensors
 
 @dataclass(frozen=True)
 class SumContribution:
-    """How a release becomes a part of a sum.
+    """Conversion of a release into a contribution to a sum.
 
     Args:
-        counts: counts that the node has let out, noised if they had to be: it is weighed by these, and by
-            nothing that has not left through its gate.
-        min_count: that a count is taken for in weighing: noise may leave one node alone with any of a class that
-            nobody has, and the sum would be that node's answer.
-        add_mask: what is added to each part, by its place; None: nothing, which changes no sum.
-        replacement, always_replace: as :func:`~fedstill.protocol.secure_aggregation.sum_contributions` has them.
-        check_weights: refuses counts or sizes, by the way of weighing, that differ from those of earlier runs.
+        counts: counts that the node has released, with noise if required. They weight its responses;
+            nothing else that has not passed the gate does.
+        min_count: lower bound of a count used as a weight. Noise may leave one node alone with a positive
+            count of a class that no node has, and the sum would be that node's response.
+        add_mask: adds the mask to one tensor, given its index; None: no mask, which leaves all sums
+            unchanged.
+        replacement, always_replace: arguments of
+            :func:`~fedstill.protocol.secure_aggregation.sum_contributions`.
+        check_weights: refuses counts or sizes that differ from those of earlier runs, by weighting.
     """
 
     counts: dict[str, torch.Tensor]
@@ -35,11 +37,11 @@ class SumContribution:
     check_weights: Callable[[str, torch.Tensor], None] | None = None
 
     def mask(self, node: str, query: Query, released: Tensors) -> dict[str, torch.Tensor]:
-        """What leaves of what the gate lets out, as whole numbers of 64 bits.
+        """Return the contribution to release: 64-bit integers by name.
 
         Raises:
-            QueryRefused: numbers that are none, where no mask hides whose they are; or weights that were
-                not asked for before.
+            QueryRefused: numbers are not finite and no mask hides their owner, or the weights were not
+                queried before.
         """
         kinds = query.released_kinds()
         try:
@@ -59,13 +61,13 @@ class SumContribution:
         return {name: self.add_mask(parts[name], index) for index, name in enumerate(sorted(parts))}
 
     def record_counts(self, query: Query, released: Tensors) -> None:
-        """Weigh by counts that have left, from now on: by the first, as noise is another each time."""
+        """Use released counts as weights from now on. The first release counts, as noise differs each time."""
         for weighting, counts in self._released_counts(query, released):
             self.counts.setdefault(weighting, counts.clamp_min(self.min_count))
 
     @staticmethod
     def _released_counts(query: Query, released: Tensors) -> Iterator[tuple[SumWeighting, torch.Tensor]]:
-        """The counts and sizes in a release, by the way of weighing."""
+        """Yield the counts and sizes in a release, with their weighting."""
         kinds = query.released_kinds()
         for name, tensor in released.items():
             if kinds[name].category == "counts" and query.sums.get(name) == "sum":

@@ -1,7 +1,8 @@
-"""Members and statistics of a node's sums over all runs, and the number of sums that it corrupted, in a file.
+"""Record of a node's sums under secure aggregation over all runs, in a file: members, statistics, corrupted
+sums.
 
-Two sums of different members, or of different statistics of the same responses, reveal more than either: see
-:class:`Cohort`.
+Two sums of different members, or of different statistics of the same responses, reveal more than either:
+see :class:`SumHistory`.
 """
 
 from __future__ import annotations
@@ -19,24 +20,28 @@ UNLESS_ALLOWED = "unless its owner sets sums_may_differ = true"
 
 
 class SumHistory:
-    """The nodes that this one adds with, the same in all runs, kept in a file.
+    """Members and weightings of all sums to which this node has added, kept in a file over all runs.
 
-    Two sums of other members would tell more than either: one less the other is what those answered who are
-    in one of them only. Nor is it enough that these are many: a sum of seven nodes, less two of three of them
-    each, is one node's answer, and six of the seven know of two sums only. So no node adds with other members
-    than it has added with. Where its owner lets it, all sets are kept, so that it adds with none of them any
-    more once that is taken back.
+    The difference of two sums with different members is the sum of the responses of the nodes that were in
+    only one of them. Large differences are not enough either: a sum of seven nodes minus two sums of three
+    of them is one node's response, and six of the seven see only two of the sums. So a node adds only with
+    the members with which it has added before. If the owner allows other members, all sets are recorded, so
+    that none of them is accepted once the permission is withdrawn.
 
-    Sums of the same members are not harmless in any number either. The sum over three nodes of their logits,
-    with equal weights, by size and by counts, are three equations for three unknowns; so are the sums of
+    Sums of the same members are not harmless in any number either. The sums over three nodes of their
+    logits with equal weights, by size and by counts are three equations with three unknowns; so are sums of
     log-probabilities and of entropies, which are functions of the same logits. So a node adds one statistic
-    of its networks' outputs, with one weighting, in all runs and queries (:meth:`NodeSide.weightings`). Then all
-    that a server reads are values and derivatives of one function, the weighted sum of the nodes' functions,
-    and any other nodes with the same sum would have sent the same. All forms are kept, as all sets are.
+    of its networks' outputs with one weighting, in all runs and queries (:meth:`NodeSide.weightings`). All
+    that a server reads are then values and derivatives of one function, the weighted sum of the nodes'
+    functions, and any other nodes with the same sum would have sent the same.
 
     Attributes:
-        corrupted: sums in which this node's answer could not be added, and random numbers stood for it. A server
-            sees that a sum is spoilt; one that chooses what is asked learns a bit of an answer by it.
+        member_sets: sets of members of earlier sums.
+        corrupted: number of sums in which random numbers replaced this node's response, because it could
+            not be added. A server sees that a sum is corrupted; if it chooses the inputs, each such sum
+            reveals one bit of a response.
+        weightings: weightings of earlier sums, by subject.
+        weight_digests: digest of the weights, by weighting.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,29 +53,31 @@ class SumHistory:
         self.weightings = {subject: frozenset(names) for subject, names in forms.items()}
 
     def member_conflict(self, members: Sequence[str]) -> str | None:
-        """Why a sum of these members, with earlier ones, could tell what few of them answered.
+        """Return the reason why a sum of these members, together with earlier ones, could reveal responses;
+        or None.
 
-        >>> cohort = Cohort(Path("none.json"))
-        >>> cohort.sets = [frozenset("abcd")]
-        >>> cohort.objection("abc")
-        'it would add with and without d, and the difference would tell what they answered'
+        >>> history = SumHistory(Path("none.json"))
+        >>> history.member_sets = [frozenset("abcd")]
+        >>> history.member_conflict("abc")
+        'it would add with and without d, and the difference would reveal their responses'
         """
         changed = {name for earlier in self.member_sets for name in earlier ^ set(members)}
         if not changed:
             return None
         changed_names = " and ".join(sorted(changed))
         return (
-            f"it would add with and without {changed_names}, and the difference would tell what they answered"
+            f"it would add with and without {changed_names}, and the difference would reveal their responses"
         )
 
     def weighting_conflict(self, weightings: Mapping[str, str]) -> str | None:
-        """Return why sums of these forms, with earlier ones, could reveal the responses of single members.
+        """Return the reason why sums of these weightings, together with earlier ones, could reveal
+        responses; or None.
 
-        >>> cohort = Cohort(Path("none.json"))
-        >>> cohort.forms = {"outputs": frozenset({"logits by size"})}
-        >>> cohort.clash({"outputs": "logits by mean"})
+        >>> history = SumHistory(Path("none.json"))
+        >>> history.weightings = {"outputs": frozenset({"logits by size"})}
+        >>> history.weighting_conflict({"outputs": "logits by mean"})
         'it has added logits by size, and would add logits by mean: both could reveal single responses'
-        >>> cohort.clash({"parameters": "parameters by size"})
+        >>> history.weighting_conflict({"parameters": "parameters by size"})
         """
         for subject, weighting in weightings.items():
             if others := self.weightings.get(subject, frozenset()) - {weighting}:
@@ -81,7 +88,10 @@ class SumHistory:
         return None
 
     def conflicts(self, side: NodeSide, run: str = "") -> dict[str, str]:
-        """Queries of a method that :meth:`clash`, by name, and why; ``run`` as for :meth:`NodeSide.weightings`."""
+        """Return the queries of a method with a :meth:`weighting_conflict`, and the reason for each.
+
+        ``run`` as in :meth:`NodeSide.weightings`.
+        """
         reasons = {name: self.weighting_conflict(side.weightings(name, run)) for name in side.queries}
         return {
             name: f"sums: {reason}, {UNLESS_ALLOWED}"
@@ -90,7 +100,7 @@ class SumHistory:
         }
 
     def record_sum(self, members: Sequence[str], weightings: Mapping[str, str] | None = None) -> None:
-        """Record a sum of these members and forms: on disk before anything leaves."""
+        """Record a sum of these members and weightings, on disk before the release."""
         sets = [frozenset(members)] if frozenset(members) not in self.member_sets else []
         updated = {
             name: self.weightings.get(name, frozenset()) | {weighting}
@@ -101,17 +111,20 @@ class SumHistory:
             self._save()
 
     def record_weights(self, weighting: str, digest: str, may_differ: bool = False) -> str | None:
-        """Return why a node's counts or size may not leave, or record them: on disk before they leave.
+        """Record a node's counts or size, on disk before their release, or return the reason why they may
+        not be released.
 
-        With other weights a sum of the same responses is another equation, and the difference of two sums of
-        counts is what one node's data gained. A digest of the weights is kept by the way of weighing.
+        With other weights a sum of the same responses is another equation, and the difference of two sums
+        of counts is what one node's data gained. The file holds a digest of the weights for each weighting.
 
         Args:
-            may_differ: whether they may differ from earlier ones.
+            weighting: ``"counts"`` or ``"size"``.
+            digest: digest of the weights.
+            may_differ: accept weights that differ from earlier ones.
 
-        >>> cohort = Cohort(Path("none.json"))
-        >>> cohort.weights = {"counts": "8a31"}
-        >>> cohort.settle("counts", "07f2")
+        >>> history = SumHistory(Path("none.json"))
+        >>> history.weight_digests = {"counts": "8a31"}
+        >>> history.record_weights("counts", "07f2")
         'its counts differ from those of its earlier sums, and both could reveal its responses'
         """
         if self.weight_digests.get(weighting) == digest:
@@ -125,7 +138,7 @@ class SumHistory:
         return None
 
     def record_corrupted(self) -> None:
-        """One more sum is spoilt: on disk before it leaves, too."""
+        """Count one more corrupted sum, on disk before the release."""
         self.corrupted += 1
         self._save()
 
@@ -143,9 +156,9 @@ def _read_history(path: Path) -> tuple[list[list[str]], int, dict[str, list[str]
     """Read the file.
 
     Raises:
-        RunFolderError: it holds something else, so that earlier sums are not known.
+        RunFolderError: the file has another content, so that earlier sums are not known.
     """
-    fault = RunFolderError(f"{path} does not tell which nodes were summed")
+    fault = RunFolderError(f"{path} is not a record of earlier sums")
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         sets, corrupted, weightings = table["sets"], table["corrupted"], table["weightings"]

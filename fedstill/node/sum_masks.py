@@ -1,21 +1,22 @@
-"""Masks under which a node's part of a sum leaves: the server can read nothing but the sum of all members.
+"""Masks of secure aggregation: the server can read only the sum of all members' contributions.
 
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Each two
-nodes agree on a key (X25519), of which a stream of numbers (ChaCha20) is made for each sum: one of them adds
-it, the other takes it away. Bound into that stream (HKDF) is all that the answer follows from and the server
-could tell nodes differently (:meth:`SumMasks.mask`): the run's plan and public data, all queries before,
-the very bits of this one, the sum's number and its members. A server that does so gets masks that do not
-cancel.
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017. Each pair
+of nodes agrees on a key (X25519), which gives a stream of numbers (ChaCha20) for each sum: one node adds
+it, the other subtracts it. The stream is bound (HKDF) to all that the response depends on and that the
+server could send differently to different nodes (:meth:`SumMasks.mask`): the run's plan and public data,
+all earlier queries, the bits of this query, the sum's number and its members. If a server sends different
+values, the masks do not cancel.
 
-Where a sum may be read without nodes that fail (``recover``), each node adds a mask of its own as well, so
-that an answer which comes late stays covered. All who are left first agree, each with each, on who they are;
-only then does each reveal its own mask of this one sum, and those that it shares with the lost. A node agrees
-once a sum: so either it reveals its own mask, or others reveal what they share with it, and never both.
+If a sum may be read without nodes that fail (``recover``), each node adds a mask of its own as well, so
+that a late response stays masked. The remaining nodes first agree, pair by pair, on the set of survivors.
+Only then does each reveal its own mask of this sum, and the masks that it shares with the lost nodes. A
+node agrees once per sum: either it reveals its own mask, or others reveal those that they share with it,
+never both.
 
-Other than in the paper: keys are made anew by every process and proved by the node's certificate; nobody
-deals shares of keys, so that a sum is lost where a node fails between agreeing and revealing; and members may
-not be chosen so that one sum less another is one node's answer, nor forms of the same answers so that they
-are equations for it (:mod:`fedstill.node.sum_history`).
+Differences from the paper: every process makes new keys, which the node's certificate proves. There are no
+secret shares of keys, so a sum is lost if a node fails between agreeing and revealing. Members and
+weightings are restricted so that no combination of sums reveals a response
+(:mod:`fedstill.node.sum_history`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fedstill.protocol.secure_aggregation import MIN_SUM_NODES, Replacement, Sum
 
 logger = logging.getLogger("fedstill.node")
 
-MAX_OPEN_SUMS = 8  # sums that a server may still finish: answers and gradients of the last queries
+MAX_OPEN_SUMS = 8  # sums that a server may still finish: responses and gradients of recent queries
 KEY_BYTES = 32  # bytes
 
 Mask = Callable[[torch.Tensor, int], torch.Tensor]
@@ -54,8 +55,15 @@ Mask = Callable[[torch.Tensor, int], torch.Tensor]
 
 @dataclass
 class _OpenSum:
-    """One sum, from when the node is asked to add to it: what it is about, in bytes; and whom it is read of,
-    once that is agreed on."""
+    """State of one sum, from its admission to its end.
+
+    Args:
+        call: the request.
+        weightings: weighting by subject.
+        context: bytes to which the masks are bound; empty before the node has added.
+        survivors: nodes of which the sum is read, once agreed.
+        corrupted: whether random numbers replace this node's contribution.
+    """
 
     call: SumRequest
     weightings: Mapping[str, str] = field(default_factory=dict)
@@ -65,12 +73,14 @@ class _OpenSum:
 
 
 class SumMasks:
-    """One node's masks in one run.
+    """Masks of one node in one run.
 
     Args:
-        plan: the run's, as JSON values, with a sha256_digest of its public data.
-        identity: proves who the node is, and who others are.
-        history: with whom it has added.
+        plan: the run's plan as JSON values, with a fingerprint of its public data.
+        name: the node's name.
+        identity: signs this node's key and verifies those of others.
+        policy: the owner's policy.
+        history: record of earlier sums.
     """
 
     def __init__(
@@ -87,7 +97,7 @@ class SumMasks:
         self._plan_hash = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()
         self._identity, self._own = identity, secrets.token_bytes(KEY_BYTES)
         self._private_key = X25519PrivateKey.generate()
-        self._shared_keys: dict[str, bytes] = {}  # what is agreed on with each other node
+        self._shared_keys: dict[str, bytes] = {}  # secret shared with each other node
         self._open_sums: OrderedDict[int, _OpenSum] = OrderedDict()
         self._last_number = -1
 
@@ -95,7 +105,9 @@ class SumMasks:
     def from_folder(
         cls, folder: Path, name: str, policy: PolicyConfig, plan: RunPlan, public: PublicData | None
     ) -> SumMasks:
-        """The masks of the node whose folder that is, in a run with a plan; public data are None for none."""
+        """Create the masks of the node in ``folder`` for a run; ``public`` is None if the run has no public
+        data.
+        """
         identity, cohort = KitIdentity(folder / KIT_FOLDER), SumHistory(folder / SUM_HISTORY_FILE)
         tensors = {} if public is None else public_tensors(public)
         context = {**plan.to_dict(), "public bits": sha256_digest(tensors)}
@@ -103,28 +115,29 @@ class SumMasks:
 
     @property
     def min_nodes(self) -> int:
-        """Nodes in a sum at least."""
+        """Minimum number of nodes in a sum."""
         return max(self.policy.min_nodes, MIN_SUM_NODES)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether this node has spoilt as many sums as it may, and spoils all from now on: neither what it
-        answers nor that it is this node can be told any more."""
+        """True if this node has corrupted as many sums as its policy allows. All further sums are
+        corrupted, so that neither its responses nor its identity can be inferred.
+        """
         return 0 < self.policy.max_corrupted_sums <= self.history.corrupted
 
-    # --- who is there -----------------------------------------------------------------------------------
+    # --- identities -----------------------------------------------------------------------------------
 
     def card(self) -> bytes:
-        """The node's public key for this run and process, with its certificate and signature."""
+        """Return the node's public key for this run and process, with its certificate and signature."""
         public = self._private_key.public_key().public_bytes_raw()
         return self._identity.sign(self._key_claim(self.name, public), public)
 
     def exchange_keys(self, cards: Mapping[str, bytes]) -> None:
-        """Agree on a key with each node that shows a card.
+        """Agree on a shared key with each node that sent a card.
 
         Raises:
-            QueryRefused: a card that the authority's certificate does not prove, none of this node's own,
-                or two of one key.
+            QueryRefused: the authority's certificate does not prove a card, this node's own card is
+                missing, or two cards have one key.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
@@ -133,7 +146,7 @@ class SumMasks:
         for name, card in cards.items():
             try:
                 public = self._identity.verify(card, name, partial(self._key_claim, name))
-                if public in seen_keys:  # who copies another's key has its masks cancel in a sum of fewer
+                if public in seen_keys:  # with a copied key, masks cancel in a sum of fewer nodes
                     raise ValueError("it shows another node's key")
                 seen_keys.add(public)
                 if name == self.name:
@@ -150,7 +163,7 @@ class SumMasks:
         if self.name not in cards:
             raise QueryRefused(self.name, "receive_keys", "sums: this node's own card is missing")
         self._shared_keys = shared_keys
-        self._open_sums.clear()  # of the keys before
+        self._open_sums.clear()  # they belong to the earlier keys
 
     def _key_claim(self, name: str, public: bytes) -> bytes:
         return _encode_words("fedstill sums", self._plan_hash, name, public.hex())
@@ -160,23 +173,22 @@ class SumMasks:
     def admit(
         self, query: str, request: SumRequest | None, weightings: Mapping[str, str] | None = None
     ) -> SumRequest:
-        """Let a sum be asked for, or refuse it before anything is computed.
+        """Admit a sum, or refuse it before anything is computed.
 
         Args:
-            query: its name.
-            request: the sum.
-            weightings: the statistic that is added and its weighting (:meth:`NodeSide.weightings`).
+            query: name of the query.
+            request: the requested sum.
+            weightings: statistic and weighting of the contribution (:meth:`NodeSide.weightings`).
 
         Raises:
-            QueryRefused: no sum is asked for; too few members, or some whom this node has not met; a
-                number that is not above every earlier one; or others than it has added with before, or other
-                forms of the same answers.
+            QueryRefused: no sum is requested; too few members, or members without exchanged keys; a number
+                that is not above all earlier ones; other members or weightings than before.
         """
         if request is None:
             raise QueryRefused(self.name, query, "sums: this run's answers leave under masks only")
         unknown = sorted(set(request.members) - {*self._shared_keys, self.name})
         rule = None
-        if request.number <= self._last_number:  # who sends a message again does not come here
+        if request.number <= self._last_number:  # repeated messages are handled before this call
             rule = f"number {request.number} is not above {self._last_number}"
         elif self.name not in request.members:
             rule = "this node is none of its members"
@@ -200,15 +212,16 @@ class SumMasks:
         return request
 
     def mask(self, request: SumRequest, query: str, context_hashes: Sequence[str]) -> Mask:
-        """What is added to each part (its tensor, its place among the parts) of this node's answer.
+        """Return a function that adds the mask to each tensor (given the tensor and its index) of this
+        node's response.
 
         Args:
-            request: the sum, admitted.
-            query: what is answered, and as which part.
-            context_hashes: all that the answer follows from and that was told to this node: fingerprints of it.
+            request: the sum, as admitted.
+            query: name of the query and of the part.
+            context_hashes: hashes of everything sent to this node on which the response depends.
 
         Raises:
-            QueryRefused: a sum that was not admitted, or was for another answer: no mask serves twice.
+            QueryRefused: the sum was not admitted, or was for another response: no mask is used twice.
         """
         members = sorted(request.members)
         context = _encode_words(
@@ -240,10 +253,10 @@ class SumMasks:
         return add_mask
 
     def check_weights(self, weighting: str, counts: torch.Tensor) -> None:
-        """Weigh by these counts in all runs, or refuse them.
+        """Record these counts as the weights of all runs, or refuse them.
 
         Raises:
-            QueryRefused: earlier sums had others: of data that grew, of other labels, or in another order.
+            QueryRefused: earlier sums had other counts: the data grew, or labels or their order changed.
         """
         rule = self.history.record_weights(
             weighting, sha256_digest({weighting: counts}), self.policy.sums_may_differ
@@ -252,7 +265,9 @@ class SumMasks:
             raise QueryRefused(self.name, "counts", f"sums: {rule}, {UNLESS_ALLOWED}")
 
     def replacement(self, request: SumRequest) -> Replacement:
-        """Whole numbers that only this node knows, to stand for an answer that cannot be added."""
+        """Return a function that generates random integers, known to this node only, in place of a response
+        that cannot be added.
+        """
         open_sum = self._open_sum(request.number, "answer_query")
 
         def random_numbers(shape: Sequence[int], index: int) -> torch.Tensor:
@@ -266,10 +281,11 @@ class SumMasks:
         return random_numbers
 
     def agree(self, number: int, survivors: Sequence[str]) -> dict[str, str]:
-        """This node's word to each other survivor that a sum is read of these nodes; it is given once a sum.
+        """Return this node's confirmation of the survivors, one code for each other survivor. It agrees
+        once per sum.
 
         Raises:
-            QueryRefused: it was given for others; they are too few, or no part of the members.
+            QueryRefused: it has agreed on others, they are too few, or they are no subset of the members.
         """
         open_sum, ordered = self._open_sum(number, "confirm_survivors"), tuple(sorted(survivors))
         rule = None
@@ -292,14 +308,15 @@ class SumMasks:
         return {name: self._agreement_code(open_sum, self.name, name) for name in others}
 
     def reveal(self, number: int, codes: Mapping[str, str]) -> dict[str, str]:
-        """Keys, as hexadecimal digits: of this node's own mask of a sum, by its own name, and of those that
-        it shares with nodes that are lost, by theirs.
+        """Return keys as hexadecimal digits: of this node's own mask under its own name, and of the masks
+        that it shares with lost nodes under their names.
 
         Args:
-            codes: what each other survivor told this node when it agreed.
+            number: the sum's number.
+            codes: confirmations of the other survivors.
 
         Raises:
-            QueryRefused: not all survivors have agreed on the same.
+            QueryRefused: not all survivors have agreed on the same set.
         """
         open_sum = self._open_sum(number, "reveal_masks")
         others = set(open_sum.survivors) - {self.name}
@@ -334,18 +351,20 @@ class SumMasks:
 
 
 def mask_sign(name: str, other: str) -> int:
-    """Whether of two nodes the first adds what both know (1) or takes it away (-1)."""
+    """Return 1 if the first of two nodes adds their shared mask, and -1 if it subtracts it."""
     return 1 if name < other else -1
 
 
 def mask_stream(key: bytes, index: int, shape: Sequence[int]) -> torch.Tensor:
-    """Numbers of 64 bits that without the key look random, the same for the same place."""
+    """Return a tensor of 64-bit integers that look random without the key; equal keys and indices give
+    equal numbers.
+    """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     count = torch.Size(shape).numel()
     if not count:
         return torch.zeros(tuple(shape), dtype=torch.int64)
-    nonce = bytes(8) + index.to_bytes(8, "little")  # a block counter, and which of the parts it is
+    nonce = bytes(8) + index.to_bytes(8, "little")  # block counter and tensor index
     encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
     numbers = bytearray(encryptor.update(bytes(8 * count)))
     return torch.frombuffer(numbers, dtype=torch.int64).reshape(tuple(shape))
@@ -359,5 +378,5 @@ def _derive_key(secret: bytes, context: bytes) -> bytes:
 
 
 def _encode_words(*words: str) -> bytes:
-    """Words as bytes, of which no two lists give the same."""
+    """Encode words as bytes, differently for any two lists."""
     return json.dumps(words).encode()
