@@ -54,7 +54,7 @@ def leakage(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> None:
+def test_runs_attack_by_entry_point(lab: Lab, run: Path) -> None:
     printed = lab(
         "attack", "skewed", "--attacks", "majority", "counts", "--majority.responses", "100", "--quiet"
     )
@@ -75,7 +75,7 @@ def test_it_is_found_by_name_and_its_numbers_are_right(lab: Lab, run: Path) -> N
     assert f"Which class each node has most of: right of 3 nodes {share} (without it 10%)." in page
 
 
-def test_module_and_name_do_without_an_entry_point(lab: Lab, run: Path) -> None:
+def test_runs_attack_by_module_and_name(lab: Lab, run: Path) -> None:
     lab("attack", "skewed", "--attacks", "majority", "--majority.responses", "64", "--quiet")
     by_name = leakage(run)
     options = ["--attacks", ATTACK, f"--{ATTACK}.responses", "64"]
@@ -86,7 +86,7 @@ def test_module_and_name_do_without_an_entry_point(lab: Lab, run: Path) -> None:
     assert "--majority.responses INT" in lab("attack", "--attacks", ATTACK, "--help")
 
 
-def test_a_comparison_has_its_column(lab: Lab) -> None:
+def test_comparison_shows_column_of_custom_attack(lab: Lab) -> None:
     (lab.here / "beside.toml").write_text(COMPARED)
     printed = " ".join(lab("compare", "beside.toml", "--out", "beside", "--quiet").split())
     assert "Majority class: of how many nodes the class with most records is named, in percent." in printed
@@ -112,7 +112,7 @@ def test_a_comparison_has_its_column(lab: Lab) -> None:
         ("class Own:\n    pass\n", "a subclass of Attack"),
     ],
 )
-def test_a_broken_one_is_one_line(lab: Lab, run: Path, source: str, line: str) -> None:
+def test_rejects_broken_attack_in_one_line(lab: Lab, run: Path, source: str, line: str) -> None:
     (lab.here / "broken.py").write_text(source)
     printed = lab("attack", "skewed", "--attacks", "broken:Own", code=2)
     assert printed.startswith("fedstill: ")

@@ -112,7 +112,7 @@ def nodes(lab: Lab, out: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_classes_are_flipped_as_often_as_their_price_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flip_rate_matches_privacy_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(MY_LAB))
     from my_lab.flip import Flipped
 
@@ -130,7 +130,7 @@ def test_classes_are_flipped_as_often_as_their_price_says(monkeypatch: pytest.Mo
     assert Flipped(0.0).cost((7, 4)) is None
 
 
-def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
+def test_custom_mechanism_reports_epsilon_and_assumptions(lab: Lab) -> None:
     for node in nodes(lab, "flipped"):
         (event,) = cost_from_dict(node["events"])
         assert node["events"] == {str(event): PUBLIC}
@@ -150,7 +150,7 @@ def test_by_name_it_has_an_epsilon_and_its_own_words(lab: Lab) -> None:
         assert words in page
 
 
-def test_module_and_name_in_a_file_and_a_plan(lab: Lab) -> None:
+def test_mechanism_by_module_and_name_in_file_and_plan(lab: Lab) -> None:
     privacy = {"mechanism": "my_lab.flip:Flip", "flip": {"noise": 4.0}}
     lab.write("given.toml", **TABLES, nodes={**SMALL["nodes"], "privacy": privacy})
     plan = lab("privacy", "plan", "given.toml")
@@ -162,7 +162,7 @@ def test_module_and_name_in_a_file_and_a_plan(lab: Lab) -> None:
         assert f"{math.ceil(1000 * node['epsilon']) / 1000:g} (PLD)" in plan
 
 
-def test_at_a_node_its_owner_names_it_and_no_server(lab: Lab) -> None:
+def test_only_the_owner_chooses_the_mechanism(lab: Lab) -> None:
     digits = load_digits()
     toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[local]\nepochs = 2\n'
     toml += '[privacy]\nmechanism = "flip"\nepsilon = 20.0\n'
@@ -183,7 +183,7 @@ def test_at_a_node_its_owner_names_it_and_no_server(lab: Lab) -> None:
         ("rounding:Following", "exact: no guarantee"),
     ],
 )
-def test_what_claims_no_price_is_never_protected(lab: Lab, mechanism: str, rule: str) -> None:
+def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: str) -> None:
     """Whatever it says of itself, and though a price of nothing is asked for."""
     out = mechanism.rpartition(":")[2]
     lab.run(out, *under(mechanism))
@@ -210,17 +210,17 @@ def test_what_claims_no_price_is_never_protected(lab: Lab, mechanism: str, rule:
         ("rounding:Thawed", "a subclass of PrivacyConfig"),
     ],
 )
-def test_an_unknown_or_broken_one_is_one_line(lab: Lab, mechanism: str, said: str) -> None:
+def test_rejects_broken_mechanism_in_one_line(lab: Lab, mechanism: str, said: str) -> None:
     assert said in lab.refused(*under(mechanism))
 
 
-def test_under_it_what_it_does_not_know_is_refused(lab: Lab) -> None:
+def test_mechanism_refuses_unsupported_query(lab: Lab) -> None:
     trained = ["--method.name", "fedavg", "--nodes.policy.outputs_only", "false"]
     line = lab.refused(*trained, *under("flip", "epsilon=20"))
     assert "mechanism flip gives no guarantee for parameters" in line
 
 
-def test_on_flare_each_node_flips_as_its_own_file_says(lab: Lab) -> None:
+def test_flare_nodes_use_their_own_mechanism_options(lab: Lab) -> None:
     """And learns the task that its owner allows there."""
     pytest.importorskip("nvflare")
     lab.run("flare", *OWN, "--engine.name", "flare")

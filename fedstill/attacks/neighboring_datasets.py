@@ -22,7 +22,7 @@ from fedstill.core.dataset import TensorData
 from fedstill.core.seeds import numpy_generator
 from fedstill.data.builtin import Digits
 from fedstill.data.loading import load
-from fedstill.methods.audit_method import Audited
+from fedstill.methods.audit_method import AuditMethod
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.node.audit_log import AuditLog
@@ -87,7 +87,7 @@ class AuditedNode:
         is_linear = self.model == "linear"
         network = zero_linear(self.classes) if is_linear else build(self.model, SHAPE, self.classes, 0)
         self.node = Node(NODE_NAME, self.data, network, gate, 0)
-        method = Audited(batch=self.rows, gan=float(self.critics))
+        method = AuditMethod(batch=self.rows, gan=float(self.critics))
         setting = NodeSetting(self.task, self.local, self.compute)
         side = method.node_side(setting)  # ours, though no method that is named: its votes are votes
         protect(self.node, self.privacy, side, method, setting, secret=self.secret)

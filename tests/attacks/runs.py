@@ -59,17 +59,19 @@ def config(method: dict[str, Any], *, outputs_only: bool = False, **changes: Any
     return from_dict({**table, **changes, "method": method})
 
 
-def look(
+def predict_records(
     target: nn.Module,
     shadows: Sequence[nn.Module],
     records: TensorData,
     inside: torch.Tensor | None = None,
     compute: Compute | None = None,
 ) -> RecordLogits:
-    """What target and shadows say about records, of which no shadow learned where nothing is said of that."""
-    told = [predict(model, records.inputs, compute or Compute()) for model in (target, *shadows)]
-    nobody = torch.zeros(len(shadows), len(records), dtype=torch.bool)
-    return RecordLogits(told[0], torch.stack(told[1:]), nobody if inside is None else inside, records.targets)
+    """Return the logits of target and shadows about records; without ``inside`` no shadow learned from any."""
+    logits = [predict(model, records.inputs, compute or Compute()) for model in (target, *shadows)]
+    never_inside = torch.zeros(len(shadows), len(records), dtype=torch.bool)
+    return RecordLogits(
+        logits[0], torch.stack(logits[1:]), never_inside if inside is None else inside, records.targets
+    )
 
 
 def released(
@@ -80,16 +82,21 @@ def released(
     smoothing: float = 0.0,
 ) -> ObservedUpdate:
     """One gradient of a batch."""
-    own = {name: value.detach() for name, value in model.named_parameters()}
-    how, found = Schedule(smoothing=smoothing), loss_gradients(model, own, inputs, targets, smoothing)
-    return ObservedUpdate(model, {name: found[name].detach() for name in shared_parameters(model, part)}, how)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    schedule, gradients = (
+        Schedule(smoothing=smoothing),
+        loss_gradients(model, parameters, inputs, targets, smoothing),
+    )
+    return ObservedUpdate(
+        model, {name: gradients[name].detach() for name in shared_parameters(model, part)}, schedule
+    )
 
 
 def replay(method: dict[str, Any], **changes: Any) -> ReplayedRun:
     return ReplayedRun.of(config(method, **changes))
 
 
-def has_generated_inputs(folder: Path, method: dict[str, Any], **changes: Any) -> Path:
-    """The folder of a finished run."""
+def make_run(folder: Path, method: dict[str, Any], **changes: Any) -> Path:
+    """Run a method, and return the folder of the finished run."""
     run.run(config(method, **changes), folder, command="fedstill run digits", progress=False)
     return folder

@@ -22,7 +22,7 @@ from fedstill.attacks.label_counts import LabelCounts
 from fedstill.attacks.transcript import ObservedRelease
 from fedstill.core.errors import ArgumentError, RunFolderError, UnknownName
 from fedstill.report import write_report
-from tests.attacks.runs import FEDAVG, FEDIOD, made
+from tests.attacks.runs import FEDAVG, FEDIOD, make_run
 
 QUICK = {
     "inversion": {"victims": 2, "attacks": ["idlg"]},
@@ -34,14 +34,14 @@ CONFIG = LeakageConfig.from_table(QUICK)
 
 @pytest.fixture(scope="module")
 def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
+    folder = make_run(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
     run_attacks(folder, CONFIG, command="fedstill attack here")
     return folder
 
 
 @pytest.fixture(scope="module")
 def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = made(tmp_path_factory.mktemp("runs") / "fedavg", FEDAVG)
+    folder = make_run(tmp_path_factory.mktemp("runs") / "fedavg", FEDAVG)
     run_attacks(folder, CONFIG)
     return folder
 
@@ -56,7 +56,7 @@ def parts(found: dict[str, Any]) -> dict[str, Any]:
     return {each["name"]: each["result"] for each in found["attacks"]}
 
 
-def test_answers_meet_the_attacks_on_answers(fediod: Path) -> None:
+def test_runs_attacks_on_responses(fediod: Path) -> None:
     found = told(fediod)
     assert found["audit"] is None
     assert found["epsilon"] is None
@@ -77,7 +77,7 @@ def test_answers_meet_the_attacks_on_answers(fediod: Path) -> None:
     assert {picture.dtype for picture in pictures.values()} == {torch.uint8}
 
 
-def test_parameters_meet_the_attacks_on_parameters(fedavg: Path) -> None:
+def test_runs_attacks_on_parameters(fedavg: Path) -> None:
     found = told(fedavg)
     assert list(parts(found)) == ["inversion", "membership"]
     assert parts(found)["inversion"]["attacks"][0]["psnr"]["mean"] > 25
@@ -86,7 +86,7 @@ def test_parameters_meet_the_attacks_on_parameters(fedavg: Path) -> None:
     assert load_file(str(fedavg / "leakage.safetensors"))["inversion.idlg"].shape == (2, 1, 8, 8)
 
 
-def test_without_a_terminal_each_attack_is_a_line(
+def test_progress_without_terminal_is_one_line_per_attack(
     fedavg: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(fedavg, tmp_path / "run")
@@ -98,7 +98,7 @@ def test_without_a_terminal_each_attack_is_a_line(
     assert capsys.readouterr().err == ""
 
 
-def test_the_same_seed_gets_the_same(fedavg: Path) -> None:
+def test_equal_seeds_give_equal_results(fedavg: Path) -> None:
     first = parts(told(fedavg))
     again = parts(json.loads(json.dumps(run_attacks(fedavg, CONFIG))))
     assert _without_seconds(again) == _without_seconds(first)
@@ -110,7 +110,7 @@ def _without_seconds(value: Any) -> Any:
     return [_without_seconds(each) for each in value] if isinstance(value, list) else value
 
 
-def test_sentences_say_what_was_got_and_at_what_strength(fediod: Path, fedavg: Path) -> None:
+def test_summary_sentences(fediod: Path, fedavg: Path) -> None:
     by_answers, by_parameters = (told(folder)["sentence"] for folder in (fediod, fedavg))
     assert by_answers.startswith("FedIOD: critic, gradients, label counts, logits left the nodes.")
     assert "exactly how many examples of each class" in by_answers
@@ -123,7 +123,7 @@ def test_sentences_say_what_was_got_and_at_what_strength(fediod: Path, fedavg: P
     assert "no better than a guess" in GradientInversion().sentence(low)
 
 
-def test_settings_are_a_table_and_back() -> None:
+def test_config_round_trips_through_table() -> None:
     assert LeakageConfig.from_table(CONFIG.to_table()) == CONFIG
     with pytest.raises(UnknownName, match=r"leakage\.membership\.shadow"):
         LeakageConfig.from_table({"membership": {"shadow": 4}})
@@ -148,7 +148,7 @@ class Keeper(Attack):
     odd: bool = False
 
     def keeps_release(self, release: ObservedRelease) -> bool:
-        return release.query == "predict_logits" and release.part == "answer"
+        return release.query == "predict_logits" and release.part == "response"
 
     def run(self, target: Target) -> AttackResult:
         if self.odd:
@@ -167,7 +167,7 @@ class Keeper(Attack):
         return (ImageTable(title="one", heads=("a",), strips=(ImageStrip(head="first", stack="first"),)),)
 
 
-def test_an_attack_hears_the_releases_that_it_keeps(fediod: Path, tmp_path: Path) -> None:
+def test_attack_receives_kept_releases(fediod: Path, tmp_path: Path) -> None:
     for file in fediod.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     name = "tests.attacks.test_attack_runner:Keeper"
@@ -188,7 +188,7 @@ def test_an_attack_hears_the_releases_that_it_keeps(fediod: Path, tmp_path: Path
     assert not (tmp_path / "leakage.safetensors").exists()  # those of the attack before are gone
 
 
-def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
+def test_rejects_folder_without_finished_run(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no finished run"):
         run_attacks(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -36,7 +36,7 @@ def run(*words: str) -> None:
     privacy.main(["audit", *words])
 
 
-def test_one_table(seeds: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_one_table(seeds: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     run("--mechanism", "pate", "--seed=3")
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split() == [
@@ -57,7 +57,7 @@ def test_one_table(seeds: list[int], capsys: pytest.CaptureFixture[str]) -> None
     assert seeds == [3, 3]
 
 
-def test_a_refuted_claim_is_said_written_and_an_error(
+def test_refuted_claim_exits_with_error(
     seeds: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(FedstillError, match=r"claims that are refuted: counts \(noisy label counts\)"):
@@ -72,7 +72,7 @@ def test_a_refuted_claim_is_said_written_and_an_error(
     assert seeds == [0, 0, 0] * 2
 
 
-def test_what_cannot_be_done_is_refused_and_nothing_is_run(seeds: list[int], tmp_path: Path) -> None:
+def test_rejects_invalid_arguments_before_audits(seeds: list[int], tmp_path: Path) -> None:
     for words, error in (
         (["--mechanism", "pats"], UnknownName),
         (["--seed", "-1"], ArgumentError),

@@ -56,7 +56,7 @@ SURE = 0.99  # that no other version of torch or of a config finds a fault by ch
 
 
 @pytest.mark.parametrize("name", RELEASES)
-def test_sound_releases_show_something_and_less_than_is_claimed(name: str) -> None:
+def test_lower_bound_of_releases_stays_below_claim(name: str) -> None:
     make, minimum, runs = RELEASES[name]
     found = run_audit(make(), runs, confidence=SURE)
     assert not found.refuted
@@ -65,7 +65,7 @@ def test_sound_releases_show_something_and_less_than_is_claimed(name: str) -> No
     assert minimum * found.claimed < found.as_claimed < 1.02 * found.claimed, "the attack is no weak one"
 
 
-def test_sound_private_steps_show_something_and_less_than_is_claimed() -> None:
+def test_lower_bound_of_dp_training_stays_below_claim() -> None:
     found = run_audit(
         mechanism_audits.distinguish_training_steps(noise=0.6, step_count=2, records=4), 200, confidence=SURE
     )
@@ -73,13 +73,13 @@ def test_sound_private_steps_show_something_and_less_than_is_claimed() -> None:
     assert 0 < found.shown < found.claimed
 
 
-def test_sound_steps_of_a_critic_show_less_than_is_claimed() -> None:
+def test_lower_bound_of_critic_stays_below_claim() -> None:
     found = run_audit(mechanism_audits.distinguish_critic_steps(), 60, confidence=SURE)
     assert not found.refuted
     assert found.shown < found.claimed
 
 
-def test_one_training_shows_less_than_is_claimed() -> None:
+def test_one_run_lower_bound_stays_below_claim() -> None:
     found = audit_one_run(confidence=SURE)
     assert not found.refuted
     assert 0 < found.shown < found.claimed
@@ -87,9 +87,7 @@ def test_one_training_shows_less_than_is_claimed() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("many", [False, True])
-def test_one_training_of_a_linear_model_by_large_steps_shows_less_than_is_claimed(
-    many: bool, precision: Precision
-) -> None:
+def test_one_run_linear_lower_bound_stays_below_claim(many: bool, precision: Precision) -> None:
     found = audit_one_run_linear(confidence=SURE, many_records=many, precision=precision)
     assert 0 < found.shown < found.claimed
     assert found.claimed == compute_epsilon({Event("gaussian", 4.0): 20}, DELTA)
@@ -98,7 +96,7 @@ def test_one_training_of_a_linear_model_by_large_steps_shows_less_than_is_claime
 @pytest.mark.parametrize(
     ("many", "preset"), [(False, "digits-fedkd-private"), (True, "fashion-fedkd-private")]
 )
-def test_what_is_audited_is_what_the_private_presets_train(
+def test_audit_uses_training_of_private_presets(
     many: bool, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     audited: dict[str, Any] = {}
@@ -119,7 +117,7 @@ def test_what_is_audited_is_what_the_private_presets_train(
 # --- what is claimed ------------------------------------------------------------------------------
 
 
-def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
+def test_claimed_costs_by_hand() -> None:
     assert neighboring_datasets.distinguish_counts(scale=2.0).claimed == {Event("laplace", 2.0): 2}
     assert neighboring_datasets.distinguish_votes(noise=2.0).claimed == {
         Event("gaussian", 2 / math.sqrt(2)): 2
@@ -142,7 +140,7 @@ def test_claims_are_what_the_audit_log_was_charged_by_hand() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 4])
-def test_worlds_differ_in_one_record_that_one_teacher_sees(m: int) -> None:
+def test_neighboring_datasets_differ_for_one_teacher(m: int) -> None:
     data, record = contradictory_records(0, m)
     both = TensorData(torch.cat([data.inputs, record.inputs]), torch.cat([data.targets, record.targets]))
     parts = partition_records(both, m)
@@ -224,7 +222,7 @@ def teachers_that_share(patch: pytest.MonkeyPatch) -> None:
         ("teachers' gradients", no_clip_at_teachers, 60),
     ],
 )
-def test_broken_releases_are_caught(
+def test_detects_broken_releases(
     name: str, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack = RELEASES[name][0]
@@ -273,7 +271,7 @@ def no_clip(patch: pytest.MonkeyPatch) -> None:
         (0.5, 16, fixed_order, 120),
     ],
 )
-def test_broken_private_steps_are_caught(
+def test_detects_broken_dp_training(
     noise: float, records: int, broken: Break, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
@@ -283,14 +281,14 @@ def test_broken_private_steps_are_caught(
 
 
 @pytest.mark.parametrize("broken", [noise_times(0.0), no_clip])
-def test_a_broken_critic_is_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_broken_critic(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     attack = mechanism_audits.distinguish_critic_steps(noise=2.0)
     assert attack.claimed[Event("gaussian", 2.0, rate=0.5)] == 2
     assert caught(run_audit(attack, 120))
 
 
-def test_one_training_without_the_noise_that_was_charged_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detects_missing_noise_in_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     noise_times(0.0)(monkeypatch)
     found = audit_one_run(noise=8.0, canaries=200, epochs=20, guessed_share=0.15)
     assert found.claimed < 5
@@ -298,9 +296,7 @@ def test_one_training_without_the_noise_that_was_charged_is_caught(monkeypatch: 
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_large_steps_without_the_noise_that_was_charged_are_caught(
-    many: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_detects_missing_noise_in_large_steps(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     noise_times(0.0)(monkeypatch)
     found = audit_one_run_linear(many_records=many, noise=16.0)
     assert found.claimed < 1.5

@@ -15,8 +15,11 @@ from fedstill.attacks.generative_metrics import (
     inception_score,
     inception_scores,
     kernel_distance,
+    penultimate_extractor,
+    pixel_extractor,
 )
-from fedstill.core.errors import DataError
+from fedstill.core.errors import ArgumentError, DataError, ModelError
+from fedstill.models.image_classifiers import LeNet5
 
 
 def gauss(count: int, seed: int, size: int = 5) -> torch.Tensor:
@@ -41,7 +44,7 @@ def test_fid_by_hand() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 999), st.integers(3, 30), st.integers(3, 30), st.integers(1, 6))
-def test_fid_does_not_care_for_order_or_rotation(seed: int, n: int, m: int, size: int) -> None:
+def test_fid_is_invariant_to_order_and_rotation(seed: int, n: int, m: int, size: int) -> None:
     x, y = mixed(n, seed, size), mixed(m, seed + 1, size)
     found = frechet_distance(x, y)
     assert found >= 0
@@ -51,12 +54,12 @@ def test_fid_does_not_care_for_order_or_rotation(seed: int, n: int, m: int, size
     assert frechet_distance(x, x) == pytest.approx(0, abs=1e-5)
 
 
-def test_fid_far_from_zero_keeps_its_digits() -> None:
+def test_fid_is_exact_far_from_zero() -> None:
     x, y = mixed(40, 0), mixed(60, 1)
     assert frechet_distance(x + 1e7, y + 1e7) == pytest.approx(frechet_distance(x, y), rel=1e-6)
 
 
-def test_kid_as_torchmetrics_has_it() -> None:
+def test_kid_matches_torchmetrics() -> None:
     from torchmetrics.image.kid import poly_mmd
 
     x, y = mixed(40, 0), mixed(40, 1)
@@ -75,7 +78,7 @@ def test_inception_score_by_hand() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 999), st.integers(2, 40), st.integers(2, 10), st.sampled_from([0.1, 3.0, 1e4]))
-def test_inception_score_as_torchmetrics_has_it(seed: int, n: int, classes: int, scale: float) -> None:
+def test_inception_score_matches_torchmetrics(seed: int, n: int, classes: int, scale: float) -> None:
     from torchmetrics.image.inception import InceptionScore
 
     class Given(nn.Module):
@@ -105,7 +108,7 @@ class Knows(nn.Module):
         return self.drop(told)
 
 
-def test_each_model_scores_by_its_own_answers() -> None:
+def test_inception_scores_use_each_models_outputs() -> None:
     images = torch.arange(4.0).repeat_interleave(5).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     models = {"north": Knows(4), "south": Knows(1)}
     found = inception_scores(images, models)
@@ -113,6 +116,72 @@ def test_each_model_scores_by_its_own_answers() -> None:
     assert models["north"].training, "as it was"
 
 
-def test_what_is_no_score_is_refused() -> None:
+def test_inception_score_rejects_nan() -> None:
     with pytest.raises(DataError, match="NaN"):
         inception_score(torch.full((2, 3), math.nan))
+
+
+# --- extractors -------------------------------------------------------------------------------------
+
+
+def test_pixel_extractor_undoes_normalization() -> None:
+    x = torch.tensor([[[[-1.0, 0.0, 3.0]]]])
+    assert pixel_extractor((0.5,), (0.5,))(x).tolist() == [[0.0, 0.5, 1.0]]
+    colors = torch.stack([torch.zeros(2, 2), torch.ones(2, 2)]).unsqueeze(0)
+    assert pixel_extractor((0.25, 0.0), (1.0, 0.5))(colors).tolist() == [[0.25] * 4 + [0.5] * 4]
+
+
+def test_penultimate_features_are_last_layer_inputs() -> None:
+    torch.manual_seed(0)
+    net, x = LeNet5((1, 28, 28), 10), torch.randn(5, 1, 28, 28)
+    net.train()
+    space = penultimate_extractor(net, x[:1], "student")
+    assert space.name == "features before the last layer of student"
+    with torch.no_grad():
+        expected = nn.Sequential(*list(net)[:-1])(x)
+    assert expected.shape == (5, 84)
+    torch.testing.assert_close(space(x), expected.double())
+    assert net.training
+    assert all(own.requires_grad for own in net.parameters())
+    before = space(x)
+    with torch.no_grad():
+        net[-3].weight.zero_()
+    torch.testing.assert_close(space(x), before, msg="the network as it was")
+
+
+class Branched(nn.Module):
+    """Layers in another order than they are used in, batch norm, and a convolution at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(4, 2, 1)
+        self.norm = nn.BatchNorm2d(4)
+        self.first = nn.Conv2d(1, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.last(self.norm(self.first(x)).relu())
+        return y
+
+
+def test_penultimate_extractor_supports_any_architecture() -> None:
+    net, x = Branched(), torch.randn(6, 1, 8, 8)
+    net.norm.running_mean.fill_(0.5)  # type: ignore[union-attr]
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with torch.no_grad():
+        found = penultimate_extractor(net, x[:2], "student")(x)
+        net.eval()
+        expected = net.norm(net.first(x)).relu().mean((2, 3))
+    assert found.shape == (6, 4)
+    torch.testing.assert_close(found, expected.double())
+    assert all(torch.equal(tensor, state[name]) for name, tensor in net.state_dict().items())
+    with pytest.raises(ModelError, match="no tensor for 2 inputs"):
+        penultimate_extractor(nn.Flatten(), x[:2], "student")
+    with pytest.raises(ModelError, match=r"takes \(2, 1, 8, 8\)|takes \(2, 1, 64\)"):
+        penultimate_extractor(nn.Sequential(nn.Flatten(2), nn.Linear(64, 3)), x[:2], "student")
+
+
+def test_extractor_rejects_nan_and_empty_input() -> None:
+    with pytest.raises(DataError, match="pixels: NaN"):
+        pixel_extractor()(torch.full((2, 1, 4, 4), math.nan))
+    with pytest.raises(ArgumentError, match="images"):
+        pixel_extractor()(torch.zeros(0, 1, 4, 4))

@@ -33,7 +33,7 @@ def adam(**changes: Any) -> dict[str, Any]:
     return {"nodes": {"models": ["mlp:32"], "local": local, "policy": {"outputs_only": False}}}
 
 
-def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
+def test_recovers_image_from_all_parameters() -> None:
     got = run_inversion(replay(FEDAVG), ONE, seed=0)
     told = got.part
     assert (told["shared"], told["steps"], told["optimizer"], told["best"]) == (
@@ -52,7 +52,7 @@ def test_all_parameters_of_a_node_with_one_image_give_it_away() -> None:
     assert apart.abs().float().mean() < 8
 
 
-def test_what_is_attacked_is_what_left_the_node() -> None:
+def test_attacked_update_equals_release() -> None:
     again = replay(FEDAVG)
     first, second = held(again, 2)
     assert first.release.is_gradient
@@ -68,7 +68,7 @@ def test_what_is_attacked_is_what_left_the_node() -> None:
         assert (part.inputs == victim.data.inputs).flatten(1).all(1).any()
 
 
-def test_several_steps_are_an_update() -> None:
+def test_several_steps_give_update_target() -> None:
     local = {**SGD, "batch": 1, "epochs": 4.0, "momentum": 0.0}
     nodes = {"models": ["mlp:32"], "local": local, "policy": {"outputs_only": False}}
     (victim,) = held(replay(FEDAVG, nodes=nodes), 1)
@@ -79,7 +79,7 @@ def test_several_steps_are_an_update() -> None:
         assert torch.allclose(moved, victim.release.target[name], atol=1e-5), name
 
 
-def test_a_head_gives_away_less_once_the_extractor_is_not_known() -> None:
+def test_head_leaks_less_with_unknown_extractor() -> None:
     wide = {"nodes": {"models": ["mlp:512"], "local": SGD, "policy": {"outputs_only": False}}}
     again = replay(LG, split={"nodes": 2, "alpha": 5.0}, student={"model": "mlp:512"}, **wide)
     first = run_inversion(again, ONE, seed=0).part
@@ -90,7 +90,7 @@ def test_a_head_gives_away_less_once_the_extractor_is_not_known() -> None:
     assert first["attacks"][0]["psnr"]["mean"] > later["attacks"][0]["psnr"]["mean"] + 3
 
 
-def test_an_extractor_has_no_labels_to_read() -> None:
+def test_extractor_release_has_no_labels() -> None:
     again = replay(PER)
     (victim,) = held(again, 1)
     assert victim.part == "extractor"
@@ -99,7 +99,7 @@ def test_an_extractor_has_no_labels_to_read() -> None:
     assert [name for name, _ in got.skipped] == ["inversion: iDLG"]
 
 
-def test_adams_first_step_is_attacked_by_direction_alone() -> None:
+def test_first_adam_step_allows_cosine_attack_only() -> None:
     again = replay(FEDAVG, **adam())
     (victim,) = held(again, 1)
     signs = torch.cat([value.flatten() for value in victim.release.target.values()])
@@ -110,7 +110,7 @@ def test_adams_first_step_is_attacked_by_direction_alone() -> None:
     assert invert_victim(victim, "inverting", PixelRange(), 0).labels.tolist() == victim.data.targets.tolist()
 
 
-def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
+def test_rejects_inapplicable_runs_in_one_line() -> None:
     side = replay(FEDKD, outputs_only=True, public={"name": "held-out"}).experiment().side
     assert ONE.refusal(side) == "gradient inversion needs parameters, and none leave"
     uploaded = {"name": "dense", "models": "uploaded"}
@@ -130,7 +130,7 @@ def test_what_cannot_be_attacked_is_refused_in_one_line() -> None:
             GradientInversion(**bad)  # type: ignore[arg-type]
 
 
-def test_what_a_method_descends_beside_is_said_where_it_counts() -> None:
+def test_mentions_extra_loss_of_method() -> None:
     again = replay({"name": "fedmd-cg", "rounds": 2})
     first, later = (
         run_inversion(again, GradientInversion(victims=1, round=round, attacks=("idlg",)), 0).part["known"]

@@ -59,7 +59,7 @@ def over_30(config: InversionConfig, first: int, last: int, believed: float = 0.
 
 
 @needs_fashion
-def test_strong_on_a_full_gradient_of_one_image() -> None:
+def test_recovers_image_from_full_gradient() -> None:
     good, right = over_30(STRONG, 0, 5)
     assert good >= 4
     assert right == 5
@@ -71,7 +71,7 @@ def test_strong_on_a_full_gradient_of_one_image() -> None:
     [(replace(STRONG, steps=2), 0.0), (STRONG, 0.5)],
     ids=["fewer steps", "wrong loss"],
 )
-def test_weakened_it_misses_the_same_bar(config: InversionConfig, believed: float) -> None:
+def test_weakened_attack_misses_threshold(config: InversionConfig, believed: float) -> None:
     good, _ = over_30(config, 0, 2, believed)
     assert good == 0, "2 of 5 are lost already, so that 4 of 5 cannot be reached"
 
@@ -79,7 +79,7 @@ def test_weakened_it_misses_the_same_bar(config: InversionConfig, believed: floa
 @pytest.mark.parametrize(
     ("attack", "count"), [(IDLG, 1), (IDLG, 2), (IDLG, 4), (IDLG, 8), (DLG, 1), (DLG, 2)]
 )
-def test_batches_come_back_with_labels_read_or_sought(attack: InversionConfig, count: int) -> None:
+def test_recovers_batches_and_labels(attack: InversionConfig, count: int) -> None:
     inputs, targets = digits(count)
     release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
     found = invert(release, DIGIT, count, attack).against(inputs)
@@ -87,7 +87,7 @@ def test_batches_come_back_with_labels_read_or_sought(attack: InversionConfig, c
     assert found.labels.equal(targets)
 
 
-def test_cosine_with_signed_adam_gets_nearer_with_more_steps_and_keeps_the_range() -> None:
+def test_signed_adam_improves_and_stays_in_range() -> None:
     inputs, targets = digits(1)
     release = released(build("sigmoid-lenet", DIGIT, 10, 0), inputs, targets)
     few, many = (
@@ -103,7 +103,7 @@ def test_cosine_with_signed_adam_gets_nearer_with_more_steps_and_keeps_the_range
 
 
 @pytest.mark.parametrize(("count", "momentum"), [(2, 0.0), (4, 0.9)])
-def test_simulating_all_steps_gets_more_than_taking_them_for_one(count: int, momentum: float) -> None:
+def test_simulating_all_steps_recovers_more(count: int, momentum: float) -> None:
     inputs, targets = digits(count)
     model = build("sigmoid-lenet", DIGIT, 10, 0)
     before = {name: value.detach() for name, value in model.named_parameters()}
@@ -122,7 +122,7 @@ def test_simulating_all_steps_gets_more_than_taking_them_for_one(count: int, mom
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_batch_norm_gives_much(count: int) -> None:
+def test_recovers_images_with_batch_norm(count: int) -> None:
     torch.manual_seed(0)
     first, second = (
         (nn.Conv2d(1, 12, 3, 1, 1), nn.Sigmoid()),
@@ -142,14 +142,14 @@ def test_batch_norm_gives_much(count: int) -> None:
 @pytest.mark.parametrize("name", ["lenet5", "sigmoid-lenet", "mlp"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("part", ["all", "head"])
-def test_the_label_of_one_image_is_read_off(name: str, smoothing: float, part: ModelPart) -> None:
+def test_reads_label_of_one_image(name: str, smoothing: float, part: ModelPart) -> None:
     model, (inputs, targets) = build(name, DIGIT, 10, 0), digits(10)
     for at in range(10):
         release = released(model, inputs[at : at + 1], targets[at : at + 1], part, smoothing)
         assert read_labels(release, DIGIT, 1).equal(targets[at : at + 1])
 
 
-def test_without_a_bias_the_weights_tell_the_label() -> None:
+def test_reads_label_from_weights_without_bias() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10, bias=False))
     inputs, targets = digits(3)
     assert read_labels(released(model, inputs[2:], targets[2:]), DIGIT, 1).equal(targets[2:])
@@ -158,7 +158,7 @@ def test_without_a_bias_the_weights_tell_the_label() -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_batchs_labels_are_counted(smoothing: float) -> None:
+def test_counts_labels_of_batch(smoothing: float) -> None:
     inputs, _ = digits(8)
     targets = torch.tensor([2, 7, 2, 2, 0, 9, 7, 2])
     release = released(build("lenet5", DIGIT, 10, 0), inputs, targets, smoothing=smoothing)
@@ -168,7 +168,7 @@ def test_a_batchs_labels_are_counted(smoothing: float) -> None:
 # --- measures -------------------------------------------------------------------------------------
 
 
-def test_psnr_is_over_all_pixels_of_all_channels() -> None:
+def test_psnr_uses_all_channels() -> None:
     true = torch.zeros(2, 3, 4, 4)
     recovered = true.clone()
     recovered[0] += 0.2  # of a range of 2: an error of 0.1 everywhere
@@ -179,7 +179,7 @@ def test_psnr_is_over_all_pixels_of_all_channels() -> None:
     assert psnr(true, true).tolist() == pytest.approx([100.0, 100.0])  # as of reconstructions
 
 
-def test_pixels_may_have_a_range_a_channel() -> None:
+def test_pixel_range_per_channel() -> None:
     pixels = PixelRange(torch.tensor([0.0, -2.0]).view(2, 1, 1), torch.tensor([1.0, 2.0]).view(2, 1, 1))
     true = torch.zeros(1, 2, 1, 1)
     # Errors of 0.1 and 0.4 are a tenth of the range each.
@@ -189,7 +189,7 @@ def test_pixels_may_have_a_range_a_channel() -> None:
     assert pixels.kept(torch.full((1, 2, 1, 1), -3.0)).flatten().tolist() == [0.0, -2.0]
 
 
-def test_labels_go_with_their_images() -> None:
+def test_labels_follow_matched_images() -> None:
     true = torch.tensor([-1.0, 0.0, 1.0]).view(3, 1, 1, 1)
     found = RecoveredImages(true[[2, 0, 1]] * 0.9, torch.tensor([7, 3, 5]), 0.0).against(true)
     assert found.labels.tolist() == [3, 5, 7]
@@ -197,7 +197,7 @@ def test_labels_go_with_their_images() -> None:
 
 
 @given(st.floats(0.1, 10), st.floats(0.1, 10))
-def test_the_cosine_does_not_see_lengths_and_l2_is_relative(a: float, b: float) -> None:
+def test_gradient_distances_are_scale_free(a: float, b: float) -> None:
     one = {"v": torch.tensor([1.0, 2.0]), "w": torch.tensor([[3.0]])}
     other = {"v": torch.tensor([2.0, -1.0]), "w": torch.tensor([[4.0]])}
     scaled = [{name: value * by for name, value in of.items()} for of, by in ((one, a), (other, b))]

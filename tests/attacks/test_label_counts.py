@@ -47,7 +47,7 @@ def test_counts_by_hand() -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
-def test_a_node_without_findings_has_no_entry() -> None:
+def test_skips_node_without_findings() -> None:
     one = [TensorData(part.inputs, torch.nn.functional.one_hot(part.targets, 3)) for part in PARTS]
     one[1] = TensorData(one[1].inputs, torch.zeros_like(one[1].targets))
     experiment = Simulation(replace(setting(Standalone(), parts=one, task=MultiLabel(3)), test=one[0]))
@@ -60,7 +60,7 @@ def test_a_node_without_findings_has_no_entry() -> None:
 TRUE = torch.tensor([50.0, 30.0, 20.0, 0.0])
 
 
-def test_noised_counts_by_hand() -> None:
+def test_noisy_counts_by_hand() -> None:
     """Of 80 told: 40, 40, 0 and 0 are shares 0.5, 0.5, 0, 0 against 0.5, 0.3, 0.2, 0."""
     found = compare_histograms(torch.tensor([40.0, 40.0, 0.0, 0.0]), TRUE, ["a", "b", "c", "d"])
     assert not found["exact"]
@@ -77,7 +77,7 @@ def test_noised_counts_by_hand() -> None:
     assert words["off by"] == ("20.0% to 20.0%", "")
 
 
-def test_counts_below_zero_and_none_at_all() -> None:
+def test_negative_and_empty_counts() -> None:
     found = compare_histograms(torch.tensor([-4.0, 30.0, 10.0, 0.4]), TRUE)
     assert (found["reported_absent"], found["largest_class"]) == (["0", "3"], "0")
     assert found["total_variation"] == pytest.approx(0.5), "shares 0, 30, 10 and 0.4 of 40.4"

@@ -49,7 +49,7 @@ def furthest(found: torch.Tensor, true: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64])
-def test_features_and_slopes_of_each_image_follow_exactly(count: int, precision: torch.dtype) -> None:
+def test_factorizes_gradient_exactly(count: int, precision: torch.dtype) -> None:
     inputs, targets = pictures(count)
     model = build("lenet5", (1, 28, 28), 10, 0).to(precision)
     release = released(model, inputs.to(precision), targets)
@@ -68,12 +68,12 @@ def test_factors_by_hand() -> None:
     assert furthest(deltas, slopes.double()) < 1e-6
 
 
-def test_more_images_than_the_gradient_has_directions_are_refused() -> None:
+def test_rejects_more_images_than_gradient_rank() -> None:
     with pytest.raises(ArgumentError, match="count is 2"):
         factor_gradient(torch.ones(4, 3), torch.ones(4), 2)
 
 
-def test_slopes_without_zeros_do_not_tell_images_apart() -> None:
+def test_rejects_gradients_without_zeros() -> None:
     draw = torch.Generator().manual_seed(0)
     slopes, inputs = torch.randn(2, 30, generator=draw), torch.rand(2, 40, generator=draw)
     with pytest.raises(ArgumentError, match=r"count is 2.*zeros"):
@@ -82,7 +82,7 @@ def test_slopes_without_zeros_do_not_tell_images_apart() -> None:
 
 @pytest.mark.parametrize("part", ["all", "head"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_each_image_of_a_batch_has_its_own_label(part: ModelPart, smoothing: float) -> None:
+def test_recovers_label_of_each_image(part: ModelPart, smoothing: float) -> None:
     inputs, _ = pictures(5)
     targets = torch.tensor([3, 0, 9, 3, 1])
     model = build("lenet5", (1, 28, 28), 10, 0)
@@ -96,7 +96,7 @@ def test_each_image_of_a_batch_has_its_own_label(part: ModelPart, smoothing: flo
 # --- the softened network -------------------------------------------------------------------------
 
 
-def test_sharpened_it_is_the_network_and_its_gradient() -> None:
+def test_sharp_network_matches_original() -> None:
     inputs, targets = pictures(3)
     model = build("lenet5", (1, 28, 28), 10, 0).double()
     x = inputs.double()
@@ -119,7 +119,7 @@ def test_sharpened_it_is_the_network_and_its_gradient() -> None:
 
 
 @needs_fashion
-def test_it_gets_what_matching_gradients_does_not_and_less_when_weakened() -> None:
+def test_recovers_more_than_gradient_matching() -> None:
     model = build("lenet5", (1, 28, 28), 10, 0)
     image, label = fashion(6, 1)
     release = released(model, image, label)
@@ -133,7 +133,7 @@ def test_it_gets_what_matching_gradients_does_not_and_less_when_weakened() -> No
 
 
 @needs_fashion
-def test_a_batch_comes_back() -> None:
+def test_recovers_batch() -> None:
     images, targets = fashion(20, 2)
     release = released(build("lenet5", (1, 28, 28), 10, 0), images, targets)
     found = invert_layers(release, (1, 28, 28), 2, steps=400).against(images)
@@ -142,7 +142,7 @@ def test_a_batch_comes_back() -> None:
 
 
 @needs_fashion
-def test_of_a_head_alone_it_gets_more_the_wider_the_extractor_and_nothing_with_another_one() -> None:
+def test_head_alone_leaks_more_with_wider_extractor() -> None:
     images, targets = fashion(0, 3)
     got: dict[str, float] = {}
     for width in (6, 24):
@@ -161,7 +161,7 @@ def test_of_a_head_alone_it_gets_more_the_wider_the_extractor_and_nothing_with_a
 
 
 @pytest.mark.parametrize("name", ["sigmoid-lenet", "small-cnn:4", "mlp:8", "resnet8:4"])
-def test_other_networks_are_refused(name: str) -> None:
+def test_rejects_unsupported_networks(name: str) -> None:
     inputs, targets = pictures(1)
     release = released(build(name, (1, 28, 28), 10, 0), inputs, targets)
     with pytest.raises(ArgumentError, match=r"release.model is .*Conv2d, ReLU, MaxPool2d"):

@@ -53,7 +53,7 @@ def auc(found: dict[str, Any], name: str) -> float:
     return float(next(each for each in found["attacks"] if each["name"] == name)["auc"]["value"])
 
 
-def test_members_are_told_by_a_model_that_knows_them_by_heart() -> None:
+def test_detects_members_of_overfitted_model() -> None:
     again = replay({"name": "standalone"}, **HEART)
     experiment, heard = done(again)
     (found,) = section(again, experiment, heard, FEW)
@@ -74,7 +74,7 @@ def test_members_are_told_by_a_model_that_knows_them_by_heart() -> None:
     assert best["at"][0]["rate"] == 0.01
 
 
-def test_nothing_learned_is_nothing_told() -> None:
+def test_untrained_model_reveals_no_membership() -> None:
     lazy = {**SGD, "lr": 1e-9, "lr_end": 1e-9, "epochs": 1.0}
     again = replay(FEDAVG, **{**HEART, "nodes": {**LOCAL, "local": lazy}})
     experiment, heard = done(again)
@@ -83,7 +83,7 @@ def test_nothing_learned_is_nothing_told() -> None:
         assert each["auc"]["low"] < 0.5 < each["auc"]["high"], each["name"]
 
 
-def test_shadows_may_be_whole_runs_of_the_method() -> None:
+def test_shadow_federations_repeat_the_method() -> None:
     again = replay(FEDAVG, **HEART)
     experiment, heard = done(again)
     (found,) = section(again, experiment, heard, replace(FEW, trained="federations", shadows=4))
@@ -94,7 +94,7 @@ def test_shadows_may_be_whole_runs_of_the_method() -> None:
     assert auc(alone, "lira") != auc(found, "lira")
 
 
-def test_a_shadow_federation_learns_from_its_own_half(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shadow_federation_trains_on_its_half(monkeypatch: pytest.MonkeyPatch) -> None:
     again = replay(FEDAVG)
     asked = choose_candidates(concatenate(again.parts), again.data.test, FEW.records, 0)
     row = torch.zeros(len(asked.records), dtype=torch.bool)
@@ -113,25 +113,25 @@ def test_a_shadow_federation_learns_from_its_own_half(monkeypatch: pytest.Monkey
     )
 
 
-def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attacks_responses_of_largest_node_through_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     public = {"name": "held-out", "share": 0.5}
     plain = {"name": "fedkd", "epochs": 1, "levels": 0, "gamma": float("inf")}
     shape = {**HEART, "nodes": {**LOCAL, "policy": {}}, "data": {"name": "digits", "train_limit": 400}}
     again = replay(plain, outputs_only=True, public=public, **shape)
     experiment, heard = done(again, 500)
-    # Of what follows only answers matter, and shadows are the same each time.
+    # Below only responses matter, and shadows are the same each time.
     monkeypatch.setattr(membership_inference, "_attack_student", lambda target, how: {})
-    shadows = membership_inference.together
-    has_generated_inputs: list[list[nn.Module]] = []
+    shadows = membership_inference.train_shadows
+    trained: list[list[nn.Module]] = []
 
     def once(*given: Any, **named: Any) -> list[nn.Module]:
-        made.extend([] if made else [shadows(*given, **named)])
-        return made[0]
+        trained.extend([] if trained else [shadows(*given, **named)])
+        return trained[0]
 
     monkeypatch.setattr(membership_inference, "train_shadows", once)
     _, responses = section(again, experiment, heard, FEW)
     largest = max(experiment.nodes, key=lambda node: len(node.data))
-    assert responses["of"] == f"answers of {largest.name}"
+    assert responses["of"] == f"responses of {largest.name}"
     assert responses["sees"].startswith("200 queries to it")
     assert responses["learned"] == responses["members"] == len(largest.data)
     told = heard._logits_by_node[largest.name]
@@ -145,7 +145,7 @@ def test_answers_of_the_largest_node_are_attacked_through_a_copy(monkeypatch: py
     assert len(none) == 1
 
 
-def test_members_are_those_whose_nodes_took_part() -> None:
+def test_members_come_from_contributing_nodes() -> None:
     again = replay({**FEDAVG, "rounds": 1, "participation": 0.34})
     experiment, heard = done(again)
     (drawn,) = heard.contributors
@@ -158,7 +158,7 @@ def test_members_are_those_whose_nodes_took_part() -> None:
     assert 0 < int(learned.sum()) < len(row) / 2
 
 
-def test_labeled_public_data_that_nodes_learn_from_are_no_members() -> None:
+def test_public_data_are_no_members() -> None:
     again = replay({"name": "fedkd", "epochs": 1, "labeled": True}, public={"name": "held-out"})
     experiment, heard = done(again)
     held = sum(len(part) for part in again.parts)
@@ -168,14 +168,14 @@ def test_labeled_public_data_that_nodes_learn_from_are_no_members() -> None:
     assert all(each["members"] <= held for each in responses)
 
 
-def test_no_node_took_part_in_a_student_of_public_data() -> None:
+def test_rejects_student_of_public_data() -> None:
     again = replay({"name": "public-only"}, public={"name": "held-out"})
     experiment, heard = done(again)
     with pytest.raises(MethodRefused, match="no node's records came to the central model"):
         section(again, experiment, heard, FEW)
 
 
-def test_the_ensemble_answers_through_its_gates() -> None:
+def test_ensemble_responds_through_gates() -> None:
     outputs = {"how": "gaussian", "noise": 100.0, "bound": 1.0}
     privacy = {"mechanism": "noisy-outputs", "outputs": outputs, "counts_noise": 1.0}
     nodes = {"models": ["mlp:32"], "local": SGD, "policy": {"outputs_only": True}}
@@ -187,7 +187,7 @@ def test_the_ensemble_answers_through_its_gates() -> None:
     assert spread[1] > 10 * spread[0]
 
 
-def test_the_surest_of_the_nodes_models_speaks_for_all() -> None:
+def test_most_confident_node_model_is_used() -> None:
     again = replay({"name": "standalone"})
     experiment, _ = done(again)
     records = again.data.test.subset(torch.arange(20))
@@ -198,7 +198,7 @@ def test_the_surest_of_the_nodes_models_speaks_for_all() -> None:
 
 
 @pytest.mark.parametrize("records", [2000, 20])
-def test_others_of_one_node_have_its_classes_in_its_shares(records: int) -> None:
+def test_others_match_class_shares_of_members(records: int) -> None:
     again = replay(FEDAVG, split={"nodes": 3, "alpha": 0.3})
     own = again.parts[0]
     asked = choose_candidates(own, again.data.test, records, 0, match_classes=True)
@@ -210,7 +210,7 @@ def test_others_of_one_node_have_its_classes_in_its_shares(records: int) -> None
     assert not any((own.inputs == x).flatten(1).all(1).any() for x in asked.records.inputs[~asked.inside])
 
 
-def test_what_cannot_be_told_is_refused_in_one_line() -> None:
+def test_rejects_inapplicable_runs_in_one_line() -> None:
     for bad in (
         {"shadows": 3},
         {"shadows": -4},
@@ -228,7 +228,7 @@ def test_what_cannot_be_told_is_refused_in_one_line() -> None:
         section(again, experiment, heard, FEW)
 
 
-def test_a_server_that_sees_sums_only_has_their_sum_and_no_node_s_answers() -> None:
+def test_secure_aggregation_hides_single_responses() -> None:
     method = {"name": "fedkd", "epochs": 2, "levels": 0, "gamma": float("inf")}
     again = replay(
         method,
@@ -259,9 +259,7 @@ def test_a_server_that_sees_sums_only_has_their_sum_and_no_node_s_answers() -> N
         ((0.20, 0.17, 0.23), "80 times in 100 by the student, its scores turned round; chance"),
     ],
 )
-def test_scores_that_are_wrong_for_sure_are_as_good_as_right_ones(
-    auc: tuple[float, float, float], said: str
-) -> None:
+def test_reversed_scores_count_as_correct(auc: tuple[float, float, float], said: str) -> None:
     intervals = {"loss": auc, "lira": (0.51, 0.47, 0.55)}
     found = {
         name: {"name": name, "auc": dict(zip(("value", "low", "high"), each, strict=True))}

@@ -11,28 +11,40 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import norm
+from scipy.stats import binomtest, norm
+from sklearn.metrics import roc_auc_score, roc_curve
+from torch import nn
 
 from fedstill.attacks.membership_scores import (
     RecordLogits,
     attack_metrics,
+    auc_with_interval,
     lira_attack,
     lira_offline_attack,
     logit_confidence,
     loss_attack,
     rmia_attack,
     shadow_halves,
+    tpr_at_fpr,
+    train_proxies,
     train_shadows,
 )
 from fedstill.core.compute import Compute, EngineConfig
 from fedstill.core.dataset import TensorData
 from fedstill.core.errors import ArgumentError
-from fedstill.core.seeds import torch_generator
+from fedstill.core.seeds import derive, torch_generator
+from fedstill.core.workers import Workers
 from fedstill.data import Digits, load
 from fedstill.models import build
+from fedstill.node import local_training
+from fedstill.node.audit_log import AuditLog
+from fedstill.node.gate import Gate
+from fedstill.node.local_training import predict
+from fedstill.node.node import Node
+from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
-from tests.attacks.runs import look
+from tests.attacks.runs import predict_records
 
 SEEDS = st.integers(0, 2**32)
 
@@ -74,7 +86,7 @@ def fewer(seen: RecordLogits, models: int) -> RecordLogits:
 
 
 @given(SEEDS)
-def test_confidence_is_the_scaled_probability(seed: int) -> None:
+def test_logit_confidence_matches_definition(seed: int) -> None:
     seen = drawn(seed)
     p = seen.shadows.double().softmax(-1).gather(-1, seen.labels.expand(6, 5).unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(logit_confidence(seen.shadows, seen.labels), (p / (1 - p)).log())
@@ -82,7 +94,7 @@ def test_confidence_is_the_scaled_probability(seed: int) -> None:
     torch.testing.assert_close(shifted, logit_confidence(seen.target, seen.labels))
 
 
-def test_confidence_where_the_probability_is_1_to_all_digits() -> None:
+def test_logit_confidence_near_probability_one() -> None:
     logits = torch.tensor([[100.0, 0.0, 0.0], [300.0, 0.0, 0.0]])
     labels = torch.tensor([0, 0])
     assert float(logits.double().softmax(1)[0, 0]) == 1.0
@@ -97,7 +109,7 @@ def test_lira_by_hand() -> None:
     assert lira_offline_attack(seen).item() == pytest.approx(4 / math.sqrt(2))
 
 
-def test_shared_variance_is_around_each_records_own_mean() -> None:
+def test_shared_variance_uses_record_means() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
     seen = of_two([1.0, 11.0], [[0.0, 10.0], [2.0, 14.0], [0.0, 10.0], [2.0, 14.0]], inside)
     # Deviations 1, 1 and 2, 2 of 1 degree of freedom each: variance (2 + 8) / 2
@@ -106,7 +118,7 @@ def test_shared_variance_is_around_each_records_own_mean() -> None:
 
 
 @given(SEEDS)
-def test_lira_is_that_of_loops(seed: int) -> None:
+def test_lira_matches_loops(seed: int) -> None:
     seen = drawn(seed)
     phi = logit_confidence(seen.shadows, seen.labels).numpy()
     here, own = logit_confidence(seen.target, seen.labels).numpy(), lira_attack(seen, True)
@@ -121,7 +133,7 @@ def test_lira_is_that_of_loops(seed: int) -> None:
         assert norm.cdf(offline[record].item()) == pytest.approx(below)
 
 
-def test_means_are_shrunk_by_hand() -> None:
+def test_shrinkage_by_hand() -> None:
     inside = [[1, 1], [1, 1], [0, 0], [0, 0]]
     seen = of_two([0.0, 0.0], [[0.0, 4.0], [2.0, 6.0], [-2.0, -2.0], [0.0, 0.0]], inside)
     # Variance 2 everywhere. Means 1 and -1, 5 and -1, apart by 2 and 6 with an error of 2 / 2 + 2 / 2, while
@@ -130,7 +142,7 @@ def test_means_are_shrunk_by_hand() -> None:
     assert lira_attack(seen, False).tolist() == pytest.approx([0.0, (0.25 - 20.25) / 4])
 
 
-def test_few_shadows_are_below_64() -> None:
+def test_shared_variance_below_64_shadows() -> None:
     few, many = drawn(0, 62), drawn(0, 64)
     assert torch.equal(lira_attack(few), lira_attack(few, False))
     assert not torch.equal(lira_attack(few), lira_attack(few, True))
@@ -149,7 +161,7 @@ def test_rmia_by_hand() -> None:
 
 
 @given(SEEDS, st.sampled_from([0.5, 1.0, 2.0]))
-def test_rmia_is_that_of_loops_but_for_ties(seed: int, gamma: float) -> None:
+def test_rmia_matches_loops_except_ties(seed: int, gamma: float) -> None:
     seen, others, alpha, temperature = drawn(seed), outsiders(seed), 0.3, 2.0
     found = rmia_attack(seen, others, gamma=gamma, alpha=alpha, temperature=temperature)
 
@@ -176,13 +188,13 @@ def test_rmia_is_that_of_loops_but_for_ties(seed: int, gamma: float) -> None:
 # --- errors -----------------------------------------------------------------------------------------
 
 
-def test_logits_that_are_no_numbers_are_refused() -> None:
+def test_rejects_non_finite_logits() -> None:
     seen = drawn(0)
     with pytest.raises(ArgumentError, match="target is 'NaN"):
         RecordLogits(seen.target / 0, seen.shadows, seen.inside, seen.labels)
 
 
-def test_too_few_shadows_are_refused() -> None:
+def test_rejects_too_few_shadows() -> None:
     seen, others = drawn(0), outsiders(0)
     with pytest.raises(ArgumentError, match="shadows inside is 0"):
         rmia_attack(others, others)
@@ -228,8 +240,8 @@ def leak() -> tuple[Leak, Leak]:
         compute=compute,
     )
     shadows = models[TARGETS + 1 :]
-    seen = [look(model, shadows, pool, theirs, compute) for model in models[: TARGETS + 1]]
-    public = [look(model, shadows, others, compute=compute) for model in models[: TARGETS + 1]]
+    seen = [predict_records(model, shadows, pool, theirs, compute) for model in models[: TARGETS + 1]]
+    public = [predict_records(model, shadows, others, compute=compute) for model in models[: TARGETS + 1]]
     blind = [(seen[-1], public[-1], inside[target]) for target in range(TARGETS)]
     return list(zip(seen[:-1], public[:-1], inside, strict=True)), blind
 
@@ -282,7 +294,7 @@ def mean_auc(attack: Attack, leaks: Leak) -> float:
         (rmia_attack, 0.77, against_one_population, 0.70),
     ],
 )
-def test_strong_where_a_model_leaks_and_not_when_weakened(
+def test_attacks_detect_leaking_model(
     attack: Attack, least: float, weakened: Attack, most: float, leak: tuple[Leak, Leak]
 ) -> None:
     strong, weak = mean_auc(attack, leak[0]), mean_auc(weakened, leak[0])
@@ -292,11 +304,251 @@ def test_strong_where_a_model_leaks_and_not_when_weakened(
 
 
 @pytest.mark.parametrize("attack", [by_loss, by_lira, by_lira_offline, rmia_attack])
-def test_at_chance_on_a_model_that_saw_no_record_and_not_on_one_that_did(
-    attack: Attack, leak: tuple[Leak, Leak]
-) -> None:
+def test_attacks_guess_on_model_without_members(attack: Attack, leak: tuple[Leak, Leak]) -> None:
     for leaks, chance in zip(leak, (False, True), strict=True):
         for seen, others, inside in leaks:
             found = attack_metrics(attack(seen, others), inside, 0.99)
             assert (found["auc"]["low"] <= 0.5 <= found["auc"]["high"]) == chance
             assert found["auc"]["high"] - found["auc"]["low"] < 0.25, "records enough to tell"
+
+
+TASK, LOCAL = Classification(3), LocalConfig(epochs=6, batch=5, smoothing=0.0)
+
+
+def records(n: int = 20) -> TensorData:
+    generator = torch_generator(0, "records")
+    return TensorData(
+        torch.randn(n, 1, 4, 4, generator=generator), torch.randint(3, (n,), generator=generator)
+    )
+
+
+def make(seed: int) -> nn.Module:
+    return build("mlp:8", (1, 4, 4), 3, seed)
+
+
+def engine(name: str) -> Compute:
+    return Compute(EngineConfig(name="stacked" if name == "stacked" else "one-by-one"))
+
+
+# --- halves -----------------------------------------------------------------------------------------
+
+
+@given(st.integers(2, 50), st.integers(0, 6), st.integers(0, 2**32))
+def test_each_record_is_in_half_of_the_shadows(n: int, pairs: int, seed: int) -> None:
+    inside = shadow_halves(n, 2 * pairs, seed)
+    assert inside.shape == (2 * pairs, n)
+    assert inside.sum(0).tolist() == [pairs] * n
+    assert inside.sum(1).tolist() == [n // 2, n - n // 2] * pairs
+    assert torch.equal(inside, shadow_halves(n, 2 * pairs, seed))
+
+
+def test_shadow_halves_depend_on_pair_and_seed() -> None:
+    inside = shadow_halves(100, 4, 0)
+    assert not torch.equal(inside[0], inside[2])
+    assert not torch.equal(inside, shadow_halves(100, 4, 1))
+
+
+# --- training ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["stacked", "one-by-one"])
+def test_shadow_training_matches_local_training(name: str) -> None:
+    pool, inside = records(), shadow_halves(20, 4, 0)
+    models = train_shadows(make, pool, inside, TASK, LOCAL, 3, compute=engine(name))
+    for number, (model, row) in enumerate(zip(models, inside, strict=True)):
+        node_name, compute = f"shadow-{number}", Compute()
+        network = make(derive(3, "shadow", number))
+        node = Node(node_name, pool.subset(row.nonzero().flatten()), network, _gate(node_name), 3)
+        local_training.make_optimizers([node], LOCAL)
+        local_training.train([node], TASK, LOCAL, compute)
+        for mine, theirs in zip(model.parameters(), network.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_shadows_with_dropout_after_others() -> None:
+    """As those of a node with dropout follow those of the student, in one attack."""
+
+    def dropping(seed: int) -> nn.Module:
+        return nn.Sequential(nn.Dropout(0.5), make(seed))
+
+    pool, inside = records(), shadow_halves(20, 4, 0)
+    expected = train_shadows(dropping, pool, inside, TASK, LOCAL, 3, compute=engine("one-by-one"))
+    compute = engine("one-by-one")
+    compute.workers = Workers(2)
+    train_shadows(make, pool, inside, TASK, LOCAL, 3, compute=compute)
+    found = train_shadows(dropping, pool, inside, TASK, LOCAL, 3, compute=compute)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
+
+
+def test_shadow_learns_from_its_records_only() -> None:
+    pool, inside = records(), shadow_halves(20, 2, 0)
+    changed = pool.inputs.clone()
+    changed[inside[1]] += 1.0
+    one = train_shadows(make, pool, inside, TASK, LOCAL, 0, compute=engine("stacked"))
+    two = train_shadows(
+        make, TensorData(changed, pool.targets), inside, TASK, LOCAL, 0, compute=engine("stacked")
+    )
+    assert all(map(torch.equal, one[0].parameters(), two[0].parameters()))
+    assert not any(map(torch.equal, one[1].parameters(), two[1].parameters()))
+
+
+def test_rejects_shadow_without_records() -> None:
+    pool, inside = records(), shadow_halves(20, 2, 0)
+    with pytest.raises(ArgumentError, match="a model without a record"):
+        train_shadows(make, pool, inside & inside[:1], TASK, LOCAL, 0)
+
+
+def _gate(name: str) -> Gate:
+    return Gate(name, PolicyConfig(), AuditLog())
+
+
+TEN = Classification(10)
+COMPUTE = Compute(EngineConfig(name="stacked"))
+PROXY_RECORDS, PROXY_SHADOWS = 100, 8
+DISTIL = LocalConfig(epochs=60, batch=100, lr=3e-3, smoothing=0.0)
+
+
+def network(seed: int) -> nn.Module:
+    return build("mlp:64", (1, 8, 8), 10, seed)
+
+
+class ProxyTarget:
+    """A node that overfitted 100 digits of 200, a server with shadows, and 500 digits that nobody owns."""
+
+    def __init__(self) -> None:
+        data = load(Digits())
+        order = torch.randperm(len(data.train), generator=torch_generator(0, "proxies"))
+        self.pool = data.train.subset(order[: 2 * PROXY_RECORDS])
+        self.public = data.train.subset(order[2 * PROXY_RECORDS : 2 * PROXY_RECORDS + 500])
+        self.inside, self.theirs = (
+            shadow_halves(2 * PROXY_RECORDS, 2, 1)[0],
+            shadow_halves(2 * PROXY_RECORDS, PROXY_SHADOWS, 2),
+        )
+        local = LocalConfig(epochs=300, batch=PROXY_RECORDS, lr=3e-3, smoothing=0.0)
+        masks = torch.cat([self.inside[None], self.theirs])
+        self.node, *self.shadows = train_shadows(network, self.pool, masks, TEN, local, 0, compute=COMPUTE)
+
+    def respond(self, inputs: torch.Tensor) -> torch.Tensor:
+        return predict(self.node, inputs, COMPUTE)
+
+    def train_proxies(self, responses: torch.Tensor) -> tuple[list[nn.Module], RecordLogits]:
+        inputs = self.public.inputs
+        copies = train_proxies(
+            network, inputs, responses, self.shadows, TEN, 5, local=DISTIL, compute=COMPUTE
+        )
+        return copies, predict_records(copies[0], copies[1:], self.pool, self.theirs, COMPUTE)
+
+
+@pytest.fixture(scope="module")
+def target() -> ProxyTarget:
+    return ProxyTarget()
+
+
+def test_proxy_matches_logits_up_to_a_constant(target: ProxyTarget) -> None:
+    inputs = target.public.inputs[:100]
+    responses = torch.stack([target.respond(inputs), predict(target.shadows[0], inputs, COMPUTE)])
+    local = LocalConfig(epochs=400, batch=100, lr=3e-3, smoothing=0.0)
+    copies = train_proxies(
+        network, inputs, responses[0] + 3.0, target.shadows[:1], TEN, 0, local=local, compute=COMPUTE
+    )
+    told = torch.stack([predict(proxy, inputs, COMPUTE) for proxy in copies])
+    told, responses = (values - values.mean(2, keepdim=True) for values in (told, responses))
+    errors = (told - responses).square().mean((1, 2)) / responses.var((1, 2))
+    swapped = (told - responses.flip(0)).square().mean((1, 2)) / responses.var((1, 2))
+    assert errors.max() < 0.02
+    assert swapped.min() > 2 * errors.max(), "each copies its own"
+
+
+def test_proxy_reveals_membership(target: ProxyTarget) -> None:
+    copies, seen = target.train_proxies(target.respond(target.public.inputs))
+    found = attack_metrics(lira_attack(seen), target.inside)
+    assert len(copies) == 1 + PROXY_SHADOWS
+    assert found["auc"]["value"] > 0.7
+    # RMIA's population is one that was not asked about: to those the proxies were fitted.
+    others = predict_records(copies[0], copies[1:], load(Digits()).test)
+    assert attack_metrics(rmia_attack(seen, others), target.inside)["auc"]["value"] > 0.7
+    direct = predict_records(target.node, target.shadows, target.pool, target.theirs)
+    assert found["auc"]["value"] < attack_metrics(lira_attack(direct), target.inside)["auc"]["value"]
+
+
+def test_shuffled_responses_reveal_less(target: ProxyTarget) -> None:
+    _, seen = target.train_proxies(target.respond(target.public.inputs).roll(1, 0))
+    assert attack_metrics(lira_attack(seen), target.inside)["auc"]["value"] < 0.65
+
+
+def test_rejects_mismatched_responses(target: ProxyTarget) -> None:
+    with pytest.raises(ArgumentError, match="invalid answers"):
+        train_proxies(network, target.public.inputs, torch.zeros(3, 10), [], TEN, 0)
+
+
+# Few values, so that many scores are equal.
+SCORES = st.lists(st.integers(0, 12), min_size=1, max_size=40).map(lambda s: torch.tensor(s).float())
+
+
+# --- AUC ------------------------------------------------------------------------------------------
+
+
+@given(SCORES, SCORES)
+def test_auc_matches_pairs_and_scikit_learn(members: torch.Tensor, others: torch.Tensor) -> None:
+    pairs = [float(a > b) + float(a == b) / 2 for a in members for b in others]
+    found = auc_with_interval(members, others)
+    assert found["value"] == pytest.approx(sum(pairs) / len(pairs))
+    labels = [1] * len(members) + [0] * len(others)
+    assert found["value"] == pytest.approx(roc_auc_score(labels, torch.cat([members, others]).numpy()))
+    assert 0 <= found["low"] <= found["value"] <= found["high"] <= 1
+    assert found["low"] < found["high"], "no finite number of records settles it"
+
+
+@given(SCORES, SCORES)
+def test_auc_variance_matches_pairs(members: torch.Tensor, others: torch.Tensor) -> None:
+    psi = np.array([[float(a > b) + float(a == b) / 2 for b in others] for a in members])
+    found = auc_with_interval(members, others)
+    if min(psi.shape) < 2 or not 0 < psi.mean() < 1:
+        return
+    variance = psi.mean(1).var(ddof=1) / len(members) + psi.mean(0).var(ddof=1) / len(others)
+    if variance < 1e-12:
+        return
+    width = 2 * 1.959964 * math.sqrt(variance) / (psi.mean() * (1 - psi.mean()))
+    ends = [math.log(end / (1 - end)) for end in (found["low"], found["high"])]
+    assert ends[1] - ends[0] == pytest.approx(width, rel=1e-4)
+
+
+def test_perfect_auc_has_interval() -> None:
+    found = auc_with_interval(torch.arange(10.0) + 10, torch.arange(5.0))
+    assert (found["value"], found["high"]) == (1.0, 1.0)
+    assert found["low"] == pytest.approx(0.025 ** (1 / 5)), "five pairs without a record in common"
+    below = auc_with_interval(torch.arange(5.0), torch.arange(10.0) + 10)
+    assert (below["low"], below["value"]) == (0.0, 0.0)
+    assert below["high"] == pytest.approx(1 - 0.025 ** (1 / 5))
+
+
+# --- true positives at few false ones ---------------------------------------------------------------
+
+
+@given(SCORES, SCORES, st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 1.0]))
+def test_tpr_at_fpr_matches_roc_curve(members: torch.Tensor, others: torch.Tensor, rate: float) -> None:
+    at = tpr_at_fpr(members, others, rate)
+    labels = [1] * len(members) + [0] * len(others)
+    fpr, tpr, _ = roc_curve(labels, torch.cat([members, others]).numpy(), drop_intermediate=False)
+    best = tpr[fpr <= rate + 1e-9].max()
+    assert at["true_positives"]["value"] == pytest.approx(best)
+    assert at["accused"] <= at["allowed"] <= rate * len(others) + 1e-6
+
+
+def test_tpr_at_fpr_handles_floating_point_rates() -> None:
+    assert 0.29 * 100 < 29
+    assert tpr_at_fpr(torch.ones(1), torch.arange(100.0), 0.29)["allowed"] == 29
+
+
+def test_equal_scores_are_accused_together() -> None:
+    at = tpr_at_fpr(torch.tensor([1.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 0.0, 0.0]), 0.25)
+    assert (at["accused"], at["found"]) == (0, 1)
+
+
+@pytest.mark.parametrize(("found", "n"), [(0, 20), (3, 20), (20, 20), (7, 300)])
+def test_intervals_match_clopper_pearson(found: int, n: int) -> None:
+    members = torch.cat([torch.ones(found), -torch.ones(n - found)])
+    share = tpr_at_fpr(members, torch.zeros(10), 0.0, 0.95)["true_positives"]
+    exact = binomtest(found, n).proportion_ci(0.95, "exact")
+    assert (share["value"], share["low"], share["high"]) == pytest.approx((found / n, exact.low, exact.high))

@@ -68,7 +68,7 @@ def really_trained(
     ],
     ids=["sgd", "momentum", "adam", "large batch"],
 )
-def test_a_simulated_update_is_that_of_local_training(model: str, local: LocalConfig) -> None:
+def test_simulated_update_matches_local_training(model: str, local: LocalConfig) -> None:
     network, data = build(model, SHAPE, CLASSES, 0), examples(5)
     after, order = really_trained(network, data, local)
     before = parameters(network)
@@ -79,7 +79,7 @@ def test_a_simulated_update_is_that_of_local_training(model: str, local: LocalCo
     assert moved > 1e-3, "there was something to simulate"
 
 
-def test_a_model_with_batch_norm_is_left_alone() -> None:
+def test_simulation_leaves_batch_norm_unchanged() -> None:
     network, data = build("resnet8:4", SHAPE, CLASSES, 0).eval(), examples(4)
     state = copy.deepcopy(network.state_dict())
     loss_gradients(network, parameters(network), data.inputs, data.targets)
@@ -88,7 +88,7 @@ def test_a_model_with_batch_norm_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_slope_of_an_update_is_that_of_small_differences(optimizer: str) -> None:
+def test_update_gradient_matches_finite_differences(optimizer: str) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Sigmoid(), nn.Linear(3, 2)).double()
     for parameter in network.parameters():
         nn.init.uniform_(parameter, -1, 1, generator=torch.Generator().manual_seed(parameter.numel()))
@@ -106,7 +106,7 @@ def test_the_slope_of_an_update_is_that_of_small_differences(optimizer: str) -> 
 
 @pytest.mark.parametrize("part", ["all", "head"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])  # which the first step does not feel
-def test_an_update_of_one_sgd_step_is_a_gradient(part: ModelPart, momentum: float) -> None:
+def test_one_sgd_step_gives_gradient(part: ModelPart, momentum: float) -> None:
     network, data = build("lenet5", SHAPE, CLASSES, 0), examples(2)
     schedule = Schedule((0.1,), 2, momentum=momentum, weight_decay=0.5, smoothing=0.1)
     own = parameters(network)
@@ -121,7 +121,7 @@ def test_an_update_of_one_sgd_step_is_a_gradient(part: ModelPart, momentum: floa
         torch.testing.assert_close(found.target[name], true, rtol=0, atol=1e-5)
 
 
-def test_the_mean_gradient_counts_a_step_as_often_as_momentum_repeats_it() -> None:
+def test_mean_gradient_accounts_for_momentum() -> None:
     # Two steps of gradient 1 at rates 0.5 and 0.25, momentum 0.5: 0.5 * 1, then 0.25 * 1.5.
     release = ObservedUpdate(
         nn.Linear(1, 1), {"w": torch.tensor(0.875)}, Schedule((0.5, 0.25), 1, momentum=0.5)
@@ -132,13 +132,13 @@ def test_the_mean_gradient_counts_a_step_as_often_as_momentum_repeats_it() -> No
 # --- what is shared -------------------------------------------------------------------------------
 
 
-def test_a_span_has_the_rates_of_its_own_steps() -> None:
+def test_span_has_rates_of_its_steps() -> None:
     local = LocalConfig(epochs=2, batch=2, lr=1.0, lr_end=0.0)
     whole = Schedule.of(local, 6).rates
     assert len(whole) == 6
     assert sum((Schedule.of(local, 6, Span(part, part + 1, 3)).rates for part in range(3)), ()) == whole
 
 
-def test_what_only_the_node_drew_is_refused() -> None:
+def test_rejects_augmentation() -> None:
     with pytest.raises(ArgumentError, match="only the node knows"):
         Schedule.of(LocalConfig(augment="shift"), 4)

@@ -1,4 +1,4 @@
-"""A run that is done once more is the run, and of what left only that is kept which attacks use."""
+"""Replays of finished runs, and the transcript of their releases."""
 
 from __future__ import annotations
 
@@ -26,35 +26,33 @@ from fedstill.methods.fediod import FedIOD
 from fedstill.models.module_utils import to_vector
 from fedstill.node.policy import PolicyConfig
 from tests import audited
-from tests.attacks.runs import FEDIOD, FEDKD, made
+from tests.attacks.runs import FEDIOD, FEDKD, make_run
 from tests.audited import releases
 from tests.runs.test_simulation import setting
 
 PUBLIC = {"public": {"name": "held-out", "share": 0.3}}
 
 
-def transcript(folder: Path, most: int = 50) -> tuple[ObservedSimulation, ServerTranscript, str | None]:
-    return replay_run(folder, load_run(folder), most)
+def replay(folder: Path, max_rows: int = 50) -> tuple[ObservedSimulation, ServerTranscript, str | None]:
+    return replay_run(folder, load_run(folder), max_rows)
 
 
 @pytest.fixture(scope="module")
 def fediod(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
+    return make_run(tmp_path_factory.mktemp("runs") / "fediod", FEDIOD, outputs_only=True)
 
 
-def test_it_is_the_run_with_the_student_of_the_run(fediod: Path) -> None:
-    experiment, _, wrong = heard(fediod)
-    assert wrong is None
+def test_replay_reaches_student_of_run(fediod: Path) -> None:
+    experiment, _, disagreement = replay(fediod)
+    assert disagreement is None
     state = load_file(str(fediod / "student.safetensors"))
     assert all(torch.equal(state[name], value) for name, value in experiment.student.state_dict().items())
 
 
-def test_it_is_done_in_the_precision_of_the_run_whatever_this_machine_would_choose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replay_uses_precision_of_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute, "_gains_from_bfloat16", lambda shape, network: True)
     monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: True)
-    folder = made(tmp_path / "run", {"name": "fedavg", "rounds": 2})
+    folder = make_run(tmp_path / "run", {"name": "fedavg", "rounds": 2})
     monkeypatch.setattr(compute, "is_bfloat16_faster", lambda device: False)
     again = load_run(folder).experiment()
     again.listen(lambda release: None)
@@ -63,45 +61,49 @@ def test_it_is_done_in_the_precision_of_the_run_whatever_this_machine_would_choo
     assert all(torch.equal(state[name], value) for name, value in again.student.state_dict().items())
 
 
-def test_an_audit_log_that_says_otherwise_is_told_of(fediod: Path, tmp_path: Path) -> None:
+def test_replay_reports_different_audit_log(fediod: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "result.json", "student.safetensors"):
         (tmp_path / name).write_bytes((fediod / name).read_bytes())
     audited.write(tmp_path, releases(fediod)[:-1])
-    wrong = heard(tmp_path)[2]
-    assert wrong is not None
-    assert "by the audit log" in wrong
+    disagreement = replay(tmp_path)[2]
+    assert disagreement is not None
+    assert "by the audit log" in disagreement
 
 
-def test_the_last_queries_and_answers_are_kept(fediod: Path) -> None:
+def test_transcript_keeps_last_queries_and_responses(fediod: Path) -> None:
     releases: list[ObservedRelease] = []
     load_run(fediod).experiment().listen(releases.append)
-    experiment, seen, _ = heard(fediod, most=40)
-    asked = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
-    responses = seen.responses("node-1")
-    assert seen.has_generated_inputs
+    experiment, transcript, _ = replay(fediod, max_rows=40)
+    queried = [one for one in releases if one.node == "node-1" and "logits" in one.tensors]
+    responses = transcript.responses("node-1")
+    assert transcript.has_generated_inputs
     assert responses is not None
-    assert torch.equal(responses[0], torch.cat([one.sent["x"] for one in asked])[-40:])
-    assert torch.equal(responses[1], torch.cat([one.tensors["logits"] for one in asked])[-40:])
-    assert seen.inputs is not None
-    assert torch.equal(seen.inputs, responses[0])
-    assert {name: told.tolist() for name, told in seen.counts.items()} == {
+    assert torch.equal(responses[0], torch.cat([one.sent["x"] for one in queried])[-40:])
+    assert torch.equal(responses[1], torch.cat([one.tensors["logits"] for one in queried])[-40:])
+    assert transcript.inputs is not None
+    assert torch.equal(transcript.inputs, responses[0])
+    assert {name: counts.tolist() for name, counts in transcript.counts.items()} == {
         node.name: torch.bincount(node.data.targets, minlength=10).tolist() for node in experiment.nodes
     }
 
 
-def test_answers_about_public_inputs_come_with_them(tmp_path: Path) -> None:
-    experiment, seen, _ = heard(made(tmp_path / "run", FEDKD, outputs_only=True, **PUBLIC), most=10_000)
-    responses = seen.responses("node-0")
-    assert not seen.has_generated_inputs
+def test_transcript_resolves_public_inputs(tmp_path: Path) -> None:
+    experiment, transcript, _ = replay(
+        make_run(tmp_path / "run", FEDKD, outputs_only=True, **PUBLIC), max_rows=10_000
+    )
+    responses = transcript.responses("node-0")
+    assert not transcript.has_generated_inputs
     assert experiment.public is not None
     assert responses is not None
     assert len(responses[0]) == len(responses[1]) == len(experiment.public)
     assert torch.equal(responses[0], experiment.public.inputs)
-    told = experiment.nodes[0].model(experiment.public.inputs)
-    assert torch.corrcoef(torch.stack([told.flatten(), responses[1].flatten()]))[0, 1] > 0.9  # but for a grid
+    expected = experiment.nodes[0].model(experiment.public.inputs)
+    assert (
+        torch.corrcoef(torch.stack([expected.flatten(), responses[1].flatten()]))[0, 1] > 0.9
+    )  # but for a grid
 
 
-def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_path: Path) -> None:
+def test_rejects_unfinished_and_remote_runs(fediod: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"holds no finished run: there is no result\.json"):
         load_run(tmp_path)
     (tmp_path / "result.json").write_text("{}")
@@ -114,15 +116,15 @@ def test_what_is_no_finished_run_of_this_machine_is_refused(fediod: Path, tmp_pa
         load_run(tmp_path)
 
 
-def test_another_run_with_the_same_bytes_is_told_of(fediod: Path, tmp_path: Path) -> None:
+def test_replay_reports_different_student(fediod: Path, tmp_path: Path) -> None:
     for file in fediod.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     text = (tmp_path / "config.toml").read_text()
     assert "seed = 0" in text
     (tmp_path / "config.toml").write_text(text.replace("seed = 0", "seed = 1", 1))
-    wrong = heard(tmp_path)[2]
-    assert wrong is not None
-    assert "another student" in wrong
+    disagreement = replay(tmp_path)[2]
+    assert disagreement is not None
+    assert "another student" in disagreement
 
 
 FEDAVG = FedAvg(rounds=2)
@@ -132,7 +134,7 @@ THREE_STEPS = FedIOD(
 OUTPUTS = {"policies": [PolicyConfig()] * 3}
 
 
-def listened(method: Any, **changes: Any) -> tuple[ObservedSimulation, list[ObservedRelease]]:
+def observe(method: Any, **changes: Any) -> tuple[ObservedSimulation, list[ObservedRelease]]:
     releases: list[ObservedRelease] = []
     experiment = ObservedSimulation(setting(method, **changes))
     assert experiment.listen(releases.append)
@@ -147,21 +149,21 @@ def listened(method: Any, **changes: Any) -> tuple[ObservedSimulation, list[Obse
         (THREE_STEPS, {**OUTPUTS, "link": LinkConfig(inputs="int8", gradients="float16")}),
     ],
 )
-def test_what_is_heard_is_what_the_audit_log_counts(method: Any, changes: dict[str, Any]) -> None:
-    experiment, releases = listened(method, **changes)
-    heard_: Counter[tuple[str, str]] = Counter()
+def test_observed_releases_match_audit_log(method: Any, changes: dict[str, Any]) -> None:
+    experiment, releases = observe(method, **changes)
+    observed: Counter[tuple[str, str]] = Counter()
     for release in releases:
         for name, tensor in release.tensors.items():
-            heard_[release.node, release.kinds[name]] += tensor.nbytes
+            observed[release.node, release.kinds[name]] += tensor.nbytes
     counted = experiment.audit.totals.bytes.items()
     left = {(node, kind): n for (_, node, way, kind), n in counted if way == "up"}
-    assert heard_.keys() == left.keys()
-    if "link" not in changes:  # else in fewer bytes than they are heard in
-        assert heard_ == left
+    assert observed.keys() == left.keys()
+    if "link" not in changes:  # else in fewer bytes than they are observed in
+        assert observed == left
 
 
-def test_the_last_parameters_heard_are_the_nodes_own() -> None:
-    experiment, releases = listened(FEDAVG)
+def test_last_observed_parameters_are_the_nodes() -> None:
+    experiment, releases = observe(FEDAVG)
     rounds = [release for release in releases if release.query == "train"]
     assert [(release.node, int(release.sent["round"])) for release in rounds] == [
         (node.name, t) for t in range(2) for node in experiment.nodes
@@ -171,12 +173,12 @@ def test_the_last_parameters_heard_are_the_nodes_own() -> None:
         assert torch.equal(release.tensors["parameters"], to_vector(node.model))
     # What the server sends in a round is the average that it made of the round before.
     n = torch.tensor([float(len(node.data)) for node in experiment.nodes])
-    told = torch.stack([release.tensors["parameters"] for release in rounds[:3]])
-    torch.testing.assert_close(rounds[3].sent["parameters"], (n / n.sum()) @ told)
+    parameters = torch.stack([release.tensors["parameters"] for release in rounds[:3]])
+    torch.testing.assert_close(rounds[3].sent["parameters"], (n / n.sum()) @ parameters)
 
 
-def test_gradients_are_heard_with_what_was_pulled_back() -> None:
-    _, releases = listened(THREE_STEPS, **OUTPUTS)
+def test_observed_gradients_include_output_gradients() -> None:
+    _, releases = observe(THREE_STEPS, **OUTPUTS)
     gradients = [release for release in releases if release.part == "gradient"]
     assert len(gradients) == THREE_STEPS.steps * 3
     for release in gradients:
@@ -185,30 +187,30 @@ def test_gradients_are_heard_with_what_was_pulled_back() -> None:
         assert release.kinds == {"d/dx": "gradients"}
 
 
-def test_what_is_heard_does_not_change_later() -> None:
-    """A copy: a server that goes on changes its tensors in place."""
-    _, releases = listened(FEDAVG)
+def test_observed_releases_are_copies() -> None:
+    """The server later changes its tensors in place."""
+    _, releases = observe(FEDAVG)
     first = next(release for release in releases if release.query == "train")
-    other, again = listened(FEDAVG)
+    other, again = observe(FEDAVG)
     assert torch.equal(first.tensors["parameters"], again[releases.index(first)].tensors["parameters"])
     assert not torch.equal(first.tensors["parameters"], to_vector(other.nodes[0].model))
 
 
-def test_a_listener_ends_the_run_when_it_has_heard_enough() -> None:
+def test_listener_can_stop_run() -> None:
     releases: list[ObservedRelease] = []
     experiment = ObservedSimulation(setting(FEDAVG))
 
-    def hear(release: ObservedRelease) -> None:
+    def listener(release: ObservedRelease) -> None:
         releases.append(release)
         if release.query == "train":
             raise StopListening
 
-    assert not experiment.listen(hear)
+    assert not experiment.listen(listener)
     assert [release.query for release in releases] == ["count_samples"] * 3 + ["train"]
 
 
-def test_what_is_asked_after_the_end_is_not_heard() -> None:
-    experiment, releases = listened(THREE_STEPS, **OUTPUTS)
+def test_queries_after_the_run_are_not_observed() -> None:
+    experiment, releases = observe(THREE_STEPS, **OUTPUTS)
     before = len(releases)
     x = experiment.nodes[0].data.inputs[:2]
     experiment.server.federation.query("predict_logits", x=x)

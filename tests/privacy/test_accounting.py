@@ -1,4 +1,4 @@
-"""Accountants against closed forms, published figures and Opacus, and what they must never do."""
+"""Accountants against closed forms, published results and dp-accounting; a server that stops adaptively."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
+from scipy.signal import fftconvolve
 
 from fedstill.core import timing
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import accounting
 from fedstill.privacy.accounting import calibrate_noise, compute_epsilon, is_within_epsilon, max_repetitions
+from fedstill.privacy.config import Accountant
 from fedstill.privacy.events import Event, cost_from_dict
 
 DPSGD = {Event("gaussian", 1.0, rate=0.01): 1000}
@@ -39,33 +41,33 @@ def balle_wang(noise: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize(("noise", "times"), [(1.0, 1), (3.0, 10), (0.5, 2), (40.0, 100)])
-def test_gaussian_noise_has_its_closed_form(noise: float, times: int) -> None:
+def test_gaussian_noise_matches_closed_form(noise: float, times: int) -> None:
     expected = balle_wang(noise / math.sqrt(times), 1e-5)
     assert compute_epsilon({gaussian(noise): times}, 1e-5) == pytest.approx(expected, rel=1e-6)
 
 
-def test_gaussian_noise_of_different_sizes_adds_up_in_precision() -> None:
+def test_gaussian_precisions_add_up() -> None:
     """1/3^2 + 1/4^2 = 1/2.4^2."""
     both = {gaussian(3.0): 1, gaussian(4.0): 1}
     assert compute_epsilon(both, 1e-5) == pytest.approx(balle_wang(2.4, 1e-5), rel=1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 4.0])
-def test_one_laplace_draw_has_its_closed_form(scale: float) -> None:
+def test_laplace_noise_matches_closed_form(scale: float) -> None:
     """delta = 1 - exp((epsilon - 1/scale) / 2)."""
     expected = 1 / scale + 2 * math.log1p(-1e-3)
     assert compute_epsilon({Event("laplace", scale): 1}, 1e-3) == pytest.approx(expected, rel=2e-3)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_at_delta_zero_laplace_adds_up_and_gaussian_is_infinite(accountant: accounting.Accountant) -> None:
+def test_pure_epsilon_sums_laplace_and_is_infinite_for_gaussian(accountant: accounting.Accountant) -> None:
     several = {Event("laplace", 2.0): 3, Event("laplace", 10.0): 5}
     assert compute_epsilon(several, 0.0, accountant) == pytest.approx(2.0)
     assert compute_epsilon({gaussian(100.0): 1}, 0.0, accountant) == math.inf
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_nothing_spent_costs_nothing(accountant: accounting.Accountant) -> None:
+def test_no_events_cost_nothing(accountant: accounting.Accountant) -> None:
     assert compute_epsilon({}, 1e-5, accountant) == 0
     assert compute_epsilon({gaussian(1.0): 0}, 1e-5, accountant) == 0
     assert compute_epsilon({}, 0.0, accountant) == 0
@@ -74,7 +76,7 @@ def test_nothing_spent_costs_nothing(accountant: accounting.Accountant) -> None:
 # --- published figures ---------------------------------------------------------------------------
 
 
-def test_published_figures_of_dp_sgd_and_laplace() -> None:
+def test_matches_published_epsilons() -> None:
     assert round(compute_epsilon(DPSGD, 1e-5), 2) == 1.83
     assert round(compute_epsilon(DPSGD, 1e-5, "rdp"), 2) == 2.10
     assert round(compute_epsilon(LAPLACE, 1e-5), 2) == 6.54
@@ -86,7 +88,7 @@ def test_published_figures_of_dp_sgd_and_laplace() -> None:
 
 
 @pytest.mark.parametrize(("noise", "rate"), [(1.0, 0.01), (4.0, 0.2), (0.6, 0.05), (8.0, 0.5), (2.0, 1e-5)])
-def test_the_curve_of_a_sample_is_dp_accountings(noise: float, rate: float) -> None:
+def test_sampled_rdp_curve_matches_dp_accounting(noise: float, rate: float) -> None:
     """At whole orders; between them dp-accounting adds up absolute values, and so bounds it from above."""
     import dp_accounting
     from dp_accounting import rdp
@@ -104,7 +106,7 @@ def test_the_curve_of_a_sample_is_dp_accountings(noise: float, rate: float) -> N
 @pytest.mark.parametrize(
     ("noise", "rate", "group"), [(1.5, 0.2, 1), (2.0, 0.1, 2), (1.0, 0.3, 3), (6.0, 0.02, 5)]
 )
-def test_the_curve_of_a_group_is_the_integral_of_its_mixture(noise: float, rate: float, group: int) -> None:
+def test_group_rdp_curve_matches_numerical_integral(noise: float, rate: float, group: int) -> None:
     chances = stats.binom.pmf(range(group + 1), group, rate)
 
     def upper(x: float) -> float:
@@ -127,7 +129,7 @@ def test_the_curve_of_a_group_is_the_integral_of_its_mixture(noise: float, rate:
         assert accounting.rdp_curve(gaussian(noise, rate, group))[at] == pytest.approx(max(both), rel=1e-5)
 
 
-def test_however_small_a_divergence_rounding_makes_none_negative() -> None:
+def test_small_divergences_are_never_negative() -> None:
     """Sums that should be 1 come out a little below."""
     assert all(
         (accounting.rdp_curve(gaussian(noise, 1e-8)) >= 0).all() for noise in np.geomspace(1.1, 1e4, 12)
@@ -135,7 +137,7 @@ def test_however_small_a_divergence_rounding_makes_none_negative() -> None:
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_a_group_costs_more_than_one_record_and_less_than_all_of_it_always_drawn(
+def test_group_costs_more_than_one_record(
     accountant: accounting.Accountant,
 ) -> None:
     costs = [compute_epsilon({gaussian(4.0, 0.02, group): 200}, 1e-5, accountant) for group in (1, 2, 4)]
@@ -143,7 +145,7 @@ def test_a_group_costs_more_than_one_record_and_less_than_all_of_it_always_drawn
     assert 0 < costs[0] < costs[1] < costs[2] < always_together
 
 
-# --- what must always hold -----------------------------------------------------------------------
+# --- properties --------------------------------------------------------------------------------
 
 events = st.one_of(
     st.builds(gaussian, st.floats(0.7, 30)),
@@ -155,7 +157,7 @@ spendings = st.dictionaries(events, st.integers(1, 30), min_size=1, max_size=3)
 
 @settings(max_examples=12, deadline=None)
 @given(spendings, events, st.sampled_from([1e-3, 1e-5, 1e-8]))
-def test_more_events_less_delta_or_less_noise_never_cost_less(
+def test_epsilon_is_monotonic_in_events_delta_and_noise(
     spent: dict[Event, int], further: Event, delta: float
 ) -> None:
     for accountant in ("pld", "rdp"):
@@ -170,7 +172,7 @@ def test_more_events_less_delta_or_less_noise_never_cost_less(
 
 
 @pytest.mark.parametrize(
-    ("spent", "least", "greatest"),
+    ("spent", "low", "high"),
     [
         ({Event("laplace", 1e-9): 10**9}, 0.99e18, 1e18),
         ({gaussian(1e-3): 1}, 5.0e5, 5.2e5),  # 1 / (2 noise^2) + 4.26 / noise = 504,265
@@ -179,11 +181,11 @@ def test_more_events_less_delta_or_less_noise_never_cost_less(
         ({gaussian(1e-120): 1}, math.inf, math.inf),
     ],
 )
-def test_however_large_the_cost_it_is_told(spent: dict[Event, int], least: float, greatest: float) -> None:
-    assert least <= compute_epsilon(spent, 1e-5) <= greatest
+def test_returns_extreme_epsilons(spent: dict[Event, int], low: float, high: float) -> None:
+    assert low <= compute_epsilon(spent, 1e-5) <= high
 
 
-def test_thousands_of_different_events_cost_a_little_more_than_as_many_equal_ones() -> None:
+def test_many_distinct_events_have_tight_bound() -> None:
     n = 3000
     different = {gaussian(2.0 + 0.02 * i / n, 0.01 + 1e-5 * i / n): 1 for i in range(n)}
     different |= {Event("laplace", 400.0 + 2 * i / n): 1 for i in range(n)}
@@ -192,7 +194,7 @@ def test_thousands_of_different_events_cost_a_little_more_than_as_many_equal_one
     assert least * 0.999 < compute_epsilon(different, 1e-5) < greatest * 1.02
 
 
-def test_few_different_events_are_not_rounded() -> None:
+def test_few_distinct_events_are_not_rounded() -> None:
     spent = {gaussian(2.0 + i, 0.01): 7 for i in range(accounting.MAX_DISTINCT_EVENTS)}
     assert compute_epsilon(spent, 1e-5, "rdp") == accounting.rdp_to_epsilon(
         accounting.compose_rdp(spent), 1e-5
@@ -207,36 +209,34 @@ def test_few_different_events_are_not_rounded() -> None:
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize(
-    ("spent", "price", "limit"),
+    ("spent", "cost", "limit"),
     [
         ({}, {gaussian(1.0, 0.01): 1}, 2.0),
         ({gaussian(5.0): 1}, {Event("laplace", 50.0): 64}, 4.0),
         (DPSGD, {gaussian(20.0): 1, Event("laplace", 100.0): 2}, 3.0),
     ],
 )
-def test_the_most_is_affordable_and_one_more_is_not(
+def test_max_repetitions_is_exact(
     spent: Mapping[Event, int], cost: Mapping[Event, int], limit: float, accountant: accounting.Accountant
 ) -> None:
     k = max_repetitions(spent, cost, limit, 1e-5, accountant)
     assert k > 0
 
-    def after(times: int) -> dict[Event, int]:
+    def total(times: int) -> dict[Event, int]:
         return {e: spent.get(e, 0) + times * cost.get(e, 0) for e in {*spent, *cost}}
 
-    assert is_within_epsilon(after(k), limit, 1e-5, accountant)
+    assert is_within_epsilon(total(k), limit, 1e-5, accountant)
     assert (
-        compute_epsilon(after(k), 1e-5, accountant) <= limit < compute_epsilon(after(k + 1), 1e-5, accountant)
+        compute_epsilon(total(k), 1e-5, accountant) <= limit < compute_epsilon(total(k + 1), 1e-5, accountant)
     )
-    assert not is_within_epsilon(after(k + 1), limit, 1e-5, accountant)
+    assert not is_within_epsilon(total(k + 1), limit, 1e-5, accountant)
     assert max_repetitions(spent, cost, limit, 1e-5, accountant, max_times=k // 2) == k // 2
-    assert max_repetitions(after(k), cost, limit, 1e-5, accountant) == 0
+    assert max_repetitions(total(k), cost, limit, 1e-5, accountant) == 0
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 @pytest.mark.parametrize("limit", [4.0])
-def test_calibrated_noise_is_enough_and_a_little_less_is_not(
-    limit: float, accountant: accounting.Accountant
-) -> None:
+def test_calibrated_noise_is_tight(limit: float, accountant: accounting.Accountant) -> None:
     def schedule(s: float) -> dict[Event, int]:
         return {gaussian(s, 0.02): 500, gaussian(20 * s): 10, Event("laplace", 10.0): 1}
 
@@ -249,10 +249,8 @@ def test_calibrated_noise_is_enough_and_a_little_less_is_not(
 
 
 @pytest.mark.parametrize(("limit", "rate"), [(0.5, 0.49), (3.0, 0.01), (20.0, 0.23)])
-def test_few_losses_are_composed_until_noise_is_found(
-    limit: float, rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each takes long; the Rényi bound shows where to look."""
+def test_calibration_composes_few_losses(limit: float, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compositions are slow; the Rényi bound gives a starting point."""
     composed: list[Mapping[Event, int]] = []
     compose = accounting.pld_epsilon
 
@@ -265,29 +263,29 @@ def test_few_losses_are_composed_until_noise_is_found(
     assert 2 <= len(composed) <= 5
 
 
-def test_calibration_finds_the_closed_form() -> None:
+def test_calibration_matches_closed_form() -> None:
     s = calibrate_noise(lambda s: {gaussian(s): 1}, 4.377178, 1e-5)
     assert 1.0 <= s <= 1.0055
     assert calibrate_noise(lambda s: {Event("laplace", s): 7}, 3.5, 0.0) == pytest.approx(2.0, rel=5e-3)
 
 
-def test_calibration_says_where_no_noise_is_enough() -> None:
+def test_calibration_rejects_unreachable_epsilon() -> None:
     fixed = Event("laplace", 0.5)
-    with pytest.raises(ArgumentError, match=r"epsilon is 1\.0: .* noise times 1,000,000 is not enough"):
+    with pytest.raises(ArgumentError, match=r"invalid epsilon = 1\.0 .*noise times 1,000,000 is not enough"):
         calibrate_noise(lambda s: {gaussian(s): 1, fixed: 1}, 1.0, 1e-5)
-    with pytest.raises(ArgumentError, match="epsilon is inf"):
+    with pytest.raises(ArgumentError, match="invalid epsilon = inf"):
         calibrate_noise(lambda s: {gaussian(s): 1}, math.inf, 1e-5)
 
 
 @pytest.mark.parametrize("delta", [-0.1, 1.0, math.nan])
-def test_delta_has_a_range(delta: float) -> None:
+def test_rejects_invalid_delta(delta: float) -> None:
     with pytest.raises(ArgumentError, match="delta"):
         compute_epsilon(DPSGD, delta)
 
 
 @pytest.mark.parametrize(("each", "times"), [(2.0, 1), (0.5, 10), (0.1, 300)])
-def test_pure_events_cost_what_randomized_response_does_and_hardly_more(each: float, times: int) -> None:
-    """By hand: so many answers that are right with odds of e^each."""
+def test_pure_events_are_bounded_by_randomized_response(each: float, times: int) -> None:
+    """Reference: several responses that are right with odds of e^each."""
     right, counts = 1 / (1 + math.exp(-each)), np.arange(times + 1)
     with_it, without = stats.binom.pmf(counts, times, right), stats.binom.pmf(counts, times, 1 - right)
 
@@ -302,8 +300,8 @@ def test_pure_events_cost_what_randomized_response_does_and_hardly_more(each: fl
     assert compute_epsilon({Event("pure", 1 / each): times}, 0.0) == pytest.approx(times * each)
 
 
-def test_little_noise_takes_no_grid_that_memory_does_not_hold() -> None:
-    """Of 17 GB, it was: a node can name any price, and the server works it out."""
+def test_little_noise_keeps_grid_small() -> None:
+    """A node can report any cost, for which the server once took 17 GB."""
     cost = {Event("gaussian", 0.3, rate=1e-9): 1}
     bound = compute_epsilon(cost, 1e-5, "rdp")
     step = accounting.discretization_interval(cost, bound)
@@ -313,10 +311,47 @@ def test_little_noise_takes_no_grid_that_memory_does_not_hold() -> None:
 
 
 @pytest.mark.parametrize("event", [Event("laplace", 10.0), Event("gaussian", 2.0, rate=0.1)])
-def test_composing_ends_where_its_time_does(event: Event) -> None:
+def test_composition_respects_time_limit(event: Event) -> None:
     with timing.time_limit(1e-9, lambda: TimeoutError("late")), pytest.raises(TimeoutError):
         accounting.pld_epsilon({event: 1}, 1e-5, 0.01)
 
 
-def test_a_sum_of_prices_may_be_more_often_than_one() -> None:
+def test_summed_cost_allows_larger_count() -> None:
     assert cost_from_dict({"gaussian(1.0)": 2**40}, 2**63).total() == 2**40
+
+
+DELTA, STEP = 1e-5, 0.002
+
+
+def stopped(accountant: Accountant) -> float:
+    """Delta at the epsilon that is spent, for the best of servers that may stop after any of some looks.
+
+    After answers of Gaussian noise that cost mu^2 = t in all, the log likelihood ratio L is normal with mean
+    t / 2 and variance t; who stops there at epsilon e gains max(0, 1 - exp(e - L)). By backward induction.
+    """
+    looks, spent = [], []
+    t = 1e-4
+    while (cost := compute_epsilon({Event("gaussian", 1 / math.sqrt(t)): 1}, DELTA, accountant)) <= 3:
+        looks.append(t)
+        spent.append(cost)
+        t *= 1.15
+    L = np.arange(-14, 14, STEP)
+
+    def weights(variance: float) -> np.ndarray:  # type: ignore[type-arg]
+        half = math.ceil(9 * math.sqrt(variance) / STEP)
+        found = np.exp(-((np.arange(-half, half + 1) * STEP) ** 2) / (2 * variance))
+        return found / found.sum()
+
+    value = np.zeros_like(L)
+    for k in range(len(looks) - 1, -1, -1):
+        gain = np.maximum(0, -np.expm1(np.minimum(spent[k] - L, 0)))
+        value = np.maximum(gain, value)
+        more = looks[k] - (looks[k - 1] if k else 0.0)
+        later = np.interp(L + more / 2, L, value, left=0, right=1)
+        value = np.where(L > 12, later, np.clip(fftconvolve(later, weights(more), mode="same"), 0, 1))
+    return float(np.interp(0.0, L, value))
+
+
+@pytest.mark.parametrize(("accountant", "times"), [("pld", 16.7), ("rdp", 4.4)])
+def test_epsilon_at_adaptive_stopping_is_no_bound(accountant: Accountant, times: float) -> None:
+    assert stopped(accountant) / DELTA == pytest.approx(times, rel=0.05)

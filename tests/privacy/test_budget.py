@@ -1,7 +1,4 @@
-"""Epsilons and what is left of budgets as they are shown: numbers worked out by hand.
-
-A budget refuses what does not fit, says why, and asks the accountant rarely.
-"""
+"""Budgets: refusals, their texts, and rare calls of the accountant; formatted epsilons by hand."""
 
 from __future__ import annotations
 
@@ -37,22 +34,22 @@ OWNER = PrivacyConfig(epsilon=3.0, total_epsilon=5.0, total_delta=0.1)
     ("value", "shown"),
     [(0.0, "0"), (0.0001, "0"), (0.29, "0.29"), (0.7449, "0.744"), (2.9996, "2.999"), (1234.5, "1234.5")],
 )
-def test_what_is_left_is_rounded_down_to_thousandths(value: float, shown: str) -> None:
+def test_remaining_epsilon_is_rounded_down(value: float, shown: str) -> None:
     assert round_down(value) == shown
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(0.0001, "0.001"), (2.0, "2"), (2.2541, "2.255"), (1234.5, "1234.5")]
 )
-def test_what_was_spent_is_rounded_up_to_thousandths(value: float, shown: str) -> None:
+def test_spent_epsilon_is_rounded_up(value: float, shown: str) -> None:
     assert round_up(value) == shown
 
 
-def test_infinity_is_no_budget_and_none_is_no_guarantee() -> None:
+def test_formats_missing_budget_and_guarantee() -> None:
     assert (round_down(math.inf), round_up(math.inf), round_up(None)) == ("no budget", "inf", "no guarantee")
 
 
-def test_each_budget_is_held_against_its_own_epsilon_and_delta() -> None:
+def test_remaining_epsilon_uses_delta_of_each_budget() -> None:
     assert remaining_epsilon(OWNER, ONE, 0, all_runs=False) == pytest.approx(3 - 0.499980, abs=1e-4)
     assert remaining_epsilon(OWNER, ONE, 0, all_runs=True) == pytest.approx(5 - 0.289279, abs=1e-4)
     assert describe_budgets(OWNER) == [
@@ -61,12 +58,12 @@ def test_each_budget_is_held_against_its_own_epsilon_and_delta() -> None:
     ]
 
 
-def test_releases_without_guarantee_leave_nothing_of_a_budget_and_all_of_none() -> None:
+def test_unprotected_releases_exhaust_budget() -> None:
     assert remaining_epsilon(OWNER, ONE, 1, all_runs=False) == 0.0
     assert remaining_epsilon(PrivacyConfig(), ONE, 1, all_runs=False) == math.inf
 
 
-def test_what_all_runs_cost_is_shown_at_the_delta_of_their_budget() -> None:
+def test_total_cost_uses_total_delta() -> None:
     assert describe_total_cost(OWNER, ONE, 0) == "epsilon 0.29 at delta 0.1, in all runs on these data"
     assert describe_total_cost(OWNER, ONE, 1).startswith("no guarantee: in all 1 release ")
 
@@ -76,13 +73,13 @@ GAUSSIAN = PrivacyCost({Event("gaussian", 30.0): 1})
 SAMPLED = PrivacyCost({Event("gaussian", 2.0, rate=0.02): 5})
 
 
-def spend(one: Budget, prices: Sequence[PrivacyCost], at_most: int = 100_000) -> tuple[PrivacyCost, int]:
-    """Pay in turn until the budget says no: what was paid, and how often."""
+def spend(limit: Budget, costs: Sequence[PrivacyCost], at_most: int = 100_000) -> tuple[PrivacyCost, int]:
+    """Charge costs in turn until the budget refuses; return the total and the number of charges."""
     spent = PrivacyCost()
     for number in range(at_most):
-        cost = prices[number % len(prices)]
+        cost = costs[number % len(costs)]
         try:
-            one.check(spent, cost)
+            limit.check(spent, cost)
         except BudgetExceeded:
             return spent, number
         spent.update(cost)
@@ -90,18 +87,16 @@ def spend(one: Budget, prices: Sequence[PrivacyCost], at_most: int = 100_000) ->
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("prices", [[GAUSSIAN], [SAMPLED], [LAPLACE, GAUSSIAN, SAMPLED]])
-def test_it_stops_at_exactly_the_price_that_does_not_fit(
-    prices: list[PrivacyCost], accountant: Accountant
-) -> None:
+@pytest.mark.parametrize("costs", [[GAUSSIAN], [SAMPLED], [LAPLACE, GAUSSIAN, SAMPLED]])
+def test_refuses_first_cost_over_budget(costs: list[PrivacyCost], accountant: Accountant) -> None:
     limit = 4.0
-    spent, number = spend(Budget(limit, 1e-5, accountant), prices)
+    spent, number = spend(Budget(limit, 1e-5, accountant), costs)
     assert number > 30
     assert compute_epsilon(spent, 1e-5, accountant) <= limit
-    assert compute_epsilon(spent + prices[number % len(prices)], 1e-5, accountant) > limit
+    assert compute_epsilon(spent + costs[number % len(costs)], 1e-5, accountant) > limit
 
 
-def test_by_hand() -> None:
+def test_budget_for_laplace_events_by_hand() -> None:
     """At delta of next to nothing, a Laplace event of scale 10 costs 0.1."""
     _, number = spend(Budget(1.05, 1e-9), [PrivacyCost({Event("laplace", 10.0): 1})])
     assert number == 10
@@ -112,13 +107,11 @@ steps = st.lists(st.sampled_from([LAPLACE, GAUSSIAN, SAMPLED, PrivacyCost(LAPLAC
 
 @settings(max_examples=12, deadline=None)
 @given(steps, st.sampled_from([0.7, 1.5]), st.lists(st.integers(0, 24), max_size=3))
-def test_it_says_what_the_accountant_would_say(
-    asked: list[PrivacyCost], limit: float, others: list[int]
-) -> None:
-    """Whatever is asked in whatever order, and what another process spends in between."""
+def test_budget_agrees_with_accountant(costs: list[PrivacyCost], limit: float, others: list[int]) -> None:
+    """For any order of costs, and with charges of another process in between."""
     one = Budget(limit, 1e-5)
     spent = PrivacyCost()
-    for number, cost in enumerate(asked):
+    for number, cost in enumerate(costs):
         if number in others:
             spent.update({Event("gaussian", 12.0): 1})
         fits = compute_epsilon(spent + cost, 1e-5) <= limit
@@ -130,7 +123,7 @@ def test_it_says_what_the_accountant_would_say(
                 one.check(spent, cost)
 
 
-def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_rarely_calls_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     composed = 0
     compose = accounting.pld_epsilon
 
@@ -139,31 +132,31 @@ def test_it_asks_the_accountant_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
         composed += 1
         return compose(*words)  # type: ignore[arg-type]
 
-    looks = 0
-    look = budget.is_within_epsilon
+    calls = 0
+    check = budget.is_within_epsilon
 
-    def looked(*words: object) -> bool:
-        nonlocal looks
-        looks += 1
-        return look(*words)  # type: ignore[arg-type]
+    def counted_check(*words: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return check(*words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(accounting, "pld_epsilon", counted)
-    monkeypatch.setattr(budget, "is_within_epsilon", looked)
+    monkeypatch.setattr(budget, "is_within_epsilon", counted_check)
     cost = PrivacyCost({Event("laplace", 300.0): 4})
     _, number = spend(Budget(6.0, 1e-5), [cost, PrivacyCost({Event("gaussian", 400.0): 1})])
     assert number > 5000
-    assert looks < number / 100
+    assert calls < number / 100
     assert composed < number / 100
 
 
-def test_without_a_guarantee_nothing_fits_a_finite_budget() -> None:
+def test_unprotected_cost_never_fits() -> None:
     with pytest.raises(BudgetExceeded, match=r"would leave without any guarantee") as caught:
         Budget(3.0, 1e-5).check(PrivacyCost({Event("laplace", 1.0): 1}), None)
     assert caught.value.cost == math.inf
     assert caught.value.remaining == pytest.approx(2.0, abs=0.01)
 
 
-def test_without_a_budget_nothing_is_computed_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinite_budget_computes_and_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> float:
         raise AssertionError("it was computed")
 
@@ -175,7 +168,7 @@ def test_without_a_budget_nothing_is_computed_or_refused(monkeypatch: pytest.Mon
     assert one.remaining(PrivacyCost({Event("laplace", 1.0): 1})) == math.inf
 
 
-def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
+def test_refusal_names_remaining_and_total_epsilon() -> None:
     """Laplace of scale 1 at delta 1e-3: 1 - 0.002; two of them: 2 - 2 * ... by the accountant."""
     event = Event("laplace", 1.0)
     one = Budget(1.5, 1e-3)
@@ -193,7 +186,7 @@ def test_a_refusal_says_what_is_left_and_what_it_would_have_cost() -> None:
     assert "\n" not in line
 
 
-def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_refusal_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Budget(1.0, 1e-5)
     spent, cost = PrivacyCost({Event("laplace", 2.0): 1}), PrivacyCost({Event("laplace", 1.0): 1})
     with pytest.raises(BudgetExceeded) as first:
@@ -209,14 +202,14 @@ def test_a_refusal_that_is_asked_for_again_costs_no_work(monkeypatch: pytest.Mon
     assert str(second.value) == str(first.value)
 
 
-def test_left_is_never_below_zero() -> None:
+def test_remaining_is_never_negative() -> None:
     one = Budget(1.0, 1e-5)
     assert one.remaining(PrivacyCost()) == 1.0
     assert one.remaining(PrivacyCost({Event("laplace", 0.1): 1})) == 0.0
 
 
-def test_less_than_a_first_look_is_compared_too() -> None:
-    """Another audit, or a second run that has spent less, gets the answer of its own amounts."""
+def test_smaller_spending_after_first_check() -> None:
+    """A second run that has spent less is checked by its own amounts."""
     one = Budget(1.0, 1e-9)
     cost = PrivacyCost({Event("laplace", 10.0): 1})
     one.check(PrivacyCost({Event("laplace", 10.0): 8}), cost)
@@ -228,6 +221,6 @@ def test_less_than_a_first_look_is_compared_too() -> None:
 @pytest.mark.parametrize(
     ("words", "name"), [((0.0, 1e-5), "epsilon"), ((1.0, 0.0), "delta"), ((math.nan, 0.5), "epsilon")]
 )
-def test_a_budget_has_a_range(words: tuple[float, float], name: str) -> None:
+def test_rejects_invalid_budget(words: tuple[float, float], name: str) -> None:
     with pytest.raises(ArgumentError, match=name):
         Budget(*words)

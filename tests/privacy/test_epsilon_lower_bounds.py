@@ -24,15 +24,15 @@ from fedstill.privacy.events import Event
 
 
 def normals(n: int, seed: int, d: int = 1) -> torch.Tensor:
-    drawn = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return drawn.squeeze(1) if d == 1 else drawn
+    samples = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return samples.squeeze(1) if d == 1 else samples
 
 
 # --- rates ----------------------------------------------------------------------------------------
 
 
 @given(n=st.integers(1, 500), share=st.floats(0, 1), error=st.floats(1e-4, 0.5))
-def test_the_largest_rate_leaves_so_few_chances_of_so_few(n: int, share: float, error: float) -> None:
+def test_clopper_pearson_bound_has_stated_error(n: int, share: float, error: float) -> None:
     k = round(share * n)
     if k == n:
         assert clopper_pearson_upper(k, n, error) == 1
@@ -40,7 +40,7 @@ def test_the_largest_rate_leaves_so_few_chances_of_so_few(n: int, share: float, 
         assert stats.binom.cdf(k, n, clopper_pearson_upper(k, n, error)) == pytest.approx(error, rel=1e-6)
 
 
-def test_rates_by_hand() -> None:
+def test_epsilon_of_error_rates_by_hand() -> None:
     rates = ErrorRates(0.2, 0.3)
     assert rates.epsilon(0.0) == pytest.approx(math.log(0.7 / 0.2))  # above log(0.8 / 0.3)
     assert rates.epsilon(0.1) == pytest.approx(math.log(0.6 / 0.2))
@@ -50,9 +50,7 @@ def test_rates_by_hand() -> None:
 
 @settings(deadline=None)
 @given(mu=st.floats(0.2, 4), threshold=st.floats(-2, 4))
-def test_exact_rates_of_gaussian_noise_never_pass_its_epsilon_at_any_delta(
-    mu: float, threshold: float
-) -> None:
+def test_gaussian_error_rates_stay_below_epsilon(mu: float, threshold: float) -> None:
     rates = ErrorRates(float(stats.norm.sf(threshold)), float(stats.norm.cdf(threshold - mu)))
     spent = {Event("gaussian", 1 / mu): 1}
     assert not Evidence((rates,)).refutes(spent)
@@ -60,7 +58,7 @@ def test_exact_rates_of_gaussian_noise_never_pass_its_epsilon_at_any_delta(
         assert rates.epsilon(delta) <= compute_epsilon(spent, delta) + 1e-6
 
 
-def test_exact_rates_of_laplace_noise_come_to_its_epsilon() -> None:
+def test_laplace_error_rates_reach_epsilon() -> None:
     fp, fn = math.exp(-3.0) / 2, 1 - math.exp(-1.5) / 2  # threshold 3, epsilon 1.5
     assert ErrorRates(fp, fn).epsilon(0.0) == pytest.approx(1.5)
 
@@ -69,7 +67,7 @@ def test_exact_rates_of_laplace_noise_come_to_its_epsilon() -> None:
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
-def test_the_bound_holds_for_gaussian_noise_in_nearly_all_repetitions_and_comes_near(mu: float) -> None:
+def test_bound_has_stated_confidence_and_is_tight(mu: float) -> None:
     spent = {Event("gaussian", 1 / mu): 1}
     claimed, count = compute_epsilon(spent, 1e-5), 100
     found = [
@@ -83,7 +81,7 @@ def test_the_bound_holds_for_gaussian_noise_in_nearly_all_repetitions_and_comes_
     assert max(evidence.epsilon(1e-5) for evidence in found) > 0.2 * claimed
 
 
-def test_half_the_noise_is_found() -> None:
+def test_detects_half_the_noise() -> None:
     spent = {Event("gaussian", 1.0): 1}
     evidence = evidence_from_runs(normals(600, 0), normals(600, 1) + 2, 1e-5)
     assert evidence.refutes(spent)
@@ -94,21 +92,21 @@ def test_half_the_noise_is_found() -> None:
     )
 
 
-def test_scores_that_tell_nothing_show_nothing() -> None:
+def test_constant_scores_prove_nothing() -> None:
     same = torch.zeros(100)
     evidence = evidence_from_runs(same, same, 1e-5)
     assert evidence.epsilon(1e-5) == 0
     assert evidence.as_claimed({Event("gaussian", 1.0): 1}, 1e-5) == 0
 
 
-def test_thresholds_are_not_chosen_by_the_runs_that_are_counted() -> None:
+def test_thresholds_come_from_separate_runs() -> None:
     """A third that tells perfectly, and the rest by chance: nothing may be shown."""
     without, with_ = normals(3000, 0), normals(3000, 1)
     without[:1000], with_[:1000] = 0.0, 5.0
     assert evidence_from_runs(without, with_, 1e-5).epsilon(1e-5) < 0.3
 
 
-def test_the_discriminant_subtracts_noise_that_comes_twice() -> None:
+def test_discriminant_subtracts_repeated_noise() -> None:
     noise, own = normals(400, 0, 3), 0.01 * normals(400, 1, 3)
     seen = torch.cat([noise, noise[:, :1] + own[:, :1]], 1)
     moved = seen + torch.tensor([0.5, 0.0, 0.0, -0.5])
@@ -119,7 +117,7 @@ def test_the_discriminant_subtracts_noise_that_comes_twice() -> None:
     assert evidence_from_runs(*alone, 1e-5).epsilon(1e-5) < 1, "which without it tells little"
 
 
-def test_the_discriminant_needs_no_noise_at_all() -> None:
+def test_discriminant_works_without_noise() -> None:
     without, with_ = fisher_discriminant(torch.zeros(30, 2), torch.tensor([[0.0, 1.0]]).expand(30, 2))
     assert (with_ > without).all()
 
@@ -144,9 +142,7 @@ def by_the_book(m: int, r: int, v: int, eps: float, delta: float) -> float:
     more=st.integers(0, 50),
     delta=st.sampled_from([0.0, 1e-5, 1e-3]),
 )
-def test_one_run_is_the_epsilon_at_which_chance_is_as_the_confidence_says(
-    r: int, right: float, more: int, delta: float
-) -> None:
+def test_one_run_bound_matches_reference_p_value(r: int, right: float, more: int, delta: float) -> None:
     m, v = r + more, round(right * r)
     bound = one_run_lower_bound(m, r, v, delta)
     if bound:
@@ -155,7 +151,7 @@ def test_one_run_is_the_epsilon_at_which_chance_is_as_the_confidence_says(
         assert by_the_book(m, r, v, 0.0, delta) > 0.05
 
 
-def test_one_run_by_hand() -> None:
+def test_one_run_bound_by_hand() -> None:
     q = 0.05 ** (1 / 50)  # 50 of 50 by chance 0.05
     assert one_run_lower_bound(100, 50, 50, 0.0) == pytest.approx(math.log(q / (1 - q)), abs=1e-5)
     assert one_run_lower_bound(100, 0, 0, 0.0) == one_run_lower_bound(100, 50, 25, 0.0) == 0
@@ -163,19 +159,19 @@ def test_one_run_by_hand() -> None:
     assert one_run_lower_bound(100, 50, 50, 0.5) == 0
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
-def test_few_runs_show_nothing_and_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="runs of an audit is 5"):
+def test_rejects_too_few_runs() -> None:
+    with pytest.raises(ArgumentError, match="invalid runs of an audit = 5"):
         evidence_from_runs(torch.zeros(5), torch.zeros(10), 1e-5)
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
-def test_a_confidence_that_is_none_is_refused(confidence: float) -> None:
+def test_rejects_invalid_confidence(confidence: float) -> None:
     """A bound that holds with 95 for 0.95 would refute nothing."""
     scores = torch.arange(10.0)
-    with pytest.raises(ArgumentError, match=r"^confidence is"):
+    with pytest.raises(ArgumentError, match=r"^invalid confidence"):
         evidence_from_runs(scores, scores, 1e-5, confidence)
-    with pytest.raises(ArgumentError, match=r"^confidence is"):
+    with pytest.raises(ArgumentError, match=r"^invalid confidence"):
         one_run_lower_bound(10, 5, 5, 0.0, confidence)

@@ -1,4 +1,4 @@
-"""Draws: their distributions, their names, their tails, and the grid on which sums are rounded."""
+"""Noise samplers: distributions, names, tails, and the grid on which noisy values are rounded."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from scipy import stats
 
 from fedstill.core.errors import ArgumentError
 from fedstill.privacy import noise
-from fedstill.privacy.noise import NoiseSampler, add_noise, grid_step, make_sampler, secure, seeded
+from fedstill.privacy.noise import NoiseSampler, add_noise, grid_step, secure, seeded
 
-KINDS = pytest.mark.parametrize("draws", [seeded, secure])
+SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded, secure])
 UNIFORM, NORMAL, LAPLACE = stats.uniform(), stats.norm(), stats.laplace()
 
 
 def from_bits(*bits: int) -> NoiseSampler:
-    """Draws of given whole numbers."""
+    """Sampler of given integers."""
     return noise._BitSampler(lambda count: torch.tensor(bits))
 
 
 # --- distributions -------------------------------------------------------------------------------
 
 
-@KINDS
+@SAMPLERS
 @pytest.mark.parametrize(("what", "law"), [("uniform", UNIFORM), ("normal", NORMAL), ("laplace", LAPLACE)])
-def test_draws_have_the_distribution_of_their_name(draws, what, law) -> None:
-    x = getattr(draws(0, "distribution", what), what)((200, 250))
+def test_samples_have_named_distribution(make_sampler, what, law) -> None:
+    x = getattr(make_sampler(0, "distribution", what), what)((200, 250))
     assert x.dtype is torch.float64
     assert x.shape == (200, 250)
     x = x.flatten().numpy()
@@ -44,7 +44,7 @@ def test_draws_have_the_distribution_of_their_name(draws, what, law) -> None:
 
 
 @pytest.mark.parametrize("what", ["uniform", "normal", "laplace"])
-def test_secure_draws_are_those_of_a_slow_reference(what: str) -> None:
+def test_secure_sampler_matches_reference(what: str) -> None:
     """SHAKE-256 by hand, 53 bits a number, and scalar functions of another library."""
     purpose = json.dumps(["fedstill noise", 2**100 + 7, "clinic", 3]).encode()
     key = hashlib.blake2b(purpose, digest_size=64).digest()
@@ -56,56 +56,61 @@ def test_secure_draws_are_those_of_a_slow_reference(what: str) -> None:
     def reference(call: int) -> list[float]:
         if what == "uniform":
             return [((k >> 1) + 0.5) / 2**52 for k in numbers(call, 5)]
-        drawn = numbers(call, 10)
-        signs = [-1.0 if low & 1 else 1.0 for low in drawn[5:]]
+        integers = numbers(call, 10)
+        signs = [-1.0 if low & 1 else 1.0 for low in integers[5:]]
         v = [
             (high + ((low >> 1) + 0.5) / 2**52) / 2**53
-            for high, low in zip(drawn[:5], drawn[5:], strict=True)
+            for high, low in zip(integers[:5], integers[5:], strict=True)
         ]
         size = [-math.log(u) if what == "laplace" else -NormalDist().inv_cdf(u / 2) for u in v]
         return [s * x for s, x in zip(signs, size, strict=True)]
 
-    draws = secure(2**100 + 7, "clinic", 3)
-    for call in (0, 1):  # each call draws anew
-        assert getattr(draws, what)((5,)).tolist() == pytest.approx(reference(call), rel=1e-12)
+    sampler = secure(2**100 + 7, "clinic", 3)
+    for call in (0, 1):  # each call returns new numbers
+        assert getattr(sampler, what)((5,)).tolist() == pytest.approx(reference(call), rel=1e-12)
 
 
 # --- names ---------------------------------------------------------------------------------------
 
 
-@KINDS
-def test_secret_and_names_alone_decide(draws) -> None:
-    first = draws(1, "clinic", 2).normal((4,))
-    assert torch.equal(first, draws(1, "clinic", 2).normal((4,)))
-    for other in (draws(2, "clinic", 2), draws(1, "clinic", 3), draws(1, "clinic"), draws(1, "ward", 2)):
+@SAMPLERS
+def test_samples_depend_on_secret_and_names_only(make_sampler) -> None:
+    first = make_sampler(1, "clinic", 2).normal((4,))
+    assert torch.equal(first, make_sampler(1, "clinic", 2).normal((4,)))
+    for other in (
+        make_sampler(2, "clinic", 2),
+        make_sampler(1, "clinic", 3),
+        make_sampler(1, "clinic"),
+        make_sampler(1, "ward", 2),
+    ):
         assert not (first == other.normal((4,))).any()
-    same = draws(1, "clinic", 2)
+    same = make_sampler(1, "clinic", 2)
     assert not (same.normal((4,)) == same.normal((4,))).any()
 
 
-def test_secure_draws_tell_all_names_and_all_of_a_secret_apart() -> None:
+def test_secure_sampler_separates_names_and_secrets() -> None:
     purposes = [("a", "b"), ("a,b",), ("a", "b", ""), ("a\x1fb",), ('a", "b',), (1,), ("1",)]
     secrets = [1, 2**64 + 1, 2**127 + 1, 2**200 + 1]
-    drawn = {tuple(secure(0, *names).uniform((2,)).tolist()) for names in purposes}
-    drawn |= {tuple(secure(secret, "a").uniform((2,)).tolist()) for secret in secrets}
-    assert len(drawn) == len(purposes) + len(secrets)
+    samples = {tuple(secure(0, *names).uniform((2,)).tolist()) for names in purposes}
+    samples |= {tuple(secure(secret, "a").uniform((2,)).tolist()) for secret in secrets}
+    assert len(samples) == len(purposes) + len(secrets)
 
 
-def test_the_word_of_an_owner_chooses() -> None:
-    assert make_sampler("seeded") is seeded
-    assert make_sampler("secure") is secure
+def test_make_sampler_by_option() -> None:
+    assert noise.make_sampler("seeded") is seeded
+    assert noise.make_sampler("secure") is secure
 
 
 # --- ends and tails ------------------------------------------------------------------------------
 
 
-def test_uniform_draws_are_never_an_end() -> None:
+def test_uniform_samples_exclude_endpoints() -> None:
     least, most = from_bits(0, 2**53 - 1).uniform((2,)).tolist()
     assert least == 2.0**-53
     assert most == 1 - 2.0**-53
 
 
-def test_the_largest_and_the_smallest_draws() -> None:
+def test_extreme_samples() -> None:
     """v is at least 2^-106, and at most 1."""
     ends = (0, 2**53 - 1, 1, 2**53 - 2)  # high, high, low, low: signs - and +
     laplace, normal = (getattr(from_bits(*ends), what)((2,)).tolist() for what in ("laplace", "normal"))
@@ -115,7 +120,7 @@ def test_the_largest_and_the_smallest_draws() -> None:
 
 
 @given(st.integers(0, 2**20), st.integers(0, 2**52 - 1))
-def test_tails_have_no_holes(high: int, low: int) -> None:
+def test_tails_have_fine_resolution(high: int, low: int) -> None:
     """Where v is small its next value is a millionth of it away, at most: 53 bits would not do."""
     v = [(high * 2**52 + k + 0.5) / 2**105 for k in (low, low + 1)]
     got = from_bits(high, high, low << 1, (low + 1 if low + 1 < 2**52 else low) << 1).laplace((2,))
@@ -133,7 +138,7 @@ def test_tails_have_no_holes(high: int, low: int) -> None:
     st.floats(1e-3, 1e4),
     st.integers(0, 2**31),
 )
-def test_sums_lie_on_one_grid_whatever_the_values(values: list[float], scale: float, seed: int) -> None:
+def test_noisy_values_lie_on_grid(values: list[float], scale: float, seed: int) -> None:
     v, n = torch.tensor(values), seeded(seed).normal((len(values),))
     out = add_noise(v, n, scale)
     assert out.dtype is torch.float32
@@ -143,9 +148,9 @@ def test_sums_lie_on_one_grid_whatever_the_values(values: list[float], scale: fl
     assert ((out.double() - exact).abs() <= grid_step(scale) / 2 + 2.0**-24 * exact.abs() + 1e-12).all()
 
 
-def test_no_scale_is_no_noise_and_a_wrong_one_is_refused() -> None:
+def test_zero_scale_adds_no_noise_and_rejects_invalid_scale() -> None:
     values = torch.tensor([1 / 3, 2.0])
     assert torch.equal(add_noise(values, torch.ones(2), 0.0), values)
     for scale in (-1.0, math.inf, math.nan):
-        with pytest.raises(ArgumentError, match="scale is"):
+        with pytest.raises(ArgumentError, match="invalid scale"):
             add_noise(values, torch.ones(2), scale)

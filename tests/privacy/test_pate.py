@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import nn
 
 from fedstill.core.compute import Compute
@@ -20,9 +22,12 @@ from fedstill.node import local_training
 from fedstill.node.node import Node
 from fedstill.node.node_group import NodeGroup
 from fedstill.node.protection import make_teachers
-from fedstill.privacy.pate import TeacherEnsemble, _ClippedGradient, partition_records
+from fedstill.privacy.events import Event, PrivacyCost
+from fedstill.privacy.noise import seeded
+from fedstill.privacy.pate import NoisyVotes, PateConfig, TeacherEnsemble, _ClippedGradient, partition_records
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.tasks.classification import Classification
+from tests.privacy.test_release_rules import only
 
 pytestmark = pytest.mark.usefixtures("steady_adam")
 
@@ -91,7 +96,7 @@ def test_teachers_without_records_abstain() -> None:
 @pytest.mark.parametrize(
     "bad", [[math.nan] * 3, [0.0, math.inf, 0.0], [9.0, -math.inf, 0.0], [math.nan, 1, 0]]
 )
-def test_a_teacher_whose_logits_are_not_finite_abstains_and_spoils_no_others_vote(bad: list[float]) -> None:
+def test_teacher_with_non_finite_logits_abstains(bad: list[float]) -> None:
     sound = [Fixed([9.0, 1.0, 0.0]), Fixed([0.0, 5.0, 1.0], 2.0), Fixed([1.0, 2.0, 0.0], 3.0)]
     teachers, upstream = TeacherEnsemble([*sound, Fixed(bad, 1.0)], 8.0, 10.0), torch.randn(2, 3)
     x = torch.zeros(2, *SHAPE, requires_grad=True)
@@ -105,7 +110,7 @@ def test_a_teacher_whose_logits_are_not_finite_abstains_and_spoils_no_others_vot
     assert expected.abs().max() > 0
 
 
-def test_a_teacher_abstains_for_those_inputs_alone_that_overflow_it() -> None:
+def test_teacher_abstains_only_for_overflowing_inputs() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     with torch.no_grad():
         network[1].weight.fill_(10.0)
@@ -119,7 +124,7 @@ def test_a_teacher_abstains_for_those_inputs_alone_that_overflow_it() -> None:
     assert gradient.flatten(1).norm(dim=1).max() <= 1.0
 
 
-def test_a_teachers_gradient_that_is_no_number_spoils_no_others() -> None:
+def test_nan_gradient_of_one_teacher_does_not_spread() -> None:
     class Steep(Fixed):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward((x * 0).sqrt())  # finite logits; a gradient of 0 times infinity
@@ -130,7 +135,7 @@ def test_a_teachers_gradient_that_is_no_number_spoils_no_others() -> None:
     torch.testing.assert_close(found, torch.autograd.grad(sound(x).softmax(1) / 2, x, upstream)[0])
 
 
-def test_the_gradient_is_that_of_the_mean_softmax_where_no_clip_binds() -> None:
+def test_unclipped_gradient_is_that_of_mean_softmax() -> None:
     networks = [build("mlp:8", SHAPE, 3, 0, k) for k in range(3)]
     x = torch.randn(4, *SHAPE, requires_grad=True)
     upstream = 1e-3 * torch.randn(4, 3)
@@ -140,7 +145,7 @@ def test_the_gradient_is_that_of_the_mean_softmax_where_no_clip_binds() -> None:
     assert mine.abs().max() > 0
 
 
-def test_each_teachers_gradient_is_clipped_by_itself_before_the_mean() -> None:
+def test_teacher_gradients_are_clipped_before_the_mean() -> None:
     networks = [Fixed([0.0, 0.0], slope) for slope in (1000.0, 0.5, -2.0)]
     x = torch.zeros(2, *SHAPE, requires_grad=True)
     upstream = torch.tensor([[1.0, 0.0], [0.01, 0.0]])
@@ -160,7 +165,7 @@ def test_each_teachers_gradient_is_clipped_by_itself_before_the_mean() -> None:
     half=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: int) -> None:
+def test_clipped_gradient_rows_stay_within_clip(scale: float, clip: float, half: bool, seed: int) -> None:
     rows = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
     rows[2:] *= scale
     x = torch.zeros(5, 1, 4, 4, dtype=torch.half if half else torch.float, requires_grad=True)
@@ -177,7 +182,7 @@ def test_no_row_exceeds_the_clip(scale: float, clip: float, half: bool, seed: in
 # --- parts of the data ----------------------------------------------------------------------------
 
 
-def test_parts_are_all_records_once() -> None:
+def test_partition_covers_all_records_once() -> None:
     parts = partition_records(data(500), 7)
     assert torch.cat(parts).sort().values.tolist() == list(range(500))
     assert all(len(part) for part in parts)
@@ -187,7 +192,7 @@ def test_parts_are_all_records_once() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(row=st.integers(0, 39), m=st.integers(1, 9))
-def test_one_record_less_moves_no_other(row: int, m: int) -> None:
+def test_removing_a_record_moves_no_other(row: int, m: int) -> None:
     records = data(40)
     whole, less = partition_records(records, m), [r for r in range(40) if r != row]
     parts = partition_records(records.subset(torch.tensor(less)), m)
@@ -196,7 +201,7 @@ def test_one_record_less_moves_no_other(row: int, m: int) -> None:
     ]
 
 
-def test_neither_order_nor_layout_matters_but_content_and_label_do() -> None:
+def test_partition_depends_on_content_and_label_only() -> None:
     records = data(40)
     whole = partition_records(records, 5)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
@@ -208,7 +213,7 @@ def test_neither_order_nor_layout_matters_but_content_and_label_do() -> None:
     assert [part.tolist() for part in partition_records(other, 5)] != [part.tolist() for part in whole]
 
 
-def test_a_group_stays_together_and_follows_its_own_number_alone() -> None:
+def test_groups_stay_together() -> None:
     groups = torch.arange(60) // 5
     parts = partition_records(data(60, groups=groups), 4)
     owners = [set(groups[part].tolist()) for part in parts]
@@ -225,7 +230,7 @@ def test_a_group_stays_together_and_follows_its_own_number_alone() -> None:
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-def test_teachers_learn_from_their_own_parts_inside_the_nodes_model(stacked: bool) -> None:
+def test_teachers_train_on_their_shards_inside_the_model(stacked: bool) -> None:
     node = made()
     before = {name: value.clone() for name, value in node.model.state_dict().items()}
     parts = partition_records(node.data, 4)
@@ -253,7 +258,7 @@ def test_teachers_learn_from_their_own_parts_inside_the_nodes_model(stacked: boo
     assert not node.optimizers
 
 
-def test_a_teacher_without_records_is_left_out_and_abstains() -> None:
+def test_teacher_without_records_is_not_trained() -> None:
     node = made(m=8, records=data(4))
     parts = partition_records(node.data, 8)
     empty = [k for k, part in enumerate(parts) if not len(part)]
@@ -266,7 +271,7 @@ def test_a_teacher_without_records_is_left_out_and_abstains() -> None:
     torch.testing.assert_close(votes.sum(1), torch.full((4,), 8.0 - len(empty)))
 
 
-def test_frozen_parameters_of_a_teacher_stay() -> None:
+def test_frozen_teacher_parameters_stay_fixed() -> None:
     networks = [build("mlp:8", SHAPE, 3, 0, "teacher") for _ in range(2)]
     for network in networks:
         network[1].requires_grad_(False)
@@ -282,3 +287,102 @@ def test_frozen_parameters_of_a_teacher_stay() -> None:
     assert not any(
         torch.equal(network[3].weight, weight) for network, weight in zip(networks, last, strict=True)
     )
+
+
+def test_votes_are_encoded_as_logits() -> None:
+    """4 teachers, sharpness 8: two logits a vote. What lies between is a whole vote."""
+    x = torch.tensor([[8.0, 0.0, 0.0], [2.0, 2.0, 4.0], [2.4, 1.7, 3.6], [-5.0, 99.0, 0.0]])
+    exact = [[8, 0, 0], [2, 2, 4], [2, 2, 4], [0, 8, 0]]
+    rule = NoisyVotes(PateConfig(teachers=4, sharpness=8.0), 0.0)
+    assert rule.noise(rule.bound(x), seeded(0)).tolist() == exact
+    for m in (1, 3, 7, 10, 100, 250):  # float32 shares of any number of teachers
+        votes = torch.arange(m + 1.0)
+        read = NoisyVotes(PateConfig(teachers=m), 1.0).bound((10 * (votes / m)).unsqueeze(1))
+        assert torch.allclose(read.flatten() * m / 10, votes, rtol=1e-6)
+
+
+def test_label_release_has_expected_probability() -> None:
+    """P(a + N > b + N') = Phi((a - b) / (sigma sqrt 2)); it is told as if all had voted for it."""
+    rule = NoisyVotes(PateConfig(teachers=10, release="label", sharpness=6.0), 3.0)
+    x = torch.tensor([[6.0 * 0.6, 6.0 * 0.4]]).repeat(20_000, 1)
+    out = rule.noise(rule.bound(x), seeded(0, "label"))
+    assert ((out == 6.0).sum(1) == 1).all()
+    assert ((out == 0.0).sum(1) == 1).all()
+    expected = stats.norm.cdf(2 / (3 * math.sqrt(2)))
+    assert (out[:, 0] == 6.0).double().mean().item() == pytest.approx(expected, abs=0.012)
+
+
+@pytest.mark.parametrize("release", ["votes", "label"])
+def test_rows_below_threshold_are_zeros_and_cost_no_votes(release) -> None:
+    rule = NoisyVotes(PateConfig(teachers=100, release=release, threshold=70.0, threshold_noise=10.0), 5.0)
+    x = torch.tensor([[8.0, 2.0, 0.0]]).repeat(5_000, 1)  # 80 votes: 70 is one sigma below
+    out = rule.noise(rule.bound(x), seeded(0, "threshold"))
+    answered = (out != 0).any(1)
+    assert answered.double().mean().item() == pytest.approx(stats.norm.cdf(1), abs=0.02)
+    passed = int(answered.sum())
+    assert rule.actual_cost(out.shape, out) == {
+        Event("gaussian", 10 / math.sqrt(5_000)): 1,
+        Event("gaussian", 5 / math.sqrt(2 * passed)): 1,
+    }
+    nothing = torch.zeros(2, 3)
+    assert rule.actual_cost((2, 3), nothing) == {Event("gaussian", 10 / math.sqrt(2)): 1}
+    # Where nothing was hidden, zeros are an answer like any other.
+    everywhere = NoisyVotes(PateConfig(teachers=100, release=release), 5.0)
+    assert everywhere.actual_cost((2, 3), nothing) == everywhere.cost((2, 3))
+
+
+def test_threshold_noise_is_independent_of_vote_noise() -> None:
+    """Noise of answered rows is that of all rows: the threshold has noise of its own."""
+    rule = NoisyVotes(PateConfig(teachers=10, threshold=5.0, threshold_noise=5.0), 5.0)
+    x = torch.tensor([[5.0, 5.0]]).repeat(20_000, 1)
+    out = rule.noise(rule.bound(x), seeded(0, "own noise"))
+    added = (out[(out != 0).any(1)] - 5).flatten().numpy()
+    assert len(added) == pytest.approx(20_000, rel=0.05)  # half of the rows, two values each
+    assert stats.kstest(added, stats.norm(scale=5).cdf).pvalue > 0.01
+
+
+def test_released_rows_are_never_all_zeros() -> None:
+    class Zeros:
+        """Noise that takes away just what there is, and lets every row pass."""
+
+        def normal(self, shape):
+            return torch.zeros(tuple(shape), dtype=torch.float64)
+
+    rule = NoisyVotes(PateConfig(teachers=10, threshold=0.0), 5.0)
+    out = rule.noise(torch.zeros(3, 2), Zeros())  # type: ignore[arg-type]
+    assert (out != 0).all()
+    assert (out.abs() < 1e-4).all()
+
+
+@given(st.integers(1, 60), st.integers(0, 2**31))
+def test_actual_cost_never_exceeds_cost(B: int, seed: int) -> None:
+    rule = NoisyVotes(PateConfig(teachers=10, threshold=5.0, threshold_noise=3.0), 5.0)
+    out = rule.noise(rule.bound(torch.rand(B, 4) * 10), seeded(seed))
+    cost, actual_cost = rule.cost((B, 4)), rule.actual_cost((B, 4), out)
+    assert cost is not None
+    assert actual_cost is not None
+    square = [sum(times / event.noise**2 for event, times in p.items()) for p in (cost, actual_cost)]
+    assert square[1] <= square[0] * (1 + 1e-12)
+    assert (square[1] < square[0] * (1 - 1e-9)) == bool((out == 0).all(1).any())
+
+
+@given(st.integers(0, 2**31), st.integers(1, 20), st.integers(2, 12), st.integers(1, 60))
+def test_votes_stay_within_sensitivity(seed: int, B: int, C: int, m: int) -> None:
+    """One record: one teacher votes for any other class on each input."""
+    rng = np.random.default_rng(seed)
+    votes = rng.integers(C, size=(m, B))
+    changed = votes.copy()
+    changed[rng.integers(m)] = rng.integers(C, size=B)
+    rule = NoisyVotes(PateConfig(teachers=m, threshold=2.0, threshold_noise=3.0, sharpness=7.0), 4.0)
+    (most, _), (all_, _) = sorted(
+        (only(PrivacyCost({event: 1})) for event in rule.cost((B, C)) or {}),
+        key=lambda item: item[0].noise != 3.0 / math.sqrt(B),
+    )
+    logits = [7.0 * torch.from_numpy(np.eye(C)[v].mean(0)).float() for v in (votes, changed)]
+    counts = [rule.bound(z).double() * m / 7 for z in logits]
+    exact = [torch.from_numpy(np.eye(C)[v].sum(0)) for v in (votes, changed)]
+    for got, want in zip(counts, exact, strict=True):
+        assert torch.allclose(got, want, rtol=1e-5)
+    slack = 1 + 1e-5  # logits are float32
+    assert all_.noise * (counts[0] - counts[1]).norm() <= 4.0 * slack
+    assert most.noise * (counts[0].amax(1) - counts[1].amax(1)).norm() <= 3.0 * slack

@@ -29,7 +29,7 @@ def slope(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("model", ["linear", "mlp:40", "small-cnn:4"])
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 21])
-def test_one_example_less_takes_its_own_gradient_away_and_nothing_else(model: str, n: int) -> None:
+def test_removing_an_example_changes_only_its_gradient(model: str, n: int) -> None:
     generator = torch.Generator().manual_seed(n)
     network = nn.Linear(100, 10) if model == "linear" else build(model, (1, 8, 8), 10, 0)
     x = torch.randn(n, *((100,) if model == "linear" else (1, 8, 8)), generator=generator)
@@ -86,7 +86,7 @@ ERRORS: dict[str, Callable[[int], torch.Tensor]] = {
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("n", [6, 9])
-def test_a_rounding_error_cannot_be_made_to_move_others(
+def test_rounding_errors_do_not_affect_other_examples(
     error: str, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Kernel, "error", staticmethod(ERRORS[error]), raising=False)
@@ -125,9 +125,7 @@ TURNS = torch.tensor([1.0, -1.0] * 4).unsqueeze(1)  # (8, 1)
 
 
 @pytest.mark.parametrize("sent", ["gain", "scale", "times"])
-def test_a_server_cannot_hide_a_rounding_error_behind_a_layer_of_zeros(
-    sent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounding_errors_behind_zero_layers_are_detected(sent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
     monkeypatch.setattr(per_example, "_layouts", {})
     network = Bent()
@@ -141,7 +139,7 @@ def test_a_server_cannot_hide_a_rounding_error_behind_a_layer_of_zeros(
     assert abs(summed(slice(8)) - summed(slice(1, 8))) <= CLIP
 
 
-def test_a_trial_leaves_a_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layout_trial_restores_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose parts have two names, too, as a network's extractor and head have."""
     monkeypatch.setattr(per_example, "_layouts", {})
     layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -157,7 +155,7 @@ def test_a_trial_leaves_a_network_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(each, before[name]), name
 
 
-def test_a_loss_of_the_same_lines_and_other_options_is_tried_by_itself(
+def test_loss_with_other_options_gets_its_own_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Kernel, "error", staticmethod(odd_places), raising=False)
@@ -184,7 +182,7 @@ def test_a_loss_of_the_same_lines_and_other_options_is_tried_by_itself(
     assert abs(summed(slice(8), True) - summed(slice(1, 8), True)) <= CLIP
 
 
-def test_where_places_differ_each_has_parameters_of_its_own_or_is_computed_alone(
+def test_chooses_layout_with_equal_positions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A product of many rows with one matrix rounds unevenly here, many products of one row do not."""
@@ -230,7 +228,7 @@ def test_where_places_differ_each_has_parameters_of_its_own_or_is_computed_alone
 
 
 @pytest.mark.parametrize("hidden", [2, 4, 6, 8, 10, 12])
-def test_narrow_networks_are_even_too_and_not_computed_one_by_one(hidden: int) -> None:
+def test_narrow_networks_use_batches(hidden: int) -> None:
     generator = torch.Generator().manual_seed(hidden)
     network = nn.Sequential(nn.Linear(13, hidden), nn.ReLU(), nn.Linear(hidden, 3))
     x, y = torch.randn(60, 13, generator=generator), torch.randint(0, 3, (60,), generator=generator)
@@ -241,7 +239,7 @@ def test_narrow_networks_are_even_too_and_not_computed_one_by_one(hidden: int) -
     assert (every - rest - own).norm() < 1e-13
 
 
-def test_a_gradient_that_overflows_changes_no_other_ones_length() -> None:
+def test_overflowing_row_leaves_other_norms_unchanged() -> None:
     rows = torch.randn(5, 400, generator=torch.Generator().manual_seed(0))
     huge = torch.cat([rows, 1e25 * rows[:1]])
     assert torch.equal(row_norms(huge)[:5], row_norms(rows))

@@ -38,7 +38,7 @@ BARE: list[Rule] = [
     NoisyVotes(PateConfig(teachers=10, release="label", threshold=5.0), 0.0),
     SanitizedGradients(1.0, 0.0, 10),
 ]
-DRAWS = pytest.mark.parametrize("draws", [seeded, secure])
+SAMPLERS = pytest.mark.parametrize("make_sampler", [seeded, secure])
 
 
 def only(cost: PrivacyCost | None) -> tuple[Event, int]:
@@ -69,7 +69,7 @@ def long(tensor: torch.Tensor) -> torch.Tensor:
 
 @settings(deadline=None)
 @given(ANY_ROWS, st.floats(1e-4, 1e4))
-def test_no_row_is_longer_than_its_clip(array: np.ndarray, clip: float) -> None:
+def test_clipped_rows_stay_within_clip(array: np.ndarray, clip: float) -> None:
     x = torch.from_numpy(array)
     for out in (
         clip_rows(x, clip),
@@ -89,7 +89,7 @@ def test_no_row_is_longer_than_its_clip(array: np.ndarray, clip: float) -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 600), st.sampled_from([1e-14, 1e-3, 1.0, 1e12, 1e18, 1e20, 1e37]), st.integers(0, 99))
-def test_fast_lengths_are_those_of_float64(values: int, scale: float, seed: int) -> None:
+def test_row_norms_match_float64(values: int, scale: float, seed: int) -> None:
     x = scale * torch.randn(3, values, generator=torch.Generator().manual_seed(seed))
     found = row_norms(x)
     assert found.dtype is torch.float64
@@ -99,7 +99,7 @@ def test_fast_lengths_are_those_of_float64(values: int, scale: float, seed: int)
         assert row_norms(x).isfinite().tolist() == [False, False, True]
 
 
-def test_even_what_is_too_short_to_be_measured_is_within_its_clip() -> None:
+def test_tiny_rows_stay_within_clip() -> None:
     x = torch.full((1, 4), 1e-25)
     for clip in (1e-26, 1e-30):
         assert (x.double() * clip_factors(row_norms(x), clip)).norm() <= clip
@@ -108,7 +108,7 @@ def test_even_what_is_too_short_to_be_measured_is_within_its_clip() -> None:
 
 @settings(deadline=None)
 @given(ANY_ROWS, st.floats(1e-4, 1e4))
-def test_no_value_is_beyond_its_bound(array: np.ndarray, bound: float) -> None:
+def test_clamped_values_stay_within_bound(array: np.ndarray, bound: float) -> None:
     x = torch.from_numpy(array)
     out = NoisyRows("laplace", 1.0, bound).bound(x)
     assert out.shape == x.shape
@@ -119,7 +119,7 @@ def test_no_value_is_beyond_its_bound(array: np.ndarray, bound: float) -> None:
 
 
 @pytest.mark.parametrize("rule", PROTECTING, ids=lambda rule: rule.text)
-def test_what_is_no_number_cannot_leave(rule: Rule) -> None:
+def test_nan_is_never_released(rule: Rule) -> None:
     """NaN where there was none would tell of a record, and no bound would hold."""
     x = torch.tensor([[math.nan, 1.0, 0.0], [math.inf, -math.inf, 0.0], [math.inf, math.inf, math.inf]])
     out = rule.noise(rule.bound(x), seeded(0))
@@ -130,7 +130,7 @@ def test_what_is_no_number_cannot_leave(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize("rule", PROTECTING + BARE, ids=lambda rule: rule.text)
-def test_releases_are_float32_of_their_shape_and_of_no_graph(rule: Rule) -> None:
+def test_releases_are_detached_float32_of_equal_shape(rule: Rule) -> None:
     x = torch.rand(4, 3).requires_grad_()
     out = rule.noise(rule.bound(x), seeded(0))
     assert out.shape == x.shape
@@ -141,7 +141,7 @@ def test_releases_are_float32_of_their_shape_and_of_no_graph(rule: Rule) -> None
 
 @pytest.mark.parametrize("rule", PROTECTING[:3] + PROTECTING[5:], ids=lambda rule: rule.text)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (2,), (2, 3, 4, 5)])
-def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ...]) -> None:
+def test_rules_handle_any_shape(rule: Rule, shape: tuple[int, ...]) -> None:
     out = rule.noise(rule.bound(torch.zeros(shape)), seeded(0))
     assert out.shape == shape
     cost = rule.cost(shape)
@@ -152,7 +152,7 @@ def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ..
 # --- noise ---------------------------------------------------------------------------------------
 
 
-@DRAWS
+@SAMPLERS
 @pytest.mark.parametrize(
     ("rule", "x", "law"),
     [
@@ -171,10 +171,12 @@ def test_any_shape_is_bounded_noised_and_priced(rule: Rule, shape: tuple[int, ..
     ],
     ids=lambda value: getattr(value, "text", ""),
 )
-def test_the_noise_that_is_added_is_the_noise_that_is_claimed(draws, rule: Rule, x, law) -> None:
+def test_added_noise_has_claimed_distribution(make_sampler, rule: Rule, x, law) -> None:
     x = x.view(300, 100)
     bounded = rule.bound(x)
-    added = (rule.noise(bounded, draws(0, "ks", rule.text)).double() - bounded.double()).flatten().numpy()
+    added = (
+        (rule.noise(bounded, make_sampler(0, "ks", rule.text)).double() - bounded.double()).flatten().numpy()
+    )
     assert stats.kstest(added, law.cdf).pvalue > 0.01
     worse = type(law.dist)()(scale=law.std() / type(law.dist)().std() * 1.1)
     assert stats.kstest(added, worse.cdf).pvalue < 0.01
@@ -184,7 +186,7 @@ def test_the_noise_that_is_added_is_the_noise_that_is_claimed(draws, rule: Rule,
         assert stats.ks_2samp(low, high).pvalue > 0.01
 
 
-def test_counts_leave_as_whole_numbers_from_0_up() -> None:
+def test_noisy_counts_are_whole_and_not_negative() -> None:
     """What servers ask of a count; Lap(5) is below 0 half of the time."""
     rule = NoisyCounts(5.0)
     out = rule.noise(rule.bound(torch.zeros(10_000)), seeded(0, "counts"))
@@ -195,7 +197,7 @@ def test_counts_leave_as_whole_numbers_from_0_up() -> None:
     assert rule.noise(rule.bound(torch.tensor(7.0)), seeded(1)).shape == ()
 
 
-def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
+def test_without_noise_releases_bounded_values() -> None:
     x = torch.tensor([[0.1, 7.0], [20.0, -3.0]])
     assert torch.equal(Exact().noise(Exact().bound(x), seeded(0)), x)
     assert torch.equal(Derived("a").noise(Derived("a").bound(x), seeded(0)), x)
@@ -205,11 +207,11 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
     assert torch.allclose(outputs.noise(outputs.bound(x), seeded(0)), clamped)
 
 
-# --- prices --------------------------------------------------------------------------------------
+# --- costs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rule", "shape", "price"),
+    ("rule", "shape", "cost"),
     [
         (Derived("a model"), (64, 10), {}),
         (NoisyCounts(10.0), (10,), {Event("laplace", 10.0): 1}),
@@ -231,7 +233,7 @@ def test_without_noise_what_is_bounded_leaves_as_it_is() -> None:
         (SanitizedGradients(0.3, 16.0, 10), (16, 1, 8, 8), {Event("gaussian", 20.0): 1}),
     ],
 )
-def test_prices_by_hand(rule: Rule, shape: tuple[int, ...], cost) -> None:
+def test_costs_by_hand(rule: Rule, shape: tuple[int, ...], cost) -> None:
     if cost == "both":
         cost = {Event("gaussian", 10.0): 1, Event("gaussian", 30 / math.sqrt(8)): 1}
     got = rule.cost(shape)
@@ -247,7 +249,7 @@ def test_prices_by_hand(rule: Rule, shape: tuple[int, ...], cost) -> None:
 
 
 @pytest.mark.parametrize("rule", BARE, ids=lambda rule: rule.text)
-def test_without_noise_or_bound_there_is_no_guarantee(rule: Rule) -> None:
+def test_without_noise_or_bound_cost_is_none(rule: Rule) -> None:
     assert rule.cost((8, 10)) is None
     assert rule.actual_cost((8, 10), torch.ones(8, 10)) is None
     assert "no guarantee" in rule.text
@@ -265,7 +267,7 @@ def networks(seed: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Ten
 
 
 @given(st.integers(0, 2**31), st.integers(1, 20), st.integers(1, 12), st.floats(0.01, 100))
-def test_outputs_move_no_further_than_is_charged(seed: int, B: int, C: int, bound: float) -> None:
+def test_outputs_stay_within_sensitivity(seed: int, B: int, C: int, bound: float) -> None:
     one, other = networks(seed, (B, C))
     rule: Rule = NoisyRows("laplace", 3.0, bound)
     event, times = only(rule.cost((B, C)))
@@ -279,7 +281,7 @@ def test_outputs_move_no_further_than_is_charged(seed: int, B: int, C: int, boun
 
 
 @given(st.integers(0, 2**31), st.integers(1, 20), st.floats(0.01, 100))
-def test_gradients_of_one_network_move_no_further_than_is_charged(seed: int, B: int, clip: float) -> None:
+def test_gradients_stay_within_sensitivity(seed: int, B: int, clip: float) -> None:
     one, other = networks(seed, (B, 2, 3))
     rule = SanitizedGradients(clip, 3.0)
     event, _ = only(rule.cost((B, 2, 3)))
@@ -287,7 +289,7 @@ def test_gradients_of_one_network_move_no_further_than_is_charged(seed: int, B: 
 
 
 @given(st.integers(0, 2**31), st.integers(1, 8), st.integers(2, 20), st.floats(0.01, 100))
-def test_means_of_teachers_move_by_one_of_them(seed: int, B: int, m: int, clip: float) -> None:
+def test_teacher_means_stay_within_sensitivity(seed: int, B: int, m: int, clip: float) -> None:
     """One record: one teacher's gradients become any others."""
     generator = torch.Generator().manual_seed(seed)
     each = torch.stack([clip_rows(torch.randn(B, 6, generator=generator) * 3 * clip, clip) for _ in range(m)])
@@ -304,7 +306,7 @@ def test_means_of_teachers_move_by_one_of_them(seed: int, B: int, m: int, clip: 
 
 
 @given(st.integers(0, 2**31), st.integers(1, 12), st.integers(1, 5))
-def test_counts_move_by_one_record_or_one_group(seed: int, C: int, group: int) -> None:
+def test_counts_stay_within_sensitivity(seed: int, C: int, group: int) -> None:
     rng = np.random.default_rng(seed)
     labels = rng.integers(C, size=50)
     rule = NoisyCounts(10.0, group)
@@ -318,9 +320,7 @@ def test_counts_move_by_one_record_or_one_group(seed: int, C: int, group: int) -
 
 
 @given(st.integers(0, 2**31), st.integers(2, 12))
-def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_before(
-    seed: int, C: int
-) -> None:
+def test_pixel_shares_stay_within_sensitivity(seed: int, C: int) -> None:
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(C, 0.3), 50)  # of pixels of each class; an image's sum to 1
     rule = NoisyCounts(10.0)
@@ -337,23 +337,26 @@ def test_shares_of_pictures_move_counts_by_one_record_since_nothing_is_rounded_b
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (lambda: NoisyCounts(-1.0), "counts.scale is -1.0"),
-        (lambda: NoisyCounts(1.0, 0), "counts.group is 0"),
-        (lambda: NoisyCounts(1.0, sensitivity=0.0), "counts.sensitivity is 0.0"),
-        (lambda: NoisyRows("cauchy", 1.0, 1.0), "outputs.distribution is 'cauchy'"),  # type: ignore[arg-type]
-        (lambda: NoisyRows("laplace", math.nan, 1.0), "outputs.scale is nan"),
-        (lambda: NoisyRows("laplace", 1.0, math.inf), "outputs.bound_to is inf"),
-        (lambda: NoisyVotes(PateConfig(teachers=0), 1.0), "pate.teachers is 0"),
-        (lambda: NoisyVotes(PateConfig(teachers=2), -1.0), "pate.sigma is -1.0"),
-        (lambda: NoisyVotes(PateConfig(teachers=2, release="all"), 1.0), "pate.release is 'all'"),  # type: ignore[arg-type]
-        (lambda: NoisyVotes(PateConfig(teachers=2, threshold=-1.0), 1.0), "pate.threshold is -1.0"),
-        (lambda: NoisyVotes(PateConfig(teachers=2, threshold_noise=0.0), 1.0), "pate.threshold_noise is 0.0"),
-        (lambda: NoisyVotes(PateConfig(teachers=2, sharpness=0.0), 1.0), "pate.sharpness is 0.0"),
-        (lambda: SanitizedGradients(0.0, 1.0), "gradients.clip is 0.0"),
-        (lambda: SanitizedGradients(1.0, math.inf), "gradients.sigma is inf"),
-        (lambda: SanitizedGradients(1.0, 1.0, 0), "gradients.teachers is 0"),
+        (lambda: NoisyCounts(-1.0), "invalid counts.scale = -1.0"),
+        (lambda: NoisyCounts(1.0, 0), "invalid counts.group = 0"),
+        (lambda: NoisyCounts(1.0, sensitivity=0.0), "invalid counts.sensitivity = 0.0"),
+        (lambda: NoisyRows("cauchy", 1.0, 1.0), "invalid outputs.distribution = 'cauchy'"),  # type: ignore[arg-type]
+        (lambda: NoisyRows("laplace", math.nan, 1.0), "invalid outputs.scale = nan"),
+        (lambda: NoisyRows("laplace", 1.0, math.inf), "invalid outputs.limit = inf"),
+        (lambda: NoisyVotes(PateConfig(teachers=0), 1.0), "invalid pate.teachers = 0"),
+        (lambda: NoisyVotes(PateConfig(teachers=2), -1.0), "invalid pate.sigma = -1.0"),
+        (lambda: NoisyVotes(PateConfig(teachers=2, release="all"), 1.0), "invalid pate.release = 'all'"),  # type: ignore[arg-type]
+        (lambda: NoisyVotes(PateConfig(teachers=2, threshold=-1.0), 1.0), "invalid pate.threshold = -1.0"),
+        (
+            lambda: NoisyVotes(PateConfig(teachers=2, threshold_noise=0.0), 1.0),
+            "invalid pate.threshold_noise = 0.0",
+        ),
+        (lambda: NoisyVotes(PateConfig(teachers=2, sharpness=0.0), 1.0), "invalid pate.sharpness = 0.0"),
+        (lambda: SanitizedGradients(0.0, 1.0), "invalid gradients.clip = 0.0"),
+        (lambda: SanitizedGradients(1.0, math.inf), "invalid gradients.sigma = inf"),
+        (lambda: SanitizedGradients(1.0, 1.0, 0), "invalid gradients.teachers = 0"),
     ],
 )
-def test_values_outside_their_range_are_refused(make, line: str) -> None:
+def test_rejects_invalid_options(make, line: str) -> None:
     with pytest.raises(ArgumentError, match=line):
         make()

@@ -43,7 +43,7 @@ def cost(noise: float, delta: float = 1e-5) -> str:
     return format_epsilon_bound(compute_epsilon({Event("gaussian", noise): 1}, delta))
 
 
-def test_nodes_with_one_kind_of_guarantee_have_one_line() -> None:
+def test_equal_guarantees_share_one_line() -> None:
     pate = PATE()
     expected = f"epsilon {cost(1.5)} at delta 1e-05, for {RECORD} (mechanism pate)"
     assert text({"a": (pate, LESS), "b": (pate, MORE)}) == expected
@@ -57,7 +57,7 @@ def test_nodes_with_one_kind_of_guarantee_have_one_line() -> None:
         ({"mechanism": "dp-sgd"}, 1e-5, RECORD, "dp-sgd"),
     ],
 )
-def test_an_epsilon_is_said_of_its_own_kind_of_guarantee_alone(
+def test_different_guarantees_have_separate_epsilons(
     change: dict[str, Any], delta: float, unit: str, mechanism: str
 ) -> None:
     pate = PATE()
@@ -69,7 +69,7 @@ def test_an_epsilon_is_said_of_its_own_kind_of_guarantee_alone(
     )
 
 
-def test_what_pld_rests_on_is_said_where_it_is_used() -> None:
+def test_assumption_of_pld_is_stated() -> None:
     for mechanism in ("dp-sgd", "pate", "noisy-outputs"):
         pld = protected(mechanism)
         assert told(pld).assumes == (*pld.assumes, NON_ADAPTIVE, STOPPING_TEXT.format(budget="none is set"))
@@ -78,7 +78,7 @@ def test_what_pld_rests_on_is_said_where_it_is_used() -> None:
     assert told(NoPrivacy()).assumes == ()
 
 
-def test_no_line_is_longer_than_servers_keep() -> None:
+def test_lines_fit_into_messages() -> None:
     said = [
         line for name in MECHANISMS.builtin for line in (*MECHANISMS[name].assumes, MECHANISMS[name].about)
     ]
@@ -91,7 +91,7 @@ def test_no_line_is_longer_than_servers_keep() -> None:
     ("event", "drawn"),
     [("gaussian(2.0)", False), ("gaussian(2.0, rate=1.0)", False), ("gaussian(2.0, rate=0.5)", True)],
 )
-def test_a_guarantee_rests_on_drawing_records_only_where_they_are_drawn(event: str, drawn: bool) -> None:
+def test_poisson_assumption_needs_sampled_events(event: str, drawn: bool) -> None:
     private = told(DPSGD())
     (node,) = summarize_privacy({"a": private}, {"a": ({event: 3, "laplace(10.0)": 1}, 0)})["nodes"]
     assert node["assumes"] == [line for line in private.assumes if drawn or line != POISSON]
@@ -100,14 +100,14 @@ def test_a_guarantee_rests_on_drawing_records_only_where_they_are_drawn(event: s
     assert unpaid["assumes"] == list(private.assumes)
 
 
-def test_that_a_patient_has_several_records_is_said_where_one_alone_is_protected() -> None:
+def test_grouped_records_are_mentioned_without_group_privacy() -> None:
     one, group = DPSGD(), DPSGD(group_size=4)
     assert PER_RECORD_ONLY in make_statement(one, {}, (), has_groups=True).assumes
     assert PER_RECORD_ONLY not in make_statement(one, {}, ()).assumes
     assert PER_RECORD_ONLY not in make_statement(group, {}, (), has_groups=True).assumes
 
 
-def test_a_nodes_prices_do_not_hold_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_composition_time_of_reported_costs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that it makes up: of a group in a sample, losses are integrated at length."""
     monkeypatch.setattr(statement, "COMPOSE_SECONDS", 1e-9)
     said = Statement(mechanism="dp-sgd", unit="a record", budget=1.0, accountant="rdp")

@@ -1,25 +1,37 @@
-"""A server whose inputs are copies is caught, one whose inputs are fresh is not; whence the numbers."""
+"""Copies of private images are found, and what is no copy is not; distances and the spaces they are in."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedstill.attacks import memorization as module
 from fedstill.attacks.attack import AttackResult
 from fedstill.attacks.attack_runner import attack_record
 from fedstill.attacks.generative_metrics import (
+    Extractor,
     frechet_distance,
     inception_scores,
     kernel_distance,
     penultimate_extractor,
     pixel_extractor,
 )
-from fedstill.attacks.memorization import Memorization, examine_images, memorization_test
+from fedstill.attacks.memorization import (
+    Memorization,
+    Neighbors,
+    data_copying_test,
+    examine_images,
+    memorization_test,
+    nearest_neighbors,
+    wilson_interval,
+)
 from fedstill.core.dataset import CaseIndex, TensorData
 from fedstill.core.errors import ArgumentError
 from fedstill.data import Digits, load
@@ -32,6 +44,241 @@ from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 from fedstill.tasks.classification import Classification
 from fedstill.tasks.multi_label import MultiLabel
+
+PLAIN = Extractor("vectors", lambda x: x)
+
+
+def gauss(count: int, seed: int, size: int = 8) -> torch.Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def three(seed: int, *counts: int) -> tuple[torch.Tensor, ...]:
+    """Vectors of one distribution, in parts."""
+    return torch.split(gauss(sum(counts), seed), list(counts))
+
+
+def slowly(
+    generated: torch.Tensor, private: torch.Tensor, held_out: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distances to the nearest private and the nearest held-out vector, one by one."""
+    return tuple(  # type: ignore[return-value]
+        torch.stack([min(((x - y) ** 2).sum().sqrt() for y in part) for x in generated])
+        for part in (private, held_out)
+    )
+
+
+# --- neighbors -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 999), st.integers(1, 30), st.integers(1, 40), st.integers(1, 5), st.booleans())
+def test_nearest_neighbors_match_slow_search(seed: int, n: int, m: int, d: int, whole: bool) -> None:
+    x, y = gauss(n, seed, d), gauss(m, seed + 1, d)
+    if whole:  # so that many are equally near
+        x, y = x.round(), y.round()
+    distances, places = nearest_neighbors(x, y)
+    every = (x.unsqueeze(1) - y).square().sum(2).sqrt()
+    torch.testing.assert_close(distances, every.min(1).values, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(distances, (x - y[places]).norm(dim=1), rtol=1e-12, atol=1e-12)
+
+
+def test_small_distances_are_exact_far_from_zero() -> None:
+    y = gauss(50, 0) + 1e5
+    x = y[:10] + 1e-6 * gauss(10, 1)
+    distances, places = nearest_neighbors(x, y)
+    assert places.tolist() == list(range(10))
+    torch.testing.assert_close(distances, (x - y[:10]).norm(dim=1), rtol=1e-12, atol=0)
+
+
+def test_chunked_search_matches_single_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = gauss(37, 0), gauss(91, 1)
+    at_once = nearest_neighbors(x, y)
+    sizes: list[int] = []
+    split = torch.split
+    monkeypatch.setattr(module, "MAX_NUMBERS", 300)
+    monkeypatch.setattr(torch, "split", lambda a, n: sizes.append(n) or split(a, n))
+    in_pieces = nearest_neighbors(x, y)
+    # 3 rows of 91 products of vectors; of the nearest 4, of 8 numbers each, 9 rows.
+    assert set(sizes) == {300 // 91, 300 // 32}
+    assert all(torch.equal(*pair) for pair in zip(at_once, in_pieces, strict=True))
+
+
+@pytest.mark.parametrize("few", [1, 3, 150])
+def test_finds_nearest_of_rare_subset(few: int) -> None:
+    x, y = gauss(20, 0), gauss(300, 1)
+    among = torch.zeros(300, dtype=torch.bool)
+    among[torch.randperm(300, generator=torch.Generator().manual_seed(2))[:few]] = True
+    pool = Neighbors(x, y)
+    distances, places = pool.first(among)
+    slow, _ = slowly(x, y[among], y)
+    torch.testing.assert_close(distances, slow)
+    assert among[places].all()
+    others = (x.unsqueeze(1) - y[~among]).norm(dim=2)
+    assert torch.equal(pool.count(~among, distances, include_ties=False), (others < slow.unsqueeze(1)).sum(1))
+
+
+# --- by hand and by slow references -----------------------------------------------------------------
+
+
+def test_memorization_test_by_hand() -> None:
+    """p = 1, h = 3; of two private images one is nearer than 3 and one as near."""
+    found = memorization_test(
+        torch.tensor([[0.0]]), torch.tensor([[-3.0], [1.0]]), torch.tensor([[3.0]]), PLAIN, seed=0
+    )
+    assert found["statistic"] == pytest.approx(0.5)
+    # One private image is kept of two: nearer with 1/2, not farther for sure.
+    assert found["share"] == pytest.approx(0.75)
+    assert (found["low"], found["high"]) == wilson_interval(0.75, 1)
+    assert found["held_out_ratio"] is None
+    (pair,) = found["pairs"]
+    assert (pair["generated"], pair["private"], pair["held_out"]) == (0, 1, 0)
+    assert (pair["distance"], pair["other"], pair["ratio"]) == (1.0, 3.0, pytest.approx(1 / 3))
+    # Any of the three places may be the held-out one: (h - p) / (h + p) is 1/2, 1/2 or (1 - 3) / (1 + 3).
+    assert found["expected"] == pytest.approx((0.5 + 0.5 - 0.5) / 3, abs=0.05)
+    assert found["p_value"] == pytest.approx(2 / 3, abs=0.06)
+
+
+def test_fewer_private_than_held_out_by_hand() -> None:
+    """The nearest private image is at 2; of three held-out ones one is nearer, and one of them is kept."""
+    found = memorization_test(
+        torch.tensor([[0.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0], [4.0], [5.0]]), PLAIN, seed=0
+    )
+    assert found["share"] == pytest.approx(2 / 3)
+    # Of the held-out ones: 1 to 2 by 1 to 4; 4 to 2 by 4 to 5; 5 to 2 by 5 to 4.
+    assert found["held_out_ratio"] == pytest.approx(min(1 / 3, 2 / 1, 3 / 1))
+
+
+def test_p_value_matches_slow_permutation_loop() -> None:
+    generated, private, held_out = three(0, 12, 9, 5)
+    found = memorization_test(generated, private, held_out, PLAIN, seed=3, permutations=60)
+    everyone = torch.cat([private, held_out])
+
+    def statistic(mine: torch.Tensor) -> float:
+        p, h = slowly(generated, everyone[mine], everyone[~mine])
+        return float(((h - p) / (h + p)).mean())
+
+    truth = torch.arange(14) < 9
+    drawn = [statistic(mine) for mine in module._permutations(truth, None, 3, 60)]
+    assert found["statistic"] == pytest.approx(statistic(truth))
+    assert found["expected"] == pytest.approx(sum(drawn) / 60)
+    assert found["p_value"] == (1 + sum(value >= found["statistic"] for value in drawn)) / 61
+
+
+def test_share_matches_subsets_of_equal_size() -> None:
+    generated, private, held_out = three(1, 40, 60, 15)
+    slow = []
+    for seed in range(1500):
+        kept = torch.randperm(60, generator=torch.Generator().manual_seed(seed))[:15]
+        p, _ = nearest_neighbors(generated, private[kept])
+        h, _ = nearest_neighbors(generated, held_out)
+        slow.append(float((p < h).double().mean()))
+    found = memorization_test(generated, private, held_out, PLAIN, seed=0, permutations=1)
+    assert found["share"] == pytest.approx(sum(slow) / len(slow), abs=0.01)
+
+
+def test_data_copying_matches_scipy() -> None:
+    from scipy.stats import mannwhitneyu
+
+    for seed in range(5):
+        x, y = (gauss(count, seed + shift, 1).flatten().abs() for count, shift in ((30, 0), (20, 50)))
+        if seed > 2:  # ties
+            x, y = (4 * x).round(), (4 * y).round()
+        expected = mannwhitneyu(
+            x.numpy(), y.numpy(), alternative="less", method="asymptotic", use_continuity=False
+        )
+        assert data_copying_test(x, y)[1] == pytest.approx(expected.pvalue, rel=1e-9)
+    assert data_copying_test(torch.zeros(3), torch.zeros(4)) == (0.0, 0.5)
+
+
+# --- what is a copy, and what is not ----------------------------------------------------------------
+
+
+def split_digits(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Private, held-out and fresh digits, drawn anew with each seed."""
+    data = load(Digits())
+    images = torch.cat([data.train.inputs, data.test.inputs])
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    private, held_out, fresh = torch.split(images[order[:1200]], [800, 200, 200])
+    return private, held_out, fresh
+
+
+def blur(images: torch.Tensor, noise: float, seed: int = 0) -> torch.Tensor:
+    return images + noise * torch.randn(images.shape, generator=torch.Generator().manual_seed(seed))
+
+
+SPACE = pixel_extractor((0.5,), (0.5,))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.4])
+def test_detects_memorizing_generator(noise: float) -> None:
+    private, held_out, _ = split_digits(0)
+    found = memorization_test(blur(private[:200], noise), private, held_out, SPACE, seed=0, permutations=199)
+    assert found["p_value"] < 0.01
+    if noise < 0.4:  # more noise, and the other test sees images that are poorer than held-out ones
+        assert found["z_p_value"] < 0.01
+        assert found["held_out_ratio"] is not None
+        assert found["pairs"][9]["ratio"] < found["held_out_ratio"] / 2
+    # 200 of 800 private images are kept: a copy's own is among them with 1/4, and half of the others win.
+    assert found["share"] == pytest.approx(0.625, abs=0.07)
+    assert found["low"] > 0.5
+    assert found["extractor"] == "pixels"
+
+
+def test_p_values_of_fresh_images_are_uniform() -> None:
+    """P-values are uniform: no more are small than should be, and no fewer."""
+    values = []
+    for seed in range(150):
+        generated, private, held_out = three(seed, 60, 80, 40)
+        found = memorization_test(generated, private, held_out, PLAIN, seed=seed, permutations=79)
+        values.append(found["p_value"])
+    small = sum(value <= 0.05 for value in values)
+    assert 2 <= small <= 15, "7.5 of 150 are expected; chance alone is outside once in a hundred times"
+    from scipy.stats import kstest
+
+    assert kstest(values, "uniform").pvalue > 0.01
+
+
+def test_permutes_patients_instead_of_slices() -> None:
+    """Slices of a patient are near each other: drawing slices would find copies where there are none."""
+
+    def measure(seed: int) -> tuple[dict[str, Any], ...]:
+        centers = gauss(18, seed, 3)
+        of = torch.arange(18).repeat_interleave(10)
+        slices = centers[of] + 0.05 * gauss(180, seed + 1000, 3)
+        private, held_out, generated = torch.split(slices, [80, 40, 60])
+        parts = (generated, private, held_out, PLAIN)
+        groups = (of[:80], of[80:120])
+        return (
+            memorization_test(*parts, seed=seed, permutations=99),
+            memorization_test(*parts, seed=seed, permutations=99, groups=groups),
+        )
+
+    found = [measure(seed) for seed in range(40)]
+    by_slice, by_patient = (sum(each[which]["p_value"] <= 0.05 for each in found) for which in (0, 1))
+    assert by_slice > 8
+    assert by_patient <= 6, "2 of 40 are expected"
+
+
+def test_rejects_patient_in_both_sets() -> None:
+    x, of = torch.zeros(2, 1), torch.tensor([3, 4])
+    with pytest.raises(
+        ArgumentError, match=r"invalid groups = 3 \(expected of private images or of held-out ones"
+    ):
+        memorization_test(x, x, x, PLAIN, seed=0, groups=(of, torch.tensor([3, 5])))
+
+
+def test_equal_images_avoid_division_by_zero() -> None:
+    x = torch.tensor([[0.0], [1.0]])
+    found = memorization_test(x, x, x, PLAIN, seed=0, permutations=9)
+    assert (found["statistic"], found["share"], found["z"]) == (0.0, 0.5, 0.0)
+    assert [pair["ratio"] for pair in found["pairs"]] == [1.0, 1.0]
+    assert (
+        len(memorization_test(x[:1].repeat(2, 1), x, x + 9, PLAIN, seed=0, permutations=9)["pairs"]) == 1
+    )  # once each
+    of_held_out = memorization_test(x[:1], x[1:], x[:1], PLAIN, seed=0, permutations=9)
+    assert of_held_out["statistic"] == -1
+    assert of_held_out["pairs"][0]["ratio"] == math.inf
+
 
 SHAPE, SIZES = (1, 8, 8), (200, 300, 100)
 FEW = Memorization(images=150, permutations=199, pairs=5)
@@ -86,7 +333,7 @@ def noisy(images: torch.Tensor, noise: float = 0.02) -> torch.Tensor:
 # --- what is a copy, and what is not ----------------------------------------------------------------
 
 
-def test_a_server_that_memorizes_is_caught_and_whose_images_it_has(run: Simulation) -> None:
+def test_detects_copied_node_images(run: Simulation) -> None:
     found = examine_images(noisy(PARTS[1].inputs[:150]), run, FEW, 0)
     for space in spaces(found):
         assert space["p_value"] < 0.01
@@ -106,7 +353,7 @@ def test_a_server_that_memorizes_is_caught_and_whose_images_it_has(run: Simulati
 # --- where numbers come from ------------------------------------------------------------------------
 
 
-def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
+def test_record_matches_single_functions(run: Simulation) -> None:
     found = examine_images(FRESH, run, replace(FEW, images=60), 3)
     last = FRESH[-60:]
     features = penultimate_extractor(run.student, last, "the student")
@@ -148,7 +395,7 @@ def test_numbers_are_those_of_the_functions(run: Simulation) -> None:
     assert found.skipped == []
 
 
-def test_an_image_that_is_asked_about_again_counts_once(run: Simulation) -> None:
+def test_repeated_images_count_once(run: Simulation) -> None:
     moved = FRESH[:20] + 1e-3 * torch.randn(3, 20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     again = examine_images(torch.cat([*moved, FRESH[:20]]), run, FEW, 3)
     assert again.part == examine_images(FRESH[:20], run, FEW, 3).part
@@ -157,7 +404,7 @@ def test_an_image_that_is_asked_about_again_counts_once(run: Simulation) -> None
         examine_images(FRESH[:1].repeat(5, 1, 1, 1), run, FEW, 3)
 
 
-def test_held_out_and_generated_images_are_as_many_in_fid(run: Simulation) -> None:
+def test_fid_uses_equal_numbers_of_images(run: Simulation) -> None:
     images = torch.cat([PARTS[0].inputs, PARTS[1].inputs, PARTS[2].inputs, FRESH[:60]])
     found = examine_images(images, run, replace(FEW, images=len(images)), 3)
     count = min(len(TEST), found.part["images"])
@@ -165,7 +412,7 @@ def test_held_out_and_generated_images_are_as_many_in_fid(run: Simulation) -> No
     assert {apart["generated"] for apart in found.part["distances"]} == {count}
 
 
-def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_from_large_image_sets(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_IMAGES", 90)
     monkeypatch.setattr(module, "MAX_NODE_IMAGES", 40)
     found = examine_images(noisy(FRESH), run, FEW, 0)
@@ -189,7 +436,7 @@ def test_of_many_images_some_are_drawn(run: Simulation, monkeypatch: pytest.Monk
     assert json.dumps(spaces(found)) == json.dumps(spaces(examine_images(noisy(FRESH), run, FEW, 0)))
 
 
-def test_spaces_too_large_for_fid_are_told(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skips_fid_in_large_spaces(run: Simulation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_FID_DIMENSIONS", 63)
     found = examine_images(FRESH, run, FEW, 0)
     assert [space["dimensions"] for space in found.part["distances"]] == [16]
@@ -202,7 +449,7 @@ def test_spaces_too_large_for_fid_are_told(run: Simulation, monkeypatch: pytest.
 # --- patients ---------------------------------------------------------------------------------------
 
 
-def test_patients_are_drawn_whole() -> None:
+def test_patients_are_permuted_as_groups() -> None:
     """Numbers of patients may be alike in two places, where they are of two patients."""
     parts = [replace(part, groups=torch.arange(len(part)) // 10) for part in PARTS]
     test = replace(TEST, groups=torch.arange(len(TEST)) // 10)
@@ -231,7 +478,7 @@ def test_patients_are_drawn_whole() -> None:
 # --- what does not apply ----------------------------------------------------------------------------
 
 
-def test_scores_are_of_one_label_an_image() -> None:
+def test_skips_inception_scores_of_multi_label_tasks() -> None:
     parts = [replace(part, targets=torch.nn.functional.one_hot(part.targets, 10)) for part in PARTS]
     test = replace(TEST, targets=torch.nn.functional.one_hot(TEST.targets, 10))
     found = examine_images(FRESH, Simulation(setting(parts=parts, test=test, task=MultiLabel(10))), FEW, 0)
@@ -241,7 +488,7 @@ def test_scores_are_of_one_label_an_image() -> None:
     assert len(spaces(found)) == 2
 
 
-def test_a_student_that_diverged_leaves_pixels() -> None:
+def test_diverged_student_leaves_pixel_space() -> None:
     experiment = Simulation(setting())
     for parameter in experiment.student.parameters():
         parameter.data.fill_(torch.nan)
@@ -252,7 +499,7 @@ def test_a_student_that_diverged_leaves_pixels() -> None:
     assert all("NaN" in reason for _, reason in found.skipped)
 
 
-def test_inputs_that_are_no_numbers_give_nothing(run: Simulation) -> None:
+def test_nan_inputs_give_empty_record(run: Simulation) -> None:
     found = examine_images(FRESH * torch.nan, run, FEW, 0)
     assert (found.part["spaces"], found.part["distances"], found.part["scores"]) == ([], [], None)
     assert found.pictures == {}
@@ -260,7 +507,7 @@ def test_inputs_that_are_no_numbers_give_nothing(run: Simulation) -> None:
     assert {name for name, _ in found.skipped} == {"memorization", "distances", "scores"}
 
 
-def test_a_node_of_one_image_has_no_distance() -> None:
+def test_skips_distance_of_single_image_node() -> None:
     parts = [PARTS[0].subset(torch.tensor([0])), *PARTS[1:]]
     found = examine_images(FRESH, Simulation(setting(Standalone(), parts=parts)), FEW, 0)
     assert list(found.part["distances"][0]["nodes"]) == ["node-1", "node-2"]
@@ -268,7 +515,7 @@ def test_a_node_of_one_image_has_no_distance() -> None:
     assert "node-0 holds one image" in found.skipped[0][1]
 
 
-def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
+def test_record_is_json_with_none_for_non_finite(run: Simulation) -> None:
     """Copies of held-out images are infinitely farther from private ones."""
     found = examine_images(TEST.inputs[:150], run, FEW, 0)
     told = attack_record(FEW, found.part)["result"]
@@ -278,12 +525,12 @@ def test_all_is_json_with_none_for_what_is_not_finite(run: Simulation) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"images": 1}, {"permutations": 0}, {"pairs": 0}])
-def test_bad_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_rejects_invalid_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"memorization.{next(iter(wrong))}"):
         Memorization(**wrong)
 
 
-def test_bad_inputs_are_refused(run: Simulation) -> None:
+def test_rejects_invalid_inputs(run: Simulation) -> None:
     for wrong in (FRESH[:1], FRESH.expand(-1, 3, -1, -1), FRESH[0]):
         with pytest.raises(ArgumentError, match="generated inputs"):
             examine_images(wrong, run, FEW, 0)
