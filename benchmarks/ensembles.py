@@ -16,7 +16,7 @@ import torch
 
 from fedstill.core.errors import FedstillError
 from fedstill.node import local_training
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import load
 from fedstill.tasks import formulas
 
@@ -35,7 +35,7 @@ def measure(preset: str, seed: int, smoothing: float, root: str) -> dict[str, fl
         nodes=dataclasses.replace(config.nodes, local=local),
         evaluation=dataclasses.replace(config.evaluation, centralized=False),
     )
-    experiment, _ = prepare(config)
+    experiment, _ = build_simulation(config)
     task = experiment.task
     for node in experiment.nodes:
         local_training.train([node], task, local, experiment.compute)

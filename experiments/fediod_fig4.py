@@ -49,7 +49,7 @@ from fedstill.node.node import Node
 from fedstill.node.policy import PolicyConfig
 from fedstill.protocol.local_config import LocalConfig
 from fedstill.runs import presets
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.config import RunConfig, from_dict
 from fedstill.runs.setting import Setting, shape_of
 
@@ -102,7 +102,7 @@ def divided(
         "seed": seed,
     }
     config = from_dict(merge_tables(RunConfig, presets.read(named, RunConfig), told))
-    given = prepare(config)[0].setting
+    given = build_simulation(config)[0].setting
     method = given.method
     if given.public is None or given.public.labels is None or not isinstance(method, FedIOD):
         raise ArgumentError("base", base, "a run of FedIOD on images with labels")

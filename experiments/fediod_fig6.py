@@ -18,7 +18,7 @@ from fedstill.core.errors import RunFolderError
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.report.image_panels import CODE_COLORS, MAPS_SUFFIX
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 
 SHOWN = 4  # pictures of each method
 
@@ -27,7 +27,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
     """Draw one seed, and give how well the first method's model finds the maps in the others' images, in
     percent."""
     comparison, (judging, *drawing) = read_folder(runs), methods
-    given = prepare(comparison.run_config(ComparisonRun(ONLY_SETTING, judging, seed)))[0].setting
+    given = build_simulation(comparison.run_config(ComparisonRun(ONLY_SETTING, judging, seed)))[0].setting
     judge = build(comparison.base["student"]["model"], shape_of(given), given.task.classes, 0, "student")
     judged_by = ComparisonRun(ONLY_SETTING, judging, seed)
     judge.load_state_dict(load_file(runs / judged_by.folder / "student.safetensors"))

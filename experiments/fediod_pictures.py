@@ -20,7 +20,7 @@ from fedstill.core.compute import Compute
 from fedstill.models import build
 from fedstill.node import local_training
 from fedstill.report.png import OUTLINE_COLORS, outline_codes
-from fedstill.runs.build import prepare
+from fedstill.runs.build import build_simulation
 from fedstill.runs.example_predictions import portray
 from fedstill.runs.setting import Setting, shape_of
 
@@ -30,7 +30,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
     comparison, rows = read_folder(runs), []
     for setting in comparison.settings:
         first = comparison.run_config(ComparisonRun(setting, methods[0], seed))
-        given = prepare(first)[0].setting
+        given = build_simulation(first)[0].setting
         outputs = {}
         for method in methods:
             folder = runs / ComparisonRun(setting, method, seed).folder

@@ -4,7 +4,7 @@
 
 Each of three nodes has its part of a table (Dirichlet, alpha 0.5) and a model that learned there before: a
 forest of scikit-learn, a logistic regression as an ONNX graph, and boosted trees behind an address of this
-machine. None is a torch module, none is trained here, and no gradient goes through them. The test rows are
+machine. None is a torch module, none is trained here, and no gradient passes through them. The test rows are
 nobody's. With --validation all is measured on a part of the training rows instead, to choose options by.
 
 It needs onnx, and fedstill's extra "onnx".

@@ -30,7 +30,7 @@ from fedstill.data.loading import load
 from fedstill.privacy.accounting import calibrate_noise
 from fedstill.privacy.dpsgd import clipped_sum
 from fedstill.privacy.events import Event, PrivacyCost
-from fedstill.runs.build import divide
+from fedstill.runs.build import split_data
 from fedstill.runs.config import RunConfig, from_dict
 
 Options = argparse.Namespace
@@ -61,7 +61,7 @@ def learned(
 @torch.no_grad()
 def percent(config: RunConfig, data: DataSet, o: Options) -> dict[float, list[float]]:
     """Of one seed, by epsilon: the nodes' mean accuracy, and that of both ensembles."""
-    parts, _ = divide(config, data)
+    parts, _ = split_data(config, data)
     classes, task = len(data.classes), config.task.make(data.classes)
     network = models.build(o.model, tuple(data.test.inputs.shape[1:]), classes, config.seed)
     assert isinstance(network, nn.Sequential)
