@@ -17,8 +17,8 @@ LONGEST = 300  # characters of a page's line
 
 def line(env: BuildEnvironment, page: str) -> str:
     """One page: its title, the address of its source, the first sentences that it has."""
-    told = next((each for each in env.get_doctree(page).findall(nodes.paragraph)), None)
-    text = " ".join(told.astext().split()) if told else ""
+    paragraph = next((each for each in env.get_doctree(page).findall(nodes.paragraph)), None)
+    text = " ".join(paragraph.astext().split()) if paragraph else ""
     text = text if len(text) <= LONGEST else text[:LONGEST].rpartition(" ")[0] + " ..."
     source = f"_sources/{Path(env.doc2path(page, base=False))}.txt"
     return f"- [{env.titles[page].astext()}]({source}): {text}".rstrip(": ")

@@ -49,8 +49,8 @@ FIXED = {  # what a method says of itself, which is no option
     name
     for method in METHODS.values()
     for kind in method.__mro__
-    for name, told in vars(kind).get("__annotations__", {}).items()
-    if str(told).startswith("ClassVar")
+    for name, meaning in vars(kind).get("__annotations__", {}).items()
+    if str(meaning).startswith("ClassVar")
 }
 
 
@@ -117,7 +117,7 @@ def rows(config: Any, prefix: str, keys: bool) -> Iterator[str]:
             if value.key:
                 allowed = f"{value.registry.allowed}, or module:Name"
                 yield row(f"{name}.{value.key}", allowed, value.called, meaning(type(config), field.name))
-            if keys or "method" not in name:  # what each can be told stands under its own heading
+            if keys or "method" not in name:  # options of each are under its own heading
                 yield from common(value, f"{name}.", keys)
         elif is_dataclass(value):
             yield from rows(value, f"{name}.", keys)
@@ -145,10 +145,10 @@ def needed(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def row(name: str, allowed: str, default: object, told: str) -> str:
+def row(name: str, allowed: str, default: object, meaning: str) -> str:
     """An option: its name; below what it may be, what it is where it is not given, and what it means."""
     given = "" if default == "" or default == [] else f"; default `{toml(default)}`"
-    return f"`{name}`\n: *{safe(allowed)}*{given}. {safe(told)}".rstrip()
+    return f"`{name}`\n: *{safe(allowed)}*{given}. {safe(meaning)}".rstrip()
 
 
 def toml(value: object) -> str:
