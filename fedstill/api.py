@@ -307,7 +307,7 @@ def _convert_model(model: Any, interface: Interface, index: int, seed: int) -> n
         model = read_model_config(str(model), Path(), argument)
     elif not isinstance(model, ModelConfig):
         model = CustomModel(source=model)
-    return custom_model.make(model, interface, Path(), seed, "model", index, whose=argument)
+    return custom_model.build_model(model, interface, Path(), seed, "model", index, option=argument)
 
 
 def _open_folder(folder: Path, fingerprint: Mapping[str, str]) -> None:

@@ -446,13 +446,13 @@ def test_distil_trains_nodes_and_student_on_ones_own_modules(tmp_path: Path) -> 
     [
         ({"models": [MLP(SHAPE, 3)]}, ArgumentError, "models is 1"),
         ({"names": ["a", "a"]}, ArgumentError, "each name once"),
-        ({"student": MLP(SHAPE, 4)}, ModelError, "student gives outputs of shape (4,)"),
+        ({"student": MLP(SHAPE, 4)}, ModelError, "student returns outputs of shape (4,)"),
         ({"data": [blobs(60, 1), (blobs(90, 2)[0] * 100, blobs(90, 2)[1])]}, DataError, "mean and std"),
         ({"mean": (0.1, 0.2)}, ArgumentError, "1 channels"),
         ({"method": "fedio"}, ArgumentError, "did you mean 'fediod'"),
         ({"method": 3}, ArgumentError, "FedIOD"),
         ({"student": MLP(SHAPE, 3).requires_grad_(False)}, ArgumentError, "student is 'all frozen'"),
-        ({"perceptual": "none.safetensors"}, DataError, "there is no such file"),
+        ({"perceptual": "none.safetensors"}, DataError, "file not found"),
         (
             {"engine": fedstill.EngineConfig(name="flare")},
             ArgumentError,

@@ -34,7 +34,14 @@ from fedstill.methods import (
     set_lr,
     stack_tensors,
 )
-from fedstill.methods._label_maps import DIFFERENCE, LABEL_MAPS, FromMaps, Gallery, told, whose
+from fedstill.methods._label_maps import (
+    DIFFERENCE,
+    LABEL_MAPS,
+    GeneratesFromMaps,
+    ImageMapCache,
+    map_order,
+    owner_id,
+)
 from fedstill.models import PatchCritic
 from fedstill.models.critics import Norm, PatchGAN
 from fedstill.models.generators import TableCritic
@@ -71,7 +78,7 @@ class CriticOptions(Method):
     that learns privately takes all."""
 
     @property
-    def critical(self) -> bool:
+    def has_critics(self) -> bool:
         """Whether there are critics at all."""
         return self.gan > 0
 
@@ -89,22 +96,22 @@ class CriticOptions(Method):
         self.critics(at).prepare(nodes)
 
 
-def on_real(d: torch.Tensor, form: GANForm) -> torch.Tensor:
+def real_loss(d: torch.Tensor, form: GANForm) -> torch.Tensor:
     """What D_k loses where it looks at real data, value by value: it learns to be low there (Eq. 2)."""
     return d.sigmoid() if form == "eq2" else F.softplus(d)
 
 
-def on_fake(d: torch.Tensor, form: GANForm) -> torch.Tensor:
+def fake_loss(d: torch.Tensor, form: GANForm) -> torch.Tensor:
     """What D_k loses where it looks at what was generated, value by value: it learns to be high there."""
     return 1 - d.sigmoid() if form == "eq2" else F.softplus(-d)
 
 
-def doubts(d: torch.Tensor, form: GANForm) -> torch.Tensor:
+def generator_gan_loss(d: torch.Tensor, form: GANForm) -> torch.Tensor:
     """What G loses for each image at each critic: ``(K, B, h, w)`` to ``(K, B)``, summed over patches.
 
     Descending D, as ascending 1 - D in Eq. 2; of binary cross-entropy the form that does not saturate.
     """
-    return on_real(d, form).flatten(2).sum(2)
+    return real_loss(d, form).flatten(2).sum(2)
 
 
 class Critics:
@@ -116,47 +123,47 @@ class Critics:
             if getattr(config, option, 0) == 1:  # a row is one value a channel, of which there is no variance
                 allowed = "2 or more for rows of a table, as batch norm compares them"
                 raise ArgumentError(f"method.{option}", 1, allowed)
-        self.maps = config if isinstance(config, FromMaps) else None
-        self.gallery = setting.cached("gallery", lambda: Gallery(setting.task))
-        self.pairs = self.maps is not None and config.critical
-        self.compares = self.maps is not None and self.maps.compares(self.task)
+        self.maps = config if isinstance(config, GeneratesFromMaps) else None
+        self.map_cache = setting.cached("map cache", lambda: ImageMapCache(setting.task))
+        self.judges_pairs = self.maps is not None and config.has_critics
+        self.compares_images = self.maps is not None and self.maps.compares_images(self.task)
 
     @property
     def sends(self) -> Mapping[str, str]:
         """What goes down with x, by kind."""
-        maps = {"maps": LABEL_MAPS} if self.pairs else {}
-        return {**maps, **({"source": SOURCES} if self.compares else {})}
+        maps = {"maps": LABEL_MAPS} if self.judges_pairs else {}
+        return {**maps, **({"source": SOURCES} if self.compares_images else {})}
 
     @property
     def releases(self) -> Mapping[str, str]:
-        critic = {"critic": CRITIC} if self.config.critical else {}
-        return {**critic, **({"difference": DIFFERENCE} if self.compares else {})}
+        critic = {"critic": CRITIC} if self.config.has_critics else {}
+        return {**critic, **({"difference": DIFFERENCE} if self.compares_images else {})}
 
     @property
-    def reads(self) -> tuple[str, ...]:
+    def depends_on_records(self) -> tuple[str, ...]:
         """What of an answer is computed from the records themselves."""
-        return ("difference",) if self.compares else ()
+        return ("difference",) if self.compares_images else ()
 
     def prepare(self, nodes: Sequence[Node]) -> None:
         """A critic D_k for each node, with its own first weights; none where nothing needs it."""
-        conditions = self.task.condition_channels if self.pairs else 0
-        for node in nodes if self.config.critical else ():
+        conditions = self.task.condition_channels if self.judges_pairs else 0
+        for node in nodes if self.config.has_critics else ():
             norm: Norm = "group" if "critic" in node.private_steps else "batch"
             shape = self.task.real_images(node.data).shape[1:]
-            kind = self._kind(tuple(shape[1:]))
+            kind = self._critic_class(tuple(shape[1:]))
             with seeded(node.seed, node.name, "critic"):
                 critic = kind(shape[0] + conditions, self.config.critic_width, norm)
             node.add_module("critic", critic, partial(adam, lr=self.config.critic_lr, beta=0.5))
 
-    def _kind(self, sides: tuple[int, ...]) -> Callable[[int, int, Norm], nn.Module]:
+    def _critic_class(self, sides: tuple[int, ...]) -> Callable[[int, int, Norm], nn.Module]:
         """The network of D_k for inputs of a size.
 
         Raises:
             ArgumentError: the PatchGAN, for rows of a table or images that are too small.
         """
         if self.config.critic_form == "patchgan":
-            if self.task.form == "rows" or min(sides) < PatchGAN.least:
-                allowed = f"two-layer, but for images of {PatchGAN.least} pixels a side or more"
+            if self.task.form == "rows" or min(sides) < PatchGAN.min_side:
+                allowed = f"two-layer, but for images of {PatchGAN.min_side} pixels a side or more"
                 raise ArgumentError("method.critic_form", "patchgan", allowed)
             return PatchGAN
         return TableCritic if self.task.form == "rows" else PatchCritic
@@ -187,51 +194,53 @@ class Critics:
             if about is not None and tuple(about.shape[: len(wanted)]) != wanted:
                 allowed = f"one for each of {form[1]} inputs"
                 raise ArgumentError(f"shape of {name}", tuple(about.shape[1:]), allowed)
-        if self.config.critical:
-            seen = self.seen(x, maps)
-            if self._private(group):
+        if self.config.has_critics:
+            seen = self.critic_input(x, maps)
+            if self._trains_privately(group):
                 self._set_rates(group.nodes)
-                self._learn_privately(group.nodes[0], number, seen[0].detach())
+                self._private_train_step(group.nodes[0], number, seen[0].detach())
             else:
-                real = self.drawn(group, number, x)["real"] if real is None else real
-                self._learn(group, real, seen.detach()[:, : real.shape[1]])
+                real = self.sample_inputs(group, number, x)["real"] if real is None else real
+                self._train_step(group, real, seen.detach()[:, : real.shape[1]])
             response["critic"] = group.module("critic")(seen)
-        if self.compares and source is not None:
+        if self.compares_images and source is not None:
             each = zip(group.nodes, x, source, strict=True)
             response["difference"] = stack_tensors([self._difference(*mine) for mine in each])
         return response
 
-    def drawn(self, group: NodeGroup, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    def sample_inputs(self, group: NodeGroup, number: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """``real``, what D_k learns on of the node's own beside x ``(G, B, ...)``; its learning rate is set.
 
         A critic that learns privately draws by itself.
         """
-        if not self.config.critical or self._private(group):
+        if not self.config.has_critics or self._trains_privately(group):
             return {}
         self._set_rates(group.nodes)
-        return {"real": self.own(group, number, min(self.config.critic_batch or x.shape[1], x.shape[1]))}
+        return {
+            "real": self.sample_real(group, number, min(self.config.critic_batch or x.shape[1], x.shape[1]))
+        }
 
     @staticmethod
-    def _private(group: NodeGroup) -> bool:
+    def _trains_privately(group: NodeGroup) -> bool:
         return "critic" in group.nodes[0].private_steps
 
     def evaluate(self, group: NodeGroup, x: torch.Tensor, maps: torch.Tensor | None = None) -> torch.Tensor:
         """D_k(x) as it is, ``(G, B, h, w)``; nothing is trained."""
-        return group.module("critic")(self.seen(x, maps))
+        return group.module("critic")(self.critic_input(x, maps))
 
-    def seen(self, x: torch.Tensor, maps: torch.Tensor | None) -> torch.Tensor:
+    def critic_input(self, x: torch.Tensor, maps: torch.Tensor | None) -> torch.Tensor:
         """What critics see: the image, or map and image, ``(..., conditions + channels, H, W)``."""
-        if not self.pairs or maps is None:
+        if not self.judges_pairs or maps is None:
             return x
         return torch.cat([self.task.encode_maps(maps), x], -3)
 
-    def own(self, group: NodeGroup, number: int, size: int) -> torch.Tensor:
+    def sample_real(self, group: NodeGroup, number: int, size: int) -> torch.Tensor:
         """x'_k as critics see them: some of each node's own, ``(G, size, ...)``."""
         if self.maps is None:
             return group.sample(size, "critic", number)[0]
-        views = [seeing(node, self.gallery.of(node.data)) for node in group.nodes]
+        views = [with_data(node, self.map_cache.get(node.data)) for node in group.nodes]
         parts = [view.sample(size, "critic", number) for view in views]
-        return self.seen(
+        return self.critic_input(
             stack_tensors([part.inputs for part in parts]), stack_tensors([part.targets for part in parts])
         )
 
@@ -244,46 +253,48 @@ class Critics:
             set_lr(node.optimizers["critic"], rate)
             group["steps taken"] = taken + 1
 
-    def _learn(self, group: NodeGroup, real: torch.Tensor, fake: torch.Tensor) -> None:
+    def _train_step(self, group: NodeGroup, real: torch.Tensor, fake: torch.Tensor) -> None:
         """A step of each D_k (Eq. 2), without pi_k, which would need the other nodes' sizes."""
         critic, form = group.module("critic"), self.config.gan_form
         with torch.enable_grad():
             critic.train(True)
-            losses = on_real(critic(real), form) + on_fake(critic(fake), form)
+            losses = real_loss(critic(real), form) + fake_loss(critic(fake), form)
             group.step("critic", losses.flatten(1).mean(1))
 
-    def _learn_privately(self, node: Node, number: int, fake: torch.Tensor) -> None:
+    def _private_train_step(self, node: Node, number: int, fake: torch.Tensor) -> None:
         """The same with DP-SGD (DP-CGAN): x'_k are drawn each by itself; what fakes teach is free."""
         n, batch, form = len(node.data), self.config.batch, self.config.gan_form
         dp_training.private_step(
-            self._paired(node),
+            self._with_critic_inputs(node),
             "critic",
             node.private_steps["critic"],
             sampling_rate(n, batch),
             number,
-            private_loss=lambda D, real, _: on_real(D(real), form).flatten(1).mean(1),
-            public_loss=lambda D: on_fake(D(fake), form).mean(),
+            private_loss=lambda D, real, _: real_loss(D(real), form).flatten(1).mean(1),
+            public_loss=lambda D: fake_loss(D(fake), form).mean(),
             batch=min(n, batch),
         )
 
-    def _paired(self, node: Node) -> Node:
+    def _with_critic_inputs(self, node: Node) -> Node:
         """The node with what its critic sees for inputs, made beforehand: a step takes records one by one."""
         if self.maps is None:
             return node
-        found = self.gallery.of(node.data)
-        return seeing(node, TensorData(self.seen(found.inputs, found.targets), found.targets, found.groups))
+        found = self.map_cache.get(node.data)
+        return with_data(
+            node, TensorData(self.critic_input(found.inputs, found.targets), found.targets, found.groups)
+        )
 
     def _difference(self, node: Node, x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """How far images are from the real ones of the same maps: ``(B,)``, 0 where the map is another's."""
         assert self.maps is not None
-        mine = told(node)
+        mine = map_order(node)
         owner, row, pose = source.long().unbind(1)
         # A row that was never told is nobody's.
-        rows = torch.nonzero((owner == whose(node.name)) & (row >= 0) & (row < len(mine))).flatten()
+        rows = torch.nonzero((owner == owner_id(node.name)) & (row >= 0) & (row < len(mine))).flatten()
         difference = x.new_zeros(len(x))
         if not len(rows):
             return difference
-        real = flip_and_rotate(self.gallery.of(node.data).inputs[mine[row[rows]]], pose[rows])
+        real = flip_and_rotate(self.map_cache.get(node.data).inputs[mine[row[rows]]], pose[rows])
         made = x[rows]
         found = self.maps.pixel * (made - real).abs().flatten(1).mean(1)
         if self.maps.perceptual and self.setting.perceptual is not None:
@@ -291,7 +302,7 @@ class Critics:
         return difference.index_put((rows,), found)
 
 
-def seeing(node: Node, data: TensorData) -> Node:
+def with_data(node: Node, data: TensorData) -> Node:
     """The node with other data in the place of its own, record by record; all else is the same."""
     view = copy.copy(node)
     view.data = data

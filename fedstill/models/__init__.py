@@ -1,13 +1,14 @@
 """Networks, and the registry that builds one from its name.
 
-``image_classifiers``, ``tabular``, ``unet``, ``scattering`` and ``text_classifiers`` hold networks for nodes and
-student; ``critics`` and ``generators`` those that methods add. ``extractor_head`` splits a network in two,
-``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention maps, ``vgg``
-features for a perceptual loss. ``hugging_face`` loads models of that library. ``module_check`` checks whether a module
-can take part, ``dp_compatibility`` whether DP-SGD can train it.
+``image_classifiers``, ``tabular``, ``unet``, ``scattering`` and ``text_classifiers`` hold networks for nodes
+and student; ``critics`` and ``generators`` those that methods add. ``extractor_head`` splits a network in
+two, ``module_utils`` copies it, sets its mode and flattens its state, ``attention_maps`` computes attention
+maps, ``vgg`` features for a perceptual loss. ``hugging_face`` loads models of that library. ``module_check``
+checks whether a module can take part, ``dp_compatibility`` whether DP-SGD can train it.
 
-For existing models, ``model_config`` holds the options and ``custom_model`` builds the model: ``predictors`` wraps
-estimators, ONNX graphs and endpoints, ``interface`` defines inputs and outputs, ``class_map`` reorders classes.
+For existing models, ``model_config`` holds the options and ``custom_model`` builds the model: ``predictors``
+wraps estimators, ONNX graphs and endpoints, ``interface`` defines inputs and outputs, ``class_map`` reorders
+classes.
 
 This package may import tasks and core only. To add a network, add a class to one of these files and a line in
 ``MODELS``.
@@ -89,8 +90,8 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 )
 
 PREDICTION_ONLY = (  # the rule by which a node refuses input gradients of its model
-    "model: it predicts only and has no gradients (expected a method that queries outputs only, "
-    "docs/own-model.md)"
+    "model: it predicts only, no gradient passes through it (expected a method that queries "
+    "outputs only, docs/own-model.md)"
 )
 TEXT_MODELS = ("transformer", "bag")  # names of networks for texts
 FIXED_WIDTH_MODELS = ("linear", "unit-linear")  # networks without a width
@@ -116,7 +117,8 @@ def build(
 
     Raises:
         ArgumentError: the name is unknown or does not fit the inputs.
-        ModelError: the model cannot be built, or a custom factory returns something other than a torch module.
+        ModelError: the model cannot be built, or a custom factory returns something other than a torch
+            module.
 
     >>> build("mlp:8", (1, 8, 8), 10, 0)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -133,10 +135,11 @@ def instantiate(
     """Return a model by name: a network, or the return value of a custom factory.
 
     Args:
-        spec: name of a built-in or installed network, such as ``"resnet8"`` or ``"resnet8:16"`` (width 16), or
-            ``"package.module:factory"`` for a custom one. ``factory(shape, classes)`` receives ``vocabulary`` as third
-            argument for texts, and ``width=16`` if the name has a width. For texts ``"transformer"`` or ``"bag"``. For
-            texts and images also ``"hf:folder"`` (:mod:`fedstill.models.hugging_face`).
+        spec: name of a built-in or installed network, such as ``"resnet8"`` or ``"resnet8:16"`` (width 16),
+            or ``"package.module:factory"`` for a custom one. ``factory(shape, classes)`` receives
+            ``vocabulary`` as third argument for texts, and ``width=16`` if the name has a width. For texts
+            ``"transformer"`` or ``"bag"``. For texts and images also ``"hf:folder"``
+            (:mod:`fedstill.models.hugging_face`).
         shape: ``(channels, H, W)`` of an image, ``(L,)`` of a text, or ``(F,)`` of a row of a table.
         classes: number of logits per input or pixel, or of channels if outputs are images.
         seed: seed of the initial weights.
@@ -192,12 +195,9 @@ def _parse_model_name(spec: str, form: Form | None = None) -> tuple[str, dict[st
     if is_object_path(spec) and name not in (*MODELS.builtin, "hf"):
         return spec, {}
     if name in known:
-        one = (
-            f"{name}, which has no width"
-            if name in FIXED_WIDTH_MODELS
-            else f"{name}:WIDTH, a whole number from 1 up"
-        )
-        raise ArgumentError("model", spec, one)
+        fixed = name in FIXED_WIDTH_MODELS
+        expected = f"{name}, which has no width" if fixed else f"{name}:WIDTH, an integer >= 1"
+        raise ArgumentError("model", spec, expected)
     meant = closest_name(name, known)
     hint = "" if meant is None else f"; did you mean {meant!r}?"
     folders = form != "rows"
@@ -220,8 +220,8 @@ def _accepts_form(name: str, form: Form) -> bool:
 def carries_gradient(model: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return whether autograd can follow a network from its inputs ``(B, *shape)`` to its outputs.
 
-    A module that wraps a random forest, for example, breaks the graph. Gradients may be zero, as they are in some
-    networks with their initial weights.
+    A module that wraps a random forest, for example, breaks the graph. Gradients may be zero, as they are in
+    some networks with their initial weights.
     """
     if not getattr(model, "differentiable", True):
         return False

@@ -1,8 +1,10 @@
-"""Attention maps of a network: the strength of its last spatial activation at each position, without gradients.
+"""Attention maps of a network: the strength of its last spatial activation at each position, without
+gradients.
 
-Zagoruyko, Komodakis: "Paying More Attention to Attention", ICLR 2017, section 3.1: the mean over channels of squared
-activations. The maps need neither classes nor a second pass, so they also serve networks whose outputs are images.
-They are resized to one size, so that maps of different networks can be compared.
+Zagoruyko, Komodakis: "Paying More Attention to Attention", ICLR 2017, section 3.1: the mean over channels of
+    squared
+activations. The maps need neither classes nor a second pass, so they also serve networks whose outputs are
+images. They are resized to one size, so that maps of different networks can be compared.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from fedstill.core.errors import ModelError
 from fedstill.models.module_utils import in_mode
 
 
-def find_attention_layer(model: nn.Module, shape: tuple[int, ...], whose: str) -> str:
+def find_attention_layer(model: nn.Module, shape: tuple[int, ...], subject: str) -> str:
     """Return the name of the layer whose activation becomes the map: the last spatial one before the output.
 
     Args:
         model: the network.
         shape: shape of an input.
-        whose: name of the model, the first words of an error.
+        subject: name of the model, the first words of an error.
 
     Raises:
         ModelError: no layer returns ``(B, C, h, w)`` with more than one position.
@@ -45,16 +47,17 @@ def find_attention_layer(model: nn.Module, shape: tuple[int, ...], whose: str) -
     ]
     if not spatial:
         raise ModelError(
-            f"{whose} has no attention map (expected a layer that returns (B, C, h, w) before the output, such as "
-            "a convolution, or a method without attention maps)"
+            f"{subject} has no attention map (expected a layer that returns (B, C, h, w) before the output, "
+            "such as a convolution, or a method without attention maps)"
         )
     return spatial[-1]
 
 
 def outputs_and_attention(
-    model: nn.Module, place: str, x: torch.Tensor, side: int
+    model: nn.Module, layer: str, x: torch.Tensor, side: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a network's outputs on inputs ``(B, ...)`` and its attention maps, ``(B, side^2)`` with L2 norm 1.
+    """Return a network's outputs on inputs ``(B, ...)`` and its attention maps, ``(B, side^2)`` with L2 norm
+    1.
 
     Gradients reach both. The map of an input without any activation is zero.
 

@@ -18,12 +18,12 @@ MIN_PROBABILITY = 1e-6  # smaller probabilities count as this: a forest's 0 is n
 class ClassMap(nn.Module):
     """Map logits ``(B, inputs)`` in a model's class order to ``(B, classes)`` in the federation's.
 
-    A class that the model does not know has probability 1e-6. Outputs without a class in the federation are dropped.
-    Probabilities of several outputs for one class are added. Gradients pass through.
+    A class that the model does not know has probability 1e-6. Outputs without a class in the federation are
+    dropped. Probabilities of several outputs for one class are added. Gradients pass through.
 
     Args:
-        own: class of each of the model's outputs: a name, or ``""`` for none. If no entry is a known name, all are numbers
-            from 0, as in scikit-learn's ``classes_``.
+        own: class of each of the model's outputs: a name, or ``""`` for none. If no entry is a known name,
+            all are numbers from 0, as in scikit-learn's ``classes_``.
         classes: names of the federation's classes, in order.
 
     Raises:
@@ -64,7 +64,7 @@ class ClassMap(nn.Module):
             known = [output for outputs in self.outputs_of for output in outputs]
             z = z - z[:, known].logsumexp(1, keepdim=True)
         unknown = torch.full_like(z[:, 0], math.log(MIN_PROBABILITY))
-        return torch.stack([z[:, part].logsumexp(1) if part else nothing for part in self.outputs_of], 1)
+        return torch.stack([z[:, part].logsumexp(1) if part else unknown for part in self.outputs_of], 1)
 
 
 class ClassMappedModel(nn.Sequential):

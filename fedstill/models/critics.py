@@ -14,16 +14,17 @@ Norm = Literal["batch", "group"]
 
 
 class PatchCritic(nn.Sequential):
-    """Map images ``(B, channels, H, W)`` to one value per patch, ``(B, H/4, W/4)``, high for generated patches.
+    """Map images ``(B, channels, H, W)`` to one value per patch, ``(B, H/4, W/4)``, high for generated
+    patches.
 
-    As published: a 4x4 stride-2 convolution to w, leaky ReLU 0.2; 4x4 stride-2 to 2w, batch norm, leaky ReLU; 1x1 to one
-    map. The published width w is 128. Batch norm always uses the statistics of the batch.
+    As published: a 4x4 stride-2 convolution to w, leaky ReLU 0.2; 4x4 stride-2 to 2w, batch norm, leaky ReLU;
+    1x1 to one map. The published width w is 128. Batch norm always uses the statistics of the batch.
 
     Args:
         channels: channels of the input.
         width: w.
-        norm: ``"batch"``, or ``"group"`` for group norm with up to 8 groups. Batch norm mixes examples and therefore
-            excludes DP-SGD.
+        norm: ``"batch"``, or ``"group"`` for group norm with up to 8 groups. Batch norm mixes examples and
+            therefore excludes DP-SGD.
     """
 
     def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
@@ -42,9 +43,10 @@ class PatchCritic(nn.Sequential):
 class PatchGAN(nn.Sequential):
     """Map images ``(B, channels, H, W)`` to one value per 70 x 70 patch, ``(B, H/8 - 2, W/8 - 2)``.
 
-    Isola, Zhu, Zhou, Efros, "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017, appendix 6.1.2:
-    4x4 convolutions to w, 2w, 4w (stride 2) and 8w (stride 1), all but the first with batch norm, leaky ReLU 0.2; a 4x4
-    convolution to one map. The published width w is 64. Images have at least 24 pixels per side.
+    Isola, Zhu, Zhou, Efros, "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017,
+    appendix 6.1.2: 4x4 convolutions to w, 2w, 4w (stride 2) and 8w (stride 1), all but the first with batch
+    norm, leaky ReLU 0.2; a 4x4 convolution to one map. The published width w is 64. Images have at least 24
+    pixels per side.
 
     Args:
         channels: channels of the input.
@@ -57,9 +59,13 @@ class PatchGAN(nn.Sequential):
     def __init__(self, channels: int, width: int, norm: Norm = "batch") -> None:
         widths = [width, 2 * width, 4 * width, 8 * width]
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 4, 2, 1), nn.LeakyReLU(0.2)]
-        for inside, outside in pairwise(widths):
-            stride = 1 if outside == widths[-1] else 2
-            layers += [nn.Conv2d(inside, outside, 4, stride, 1), _norm(outside, norm), nn.LeakyReLU(0.2)]
+        for in_channels, out_channels in pairwise(widths):
+            stride = 1 if out_channels == widths[-1] else 2
+            layers += [
+                nn.Conv2d(in_channels, out_channels, 4, stride, 1),
+                _norm(out_channels, norm),
+                nn.LeakyReLU(0.2),
+            ]
         super().__init__(*layers, nn.Conv2d(widths[-1], 1, 4, 1, 1), nn.Flatten(1, 2))
 
 

@@ -1,8 +1,6 @@
-"""Outputs of a model whose classes have another order, other names, or are others, as a federation's.
+"""Existing models in a federation: files, endpoints, estimators and custom torch modules.
 
-A model made from what is said of it, as what a federation asks, whatever kind it is.
-
-One way for ``node.toml``, ``nodes.models`` of a run and ``models`` of :func:`fedstill.distil`.
+:func:`build_model` serves ``node.toml``, ``nodes.models`` of a run and ``models`` of :func:`fedstill.distil`.
 """
 
 from __future__ import annotations
@@ -38,144 +36,171 @@ from fedstill.models.predictors import URL_SCHEMES, Endpoint, Predictor
 LOADERS = {".onnx": predictors.load_onnx, ".skops": predictors.load_skops}
 
 
-def make(
-    config: ModelConfig, to: Interface, folder: Path, seed: int, *names: str | int, whose: str = "model"
+def build_model(
+    config: ModelConfig,
+    interface: Interface,
+    folder: Path,
+    seed: int,
+    *names: str | int,
+    option: str = "model",
 ) -> nn.Module:
-    """The model with its first weights; nothing of it has gradients if it is not to be trained.
+    """Return a model with its initial weights; without gradients if it is not trained.
 
     Args:
-        to: what inputs it is given, and what it must give.
-        folder: from which paths count.
-        seed, names: what first weights are drawn from.
-        whose: the option that names it, for errors.
+        config: options of the model.
+        interface: inputs and outputs of the federation's models.
+        folder: folder for relative paths.
+        seed: seed of the initial weights.
+        names: names of the random stream, in addition to the seed.
+        option: name of the option that chooses the model, for errors.
 
     Raises:
-        FedstillError: it cannot be made, does not fit, or its weights are another model's.
+        FedstillError: the model cannot be built or does not fit, or its weights belong to another model.
     """
     source = config.source if isinstance(config, CustomModel) else None
     if source is None:
-        source = _load_source(config, to, folder, whose, seed, names)
-        whose = f"{whose} {config.name!r}"
+        source = _load_source(config, interface, folder, option, seed, names)
+        option = f"{option} {config.name!r}"
     if isinstance(source, type):
-        models.check_module(source, to.shape, to.outputs, whose, to.task.form)
+        models.check_module(source, interface.shape, interface.output_shape, option, interface.task.form)
     if isinstance(source, nn.Module):
         source = adapt(source)
-        for option, allowed in {"input_format": ("inputs",), "output_format": ("auto", "logits")}.items():
-            value = getattr(config, option)
-            if value not in allowed:
-                told = f"{' or '.join(allowed)}, for a torch.nn.Module"
-                raise ArgumentError(f"model.{option}", value, told)
+        for field, values in {"input_format": ("inputs",), "output_format": ("auto", "logits")}.items():
+            value = getattr(config, field)
+            if value not in values:
+                expected = f"{' or '.join(values)} for a torch.nn.Module"
+                raise ArgumentError(f"model.{field}", value, expected)
         if config.weights:
             _load_weights(source, resolve_path(config.weights, folder, "model.weights"))
         model: nn.Module = source
-        own = config.classes or _known_labels(source, to)
-        if own and to.task.kind == "class":
-            mapped = ClassMap(own, to.classes)
-            model = ClassMappedModel(source, mapped) if mapped.changes else source
+        own_classes = config.classes or _known_labels(source, interface)
+        if own_classes and interface.task.kind == "class":
+            class_map = ClassMap(own_classes, interface.classes)
+            model = ClassMappedModel(source, class_map) if class_map.is_nontrivial else source
     else:
         if config.weights:
-            raise ArgumentError("model.weights", config.weights, "none, for what is no torch.nn.Module")
-        model = Predictor(source, to, config)
+            raise ArgumentError(
+                "model.weights", config.weights, "none for a model that is not a torch.nn.Module"
+            )
+        model = Predictor(source, interface, config)
         if config.name.endswith(MODEL_SUFFIXES):
-            model.file = fingerprint(_model_file(config.name, folder, whose).read_bytes())
+            model.file = fingerprint(_model_file(config.name, folder, option).read_bytes())
     if not config.train:
         model.requires_grad_(False)
-    models.check_module(model, to.shape, to.outputs, whose, to.task.form)
+    models.check_module(model, interface.shape, interface.output_shape, option, interface.task.form)
     return model
 
 
-def _known_labels(source: nn.Module, to: Interface) -> list[str]:
-    """A network's outputs by the federation's classes, where it names some of these itself."""
+def _known_labels(source: nn.Module, interface: Interface) -> list[str]:
+    """Return a network's own class names, "" for unknown ones, or an empty list if it knows none of the
+    federation's.
+    """
     labels = list(map(to_name, source.labels)) if isinstance(source, HuggingFace) else []
-    return [label if label in to.classes else "" for label in labels] if {*labels} & {*to.classes} else []
+    return (
+        [label if label in interface.classes else "" for label in labels]
+        if {*labels} & {*interface.classes}
+        else []
+    )
 
 
-def check_name(name: str, folder: Path, whose: str) -> None:
-    """Refuse a name that nothing has, while inputs and classes are not known; nothing is made.
+def check_name(name: str, folder: Path, option: str) -> None:
+    """Refuse an unknown model name, before inputs and classes are known and without building the model.
 
     Raises:
-        FedstillError: there is no such model, file or address.
+        FedstillError: the model, file or address does not exist.
     """
     if name.startswith(URL_SCHEMES):
         Endpoint(name)
     elif name.endswith((*MODEL_SUFFIXES, *PICKLE_SUFFIXES)):
-        _model_file(name, folder, whose)
+        _model_file(name, folder, option)
     else:
         try:
             with searching_in(folder):
                 models.check_name(name)
         except ArgumentError as error:
-            raise ArgumentError(whose, name, error.expected) from error
+            raise ArgumentError(option, name, error.expected) from error
 
 
 def _load_source(
-    config: ModelConfig, to: Interface, folder: Path, whose: str, seed: int, names: tuple[str | int, ...]
+    config: ModelConfig,
+    interface: Interface,
+    folder: Path,
+    option: str,
+    seed: int,
+    names: tuple[str | int, ...],
 ) -> Any:
-    """What has a name: a network with its first weights, or what is no torch module."""
+    """Return the model with a name: a network with its initial weights, or another kind of model."""
     name = config.name
     if name.startswith(URL_SCHEMES):
         return Endpoint(name)
     if name.endswith((*MODEL_SUFFIXES, *PICKLE_SUFFIXES)):
-        path = _model_file(name, folder, whose)
+        path = _model_file(name, folder, option)
         return LOADERS[path.suffix](path)
-    classes = len(config.classes) or len(to.classes)
-    with name_option_in_errors(whose, name, to.shape), searching_in(folder):
-        return models.instantiate(name, to.shape, classes, seed, *names, vocabulary=to.vocabulary)
+    classes = len(config.classes) or len(interface.classes)
+    with name_option_in_errors(option, name, interface.shape), searching_in(folder):
+        return models.instantiate(
+            name, interface.shape, classes, seed, *names, vocabulary=interface.vocabulary
+        )
 
 
 @contextmanager
-def name_option_in_errors(whose: str, name: str, shape: tuple[int, ...]) -> Iterator[None]:
-    """Say of what goes wrong as a model is made which option names it.
+def name_option_in_errors(option: str, name: str, shape: tuple[int, ...]) -> Iterator[None]:
+    """Add the name of the option to errors in building a model.
 
     Raises:
-        FedstillError: what went wrong.
+        FedstillError: the error.
     """
     try:
         yield
     except ArgumentError as error:
-        raise ArgumentError(whose, name, error.expected) from error
+        raise ArgumentError(option, name, error.expected) from error
     except models.FORWARD_ERRORS as error:
         if isinstance(error, FedstillError):
             raise
-        line = f"{whose} {name!r} cannot take inputs of shape {shape}: {first_line(error)}"
+        line = f"{option} {name!r} cannot take inputs of shape {shape}: {first_line(error)}"
         raise ModelError(line) from error
 
 
-def _model_file(name: str, folder: Path, whose: str) -> Path:
-    """A model's file, if it is there and no pickle."""
+def _model_file(name: str, folder: Path, option: str) -> Path:
+    """Return the path of a model's file.
+
+    Raises:
+        ArgumentError: it is a pickle.
+        ModelError: it does not exist.
+    """
     if name.endswith(PICKLE_SUFFIXES):
-        allowed = f"a {' or '.join(MODEL_SUFFIXES)} file, or .safetensors weights: no pickle is read"
-        raise ArgumentError(whose, name, allowed)
-    path = resolve_path(name, folder, whose)
+        expected = f"a {' or '.join(MODEL_SUFFIXES)} file, or .safetensors weights; pickles are not read"
+        raise ArgumentError(option, name, expected)
+    path = resolve_path(name, folder, option)
     if not path.is_file():
-        raise ModelError(f"{whose} {name!r}: there is no file {path}")
+        raise ModelError(f"file not found: {path} ({option} = {name!r})")
     return path
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
-    """Put a file's tensors into a model, exactly: the same names, shapes and types."""
-    weights, wanted = read_weights(path), model.state_dict()
-    faults = [f"{name} is missing" for name in wanted if name not in weights]
-    faults += [f"{name} is not of this model" for name in weights if name not in wanted]
-    for name in (name for name in wanted if name in weights):
-        mine, given = wanted[name], weights[name]
-        if mine.shape != given.shape or mine.dtype != given.dtype:
-            faults.append(f"{name} is {_describe_tensor(given)}, and in this model {_describe_tensor(mine)}")
+    """Load a file's tensors into a model, with exactly the same names, shapes and types."""
+    weights, state = read_weights(path), model.state_dict()
+    faults = [f"{name} is missing" for name in state if name not in weights]
+    faults += [f"{name} is not in the model" for name in weights if name not in state]
+    for name in (name for name in state if name in weights):
+        expected, actual = state[name], weights[name]
+        if expected.shape != actual.shape or expected.dtype != actual.dtype:
+            faults.append(f"{name} is {_describe_tensor(actual)} (expected {_describe_tensor(expected)})")
     if faults:
         more = f", and {len(faults) - 1} more such tensors" if len(faults) > 1 else ""
-        raise ModelError(f"model.weights {path.name!r} are of another model: {faults[0]}{more}")
+        raise ModelError(f"model.weights {path.name!r} do not fit the model: {faults[0]}{more}")
     model.load_state_dict(weights)
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file."""
+    """Return the tensors of a safetensors file."""
     if not path.is_file():
-        raise ModelError(f"model.weights {path.name!r}: there is no file {path}")
+        raise ModelError(f"file not found: {path} (model.weights)")
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
-            f"model.weights {path.name!r} is no safetensors file: {first_line(error)}"
+            f"model.weights {path.name!r} is not a safetensors file: {first_line(error)}"
         ) from error
 
 

@@ -20,7 +20,8 @@ class Split(nn.Module):
     """Network ``head(extractor(x))``. Its parameters are those of the network that was split.
 
     Args:
-        extractor: maps inputs to features, ``(B, p)``, or ``(B, p, H, W)`` for networks with one output per pixel.
+        extractor: maps inputs to features, ``(B, p)``, or ``(B, p, H, W)`` for networks with one output per
+            pixel.
         head: maps features to outputs.
     """
 
@@ -34,12 +35,12 @@ class Split(nn.Module):
         return outputs
 
 
-def split_model(model: nn.Module, whose: str) -> Split:
+def split_model(model: nn.Module, subject: str) -> Split:
     """Split a network into two parts that share its parameters.
 
-    A network with modules ``extractor`` and ``head`` is split there. An ``nn.Sequential`` is split after its last
-    ``nn.Flatten`` that has parameters before it, so LeNet-5's head is its three linear layers, as in FedMD-CG's
-    experiments. Without such a layer it is split before its last layer with parameters.
+    A network with modules ``extractor`` and ``head`` is split there. An ``nn.Sequential`` is split after its
+    last ``nn.Flatten`` that has parameters before it, so LeNet-5's head is its three linear layers, as in
+    FedMD-CG's experiments. Without such a layer it is split before its last layer with parameters.
 
     Raises:
         ModelError: the network is neither, or a part has no parameters.
@@ -55,7 +56,7 @@ def split_model(model: nn.Module, whose: str) -> Split:
         return Split(extractor, head)
     if not isinstance(model, nn.Sequential):
         raise ModelError(
-            f"{whose} cannot be split (expected a network with modules 'extractor' and 'head', "
+            f"{subject} cannot be split (expected a network with modules 'extractor' and 'head', "
             "or a torch.nn.Sequential)"
         )
     has_parameters = [any(True for _ in layer.parameters()) for layer in model]
@@ -68,19 +69,19 @@ def split_model(model: nn.Module, whose: str) -> Split:
     after_flatten = bool(flattens) and any(has_parameters[flattens[-1] :])
     cut = flattens[-1] + 1 if after_flatten else (layers or [0])[-1]
     if not any(has_parameters[:cut]) or not any(has_parameters[cut:]):
-        raise ModelError(f"{whose} cannot be split (expected two layers with parameters or more)")
-    # A slice would call the class of a custom Sequential, and named_children() lists a reused layer only once.
+        raise ModelError(f"{subject} cannot be split (expected two layers with parameters or more)")
+    # A slice would call the class of a custom Sequential. named_children() lists a reused layer only once.
     named = list(model._modules.items())
     return Split(nn.Sequential(OrderedDict(named[:cut])), nn.Sequential(OrderedDict(named[cut:])))
 
 
-def count_features(model: Split, example: torch.Tensor, whose: str, *, maps: bool = False) -> int:
+def count_features(model: Split, example: torch.Tensor, subject: str, *, maps: bool = False) -> int:
     """Return p, the number of features that an extractor returns for one input.
 
     Args:
         model: the split network.
         example: two inputs, ``(2, ...)``.
-        whose: name of the model, for errors.
+        subject: name of the model, for errors.
         maps: True to allow one vector per pixel, ``(B, p, H, W)``.
 
     Raises:
@@ -94,5 +95,5 @@ def count_features(model: Split, example: torch.Tensor, whose: str, *, maps: boo
         or len(features) != len(example)
     ):
         form = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
-        raise ModelError(f"the extractor of {whose} returns {form} for two inputs (expected (2, p))")
+        raise ModelError(f"the extractor of {subject} returns {form} for two inputs (expected (2, p))")
     return features.shape[1]

@@ -1,10 +1,8 @@
-"""The server's generators of images: from noise (FedIOD), or from label maps (AsynDGAN's, too).
+"""Generators and critics of images, of feature vectors and of table rows.
 
-Networks in the space of features, behind a classifier's extractor: a conditional generator, its critic.
-
-Both take a vector with the label's one-hot vector behind it (:func:`append_one_hot`).
-
-What FedIOD adds to networks for tables: the server's generator of rows, and each node's critic of them.
+Images are generated from noise (FedIOD) or from label maps (also AsynDGAN). Feature vectors are those after a
+classifier's extractor (FedCG, FedMD-CG); their generator and critic receive the one-hot label with the vector
+(:func:`append_one_hot`). Rows of tables are generated from noise.
 """
 
 from __future__ import annotations
@@ -22,7 +20,9 @@ from fedstill.models.normalization import GroupNorm
 
 
 class _NormalizedImages(nn.Module):
-    """Gives images normalized by a data set's declared mean and standard deviation, per channel."""
+    """Base of generators whose images are normalized by a data set's mean and standard deviation per
+    channel.
+    """
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -32,22 +32,28 @@ class _NormalizedImages(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
+    def normalize(self, pixels: torch.Tensor) -> torch.Tensor:
         return (pixels - self.mean) / self.std
 
 
 class Generator(_NormalizedImages):
-    """Noise to images of any height and width divisible by 4.
+    """Generate images of any height and width divisible by 4 from noise.
 
-    As published for 32x32: a linear layer to ``2w x H/4 x W/4``, batch norm, twice (nearest
-    up-sampling by 2, 3x3 convolution to w and w/2, batch norm, leaky ReLU 0.2), a 3x3 convolution,
-    a sigmoid, then the data set's normalization. Published width w: 128.
+    As published for 32x32: a linear layer to ``2w x H/4 x W/4``, batch norm, then twice nearest upsampling by
+    2, a 3x3 convolution to w and w/2, batch norm and leaky ReLU 0.2, then a 3x3 convolution, a sigmoid and
+    the data set's normalization. The published width w is 128.
 
     Args:
         shape: ``(channels, H, W)`` of the images.
-        noise: values in w.
-        width: channels of the first convolution.
-        mean, std: the data set's declared normalization, per channel.
+        noise: length of a noise vector.
+        width: w, channels of the first convolution.
+        mean: mean of the data set's normalization, per channel.
+        std: standard deviation of the data set's normalization, per channel.
+
+    Example:
+        >>> generator = Generator((1, 8, 8), noise=4, width=8, mean=(0.5,), std=(0.5,))
+        >>> generator(torch.randn(2, 4)).shape
+        torch.Size([2, 1, 8, 8])
     """
 
     def __init__(
@@ -73,22 +79,24 @@ class Generator(_NormalizedImages):
         )
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
-        """``w`` (B, noise) to ``x`` (B, channels, H, W), normalized like the data."""
-        return self.normalized(self.body(self.linear(w).view(-1, *self.start)))
+        """Map noise ``(B, noise)`` to images ``(B, channels, H, W)``, normalized like the data."""
+        return self.normalize(self.body(self.linear(w).view(-1, *self.start)))
 
 
 def _conv_norm_relu(convolution: nn.Conv2d | nn.ConvTranspose2d) -> tuple[nn.Module, ...]:
-    """A convolution, which has no bias: the instance norm behind it would take that away again."""
+    """Return a convolution, instance norm and ReLU. A bias would be removed by the norm, so there is none."""
     return convolution, instance_norm(convolution.out_channels), nn.ReLU()
 
 
 def instance_norm(channels: int) -> nn.Module:
-    """Instance norm without weights: group norm of one channel a group, which is quicker in bfloat16."""
+    """Return instance norm without weights, as group norm with one channel per group, which is faster in
+    bfloat16.
+    """
     return GroupNorm(channels, channels, affine=False)
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with instance norm around a shortcut (Johnson et al. 2016)."""
+    """Two 3x3 convolutions with instance norm and a skip connection (Johnson et al. 2016)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -99,24 +107,28 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(B, width, H, W)`` to the same."""
+        """Map ``(B, width, H, W)`` to ``(B, width, H, W)``."""
         y: torch.Tensor = self.body(x)
         return x + y
 
 
 class ConditionalGenerator(_NormalizedImages):
-    """Label maps, as a network takes them, to images of their size: the residual generator of pix2pix.
+    """Generate images from encoded label maps of their size: the residual generator of pix2pix.
 
     Isola et al., "Image-to-Image Translation with Conditional Adversarial Networks", CVPR 2017, in the form
     of Johnson et al., "Perceptual Losses for Real-Time Style Transfer", ECCV 2016: a 7x7 convolution to w
-    channels, two of 3x3 and stride 2 to 2w and 4w, residual blocks, two transposed ones back to w, a 7x7
-    convolution; instance norm without weights and ReLU behind each but the last, borders reflected. Then a
-    sigmoid and the data set's normalization. Published: w = 64, nine blocks.
+    channels, two 3x3 stride-2 convolutions to 2w and 4w, residual blocks, two transposed convolutions back to
+    w, a 7x7 convolution. All but the last have instance norm without weights and ReLU; borders are reflected.
+    Then a sigmoid and the data set's normalization.
+    Published: w = 64, nine blocks.
 
     Args:
-        conditions: channels of a map, ``Task.condition_channels``.
-        channels: of the images, as ``mean`` and ``std``, the data set's declared normalization, have them.
+        conditions: channels of an encoded map, ``Task.condition_channels``.
+        channels: channels of the images.
         width: w.
+        mean: mean of the data set's normalization, per channel.
+        std: standard deviation of the data set's normalization, per channel.
+        blocks: number of residual blocks.
     """
 
     def __init__(
@@ -142,12 +154,14 @@ class ConditionalGenerator(_NormalizedImages):
         )
 
     def forward(self, condition: torch.Tensor) -> torch.Tensor:
-        """Maps ``(B, conditions, H, W)``, H and W multiples of 4, to ``(B, channels, H, W)``, normalized."""
-        return self.normalized(self.body(condition))
+        """Map ``(B, conditions, H, W)``, H and W multiples of 4, to normalized images
+        ``(B, channels, H, W)``.
+        """
+        return self.normalize(self.body(condition))
 
 
 def append_one_hot(vectors: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
-    """``[v; one-hot y]``: vectors ``(..., n)`` and labels ``(...)`` to ``(..., n + classes)``.
+    """Return ``[v; one-hot y]``: vectors ``(..., n)`` and labels ``(...)`` to ``(..., n + classes)``.
 
     >>> append_one_hot(torch.tensor([[5.0], [6.0]]), torch.tensor([1, 0]), 2)
     tensor([[5., 0., 1.],
@@ -157,10 +171,11 @@ def append_one_hot(vectors: torch.Tensor, labels: torch.Tensor, classes: int) ->
 
 
 class FeatureGenerator(nn.Sequential):
-    """``[z; one-hot y]`` (B, noise + classes) to features (B, features): three linear layers with batch norm.
+    """Map ``[z; one-hot y]`` (B, noise + classes) to features (B, features) by three linear layers with batch
+    norm.
 
-    FedMD-CG, section 3.1. The last layer is bare, since an extractor's features may have any range. Layers
-    before a batch norm have no bias: it would only learn rounding noise.
+    FedMD-CG, section 3.1. The last layer has no activation, since features may have any range. Layers before
+    a batch norm have no bias, which would learn only rounding noise.
     """
 
     def __init__(
@@ -177,30 +192,32 @@ class FeatureGenerator(nn.Sequential):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """In full precision whatever the run's: torch refuses a stacked batch norm in bfloat16."""
+        """Return features in float32 in any precision: torch does not support stacked batch norm in
+        bfloat16.
+        """
         with torch.autocast(x.device.type, enabled=False):
             f: torch.Tensor = super().forward(x.float())  # type: ignore[no-untyped-call]
             return f
 
 
 class FeatureCritic(nn.Sequential):
-    """``[f; one-hot y]`` (B, features + classes) to one value (B, 1), high where f looks real.
+    """Map ``[f; one-hot y]`` (B, features + classes) to one value (B, 1), high for real features.
 
-    As FedMD-CG says of FedCG (section 3.1), a classifier's head with one output, whose hidden layers have
-    those ``widths``: here with y beside f, since FedCG's critic judges both, and leaky ReLU 0.2.
+    As FedMD-CG describes FedCG's critic (section 3.1), it is a classifier's head with one output and hidden
+    layers of these ``widths``. Here it also receives y, as in FedCG, and uses leaky ReLU 0.2.
     """
 
     def __init__(self, features: int, classes: int, widths: Sequence[int]) -> None:
         layers: list[nn.Module] = []
-        inside = features + classes
+        size = features + classes
         for width in widths:
-            layers += [nn.Linear(inside, width), nn.LeakyReLU(0.2)]
-            inside = width
-        super().__init__(*layers, nn.Linear(inside, 1))
+            layers += [nn.Linear(size, width), nn.LeakyReLU(0.2)]
+            size = width
+        super().__init__(*layers, nn.Linear(size, 1))
 
 
 def hidden_widths(head: nn.Module) -> tuple[int, ...]:
-    """The widths of a head's linear layers, but for the last.
+    """Return the widths of a head's linear layers without the last.
 
     >>> hidden_widths(nn.Sequential(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 10)))
     (120,)
@@ -209,21 +226,23 @@ def hidden_widths(head: nn.Module) -> tuple[int, ...]:
 
 
 class TableGenerator(nn.Module):
-    """Noise to rows that a schema allows: linear layers with batch norm and leaky ReLU, then each column.
+    """Generate rows that fit a schema from noise: linear layers with batch norm and leaky ReLU, then each
+    column.
 
-    A number is a hyperbolic tangent, so that it stays within its declared range. Of categories one is 1 and
-    the others 0, as in real rows, and gradients are those of a softmax: the straight-through estimator
-    (Bengio, Léonard, Courville 2013, arXiv:1308.3432). Nothing is drawn but the noise. Where a number may be
-    missing, its second feature says so, and then the number is 0.
+    A number is the output of a hyperbolic tangent and stays within its declared range. Categories are
+    one-hot, as in real rows, with the gradient of a softmax: the straight-through estimator (Bengio, Léonard,
+    Courville 2013, arXiv:1308.3432). Nothing is random except the noise. If a number may be missing, its
+    second feature indicates that, and the number is then 0.
 
     Args:
-        noise: values in w.
-        width: of the first layer; the second is twice as wide.
+        schema: columns of the table.
+        noise: length of a noise vector.
+        width: width of the first layer; the second is twice as wide.
     """
 
     def __init__(self, schema: Schema, noise: int, width: int) -> None:
         super().__init__()
-        self.places = [(column.type == "number", place) for column, place in schema.feature_slices()]
+        self.columns = [(column.type == "number", place) for column, place in schema.feature_slices()]
         self.body = nn.Sequential(
             nn.Linear(noise, width),
             nn.BatchNorm1d(width),
@@ -235,28 +254,28 @@ class TableGenerator(nn.Module):
         )
 
     def forward(self, w: torch.Tensor) -> torch.Tensor:
-        """``w`` (B, noise) to ``x`` (B, F)."""
+        """Map noise ``(B, noise)`` to rows ``(B, F)``."""
         raw = self.body(w)
         return torch.cat(
             [
                 _number_features(raw[:, place]) if number else straight_through_one_hot(raw[:, place])
-                for number, place in self.places
+                for number, place in self.columns
             ],
             1,
         )
 
 
 def _number_features(raw: torch.Tensor) -> torch.Tensor:
-    """A number, alone or with whether it is missing: ``(B, 1 or 2)``."""
+    """Return a number, and if there are two raw features whether it is missing: ``(B, 1 or 2)``."""
     value = raw[:, :1].tanh()
     if raw.shape[1] == 1:
         return value
-    missing = straight_through_one_hot(F.pad(raw[:, 1:], (0, 1)))[:, :1]  # against a score of 0
+    missing = straight_through_one_hot(F.pad(raw[:, 1:], (0, 1)))[:, :1]  # compared with a score of 0
     return torch.cat([value * (1 - missing), missing], 1)
 
 
 def straight_through_one_hot(scores: torch.Tensor) -> torch.Tensor:
-    """Categories by their scores ``(B, n)``: 1 for the highest and 0, with the gradient of the softmax.
+    """Return the one-hot vector of the highest score of ``(B, n)``, with the gradient of the softmax.
 
     >>> straight_through_one_hot(torch.tensor([[0.5, 2.0, 1.0]])).tolist()
     [[0.0, 1.0, 0.0]]
@@ -267,15 +286,15 @@ def straight_through_one_hot(scores: torch.Tensor) -> torch.Tensor:
 
 
 class TableCritic(nn.Sequential):
-    """``(B, F)`` to one value a row, ``(B, 1)``: large where it looks generated.
+    """Map rows ``(B, F)`` to one value per row, ``(B, 1)``, high for generated rows.
 
-    The patch critic's layers, as far as rows have such: linear to w, leaky ReLU 0.2; linear to 2w, batch
-    norm, leaky ReLU; linear to one. Batch norm always uses the batch's own statistics.
+    Counterpart of the patch critic: linear to w, leaky ReLU 0.2; linear to 2w, batch norm, leaky ReLU; linear
+    to one. Batch norm always uses the statistics of the batch.
 
     Args:
         features: F.
         width: w.
-        norm: as of :class:`fedstill.models.critics.PatchCritic`.
+        norm: see :class:`fedstill.models.critics.PatchCritic`.
     """
 
     def __init__(self, features: int, width: int, norm: Literal["batch", "group"] = "batch") -> None:

@@ -1,7 +1,7 @@
-"""Hugging Face models, from a folder or from the hub: ``"hf:FOLDER"`` or ``"hf:distilbert-base-uncased"``.
+"""Hugging Face models from a folder or from the hub: ``"hf:FOLDER"`` or ``"hf:distilbert-base-uncased"``.
 
-Weights are read from safetensors files only, never from pickles, and no code that a model brings along is
-run. A folder needs no network. ``import_transformers`` comes with the extra "text".
+Weights are read from safetensors files only, never from pickles, and code that comes with a model is not run.
+A folder needs no network access. ``transformers`` is installed with the extra "text".
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ from fedstill.core.registry import first_line
 
 PREFIX = "hf:"
 PADDING = 0
-LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError)  # what the library raises of what it cannot load
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+)  # raised by the library if a model cannot be loaded
 
 
 def import_transformers(spec: str) -> ModuleType:
-    """The library.
+    """Return the ``transformers`` library.
 
     Raises:
         ArgumentError: it is not installed.
@@ -36,9 +41,9 @@ def import_transformers(spec: str) -> ModuleType:
 
 
 def _load_pretrained(auto: Any, where: str, **options: Any) -> Any:
-    """What one of the library's classes makes of a folder, or of a name on the hub.
+    """Load a model or tokenizer from a folder, or from a name on the hub.
 
-    What looks like a path is never asked for on the hub, and no code of the model's is run.
+    Names that look like paths are never looked up on the hub, and no code of the model is run.
     """
     local = where[:1] in ("/", ".", "~") or "\\" in where or Path(where).is_dir()
     folder = str(Path(where).expanduser()) if local else where
@@ -46,7 +51,9 @@ def _load_pretrained(auto: Any, where: str, **options: Any) -> Any:
 
 
 def swap_padding(ids: torch.Tensor, padding: int) -> torch.Tensor:
-    """Token ids with a padding of 0 from ids with another one, and the other way round: the two are swapped.
+    """Swap token id 0 and another padding id.
+
+    The function is its own inverse.
 
     >>> swap_padding(torch.tensor([0, 5, 2, 1, 1]), 1)
     tensor([1, 5, 2, 0, 0])
@@ -58,8 +65,10 @@ def swap_padding(ids: torch.Tensor, padding: int) -> torch.Tensor:
 
 
 class HuggingFace(nn.Module):
-    """A classifier of the library as inputs to logits ``(B, classes)``: of texts ``(B, L)`` int64, 0 for
-    padding, or of images ``(B, C, H, W)``."""
+    """Classifier of the library with logits ``(B, classes)`` as output.
+
+    Inputs are texts ``(B, L)`` int64, padded with 0, or images ``(B, C, H, W)``.
+    """
 
     def __init__(self, model: nn.Module, padding: int) -> None:
         super().__init__()
@@ -67,21 +76,21 @@ class HuggingFace(nn.Module):
 
     @property
     def labels(self) -> list[str]:
-        """What its configuration calls its outputs, in their order."""
-        named = getattr(self.model.config, "id2label", None) or {}
-        return [str(named[place]) for place in sorted(named)]
+        """Names of the outputs in the model's configuration, in order."""
+        names = getattr(self.model.config, "id2label", None) or {}
+        return [str(names[index]) for index in sorted(names)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Return logits."""
         if x.is_floating_point():
             scores: torch.Tensor = self.model(pixel_values=x, return_dict=True).logits
             return scores
-        return self._of_texts(x)
+        return self._text_logits(x)
 
-    def _of_texts(self, ids: torch.Tensor) -> torch.Tensor:
-        # One token is always attended to: a softmax over none has no value.
-        seen = (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
-        mask = seen.to(torch.int64)
+    def _text_logits(self, ids: torch.Tensor) -> torch.Tensor:
+        # Always attend to the first token: a softmax over no token is undefined.
+        attended = (ids != PADDING).index_fill(1, torch.zeros(1, dtype=torch.int64, device=ids.device), True)
+        mask = attended.to(torch.int64)
         logits: torch.Tensor = self.model(
             input_ids=swap_padding(ids, self.padding), attention_mask=mask, return_dict=True
         ).logits
@@ -89,31 +98,33 @@ class HuggingFace(nn.Module):
 
 
 def load_classifier(where: str, shape: tuple[int, ...], classes: int, vocabulary: int) -> nn.Module:
-    """A model with a classification head: its own where it has one of so many classes, else a new one.
+    """Load a model with a classification head: its own head if it has the right number of classes, else a new
+    one.
 
     Args:
-        where: a folder with ``config.json`` and ``model.safetensors``, or a name on the hub.
+        where: folder with ``config.json`` and ``model.safetensors``, or a name on the hub.
         shape: ``(L,)``, tokens of a text, or ``(C, H, W)`` of an image.
-        vocabulary: how many token ids there are; the model must know them all. 0: inputs are images.
+        classes: number of classes.
+        vocabulary: number of token ids of the data, at most the model's. 0: inputs are images.
 
     Raises:
-        ArgumentError: ``import_transformers`` is not installed.
-        ModelError: no such model, weights in no safetensors file, or fewer tokens than the data have.
+        ArgumentError: ``transformers`` is not installed.
+        ModelError: the model does not exist, has no safetensors weights or has fewer tokens than the data.
     """
     spec = PREFIX + where
     library = import_transformers(spec)
     try:
-        # A head of other classes gives way to a new one.
-        how = {"num_labels": classes, "ignore_mismatched_sizes": True, "use_safetensors": True}
+        # A head with another number of classes is replaced.
+        options = {"num_labels": classes, "ignore_mismatched_sizes": True, "use_safetensors": True}
         kind = "Sequence" if vocabulary else "Image"
-        model = _load_pretrained(getattr(library, f"AutoModelFor{kind}Classification"), where, **how)
+        model = _load_pretrained(getattr(library, f"AutoModelFor{kind}Classification"), where, **options)
     except LOAD_ERRORS as error:
         raise ModelError(f"model {spec!r} cannot be loaded: {first_line(error)}") from error
     return adapt(model) if not vocabulary else _check_text_model(model, spec, shape[0], vocabulary)
 
 
 def adapt(model: nn.Module) -> nn.Module:
-    """A model of the library as one that gives logits alone; any other module as it is."""
+    """Return a model of the library as a module whose output is logits. Other modules stay as they are."""
     if not any(kind.__name__ == "PreTrainedModel" for kind in type(model).__mro__):
         return model
     padding = getattr(model.config, "pad_token_id", None)
@@ -121,23 +132,24 @@ def adapt(model: nn.Module) -> nn.Module:
 
 
 def _check_text_model(model: nn.Module, spec: str, length: int, vocabulary: int) -> nn.Module:
-    """The same for texts, if it takes them."""
+    """Return the adapted model if it has enough tokens and positions for the texts."""
     known = int(getattr(model.config, "vocab_size", 0) or 0)
     if known < vocabulary:
         raise ModelError(
-            f"model {spec!r} knows {known} tokens and the data have {vocabulary}: "
-            f"allowed is data.vocabulary = {spec!r}, its own tokens"
+            f"model {spec!r} has {known} tokens and the data have {vocabulary} "
+            f"(expected data.vocabulary = {spec!r})"
         )
-    most = int(getattr(model.config, "max_position_embeddings", 0) or length) - _unused_positions(model)
-    if most < length:
+    maximum = int(getattr(model.config, "max_position_embeddings", 0) or length) - _unused_positions(model)
+    if maximum < length:
         raise ModelError(
-            f"model {spec!r} takes {most} tokens and texts have {length} (expected data.length = {most})"
+            f"model {spec!r} takes {maximum} tokens and texts have {length} "
+            f"(expected data.length = {maximum})"
         )
     return adapt(model)
 
 
 def _unused_positions(model: nn.Module) -> int:
-    """Return the number of positions that no token has: RoBERTa's, up to the padding's id."""
+    """Return the number of positions without tokens: RoBERTa's positions up to the padding id."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
@@ -145,28 +157,29 @@ def _unused_positions(model: nn.Module) -> int:
 
 
 def tokenize(where: str, texts: Sequence[str], length: int) -> tuple[torch.Tensor, int]:
-    """Texts as a model's own tokenizer has them.
+    """Tokenize texts with a model's own tokenizer.
 
     Args:
-        where: a folder with the tokenizer's files, or a name on the hub.
-        texts: N of them.
-        length: L; what is longer is cut.
+        where: folder with the tokenizer's files, or a name on the hub.
+        texts: N texts.
+        length: L; longer texts are truncated.
 
     Returns:
-        Token ids ``(N, L)`` int64, 0 for padding, and how many ids there are.
+        Token ids ``(N, L)`` int64, padded with 0, and the number of token ids.
 
     Raises:
-        ArgumentError: no such tokenizer, one that cannot pad, or ``import_transformers`` is not installed.
+        ArgumentError: the tokenizer does not exist or has no padding token, or ``transformers`` is not
+            installed.
     """
     spec = PREFIX + where
     library = import_transformers(spec)
     try:
         tokenizer = _load_pretrained(library.AutoTokenizer, where)
     except LOAD_ERRORS as error:
-        allowed = f"a folder with a tokenizer, or its name on the hub ({first_line(error)})"
-        raise ArgumentError("data.vocabulary", spec, allowed) from error
+        expected = f"a folder with a tokenizer, or its name on the hub ({first_line(error)})"
+        raise ArgumentError("data.vocabulary", spec, expected) from error
     if tokenizer.pad_token_id is None:
-        raise ArgumentError("data.vocabulary", spec, "a tokenizer with a token for padding")
-    found = tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")["input_ids"]
-    ids = torch.tensor(found, dtype=torch.int64).view(len(texts), length)
+        raise ArgumentError("data.vocabulary", spec, "a tokenizer with a padding token")
+    encoded = tokenizer(list(texts), truncation=True, max_length=length, padding="max_length")["input_ids"]
+    ids = torch.tensor(encoded, dtype=torch.int64).view(len(texts), length)
     return swap_padding(ids, int(tokenizer.pad_token_id)), len(tokenizer)

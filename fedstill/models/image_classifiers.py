@@ -1,6 +1,6 @@
-"""Networks that map an image to class logits, for nodes and for the student.
+"""Networks that classify images, for nodes and student.
 
-All take ``(B, channels, H, W)`` with H and W divisible by 4 and give ``(B, classes)``.
+All map ``(B, channels, H, W)`` with H and W divisible by 4 to logits ``(B, classes)``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import nn
 
 from fedstill.models.normalization import GroupNorm
 
-MAX_POOLED_SIDE = 8  # a side, that RandomConv's features are averaged in
+MAX_POOLED_SIDE = 8  # largest side of RandomConv's averaged feature maps
 
 
 class SmallCNN(nn.Sequential):
-    """Three 3x3 convolutions, of which the last two have twice the width, and one linear layer.
+    """Three 3x3 convolutions, the last two with twice the width, and one linear layer.
 
-    Group norm, not batch norm: a student sees generated inputs while it learns and real ones
-    afterwards, and must not carry the statistics of the first over to the second.
+    Group norm instead of batch norm: a student is trained on generated inputs and used on real ones, and must
+    not apply the statistics of the first to the second.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 32) -> None:
@@ -44,15 +44,15 @@ class SmallCNN(nn.Sequential):
 
 
 class LeNet5(nn.Sequential):
-    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling, as federated papers use it.
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling, as in federated learning papers.
 
-    The first convolution pads, so that 8x8 images pass as well as 28x28 and 32x32.
+    The first convolution is padded, so that images may have 8x8 pixels as well as 28x28 and 32x32.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 6) -> None:
         channels, height, side = shape
         second = width * 16 // 6
-        small = min(height, side) < 24  # an 8x8 image has nothing left after two 5x5 without padding
+        small = min(height, side) < 24  # two 5x5 convolutions without padding leave nothing of 8x8 pixels
         pad = 2 if small else 0
         after = ((height // 2 + 2 * pad - 4) // 2) * ((side // 2 + 2 * pad - 4) // 2)
         super().__init__(
@@ -72,11 +72,11 @@ class LeNet5(nn.Sequential):
 
 
 class BatchNormLeNet(nn.Sequential):
-    """What FedMD-CG's published code calls LeNet: two 3x3 convolutions with batch norm, two linear layers.
+    """LeNet of FedMD-CG's published code: two 3x3 convolutions with batch norm, two linear layers.
 
-    The convolutions have stride 2 and max pooling, the second twice the width. The first linear layer is four
-    times as wide, without an activation behind it. Images below 24x24 keep stride 1, so that of 8x8 ones
-    something is left. The published width is 16 for Fashion-MNIST, EMNIST and CIFAR-10.
+    The convolutions have stride 2 and max pooling, the second has twice the width. The first linear layer is
+    four times as wide and has no activation. For images below 24x24 the stride is 1. The published width is
+    16 for Fashion-MNIST, EMNIST and CIFAR-10.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 16) -> None:
@@ -101,10 +101,11 @@ class BatchNormLeNet(nn.Sequential):
 
 
 class SigmoidLeNet(nn.Sequential):
-    """The LeNet of "Deep Leakage from Gradients" (Zhu, Liu, Han 2019): smooth, so that gradients tell most.
+    """LeNet of "Deep Leakage from Gradients" (Zhu, Liu, Han 2019), smooth, so that its gradients reveal the
+    most.
 
-    Four 5x5 convolutions of strides 2, 2, 1, 1 with sigmoids and one linear layer; first weights and biases
-    are uniform in [-0.5, 0.5], as in the published code.
+    Four 5x5 convolutions with strides 2, 2, 1, 1 and sigmoids, and one linear layer. Initial weights and
+    biases are uniform in [-0.5, 0.5], as in the published code.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 12) -> None:
@@ -126,37 +127,38 @@ class SigmoidLeNet(nn.Sequential):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut (He et al. 2016)."""
+    """Two 3x3 convolutions with a skip connection (He et al. 2016)."""
 
-    def __init__(self, inside: int, outside: int, stride: int) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
-        self.norm1 = nn.BatchNorm2d(outside)
-        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(outside)
-        # Few channels are sampled before the shortcut's convolution and not by its stride: torch writes where
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        # For few channels the input is subsampled before the shortcut's convolution instead of by its stride,
         # it must not in such ones (fedstill.core.compute.has_overrunning_gradient). The numbers are the same.
-        self.sampled = stride if inside < 8 else 1
+        self.subsampling = stride if in_channels < 8 else 1
         self.shortcut = (
             nn.Identity()
-            if stride == 1 and inside == outside
+            if stride == 1 and in_channels == out_channels
             else nn.Sequential(
-                nn.Conv2d(inside, outside, 1, stride // self.sampled, bias=False), nn.BatchNorm2d(outside)
+                nn.Conv2d(in_channels, out_channels, 1, stride // self.subsampling, bias=False),
+                nn.BatchNorm2d(out_channels),
             )
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``(B, inside, H, W)`` to ``(B, outside, H/stride, W/stride)``."""
+        """Map ``(B, in_channels, H, W)`` to ``(B, out_channels, H/stride, W/stride)``."""
         y = torch.relu(self.norm1(self.conv1(x)))
-        x = x if self.sampled == 1 else x[..., :: self.sampled, :: self.sampled]
+        x = x if self.subsampling == 1 else x[..., :: self.subsampling, :: self.subsampling]
         return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 class ResNet8(nn.Sequential):
-    """The paper's ResNet-8: three stages of one basic block, widths (w, 2w, 4w), strides (1, 2, 2).
+    """ResNet-8 of the paper: three stages of one basic block, widths (w, 2w, 4w), strides (1, 2, 2).
 
-    The published width is 128, and the published head averages over 4x4 and flattens (2048 values
-    at 32x32). ``width=16`` carries on a CPU.
+    The published width is 128. The published head averages over 4x4 and flattens (2048 values at 32x32).
+    ``width=16`` is fast enough for a CPU.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 128) -> None:
@@ -177,26 +179,27 @@ class ResNet8(nn.Sequential):
 
 
 class UnitNorm(nn.Module):
-    """Features ``(B, d)`` of each example by itself centered and brought to an L2 norm of 1."""
+    """Center the features ``(B, d)`` of each example and scale them to an L2 norm of 1."""
 
     def forward(self, f: torch.Tensor) -> torch.Tensor:
-        """``(B, d)`` to the same."""
+        """Map ``(B, d)`` to ``(B, d)``."""
         return F.layer_norm(f, f.shape[1:]) / math.sqrt(f.shape[1])
 
 
 def zero_head(features: int, classes: int) -> nn.Linear:
-    """Logits of features of unit norm; first weights 0. A bias would say which classes are frequent, and
-    where nodes differ in that, their ensemble guesses."""
+    """Return a linear layer for features of unit norm, with weights 0 and no bias.
+
+    A bias would encode class frequencies, and an ensemble of nodes with different frequencies would guess.
+    """
     head = nn.Linear(features, classes, bias=False)
     nn.init.zeros_(head.weight)
     return head
 
 
 class UnitLinear(nn.Sequential):
-    """One linear layer on centered pixels of unit norm: what DP-SGD learns best from few records.
+    """One linear layer on centered pixels of unit norm, the network that DP-SGD trains best on few records.
 
-    No gradient is longer than the square root of 2, whatever the image; on few weights there is little
-    noise.
+    The norm of a gradient is at most the square root of 2 for any image, and few weights need little noise.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int) -> None:
@@ -204,12 +207,12 @@ class UnitLinear(nn.Sequential):
 
 
 class RandomConv(nn.Sequential):
-    """A linear layer on fixed features of unit norm: random 3x3 convolutions with ReLU, averaged in squares.
+    """Linear layer on fixed features of unit norm: random 3x3 convolutions with ReLU, averaged in squares.
 
-    Only the last layer learns, so noise is on few weights, and the features cost no privacy: they are drawn
-    before any data are seen. A private linear model on fixed features is what Tramer and Boneh,
-    "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, propose, with
-    wavelets for them. Filters have unit norm and sum to 0, so that they see edges and not brightness.
+    Only the last layer is trained, so noise affects few weights, and the features cost no privacy: they are
+    sampled before any data are seen. Tramer and Boneh, "Differentially Private Learning Needs Better Features
+    (or Much More Data)", ICLR 2021, propose private linear models on fixed features, with wavelets. Filters
+    have unit norm and sum to 0, so that they respond to edges rather than brightness.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, width: int = 64) -> None:

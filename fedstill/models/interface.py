@@ -1,4 +1,4 @@
-"""What inputs a model is given and what it must give, and how to bring inputs back to what they were."""
+"""Inputs and outputs of a federation's models, and conversion of inputs to raw values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ Floats = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Interface:
-    """What a federation gives to every model, and wants of it.
+    """Inputs and outputs of every model in a federation.
 
     Args:
-        classes: names of classes, labels or channels of an output, in the order of their numbers.
+        task: the task.
+        classes: names of classes, labels or output channels, in the order of their indices.
         shape: ``(C, H, W)`` of an image, ``(L,)`` of a text, ``(F,)`` of a row of a table.
-        vocabulary: how many token ids there are, where inputs are texts.
-        mean, std: the normalization ``(pixel - mean) / std`` of pixels from 0 to 1, per channel.
-        schema: what the columns may be, where inputs are rows of a table and it is known.
+        vocabulary: number of token ids if inputs are texts.
+        mean: mean of the normalization ``(pixel - mean) / std`` of pixels in 0..1, per channel.
+        std: standard deviation of the normalization, per channel.
+        schema: columns of the table if inputs are rows and the schema is known.
     """
 
     task: Task
@@ -38,18 +40,18 @@ class Interface:
     schema: Schema = NO_SCHEMA
 
     @property
-    def outputs(self) -> tuple[int, ...]:
-        """The shape of a model's output for one input."""
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of a model's output for one input."""
         return self.task.output_shape(self.shape)
 
-    def raw(self, x: Floats) -> Floats:
-        """Inputs ``(B, ...)`` as they were: pixels from 0 to 1, or a table's columns in their own units.
+    def to_raw(self, x: Floats) -> Floats:
+        """Return raw values of inputs ``(B, ...)``: pixels in 0..1, or a table's columns in their own units.
 
-        A column of numbers is in its own unit, within its scale if it has one; a category is its place among
-        the categories from 0, and what is missing is NaN: ``(B, columns)``.
+        Numbers of a table are in their own unit, within the declared range. Categories are indices from 0.
+        Missing values are NaN. The result has shape ``(B, columns)`` for tables.
 
         Raises:
-            ModelError: texts, or a table without a schema.
+            ModelError: inputs are texts, or rows without a schema.
         """
         if self.task.form == "images":
             channels = self.shape[0]
@@ -59,34 +61,35 @@ class Interface:
             )
             return x * std + mean
         if not self.schema:
-            told = "a table without a schema" if self.task.form == "rows" else self.task.form
-            raise ModelError(f"the model takes raw inputs, and they are {told} (expected its inputs)")
+            form = "a table without a schema" if self.task.form == "rows" else self.task.form
+            raise ModelError(f"no raw inputs for {form} (expected input_format = inputs)")
         return np.stack([_raw(x[:, place], column) for column, place in self.schema.feature_slices()], 1)
 
-    def frame(self, x: Floats) -> Any:
-        """A table's rows ``(B, F)`` as a pandas DataFrame of its columns, categories as texts.
+    def to_dataframe(self, x: Floats) -> Any:
+        """Return rows ``(B, F)`` as a pandas DataFrame of the table's columns, categories as texts.
 
         Raises:
-            ModelError: as :meth:`raw`; images; or pandas is not installed.
+            ModelError: inputs are not rows with a schema, or pandas is not installed.
         """
         if self.task.form == "images":
-            raise ModelError("the model takes a frame, and inputs are images (expected rows of a table)")
+            raise ModelError("no DataFrame for images (expected rows of a table)")
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
-            line = "the model takes a frame, and pandas is not installed: pip install pandas"
-            raise ModelError(line) from error
+            raise ModelError("pandas is not installed: pip install pandas") from error
         columns = {}
-        for (column, _), cells in zip(self.schema.feature_slices(), self.raw(x).T, strict=True):
-            known = column.categories
+        for (column, _), cells in zip(self.schema.feature_slices(), self.to_raw(x).T, strict=True):
+            categories = column.categories
             columns[column.name] = (
-                [None if math.isnan(cell) else known[int(cell)] for cell in cells] if known else cells
+                [None if math.isnan(cell) else categories[int(cell)] for cell in cells]
+                if categories
+                else cells
             )
         return pandas.DataFrame(columns)
 
 
 def _raw(features: Floats, column: SchemaColumn) -> Floats:
-    """A column's cells ``(B,)`` float64 from its features ``(B, n)``."""
+    """Return a column's cells ``(B,)`` float64 from its features ``(B, n)``."""
     if column.categories:
         cells = features[:, : len(column.categories)].argmax(1).astype(np.float64)
     else:

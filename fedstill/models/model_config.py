@@ -1,4 +1,4 @@
-"""What is said of a model: by name in a file, or from Python with the model itself."""
+"""Options of a model: by name in a file, or from Python with the model itself."""
 
 from __future__ import annotations
 
@@ -14,96 +14,117 @@ from fedstill.core.errors import ArgumentError, FedstillError
 from fedstill.core.options import CheckedOptions
 from fedstill.core.registry import first_line
 
-MODEL_SUFFIXES = (".skops", ".onnx")  # of models that are no torch modules
+MODEL_SUFFIXES = (".skops", ".onnx")  # files of models that are not torch modules
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".pt", ".pth")
 
 
 @dataclass(frozen=True)
 class ModelConfig(CheckedOptions):
-    """Which model a node has."""
+    """Model of a node, by name or file, with its weights, its inputs and its classes.
+
+    Example:
+        >>> ModelConfig(name="small-cnn:16").train
+        True
+    """
 
     section: ClassVar[str] = "model"
 
     name: Annotated[str, MinLen(1), "the name of a model, or package.module:factory"] = "small-cnn"
-    """One of ours (`fedstill list` names them; small-cnn:16 has width 16); hf:folder, a Hugging Face model; a
-    .skops or .onnx file, from the folder of this file; http://127.0.0.1:8080/predict, an endpoint; or
-    package.module:factory, your own, called with the shape of an input and the number of classes, which gives
-    a torch module, an estimator, an ONNX session or a function."""
+    """A built-in network (see `fedstill list`; small-cnn:16 has width 16); hf:folder, a Hugging Face model; a
+    .skops or .onnx file, relative to this file; http://127.0.0.1:8080/predict, an endpoint; or
+    package.module:factory, a custom factory. The factory receives the shape of an input and the number of
+    classes and returns a torch module, an estimator, an ONNX session or a function."""
 
     weights: str = ""
-    """A .safetensors file with the model's first weights, from the folder of this file; if empty, they are
-    drawn."""
+    """A .safetensors file with the model's initial weights, relative to this file. If empty, they are
+    random.
+    """
 
     train: bool = True
-    """Let the model learn from the data; false: it is used as it is."""
+    """Train the model on the data; false: use it unchanged."""
 
     input_format: Literal["inputs", "raw", "frame"] = "inputs"
-    """What a model that is no torch module is given: inputs as networks get them; raw: pixels from 0 to 1, or
-    a table's columns in their own units, categories as their numbers from 0, NaN for what is missing (and
-    numbers that it gives are in the target's unit); frame: these as a pandas DataFrame, categories as
+    """Input format of a model that is not a torch module. inputs: the same as for networks. raw: pixels from
+    0 to 1, or a table's columns in their own units, categories as numbers from 0, NaN for missing values;
+    predicted numbers are in the target's unit. frame: the raw columns as a pandas DataFrame, categories as
     texts."""
 
     output_format: Literal["auto", "logits", "probabilities"] = "auto"
-    """What a model that is no torch module gives; auto: probabilities where it says so (predict_proba, an
-    ONNX output or an endpoint's answer of that name), else logits."""
+    """Output format of a model that is not a torch module. auto: probabilities if it declares them
+    (predict_proba, or a name of an ONNX output or in an endpoint's response), else logits."""
 
     classes: tuple[str, ...] = ()
-    """Of each of the model's outputs, in its order, which of the federation's classes it is, by name; "" is
-    none of them. Empty: as the model itself says, or all in order."""
+    """Name of the federation's class for each of the model's outputs, in order; "" for none. Empty: the
+    model's own class names, or the federation's order."""
 
 
 @dataclass(frozen=True)
 class CustomModel(ModelConfig):
-    """A model that is here already, for :func:`fedstill.distil`: ``CustomModel(source=forest, input_format="raw")``."""
+    """Model from Python, for the ``models`` argument of :func:`fedstill.distil`, with its input and output
+    formats.
+
+    Args:
+        source: a torch module, a scikit-learn estimator, an ONNX session or a function of an array. None: the
+            model with the given ``name``.
+
+    The other arguments are the options of a model in a file: ``weights``, ``train``, ``input_format``,
+    ``output_format`` and ``classes``.
+
+    Example:
+        >>> from sklearn.ensemble import RandomForestClassifier
+        >>> forest = RandomForestClassifier()  # fitted on the node's own data
+        >>> CustomModel(source=forest, input_format="raw").input_format
+        'raw'
+    """
 
     source: Any = None
     """A torch module, an estimator, an ONNX session or a function; None: what has the name."""
 
 
-def read_model_config(name: str, folder: Path, whose: str) -> ModelConfig:
-    """What a name says of a model, or a ``.toml`` file with the same keys as [model] in a node's file.
+def read_model_config(name: str, folder: Path, option: str) -> ModelConfig:
+    """Return the options of a model from its name, or from a ``.toml`` file with the keys of [model] in
+    node.toml.
 
     Args:
-        folder: from which paths count; in a file, from where it is.
-        whose: the argument that names it, for errors.
+        name: name of a model, or path of a ``.toml`` file.
+        folder: folder for relative paths. Paths within a file are relative to that file.
+        option: name of the argument, for errors.
 
     Raises:
-        ArgumentError: there is no such file, or not with these keys.
-        FedstillError: it is not TOML.
+        ArgumentError: the file does not exist or has unknown keys.
+        FedstillError: the file is not TOML.
     """
     if not name.endswith(".toml"):
-        return _with_absolute_paths(ModelConfig(name=name), folder, whose)
-    path = resolve_path(name, folder, whose)
+        return _with_absolute_paths(ModelConfig(name=name), folder, option)
+    path = resolve_path(name, folder, option)
     try:
         text = toml.read_text(path)
     except FedstillError as error:
-        allowed = f"a file that says which model it is ({first_line(error)})"
-        raise ArgumentError(whose, name, allowed) from error
-    said = read_table(ModelConfig, toml.parse(text, str(path)), f"{path.name}: ")
-    return _with_absolute_paths(said, path.parent, whose)
+        expected = f"a .toml file with the model's options ({first_line(error)})"
+        raise ArgumentError(option, name, expected) from error
+    config = read_table(ModelConfig, toml.parse(text, str(path)), f"{path.name}: ")
+    return _with_absolute_paths(config, path.parent, option)
 
 
-def resolve_path(path: str, folder: Path, whose: str) -> Path:
-    """A path from a folder, where it does not begin elsewhere.
+def resolve_path(path: str, folder: Path, option: str) -> Path:
+    """Return a path relative to a folder; absolute paths and paths in a home directory stay as they are.
 
     Raises:
-        ArgumentError: it cannot be one.
+        ArgumentError: the path has a NUL character or names an unknown user.
     """
     try:
-        sound = "\0" not in path and Path(path).expanduser()
-    except RuntimeError:  # there is no such user
-        sound = False
-    if not sound:
-        allowed = "a path without zero characters, after ~ a user of this machine"
-        raise ArgumentError(whose, path, allowed)
-    return folder / sound
+        expanded = "\0" not in path and Path(path).expanduser()
+    except RuntimeError:  # unknown user
+        expanded = False
+    if not expanded:
+        raise ArgumentError(option, path, "a path without NUL characters, with an existing user after ~")
+    return folder / expanded
 
 
-def _with_absolute_paths(config: ModelConfig, folder: Path, whose: str) -> ModelConfig:
-    """The same from whatever folder it is looked at."""
+def _with_absolute_paths(config: ModelConfig, folder: Path, option: str) -> ModelConfig:
     name, weights = config.name, config.weights
     if name.endswith(MODEL_SUFFIXES):
-        name = str(resolve_path(name, folder, whose).resolve())
+        name = str(resolve_path(name, folder, option).resolve())
     if weights:
-        weights = str(resolve_path(weights, folder, f"{whose}: weights").resolve())
+        weights = str(resolve_path(weights, folder, f"{option}: weights").resolve())
     return replace(config, name=name, weights=weights)

@@ -1,9 +1,9 @@
 """Copies, modes and parameter vectors of networks.
 
-:func:`deep_copy` also copies networks with torch's older reparametrizations (``torch.nn.utils.spectral_norm``,
-``weight_norm`` and ``prune``), which keep the last forward pass's tensor with its graph as an attribute. Vectors hold
-parameters and buffers in the order of ``state_dict()``, so averaging vectors also averages batch norm's running
-statistics.
+:func:`deep_copy` also copies networks with torch's older reparametrizations
+(``torch.nn.utils.spectral_norm``, ``weight_norm`` and ``prune``), which keep the last forward pass's tensor
+with its graph as an attribute. Vectors hold parameters and buffers in the order of ``state_dict()``, so
+averaging vectors also averages batch norm's running statistics.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 def reparametrized_names(layer: nn.Module) -> set[str]:
     """Return the names of a layer's tensors that an older reparametrization recomputes in each forward pass.
 
-    >>> reparametrized_names(torch.nn.utils.spectral_norm(nn.Linear(2, 3))), reparametrized_names(nn.Linear(2, 3))
-    ({'weight'}, set())
+    >>> reparametrized_names(torch.nn.utils.spectral_norm(nn.Linear(2, 3)))
+    {'weight'}
+    >>> reparametrized_names(nn.Linear(2, 3))
+    set()
     """
     names = [name for name, _ in layer.named_parameters(recurse=False)]
     return {name.removesuffix(end) for name in names for end in ("_orig", "_g") if name.endswith(end)}
@@ -84,7 +86,8 @@ def to_vector(module: nn.Module) -> torch.Tensor:
 
 
 def integer_mask(module: nn.Module) -> torch.Tensor:
-    """Return which entries of :func:`to_vector` are integers, such as batch norm's count of batches: ``(P,)``.
+    """Return which entries of :func:`to_vector` are integers, such as batch norm's count of batches:
+    ``(P,)``.
 
     >>> integer_mask(nn.BatchNorm1d(1)).tolist()
     [False, False, False, False, True]

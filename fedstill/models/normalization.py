@@ -1,11 +1,12 @@
 """Group norm that is fast in channels-last layout, and a loss on batch norm statistics.
 
-On a CPU, torch's (2.13) group norm kernels for channels-last inputs take up to thirty times as long in bfloat16 as
-those for channels-first inputs, more than changing the layout twice costs. If no gradient flows to the input, as after
-a frozen layer, they crash the process. :class:`GroupNorm` avoids them.
+On a CPU, torch's (2.13) group norm kernels for channels-last inputs take up to thirty times as long in
+bfloat16 as those for channels-first inputs, more than changing the layout twice costs. If no gradient flows
+to the input, as after a frozen layer, they crash the process. :class:`GroupNorm` avoids them.
 
-:func:`outputs_and_batch_norm_loss` measures how far the statistics of inputs are from those that batch norm stored in
-training (Yin et al., "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR 2020, section 3.2).
+:func:`outputs_and_batch_norm_loss` measures how far the statistics of inputs are from those that batch norm
+stored in training (Yin et al., "Dreaming to Distill: Data-free Knowledge Transfer via DeepInversion", CVPR
+2020, section 3.2).
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ def _has_slow_layout(x: torch.Tensor) -> bool:
 
 
 def outputs_and_batch_norm_loss(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs on inputs ``(B, ...)``, and sum_l |mu_l(x) - mu_l| + |sigma_l^2(x) - sigma_l^2|, a scalar.
+    """Return outputs on inputs ``(B, ...)``, and sum_l |mu_l(x) - mu_l| + |sigma_l^2(x) - sigma_l^2|, a
+    scalar.
 
-    The sum is over batch norm layers l. mu_l(x) and sigma_l^2(x) are the statistics of the layer's input, mu_l and
-    sigma_l^2 its running statistics; norms are over channels. Gradients reach both return values. A network without such
-    layers has loss 0.
+    The sum is over batch norm layers l. mu_l(x) and sigma_l^2(x) are the statistics of the layer's input,
+    mu_l and sigma_l^2 its running statistics; norms are over channels. Gradients reach both return values. A
+    network without such layers has loss 0.
 
     >>> norm = nn.BatchNorm1d(1).eval()  # running mean 0 and variance 1
     >>> outputs_and_batch_norm_loss(norm, torch.tensor([[2.0], [6.0]]))[1]  # mean 4 and variance 4

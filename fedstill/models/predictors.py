@@ -1,22 +1,14 @@
-"""An ONNX graph as a function of arrays; ``onnxruntime`` comes with the extra "onnx".
+"""Models that only predict: ONNX graphs, scikit-learn estimators, HTTP endpoints and functions of an array.
 
-An estimator of scikit-learn, XGBoost or LightGBM from a file; ``skops`` comes with the extra "skops".
+:class:`Predictor` wraps them as torch modules with logits as outputs. They answer queries for predictions,
+cannot be trained, and no gradient passes through them. ``onnxruntime`` is installed with the extra "onnx",
+``skops`` with the extra "skops". A skops file is not a pickle; only trusted types are loaded from it.
 
-Such a file is no pickle: what it holds is made of types that are allowed one by one.
-
-A model behind an HTTP address, which is asked in JSON: ``"http://127.0.0.1:8080/predict"``.
-
-It is asked ``POST {"inputs": [[0.5, null, ...], ...]}``, one entry an example, as it is shaped; null is a
-value that is missing. It answers one of ``{"probabilities": [[0.9, 0.1], ...]}``, ``{"logits": [...]}`` and,
-for numbers, ``{"numbers": [0.3, ...]}``, with one entry for each input, and may name its outputs beside that:
-``"classes": ["benign", "malignant"]``.
-
-The address is the model's owner's choice. No proxy is used, no redirection followed, and nothing of what
-comes back is anything but numbers and names.
-
-A model that is no torch module (a function, scikit-learn, ONNX, an endpoint) as one that gives outputs.
-
-It answers what asks for predictions. It has nothing to train, and no gradient goes through it.
+An endpoint such as ``"http://127.0.0.1:8080/predict"`` receives ``POST {"inputs": [[0.5, null, ...], ...]}``
+with one entry per example in its shape; null is a missing value. It responds with one of
+``{"probabilities": [[0.9, 0.1], ...]}``, ``{"logits": [...]}`` and, for numbers, ``{"numbers": [0.3, ...]}``,
+with one entry per input, and optionally ``"classes": ["benign", "malignant"]``. The owner of the model
+chooses the address. Proxies and redirects are not used, and responses contain only numbers and names.
 """
 
 from __future__ import annotations
@@ -52,7 +44,7 @@ from fedstill.models.model_config import ModelConfig
 
 Floats = npt.NDArray[np.floating[Any]]
 Numbers = npt.NDArray[Any]
-# Beside those that skops itself trusts: what estimators that have learned consist of, and hold only numbers.
+# In addition to the types that skops trusts: parts of fitted estimators, which hold numbers only.
 TRUSTED_TYPES = (
     "collections.OrderedDict",
     "lightgbm.basic.Booster",
@@ -73,11 +65,11 @@ TRUSTED_TYPES = (
     "xgboost.sklearn.XGBRegressor",
 )
 URL_SCHEMES = ("http://", "https://")
-TIMEOUT_SECONDS = 60.0  # that an answer may take, from the first byte asked to the last one read
-MAX_RESPONSE_BYTES = 2**26  # of an answer
-MAX_REQUEST_VALUES = 2**18  # in a query: more inputs are several queries
+TIMEOUT_SECONDS = 60.0  # for a response, from the first byte sent to the last byte read
+MAX_RESPONSE_BYTES = 2**26
+MAX_REQUEST_VALUES = 2**18  # more inputs are sent in several requests
 OUTPUT_KEYS = ("probabilities", "logits", "numbers")
-READ_BYTES = 2**16  # bytes read at once
+READ_BYTES = 2**16  # read at once
 logger = logging.getLogger("fedstill.node")
 
 
@@ -85,61 +77,62 @@ logger = logging.getLogger("fedstill.node")
 
 
 def load_onnx(path: Path) -> Any:
-    """An ONNX session from a file, on the CPU, with as many threads as torch has.
+    """Return an ONNX session for a file, on the CPU, with torch's number of threads.
 
     Raises:
         ArgumentError: onnxruntime is not installed.
-        ModelError: no ONNX graph.
+        ModelError: the file is not an ONNX graph.
     """
     try:
         runtime = importlib.import_module("onnxruntime")
     except ImportError as error:
-        allowed = "pip install 'fedstill[onnx]'"
-        raise ArgumentError(path.name, "onnxruntime is not installed", allowed) from error
+        expected = "pip install 'fedstill[onnx]'"
+        raise ArgumentError(path.name, "onnxruntime is not installed", expected) from error
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # what it finds wrong comes as an exception
+    options.log_severity_level = 3  # errors are raised as exceptions
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # kinds of its own, below no common one
-        raise ModelError(f"{path.name} is no ONNX graph: {first_line(error)}") from error
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise ModelError(f"{path.name} is not an ONNX graph: {first_line(error)}") from error
 
 
 class OnnxGraph:
-    """Inputs ``(B, *shape)`` to the graph's first output of numbers, in batches of the size that it was made
-    for, if any.
+    """Function from inputs ``(B, *shape)`` to an ONNX graph's first numeric output.
+
+    Inputs are split into batches of the graph's fixed batch size, if it has one.
 
     Attributes:
-        classes: its own labels, where it tells them (skl2onnx); known once it has answered.
-        probabilities: whether what it gives is called so.
+        classes: the graph's class labels if it returns them (skl2onnx); known after the first call.
+        probabilities: True if the output's name contains "probabilit"; known after the first call.
 
     Raises:
-        ModelError: it takes inputs of another form.
+        ModelError: the graph takes inputs of another shape.
     """
 
-    called = "ONNX graph"
+    description = "ONNX graph"
 
     def __init__(self, session: Any, shape: tuple[int, ...]) -> None:
         inputs = session.get_inputs()
         if len(inputs) != 1:
             raise ModelError(f"the ONNX model takes {len(inputs)} inputs (expected one)")
         self._session, self._name, sizes = session, inputs[0].name, list(inputs[0].shape)
-        self._wanted = [math.prod(shape)] if len(sizes) == 2 else list(shape)
-        pairs = zip(sizes[1:], self._wanted, strict=False)
-        fits = [not isinstance(size, int) or size == want for size, want in pairs]
-        if len(sizes) != len(self._wanted) + 1 or not all(fits):
-            forms = " or ".join(dict.fromkeys((str(["B", *shape]), str(["B", math.prod(shape)]))))
-            raise ModelError(f"the ONNX model takes inputs {sizes} (expected {forms})")
-        self._kind = np.float64 if "double" in str(inputs[0].type) else np.float32
+        self._input_shape = [math.prod(shape)] if len(sizes) == 2 else list(shape)
+        pairs = zip(sizes[1:], self._input_shape, strict=False)
+        fits = [not isinstance(size, int) or size == expected for size, expected in pairs]
+        if len(sizes) != len(self._input_shape) + 1 or not all(fits):
+            shapes = " or ".join(dict.fromkeys((str(["B", *shape]), str(["B", math.prod(shape)]))))
+            raise ModelError(f"the ONNX model takes inputs {sizes} (expected {shapes})")
+        self._dtype = np.float64 if "double" in str(inputs[0].type) else np.float32
         self._batch = sizes[0] if isinstance(sizes[0], int) else None
         self.classes: Sequence[Any] = ()
         self.probabilities = False
 
     def __call__(self, x: Floats) -> Floats:
-        """The graph's scores ``(B, classes)``."""
-        x = x.reshape(len(x), *self._wanted).astype(self._kind)
+        """Return the graph's scores ``(B, classes)``."""
+        x = x.reshape(len(x), *self._input_shape).astype(self._dtype)
         batch = self._batch or max(len(x), 1)
-        padded = np.concatenate([x, np.zeros((-len(x) % batch, *self._wanted), dtype=self._kind)])
+        padded = np.concatenate([x, np.zeros((-len(x) % batch, *self._input_shape), dtype=self._dtype)])
         parts = [
             self._scores(self._session.run(None, {self._name: padded[first : first + batch]}))
             for first in range(0, len(padded), batch)
@@ -147,179 +140,189 @@ class OnnxGraph:
         return np.concatenate(parts)[: len(x)]
 
     def _scores(self, outputs: Sequence[Any]) -> Floats:
-        """The first output that holds a row of numbers an example; the others are labels and the like."""
-        names = [str(each.name).lower() for each in self._session.get_outputs()]
+        """Return the first output with one row of floats per example. Other outputs are labels, for
+        example.
+        """
+        names = [str(output.name).lower() for output in self._session.get_outputs()]
         for name, output in zip(names, outputs, strict=True):
             if isinstance(output, np.ndarray) and output.ndim == 2 and output.dtype.kind == "f":
                 self.probabilities = "probabilit" in name
                 return output
-            if isinstance(output, list) and output and isinstance(output[0], dict):  # by class: skl2onnx
+            if (
+                isinstance(output, list) and output and isinstance(output[0], dict)
+            ):  # one dictionary per example: skl2onnx
                 self.classes, self.probabilities = sorted(output[0]), True
                 return np.array([[row[key] for key in self.classes] for row in output])
-        raise ModelError("the ONNX model gives no floats (B, classes)")
+        raise ModelError("the ONNX model returns no floats (B, classes)")
 
 
 # --- scikit-learn, XGBoost and LightGBM -----------------------------------------------------------------
 
 
 def load_skops(path: Path) -> Any:
-    """The estimator in a file.
+    """Return the estimator in a file.
 
     Raises:
         ArgumentError: skops is not installed.
-        ModelError: no skops file, or one with types that are not trusted, or of a library that is not here.
+        ModelError: the file is not a skops file, or has untrusted types or types of a library that is not
+            installed.
     """
     try:
         skops = importlib.import_module("skops.io")
     except ImportError as error:
-        allowed = "pip install 'fedstill[skops]'"
-        raise ArgumentError(path.name, "skops is not installed", allowed) from error
+        expected = "pip install 'fedstill[skops]'"
+        raise ArgumentError(path.name, "skops is not installed", expected) from error
     try:
-        others = [kind for kind in skops.get_untrusted_types(file=path) if kind not in TRUSTED_TYPES]
-        if others:
-            allowed = "those of scikit-learn, XGBoost and LightGBM, or a function of your own that loads it"
-            raise ModelError(f"{path.name} holds types {', '.join(others)} (expected {allowed})")
+        untrusted = [kind for kind in skops.get_untrusted_types(file=path) if kind not in TRUSTED_TYPES]
+        if untrusted:
+            expected = "those of scikit-learn, XGBoost and LightGBM, or a custom function that loads the file"
+            raise ModelError(f"{path.name} holds types {', '.join(untrusted)} (expected {expected})")
         return skops.load(path, trusted=list(TRUSTED_TYPES))
     except (*USER_CODE_ERRORS, BadZipFile) as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{path.name} is no skops file that can be read: {first_line(error)}") from error
+        raise ModelError(f"{path.name} is not a readable skops file: {first_line(error)}") from error
 
 
 # --- HTTP endpoints -------------------------------------------------------------------------------------
 
 
 class Endpoint:
-    """A function of arrays ``(B, ...)`` that is computed elsewhere.
+    """Function of arrays ``(B, ...)`` that an HTTP server computes.
 
     Args:
-        url: ``http://`` or ``https://``, where it answers.
-        seconds: that an answer may take.
+        url: address, ``http://`` or ``https://``.
+        seconds: timeout of a response.
 
     Attributes:
-        classes: names of its outputs, where it tells them; known once it has answered.
-        probabilities: whether it gives those.
+        classes: names of the outputs if the endpoint sends them; known after the first call.
+        probabilities: True if the endpoint returns probabilities; known after the first call.
 
     Raises:
-        ArgumentError: no such address, or one with a name and a password in it.
+        ArgumentError: the address is invalid or contains a user name and password.
     """
 
     def __init__(self, url: str, seconds: float = TIMEOUT_SECONDS) -> None:
-        allowed = "http://host:port/path, without name and password"
+        expected = "http://host:port/path, without user name and password"
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ArgumentError("address of the model", url, allowed) from error
-        sound = parts.scheme in ("http", "https") and parts.hostname and url.isprintable() and " " not in url
-        if not sound or parts.username is not None or parts.fragment:
-            raise ArgumentError("address of the model", url, allowed)
+            raise ArgumentError("address of the model", url, expected) from error
+        valid = parts.scheme in ("http", "https") and parts.hostname and url.isprintable() and " " not in url
+        if not valid or parts.username is not None or parts.fragment:
+            raise ArgumentError("address of the model", url, expected)
         self._host, self._port, self._seconds = str(parts.hostname), port, seconds
         self._secure = parts.scheme == "https"
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self.called = f"endpoint {parts.scheme}://{parts.netloc}{parts.path}"
+        self.description = f"endpoint {parts.scheme}://{parts.netloc}{parts.path}"
         self.classes: tuple[str, ...] = ()
         self.probabilities = False
-        self._told: tuple[tuple[str, ...], str] | None = None
+        self._format: tuple[tuple[str, ...], str] | None = (
+            None  # classes and output key of the first response
+        )
 
     @property
-    def loopback(self) -> bool:
-        """Whether it is on this machine."""
+    def is_loopback(self) -> bool:
+        """True if the address is on this machine."""
         try:
             return ipaddress.ip_address(self._host).is_loopback
         except ValueError:
             return self._host == "localhost"
 
     def __call__(self, x: Floats) -> Floats:
-        """What it gives for inputs ``(B, ...)``.
+        """Return the endpoint's outputs for inputs ``(B, ...)``.
 
         Raises:
-            PredictorError: it cannot be reached, takes too long, or answers anything else.
+            PredictorError: the endpoint cannot be reached, times out, or sends an invalid response.
         """
         rows = max(MAX_REQUEST_VALUES // max(math.prod(x.shape[1:]), 1), 1)
-        parts = [self._ask(x[first : first + rows]) for first in range(0, len(x), rows)]
+        parts = [self._request(x[first : first + rows]) for first in range(0, len(x), rows)]
         return np.concatenate(parts) if parts else np.zeros((0, max(len(self.classes), 1)))
 
-    def _ask(self, x: Floats) -> Floats:
+    def _request(self, x: Floats) -> Floats:
         inputs = x.astype(object)
         if np.isnan(x).any():
             inputs[np.isnan(x)] = None  # JSON has no NaN
         body = json.dumps({"inputs": inputs.tolist()}).encode()
         try:
-            read = self._sent(body)
+            content = self._post(body)
         except (OSError, http.client.HTTPException) as error:
-            raise self._wrong(f"cannot be asked: {first_line(error)}") from error
+            raise self._error(f"cannot be reached: {first_line(error)}") from error
         try:
-            response = json.loads(read)
+            response = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise self._wrong(f"answers what is no JSON ({first_line(error)})") from error
-        return self._read(response, len(x))
+            raise self._error(f"returns invalid JSON ({first_line(error)})") from error
+        return self._parse(response, len(x))
 
-    def _sent(self, body: bytes) -> bytes:
-        """The bytes of an answer, all of which must be here in time."""
-        late = TimeoutError(f"no whole answer after {self._seconds:g} seconds")
-        link: http.client.HTTPConnection
+    def _post(self, body: bytes) -> bytes:
+        """Return the bytes of a response, which must be complete within the timeout."""
+        timeout = TimeoutError(f"no complete response after {self._seconds:g} seconds")
+        connection: http.client.HTTPConnection
         if self._secure:
             context = ssl.create_default_context()
-            link = http.client.HTTPSConnection(self._host, self._port, timeout=self._seconds, context=context)
+            connection = http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._seconds, context=context
+            )
         else:
-            link = http.client.HTTPConnection(self._host, self._port, timeout=self._seconds)
-        # http.client bounds each line of what comes before the answer, and not how long all of them take.
-        over = threading.Event()
-        watch = threading.Timer(self._seconds, lambda: _shut_down(link, over))
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._seconds)
+        # http.client limits each header line, but not the time that all of them take.
+        expired = threading.Event()
+        watch = threading.Timer(self._seconds, lambda: _shut_down(connection, expired))
         watch.daemon = True
         try:
-            told = {"Content-Type": "application/json", "Accept": "application/json"}
-            link.connect()
+            headers = {"Content-Type": "application/json", "Accept": "application/json"}
+            connection.connect()
             watch.start()
-            link.request("POST", self._path, body, told)
-            response, read = link.getresponse(), bytearray()
+            connection.request("POST", self._path, body, headers)
+            response, content = connection.getresponse(), bytearray()
             if response.status != http.client.OK:
-                raise self._wrong(f"answers with status {response.status} (expected 200)")
-            while piece := response.read1(READ_BYTES):
-                read += piece
-                if len(read) > MAX_RESPONSE_BYTES:
-                    raise self._wrong(f"answers more than {MAX_RESPONSE_BYTES} bytes")
-            if over.is_set():
-                raise late
-            return bytes(read)
+                raise self._error(f"responds with status {response.status} (expected 200)")
+            while chunk := response.read1(READ_BYTES):
+                content += chunk
+                if len(content) > MAX_RESPONSE_BYTES:
+                    raise self._error(f"returns more than {MAX_RESPONSE_BYTES} bytes")
+            if expired.is_set():
+                raise timeout
+            return bytes(content)
         except (OSError, http.client.HTTPException) as error:
-            if over.is_set():
-                raise late from error
+            if expired.is_set():
+                raise timeout from error
             raise
         finally:
             watch.cancel()
-            link.close()
+            connection.close()
 
-    def _read(self, response: Any, rows: int) -> Floats:
-        """The numbers in an answer, once it is what it should be."""
-        given = [name for name in OUTPUT_KEYS if isinstance(response, dict) and name in response]
-        if len(given) != 1:
-            raise self._wrong(f"answers none, or more than one, of {', '.join(OUTPUT_KEYS)}")
+    def _parse(self, response: Any, rows: int) -> Floats:
+        """Return the numbers in a response after checking its format."""
+        keys = [key for key in OUTPUT_KEYS if isinstance(response, dict) and key in response]
+        if len(keys) != 1:
+            raise self._error(f"returns none, or more than one, of {', '.join(OUTPUT_KEYS)}")
         names = response.get("classes", ())
         if not isinstance(names, list | tuple) or not all(isinstance(name, str | int) for name in names):
-            raise self._wrong("answers classes that are no list of names")
+            raise self._error("returns classes that are not a list of names")
         try:
-            numbers = np.array(response[given[0]])
+            numbers = np.array(response[keys[0]])
         except ValueError as error:  # rows of different lengths
-            raise self._wrong(f"answers {given[0]} that are no rows of numbers") from error
+            raise self._error(f"returns {keys[0]} that are not rows of numbers") from error
         if numbers.dtype.kind not in "iuf" or numbers.ndim not in (1, 2) or len(numbers) != rows:
-            raise self._wrong(f"answers {given[0]} that are no {rows} rows of numbers")
-        told = tuple(map(str, names)), given[0]
-        if self._told not in (None, told):
-            raise self._wrong("answers in another form than before")
-        self._told, (self.classes, self.probabilities) = told, (told[0], told[1] == "probabilities")
+            raise self._error(f"returns {keys[0]} that are not {rows} rows of numbers")
+        current = tuple(map(str, names)), keys[0]
+        if self._format not in (None, current):
+            raise self._error("returns another format than before")
+        self._format = current
+        self.classes, self.probabilities = current[0], current[1] == "probabilities"
         return numbers.astype(np.float64)
 
-    def _wrong(self, what: str) -> PredictorError:
-        return PredictorError(f"the {self.called} {what}")
+    def _error(self, problem: str) -> PredictorError:
+        return PredictorError(f"the {self.description} {problem}")
 
 
-def _shut_down(link: http.client.HTTPConnection, over: threading.Event) -> None:
-    """Whoever reads from a link reads its end, and finds why."""
-    over.set()
+def _shut_down(connection: http.client.HTTPConnection, expired: threading.Event) -> None:
+    """Close a connection so that its reader reaches the end, and record that the time expired."""
+    expired.set()
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(link.sock, socket.SHUT_RDWR)
+        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
 
 # --- as a torch module ----------------------------------------------------------------------------------
@@ -327,7 +330,7 @@ def _shut_down(link: http.client.HTTPConnection, over: threading.Event) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """What a model's own kind makes of inputs, and what it says of its outputs."""
+    """Prediction function of a model that is not a torch module, with its class labels and output format."""
 
     predict: Callable[[Any], Any]
     classes: Sequence[Any] = ()
@@ -335,128 +338,139 @@ class _Source:
 
 
 class Predictor(nn.Module):
-    """Inputs to logits ``(B, classes)``, or numbers ``(B, 1)``, float32, through what is no torch module.
+    """Torch module around a model that only predicts: inputs to logits ``(B, classes)`` or numbers
+    ``(B, 1)``, float32.
 
     Args:
-        source: one of these, tried in this order. An ONNX session: ``run`` and ``get_inputs``, as
-            onnxruntime's. An estimator as scikit-learn's: ``predict_proba``, else ``decision_function``; for
-            numbers ``predict``. It gets images flattened, ``(B, C * H * W)``, unless it takes none such. A
-            function of a numpy array of inputs that gives ``(B, classes)``, or ``(B,)`` for two classes or
-            numbers; it may say what it gives by attributes ``classes`` and ``probabilities``.
-        to: what inputs it is given, and what it must give.
-        how: what it takes (:class:`~fedstill.models.model_config.ModelConfig`), what it gives, its classes.
+        source: one of the following, tried in this order. An ONNX session with ``run`` and ``get_inputs``, as
+            onnxruntime's. A scikit-learn estimator with ``predict_proba``, else ``decision_function``, or
+            ``predict`` for numbers; it gets images flattened, ``(B, C * H * W)``, unless it refuses them. A
+            function from a numpy array of inputs to ``(B, classes)``, or to ``(B,)`` for two classes or
+            numbers; it may have attributes ``classes`` and ``probabilities``.
+        interface: inputs and outputs of the federation's models.
+        config: input format, output format and classes of the model. None: the defaults.
 
     Attributes:
-        file: the fingerprint of the file that it is from; empty: from none.
+        file: fingerprint of the model's file, or empty.
 
     Raises:
-        ModelError: none of these, or one that cannot take inputs of this shape.
+        ModelError: ``source`` is none of these, or cannot take inputs of this shape.
 
-    >>> from fedstill.tasks.classification import Classification
-    >>> to = Interface(Classification(2), ("cat", "dog"), (1, 4, 4))
-    >>> predictor = Predictor(lambda images: images[:, 0, 0, :2], to, ModelConfig(classes=("dog", "cat")))
-    >>> predictor(torch.tensor([3.0, 1.0, 0.0, 0.0]).expand(1, 1, 4, 4))
-    tensor([[1., 3.]])
+    Example:
+        >>> from fedstill.tasks.classification import Classification
+        >>> interface = Interface(Classification(2), ("cat", "dog"), (1, 4, 4))
+        >>> config = ModelConfig(classes=("dog", "cat"))
+        >>> predictor = Predictor(lambda images: images[:, 0, 0, :2], interface, config)
+        >>> predictor(torch.tensor([3.0, 1.0, 0.0, 0.0]).expand(1, 1, 4, 4))
+        tensor([[1., 3.]])
     """
 
     differentiable = False
     file = ""
 
-    def __init__(self, source: Any, to: Interface, how: ModelConfig | None = None) -> None:
+    def __init__(self, source: Any, interface: Interface, config: ModelConfig | None = None) -> None:
         super().__init__()
-        how = how or ModelConfig()
-        if to.task.kind not in ("class", "number"):
+        config = config or ModelConfig()
+        if interface.task.kind not in ("class", "number"):
             raise ModelError(
-                f"the model is a {type(source).__name__}, which gives a class or a number for each input: "
-                f"allowed for {to.task.name} is a torch.nn.Module"
+                f"the model is a {type(source).__name__}, which predicts a class or a number for each input "
+                f"(expected a torch.nn.Module for task {interface.task.name})"
             )
-        self._called = getattr(source, "called", type(source).__name__)
-        self._to, self._input_format = to, how.input_format
-        probe = self._taken(np.zeros((2, *to.shape), dtype=np.float32))
-        opened = _open_source(source, probe, to.task.kind == "number", self._called)
+        self._description = getattr(source, "description", type(source).__name__)
+        self._interface, self._input_format = interface, config.input_format
+        probe = self._convert_inputs(np.zeros((2, *interface.shape), dtype=np.float32))
+        opened = _open_source(source, probe, interface.task.kind == "number", self._description)
         self._predict = opened.predict
-        self._probabilities = how.output_format == "probabilities" or (
-            how.output_format == "auto" and opened.probabilities
+        self._probabilities = config.output_format == "probabilities" or (
+            config.output_format == "auto" and opened.probabilities
         )
-        own = [] if to.task.kind == "number" else how.classes or list(opened.classes)
-        mapped = ClassMap(own, to.classes) if own else None
-        self._given = mapped.given if mapped else len(to.classes)
-        self._map = mapped if mapped and mapped.changes else None
-        self.tells = True
+        classes = [] if interface.task.kind == "number" else config.classes or list(opened.classes)
+        class_map = ClassMap(classes, interface.classes) if classes else None
+        self._output_count = class_map.input_count if class_map else len(interface.classes)
+        self._map = class_map if class_map and class_map.is_nontrivial else None
+        self.reports_failures = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Outputs, without gradient.
+        """Return outputs without gradient.
 
-        Where it is not to tell that the model fails (:func:`hide_failures`), which would tell of what it
-        has learned, NaN stand for what should have come out.
+        If failures are hidden (:func:`hide_failures`), because they would reveal something about the training
+        data, the outputs of a failure are NaN.
 
         Raises:
-            PredictorError: a gradient was wanted; or it tells, and the model fails, or what comes out is no
+            PredictorError: the inputs require a gradient, or the model fails or returns another shape than
                 ``(B, classes)``.
         """
         if torch.is_grad_enabled() and x.requires_grad:
-            raise PredictorError(f"a {self._called} predicts only: no gradient goes through it")
+            raise PredictorError(f"a {self._description} predicts only: no gradient passes through it")
         try:
             return self._outputs(x)
-        except ModelError as error:  # a PredictorError, but for ONNX
-            if self.tells:
+        except ModelError as error:  # a PredictorError, or a ModelError of ONNX
+            if self.reports_failures:
                 raise
-            logger.error("NaN stand for what the model gives: %s", error)
-            return torch.full((len(x), *self._to.outputs), float("nan"), device=x.device)
+            logger.error("the model failed, its outputs are NaN: %s", error)
+            return torch.full((len(x), *self._interface.output_shape), float("nan"), device=x.device)
 
     def _outputs(self, x: torch.Tensor) -> torch.Tensor:
         inputs = x.detach().cpu()
-        taken = self._taken((inputs.float() if inputs.is_floating_point() else inputs).numpy())
-        given = _call_predict(self._predict, taken, self._called)
-        outputs = self._numbers(given) if self._to.task.kind == "number" else self._logits(given)
-        found, allowed = tuple(outputs.shape), (len(x), self._given)
-        if found != allowed:
-            raise PredictorError(f"a {self._called} gives {found} for {len(x)} inputs (expected {allowed})")
+        taken = self._convert_inputs((inputs.float() if inputs.is_floating_point() else inputs).numpy())
+        predictions = _call_predict(self._predict, taken, self._description)
+        outputs = (
+            self._numbers(predictions) if self._interface.task.kind == "number" else self._logits(predictions)
+        )
+        shape, expected = tuple(outputs.shape), (len(x), self._output_count)
+        if shape != expected:
+            raise PredictorError(
+                f"a {self._description} returns shape {shape} for {len(x)} inputs (expected {expected})"
+            )
         if not outputs.isfinite().all():
-            raise PredictorError(f"a {self._called} gives outputs that are not finite")
+            raise PredictorError(f"a {self._description} returns outputs that are not finite")
         return (outputs if self._map is None else self._map(outputs)).to(x.device)
 
-    def _taken(self, x: Numbers) -> Any:
-        """Inputs as the model takes them."""
-        return {"inputs": lambda x: x, "raw": self._to.raw, "frame": self._to.frame}[self._input_format](x)
+    def _convert_inputs(self, x: Numbers) -> Any:
+        """Return inputs in the model's input format."""
+        if self._input_format == "raw":
+            return self._interface.to_raw(x)
+        return self._interface.to_dataframe(x) if self._input_format == "frame" else x
 
-    def _numbers(self, given: torch.Tensor) -> torch.Tensor:
-        """Numbers as the federation's targets are: from -1 to 1 within their declared range."""
-        numbers = given.reshape(-1, 1) if given.ndim == 1 else given
+    def _numbers(self, predictions: torch.Tensor) -> torch.Tensor:
+        """Return numbers scaled like the federation's targets: from -1 to 1 within the declared range."""
+        numbers = predictions.reshape(-1, 1) if predictions.ndim == 1 else predictions
         if self._input_format == "inputs":
             return numbers
-        low, high = self._to.schema.target_column.range
+        low, high = self._interface.schema.target_column.range
         return 2 * (numbers - low) / (high - low) - 1
 
-    def _logits(self, given: torch.Tensor) -> torch.Tensor:
-        """Scores of whatever kind as logits."""
-        one = given.ndim == 1 or (given.ndim == 2 and given.shape[1] == 1)
-        if one and self._given == 2:  # of the second class alone, as decision_function gives it
-            second = given.reshape(-1)
+    def _logits(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return predictions as logits."""
+        single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)
+        if single and self._output_count == 2:  # scores of the second class only, as of decision_function
+            second = scores.reshape(-1)
             first = 1 - second if self._probabilities else torch.zeros_like(second)
-            given = torch.stack([first, second], 1)
+            scores = torch.stack([first, second], 1)
         if not self._probabilities:
-            return given
-        if given.numel() and not -1e-3 <= given.min() <= given.max() <= 1 + 1e-3:
-            least, most = given.min().item(), given.max().item()
+            return scores
+        if scores.numel() and not -1e-3 <= scores.min() <= scores.max() <= 1 + 1e-3:
+            low, high = scores.min().item(), scores.max().item()
             raise PredictorError(
-                f"a {self._called} gives from {least:.3g} to {most:.3g}: allowed are probabilities, or "
-                'output_format = "logits"'
+                f"a {self._description} returns values from {low:.3g} to {high:.3g} "
+                '(expected probabilities, or output_format = "logits")'
             )
-        return given.clamp_min(MIN_PROBABILITY).log()
+        return scores.clamp_min(MIN_PROBABILITY).log()
 
     def extra_repr(self) -> str:
-        """What it wraps."""
-        gives = "numbers" if self._to.task.kind == "number" else "logits"
-        return f"{self._called}, {'probabilities' if self._probabilities else gives}"
+        """Return the wrapped model and its outputs."""
+        outputs = "numbers" if self._interface.task.kind == "number" else "logits"
+        return f"{self._description}, {'probabilities' if self._probabilities else outputs}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Predictor:
-        """Itself: it has no state, and not every session can be copied."""
+        """Return the predictor itself: it has no state, and some sessions cannot be copied."""
         return self
 
 
-def _open_source(source: Any, probe: Any, numbers: bool, called: str) -> _Source:
-    """A source as a function, tried on a probe where what it says of itself follows from that."""
+def _open_source(source: Any, probe: Any, numbers: bool, description: str) -> _Source:
+    """Return the prediction function of a source, called once on ``probe`` if its format is known only
+    then.
+    """
     if hasattr(source, "run") and hasattr(source, "get_inputs"):
         source = OnnxGraph(source, probe.shape[1:])
     if numbers and hasattr(source, "predict"):
@@ -466,67 +480,67 @@ def _open_source(source: Any, probe: Any, numbers: bool, called: str) -> _Source
             classes = np.asarray(getattr(source, "classes_", [])).tolist()
             return _Source(_accept_flattened(getattr(source, name), probe), classes, name == "predict_proba")
     if not callable(source):
-        predicts = "predict" if numbers else "predict_proba or decision_function"
+        method = "predict" if numbers else "predict_proba or decision_function"
         raise ModelError(
-            f"the model is a {type(source).__name__}: allowed is a torch.nn.Module, an estimator with "
-            f"{predicts}, an ONNX session, or a function"
+            f"the model is a {type(source).__name__} (expected a torch.nn.Module, an estimator with "
+            f"{method}, an ONNX session or a function)"
         )
-    if hasattr(source, "probabilities"):  # which an endpoint or a graph knows once it has answered
-        _call_predict(source, probe, called)
+    if hasattr(source, "probabilities"):  # known to an endpoint or graph after the first call
+        _call_predict(source, probe, description)
     return _Source(source, getattr(source, "classes", ()), getattr(source, "probabilities", False))
 
 
-def _call_predict(predict: Callable[[Any], Any], taken: Any, called: str) -> torch.Tensor:
-    """What a model gives, in float32; whatever its own kind raises is one line."""
+def _call_predict(predict: Callable[[Any], Any], inputs: Any, description: str) -> torch.Tensor:
+    """Return a model's predictions in float32. Errors of the model become one line."""
     try:
-        responses = np.asarray(predict(taken))
-        if np.iscomplexobj(responses):  # whose imaginary part would be lost
-            raise PredictorError(f"a {called} gives complex numbers (expected real ones)")
-        return torch.from_numpy(responses.astype(np.float32))
+        predictions = np.asarray(predict(inputs))
+        if np.iscomplexobj(predictions):  # the imaginary part would be lost
+            raise PredictorError(f"a {description} returns complex numbers (expected real numbers)")
+        return torch.from_numpy(predictions.astype(np.float32))
     except _model_errors() as error:
         if isinstance(error, FedstillError):
             raise
-        raise PredictorError(f"a {called} cannot take these inputs: {first_line(error)}") from error
+        raise PredictorError(f"a {description} cannot take these inputs: {first_line(error)}") from error
 
 
 def _accept_flattened(predict: Callable[[Any], Any], probe: Any) -> Callable[[Any], Any]:
-    """An estimator's function, of flattened images if it takes them."""
+    """Return an estimator's function, with images flattened if the estimator accepts that."""
 
     def flattened(inputs: Numbers) -> Any:
         return predict(inputs.reshape(len(inputs), -1))
 
-    refused: Exception | None = None
-    for each in (flattened, predict) if probe.ndim > 2 else (predict,):
+    first_error: Exception | None = None
+    for function in (flattened, predict) if probe.ndim > 2 else (predict,):
         try:
-            each(probe)
+            function(probe)
         except USER_CODE_ERRORS as error:
-            refused = refused or error
+            first_error = first_error or error
         else:
-            return each
-    assert refused is not None
-    kind = "images nor rows of pixels" if probe.ndim > 2 else f"rows of {probe.shape[1]} columns"
-    neither = "neither " if probe.ndim > 2 else "no "
-    raise ModelError(f"the model takes {neither}{kind}: {first_line(refused)}") from refused
+            return function
+    assert first_error is not None
+    inputs = "neither images nor rows of pixels" if probe.ndim > 2 else f"no rows of {probe.shape[1]} columns"
+    raise ModelError(f"the model takes {inputs}: {first_line(first_error)}") from first_error
 
 
 def _model_errors() -> tuple[type[Exception], ...]:
-    """What a model of another's making raises; onnxruntime, where it is in use, has kinds of its own."""
+    """Return the exceptions that a model may raise, including onnxruntime's if it is in use."""
     module = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
-    found = vars(module).values() if module else ()
+    members = vars(module).values() if module else ()
     return (
         *USER_CODE_ERRORS,
-        *(kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)),
+        *(kind for kind in members if isinstance(kind, type) and issubclass(kind, Exception)),
     )
 
 
 def file_fingerprint(model: nn.Module) -> str:
-    """The fingerprint of the file from which a model that only predicts is; empty: it is from none. Weights
-    of a network are not meant: a run remembers these itself."""
-    return "".join(part.file for part in model.modules() if isinstance(part, Predictor))
+    """Return the fingerprint of the files of a model's predictors, or an empty text. Networks are not
+    included.
+    """
+    return "".join(module.file for module in model.modules() if isinstance(module, Predictor))
 
 
 def hide_failures(model: nn.Module) -> None:
-    """Have a model that only predicts give NaN from now on where it fails, and say so in this log alone."""
-    for part in model.modules():
-        if isinstance(part, Predictor):
-            part.tells = False
+    """Make predictors return NaN instead of raising errors. The node's log then has the error."""
+    for module in model.modules():
+        if isinstance(module, Predictor):
+            module.reports_failures = False

@@ -1,8 +1,8 @@
 """Linear classifier on a wavelet scattering transform, for images such as 28 x 28.
 
-Bruna, Mallat, "Invariant Scattering Convolution Networks", PAMI 2013, with two scales and two orders, as Tramer and
-Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, use for private learning.
-Images are periodic here; other implementations reflect them at the border.
+Bruna, Mallat, "Invariant Scattering Convolution Networks", PAMI 2013, with two scales and two orders, as
+Tramer and Boneh, "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, use
+for private learning. Images are periodic here; other implementations reflect them at the border.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PIXELS_PER_BATCH = 2**16  # pixels whose coefficients are computed at once, abou
 class WaveletModuli(nn.Module):
     """Averages of an image, of its wavelet moduli, and of the wavelet moduli of these.
 
-    Maps ``(B, C, H, W)`` to ``(B, C (1 + 2 L + L^2), H / 4, W / 4)`` with L angles. A shift of the input by 4 pixels shifts
-    the output by one.
+    Maps ``(B, C, H, W)`` to ``(B, C (1 + 2 L + L^2), H / 4, W / 4)`` with L angles. A shift of the input by 4
+    pixels shifts the output by one.
     """
 
     def __init__(self, height: int, width: int, angles: int) -> None:
@@ -66,8 +66,8 @@ def _scatter(x: torch.Tensor, psi: torch.Tensor, rows: torch.Tensor, columns: to
 def morlet(height: int, width: int, j: int, angle_index: int, angles: int) -> torch.Tensor:
     """Return a Morlet wavelet of scale 2^j on a periodic grid: ``(H, W)`` complex128.
 
-    Its angle is (L / 2 - 1 - angle_index) pi / L. It is a wave under a Gaussian that is ``L / 4`` times as long across the
-    wave as along it, minus a multiple of the Gaussian that makes the sum 0.
+    Its angle is (L / 2 - 1 - angle_index) pi / L. It is a wave under a Gaussian that is ``L / 4`` times as
+    long across the wave as along it, minus a multiple of the Gaussian that makes the sum 0.
     """
     sigma, slant = 0.8 * 2**j, 4 / angles
     theta = (angles / 2 - 1 - angle_index) * math.pi / angles
@@ -83,7 +83,9 @@ def morlet(height: int, width: int, j: int, angle_index: int, angles: int) -> to
 
 
 def gaussian_averages(size: int) -> torch.Tensor:
-    """Return Gaussian weights around every 4th position of a periodic line: ``(size / 4, size)``, rows of sum 1."""
+    """Return Gaussian weights around every 4th position of a periodic line: ``(size / 4, size)``, rows of sum
+    1.
+    """
     sigma, step = 0.8 * 2 ** (SCALES - 1), 2**SCALES
 
     positions, copies = _periodic_positions(size, sigma)
@@ -93,7 +95,9 @@ def gaussian_averages(size: int) -> torch.Tensor:
 
 
 def _periodic_positions(size: int, sigma: float) -> tuple[torch.Tensor, int]:
-    """Return the positions of a line and of its periodic copies within a Gaussian's radius, and the number of copies."""
+    """Return the positions of a line and of its periodic copies within a Gaussian's radius, and the number of
+    copies.
+    """
     copies = max(2, math.ceil(GAUSSIAN_RADIUS * sigma / size))
     return torch.arange(-copies * size, (copies + 1) * size, dtype=torch.float64), 2 * copies + 1
 
@@ -101,8 +105,8 @@ def _periodic_positions(size: int, sigma: float) -> tuple[torch.Tensor, int]:
 class Scattering(nn.Sequential):
     """Linear layer on scattering coefficients, normalized in groups and then to unit norm.
 
-    ``width`` is the number of angles. A 28 x 28 image takes 1.6 ms, three times as long as with ``random-conv``. The
-    Fourier transforms cannot be exported to ONNX.
+    ``width`` is the number of angles. A 28 x 28 image takes 1.6 ms, three times as long as with
+    ``random-conv``. The Fourier transforms cannot be exported to ONNX.
 
     Raises:
         ModelError: an image side is shorter than the squares for averaging.

@@ -1,6 +1,7 @@
 """Networks for rows of a table. They also take images, flattened to their pixels.
 
-All map ``(B, F)`` or ``(B, channels, H, W)`` to ``(B, classes)``. None mixes examples, so DP-SGD can train them.
+All map ``(B, F)`` or ``(B, channels, H, W)`` to ``(B, classes)``. None mixes examples, so DP-SGD can train
+them.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class ResidualLayers(nn.Module):
 class ResidualMLP(nn.Sequential):
     """Linear layer, two residual blocks and a head.
 
-    The ResNet of Gorishniy et al., "Revisiting Deep Learning Models for Tabular Data", NeurIPS 2021, without dropout and
-    with layer norm instead of batch norm, because a student is trained on generated rows and used on real ones.
+    The ResNet of Gorishniy et al., "Revisiting Deep Learning Models for Tabular Data", NeurIPS 2021, without
+    dropout and with layer norm instead of batch norm, because a student is trained on generated rows and used
+    on real ones.
     """
 
     def __init__(self, shape: tuple[int, ...], classes: int, width: int = 64) -> None:

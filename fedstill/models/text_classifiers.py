@@ -33,7 +33,7 @@ class Tokens(nn.Module):
         return F.embedding(ids, self.weight)
 
 
-def masked_mean(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the mean over a text's tokens without padding: ``(B, L, D)`` and mask ``(B, L)`` to ``(B, D)``.
 
     The mean of a text without tokens is 0.
@@ -42,7 +42,7 @@ def masked_mean(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
     >>> masked_mean(x, torch.tensor([[1.0, 1.0, 0.0]]))
     tensor([[2.]])
     """
-    return (x * seen.unsqueeze(2)).sum(1) / seen.sum(1, keepdim=True).clamp_min(1)
+    return (x * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
 
 
 class Attention(nn.Module):
@@ -53,13 +53,13 @@ class Attention(nn.Module):
         self.inside = nn.Linear(width, 3 * width)
         self.outside = nn.Linear(width, width)
 
-    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Map ``(B, L, D)`` to ``(B, L, D)``; ``mask`` ``(B, L)`` is 1 for tokens and 0 for padding."""
         count, length, width = x.shape
         parts = self.inside(x).view(count, length, 3, HEADS, width // HEADS)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)  # (B, H, L, D / H) each
         scores = query @ key.transpose(2, 3) / math.sqrt(width // HEADS)  # (B, H, L, L)
-        weights = (scores + MASKED_SCORE * (1 - seen)[:, None, None]).softmax(3)
+        weights = (scores + MASKED_SCORE * (1 - mask)[:, None, None]).softmax(3)
         mixed: torch.Tensor = self.outside((weights @ value).transpose(1, 2).reshape(count, length, width))
         return mixed
 
@@ -73,9 +73,9 @@ class Block(nn.Module):
         self.attention = Attention(width)
         self.hidden, self.out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
-    def forward(self, x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Map ``(B, L, D)`` to ``(B, L, D)``."""
-        x = x + self.attention(self.norm1(x), seen)
+        x = x + self.attention(self.norm1(x), mask)
         y: torch.Tensor = x + self.out(F.gelu(self.hidden(self.norm2(x))))
         return y
 
@@ -92,11 +92,11 @@ class TextEncoder(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ``(B, L)`` int64 to ``(B, D)``; L is at most the length given at construction."""
-        seen = (ids != PADDING).float()
+        mask = (ids != PADDING).float()
         x = self.tokens(ids) + self.positions[: ids.shape[1]]  # (B, L, D)
         for block in self.blocks:
-            x = block(x, seen)
-        return masked_mean(self.norm(x), seen)
+            x = block(x, mask)
+        return masked_mean(self.norm(x), mask)
 
 
 class Transformer(Split):
@@ -128,7 +128,9 @@ class BagEncoder(nn.Module):
 
 
 class Bag(Split):
-    """Bag of words: the mean of a text's word vectors, one hidden layer, one linear layer. Texts may have any length."""
+    """Bag of words: the mean of a text's word vectors, one hidden layer, one linear layer. Texts may have any
+    length.
+    """
 
     def __init__(self, shape: tuple[int, ...], classes: int, vocabulary: int, width: int = 64) -> None:
         super().__init__(BagEncoder(vocabulary, width), nn.Linear(width, classes))

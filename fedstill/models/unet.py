@@ -17,7 +17,8 @@ Norm = Callable[[int], nn.Module]  # maps a number of channels to a normalizatio
 
 
 def unet_depth(height: int, side: int) -> int:
-    """Return the number of halvings of a U-Net: 4, or fewer if a side is not divisible or would be below 2 pixels.
+    """Return the number of halvings of a U-Net: 4, or fewer if a side is not divisible or would be below 2
+    pixels.
 
     >>> unet_depth(64, 64), unet_depth(8, 8), unet_depth(12, 32), unet_depth(4, 4)
     (4, 2, 2, 1)
@@ -31,14 +32,16 @@ def make_group_norm(channels: int) -> nn.Module:
     return GroupNorm(math.gcd(8, channels), channels)
 
 
-def conv_block(inside: int, outside: int, norm: Norm) -> nn.Sequential:
-    """Return two 3x3 convolutions with norm and ReLU: ``(B, inside, H, W)`` to ``(B, outside, H, W)``."""
+def conv_block(in_channels: int, out_channels: int, norm: Norm) -> nn.Sequential:
+    """Return two 3x3 convolutions with norm and ReLU: ``(B, in_channels, H, W)`` to
+    ``(B, out_channels, H, W)``.
+    """
     return nn.Sequential(
-        nn.Conv2d(inside, outside, 3, padding=1, bias=False),
-        norm(outside),
+        nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False),
+        norm(out_channels),
         nn.ReLU(),
-        nn.Conv2d(outside, outside, 3, padding=1, bias=False),
-        norm(outside),
+        nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
+        norm(out_channels),
         nn.ReLU(),
     )
 
@@ -65,7 +68,9 @@ class UNetEncoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Expanding path: at each level a 2x2 transposed convolution, concatenation with the encoder's level, a block."""
+    """Expanding path: at each level a 2x2 transposed convolution, concatenation with the encoder's level, a
+    block.
+    """
 
     def __init__(self, width: int, depth: int, norm: Norm) -> None:
         super().__init__()
@@ -99,10 +104,10 @@ class Body(nn.Module):
 class UNet(Split):
     """U-Net (Ronneberger, Fischer, Brox, MICCAI 2015): ``(B, channels, H, W)`` to ``(B, classes, H, W)``.
 
-    It differs from the publication in group norm after each convolution, padding (the output has the input's size), and
-    fewer levels for images whose sides cannot be halved four times (:func:`unet_depth`). Each level has twice the channels
-    of the one above. The published width is 64. The head is the last layer. The latent features are those of the submodule
-    ``extractor.encoder``.
+    It differs from the publication in group norm after each convolution, padding (the output has the input's
+    size), and fewer levels for images whose sides cannot be halved four times (:func:`unet_depth`). Each
+    level has twice the channels of the one above. The published width is 64. The head is the last layer. The
+    latent features are those of the submodule ``extractor.encoder``.
     """
 
     norm: Norm = staticmethod(make_group_norm)
@@ -130,8 +135,9 @@ class ResidualBody(Body):
 class ResidualUNet(UNet):
     """U-Net that is the identity at initialization, for outputs that are close to the input.
 
-    For reconstruction the input is right except for aliasing, which a plain U-Net must first learn to copy. The last layer
-    also receives the input, with initial weight 1 from each channel to the same output and 0 elsewhere.
+    For reconstruction the input is right except for aliasing, which a plain U-Net must first learn to copy.
+    The last layer also receives the input, with initial weight 1 from each channel to the same output and 0
+    elsewhere.
 
     Raises:
         ModelError: the number of output channels differs from that of the input.
@@ -141,9 +147,8 @@ class ResidualUNet(UNet):
         super().__init__(shape, classes, width)
         channels, height, side = shape
         if classes != channels:
-            raise ModelError(
-                f"invalid number of output channels {classes} of a residual U-Net (expected {channels}, as its input)"
-            )
+            expected = f"{channels}, as many as its input has"
+            raise ModelError(f"a residual U-Net of {classes} output channels (expected {expected})")
         self.extractor = ResidualBody(channels, width, unet_depth(height, side), self.norm)
         self.head = nn.Conv2d(width + channels, classes, 1)
         with torch.no_grad():

@@ -1,9 +1,9 @@
 """VGG features for the perceptual loss, from a weights file that the user provides.
 
-Johnson, Alahi, Fei-Fei: "Perceptual Losses for Real-Time Style Transfer and Super-Resolution", ECCV 2016, on VGG-16 or
-VGG-19 (Simonyan and Zisserman 2015). The library neither ships nor downloads weights. The file is a safetensors file
-with torchvision's names, ``features.N.weight`` and ``features.N.bias``. Other tensors, such as the classifier's, are
-ignored.
+Johnson, Alahi, Fei-Fei: "Perceptual Losses for Real-Time Style Transfer and Super-Resolution", ECCV 2016, on
+VGG-16 or VGG-19 (Simonyan and Zisserman 2015). The library neither ships nor downloads weights. The file is a
+safetensors file with torchvision's names, ``features.N.weight`` and ``features.N.bias``. Other tensors, such
+as the classifier's, are ignored.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def load_vgg(path: str | Path, mean: Sequence[float] = (0.0,), std: Sequence[flo
 def perceptual_loss(
     features: Callable[[torch.Tensor], Sequence[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
-    """Return the perceptual loss of each pair of images ``(B, channels, H, W)``: ``(B,)``, with gradients to both.
+    """Return the perceptual loss of each pair of images ``(B, channels, H, W)``: ``(B,)``, with gradients to
+    both.
 
     Johnson et al., Eq. 2: the mean squared difference of an activation, here averaged over activations.
     """
@@ -126,12 +127,12 @@ def perceptual_loss(
 
 def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, dict[int, nn.Conv2d]]:
     """Return ``"VGG-16"`` or ``"VGG-19"``, and the convolutions by their index among torchvision's layers."""
-    whose = f"VGG weights {path!r}"
+    subject = f"VGG weights {path!r}"
     indices = sorted(int(name.split(".")[1]) for name in tensors if name.endswith(".weight"))
     form = next((form for form, known in CONV_INDICES.items() if known == indices), None)
     if form is None:
         expected = " or ".join(f"those of {name}, features.{known}" for name, known in CONV_INDICES.items())
-        raise ModelError(f"{whose} have convolutions at {indices} (expected {expected})")
+        raise ModelError(f"{subject} have convolutions at {indices} (expected {expected})")
     channels, convolutions = 3, {}
     for index in indices:
         pair = [tensors.get(f"features.{index}.{part}", torch.zeros(0)) for part in ("weight", "bias")]
@@ -139,9 +140,9 @@ def _convolutions(tensors: Mapping[str, torch.Tensor], path: str) -> tuple[str, 
         out = len(pair[0])
         if not out or shapes != [(out, channels, 3, 3), (out,)]:
             expected = f"(out, {channels}, 3, 3) and (out,)"
-            raise ModelError(f"{whose}: features.{index} has shapes {shapes} (expected {expected})")
+            raise ModelError(f"{subject}: features.{index} has shapes {shapes} (expected {expected})")
         if not all(tensor.isfinite().all() for tensor in pair):
-            raise ModelError(f"{whose}: features.{index} holds NaN or infinity")
+            raise ModelError(f"{subject}: features.{index} holds NaN or infinity")
         layer = nn.Conv2d(channels, out, 3, padding=1, device="meta")  # samples no initial weights
         layer.weight, layer.bias = (nn.Parameter(tensor.float()) for tensor in pair)
         convolutions[index], channels = layer, out

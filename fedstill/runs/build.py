@@ -1,4 +1,4 @@
-"""What a run is made of, from its configuration: data, split, networks, and what its result says of them."""
+"""Build a run from its configuration: load and split data, create networks, describe them for the result."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from fedstill.runs.setting import Setting
 from fedstill.runs.simulation import Simulation
 
 
-def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
-    """Data, split, models and method of a configuration, made ready and checked.
+def build_simulation(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
+    """Build a simulation from a configuration, with all checks.
 
     Returns:
-        The run, and what the result says about it beside the figures.
+        The simulation, and its description for the result.
     """
     data = load(config.data, config.task)
     if len(data.classes) < config.task.task_class.min_classes:
@@ -42,34 +42,36 @@ def prepare(config: RunConfig) -> tuple[Simulation, dict[str, Any]]:
         raise DataError(f"{data.name}: the only class is {told}")
     task, method = config.task.make(data.classes), config.method
     reason = unmet_need(method.needs(), task)
-    if reason is not None:  # before all that could be mended in vain
+    if reason is not None:  # first, as it cannot be fixed by other options
         raise MethodRefused(method.title, "every node", reason)
     task.check(data.train, "training data")
-    parts, public = divide(config, data)
-    simulation = Simulation(assemble(config, data, parts, public))
+    parts, public = split_data(config, data)
+    simulation = Simulation(build_setting(config, data, parts, public))
     if config.data.validation:
         simulation.notes.append(
-            "measured on validation data (data.validation): what is called test data here is a part of the "
-            "training examples that no node had"
+            "evaluated on validation data (data.validation): the test data of this run are training examples "
+            "that no node has"
         )
-    how, values = config.split, simulation.setting.values
-    stands = {"values": list(values)} if values else {}
-    divided = {
-        "name": how.registered_name,
-        "about": how.about,
-        **how.specific_options,
+    split_config, split_values = config.split, simulation.setting.split_values
+    value_info = {"values": list(split_values)} if split_values else {}
+    split_info = {
+        "name": split_config.registered_name,
+        "about": split_config.describe_run,
+        **split_config.specific_options,
         "nodes": len(parts),
-        **stands,
+        **value_info,
     }
-    return simulation, about(config, data, sum(map(len, parts)), divided)
+    return simulation, describe_run(config, data, sum(map(len, parts)), split_info)
 
 
-def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, Any]) -> dict[str, Any]:
-    """What a result says of a run beside its figures.
+def describe_run(
+    config: RunConfig, data: DataSet, train: int | None, split: dict[str, Any]
+) -> dict[str, Any]:
+    """Describe a run for its result.
 
     Args:
-        train: how many examples the nodes have; None: theirs to know.
-        split: how they are divided.
+        train: number of training examples of the nodes; None if unknown.
+        split: how they were split.
     """
     return {
         "fedstill": __version__,
@@ -91,10 +93,9 @@ def about(config: RunConfig, data: DataSet, train: int | None, split: dict[str, 
 
 
 def case_counts(test: TensorData) -> dict[str, Any]:
-    """Of how many cases test examples are parts, as figures are means over those; empty: of none.
+    """Return the number of cases (``test_cases``) and their kind (``case``); empty if each example is a case.
 
-    ``test_cases`` says how many, ``case`` what one is: a patient of several slices, a picture of several
-    patches.
+    A case is a patient with several slices or a picture with several patches; metrics are means over cases.
     """
     count = 0 if test.cases is None else len(test.cases.present_ids())
     if test.cases is None or count in (0, len(test)):
@@ -102,46 +103,49 @@ def case_counts(test: TensorData) -> dict[str, Any]:
     return {"test_cases": count, "case": "patient" if test.cases.corners is None else "picture"}
 
 
-def assemble(
+def build_setting(
     config: RunConfig, data: DataSet, parts: Sequence[TensorData], public: PublicData | None
 ) -> Setting:
-    """What a simulation is made of, from data that have been divided.
+    """Build the setting of a simulation from data that have been split.
 
     Args:
-        data: its classes, test part and normalization.
-        parts: each node's own examples.
+        data: classes, test set and normalization.
+        parts: each node's examples.
+        public: public data, or None.
 
     Raises:
-        ArgumentError: more models than nodes.
+        ArgumentError: there are more models than nodes.
     """
     names = config.nodes.models
     if len(names) > len(parts):
         raise ArgumentError("nodes.models", list(names), f"at most one for each of the {len(parts)} nodes")
     specs = [names[index % len(names)] for index in range(len(parts))]
     centralized_model = (
-        _network(config, data, config.student.model, "student") if config.evaluation.centralized else None
+        _build_network(config, data, config.student.model, "student")
+        if config.evaluation.centralized
+        else None
     )
     return replace(
-        servers(config, data, public),
+        build_server_setting(config, data, public),
         parts=parts,
-        models=[_node_model(config, data, spec, index) for index, spec in enumerate(specs)],
+        models=[_build_node_model(config, data, spec, index) for index, spec in enumerate(specs)],
         centralized_model=centralized_model,
         policies=[config.nodes.policy] * len(parts),
         privacies=[config.nodes.privacy] * len(parts),
         perceptual=config.nodes.perceptual,
         model_names=specs,
-        values=config.split.node_values(_columns(config, data)) or (),
+        split_values=config.split.node_values(_columns(config, data)) or (),
     )
 
 
-def servers(config: RunConfig, data: DataSet, public: PublicData | None) -> Setting:
-    """What of a run is its server's: all but nodes. By ``local`` it trains what it trains by itself."""
+def build_server_setting(config: RunConfig, data: DataSet, public: PublicData | None) -> Setting:
+    """Build the server's part of a setting. Its ``local`` are the options of training at the server."""
     return Setting(
         task=config.task.make(data.classes),
         parts=(),
         models=(),
-        student=_network(config, data, config.student.model, "student"),
-        test=_tested(config, data),
+        student=_build_network(config, data, config.student.model, "student"),
+        test=_test_set(config, data),
         method=config.method,
         local=config.nodes.local,
         engine=config.engine,
@@ -164,11 +168,11 @@ def servers(config: RunConfig, data: DataSet, public: PublicData | None) -> Sett
     )
 
 
-def _tested(config: RunConfig, data: DataSet) -> TensorData:
-    """The test part, with what figures heed of it: of which site each example is, and whose.
+def _test_set(config: RunConfig, data: DataSet) -> TensorData:
+    """Return the test set with its groups and cases, for metrics by site and by case.
 
-    A site is a value of the column that the nodes are divided by, or else of the column "site". Examples that
-    their reader put together to cases (slices to patients) keep those.
+    A site is a value of the column by which the nodes were split, or of the column "site". Cases that the reader
+    of the data has built (patients from slices) are kept.
     """
     test, columns = data.test, data.test_columns
     if data.group_column in columns:
@@ -182,41 +186,41 @@ def _tested(config: RunConfig, data: DataSet) -> TensorData:
     return replace(test, cases=CaseIndex(each, names, sites))
 
 
-def _network(config: RunConfig, data: DataSet, spec: str, *purpose: str | int) -> torch.nn.Module:
-    """A network in its first state, which follows from the seed and what it is for."""
+def _build_network(config: RunConfig, data: DataSet, spec: str, *purpose: str | int) -> torch.nn.Module:
+    """Build a network with initial weights, which depend on the seed and the purpose."""
     shape = tuple(data.test.inputs.shape[1:])
     return models.build(spec, shape, len(data.classes), config.seed, *purpose, vocabulary=data.vocabulary)
 
 
-def _node_model(config: RunConfig, data: DataSet, spec: str, index: int) -> torch.nn.Module:
-    """A node's model, whatever kind it is."""
-    said, place = node_models(spec), Path()
+def _build_node_model(config: RunConfig, data: DataSet, spec: str, index: int) -> torch.nn.Module:
+    """Build a node's model."""
+    parsed, place = parse_node_model(spec), Path()
     task, shape = config.task.make(data.classes), tuple(data.test.inputs.shape[1:])
     to = Interface(task, data.classes, shape, data.vocabulary, data.mean, data.std, data.schema)
-    return custom_model.make(said, to, place, config.seed, "model", index, whose="nodes.models")
+    return custom_model.build_model(parsed, to, place, config.seed, "model", index, option="nodes.models")
 
 
-def node_models(spec: str) -> ModelConfig:
-    """What one of ``nodes.models`` says of a model.
+def parse_node_model(spec: str) -> ModelConfig:
+    """Parse an entry of ``nodes.models``.
 
     Raises:
-        ArgumentError: an address elsewhere: files that describe runs pass from hand to hand, and whoever runs
-            one would send inputs there.
+        ArgumentError: an address of another machine. Running a shared configuration must not send inputs
+            there.
     """
-    said = read_model_config(spec, Path(), "nodes.models")
-    if said.name.startswith(URL_SCHEMES) and not Endpoint(said.name).loopback:
-        allowed = "an address on this machine, as http://127.0.0.1:8080/predict; others stand in a node.toml"
-        raise ArgumentError("nodes.models", said.name, allowed)
-    return said
+    parsed = read_model_config(spec, Path(), "nodes.models")
+    if parsed.name.startswith(URL_SCHEMES) and not Endpoint(parsed.name).is_loopback:
+        allowed = "an address on this machine, as http://127.0.0.1:8080/predict; others belong in a node.toml"
+        raise ArgumentError("nodes.models", parsed.name, allowed)
+    return parsed
 
 
-def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], PublicData | None]:
-    """Each node's own part of the training data, as a run divides them, and what is public."""
+def split_data(config: RunConfig, data: DataSet) -> tuple[list[TensorData], PublicData | None]:
+    """Split the training data over the nodes; return the nodes' parts and the public data."""
     train, public = load_public(config.public, data, config.task)
     columns = _columns(config, data)
-    by = config.split.column if isinstance(config.split, ByColumn) else ""
-    if by in data.test_columns:  # as of training data: else figures by site would leave some out
-        require_no_gaps(by, data.test_columns[by], "test data")
+    column_name = config.split.column if isinstance(config.split, ByColumn) else ""
+    if column_name in data.test_columns:  # as of training data: else figures by site would leave some out
+        require_no_gaps(column_name, data.test_columns[column_name], "test data")
     generator = numpy_generator(config.seed, "split")
     units = columns[data.group_column] if data.group_column else None
     indices = split(train.targets, len(data.classes), config.split, generator, columns, units)
@@ -224,6 +228,6 @@ def divide(config: RunConfig, data: DataSet) -> tuple[list[TensorData], PublicDa
 
 
 def _columns(config: RunConfig, data: DataSet) -> dict[str, Column]:
-    """What is known of the examples that are divided over the nodes."""
-    kept = hold_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
-    return {name: column[kept] for name, column in data.columns.items()}
+    """Return the columns of the examples that are split over the nodes."""
+    rows = hold_out(config.public, data)[0] if config.public.name == HELD_OUT else slice(None)
+    return {name: column[rows] for name, column in data.columns.items()}

@@ -164,7 +164,9 @@ def test_a_forest_answers_predictions_and_refuses_gradients(clinic: Path, tmp_pa
         out.split()
     )
     assert "at most 300 queries" in " ".join(out.split())
-    refused = "It cannot take part: it refuses examine (model: it predicts, and no gradient goes through it"
+    refused = (
+        "It cannot take part: it refuses examine (model: it predicts only, no gradient passes through it"
+    )
     assert refused in out
     code, out, err = here("check", folder, "digits-fedkd")
     assert (code, err) == (0, "")

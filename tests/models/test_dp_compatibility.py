@@ -47,7 +47,7 @@ def test_every_layer_that_stands_in_the_way_is_named_with_what_replaces_it() -> 
     assert told.value.layers["3"] == "GRU -> opacus.layers.DPGRU"
     text = str(told.value)
     assert text.startswith(
-        "the model of node 'a' cannot learn privately (batch norm mixes examples): 1: BatchNorm2d -> "
+        "the model of node 'a' cannot be trained with DP-SGD (batch norm mixes examples): 1: BatchNorm2d -> "
         "GroupNorm(16, 48); 2.0"
     )
     assert "track_running_stats=False" in text
@@ -71,7 +71,7 @@ def test_batch_norm_of_flat_features_becomes_layer_norm() -> None:
 @pytest.mark.parametrize(
     ("layer", "told"),
     [
-        (nn.Dropout(0.1), "0: Dropout -> none: what it drops"),
+        (nn.Dropout(0.1), "0: Dropout -> none: its random mask"),
         (nn.RReLU(), "0: RReLU -> LeakyReLU"),
         (type("Mine", (nn.BatchNorm2d,), {})(4), r"0: Mine -> GroupNorm\(4, 4\)"),
     ],
@@ -102,7 +102,7 @@ def test_the_critic_passes_with_group_norm_only() -> None:
 
 def test_a_layer_that_keeps_what_it_saw_is_found_by_trying() -> None:
     network = nn.Sequential(nn.Flatten(), Remembering())
-    with pytest.raises(DPIncompatibleError, match=r"1: 'seen' keeps what it saw"):
+    with pytest.raises(DPIncompatibleError, match=r"1: 'seen' stores inputs"):
         check(network, "it", example_inputs(SHAPE))
     assert network[1].seen.abs().max() == 0, "tried on a copy"
 
@@ -131,7 +131,7 @@ class Listing(nn.Linear):
 
 @pytest.mark.parametrize(
     ("network", "named"),
-    [(Averaging(64, 3), "'mean' keeps what it saw"), (Listing(64, 3), "it keeps what it saw")],
+    [(Averaging(64, 3), "'mean' stores inputs"), (Listing(64, 3), "it stores its inputs")],
 )
 def test_rejects_networks_that_keep_what_they_saw_outside_of_buffers(network: nn.Module, named: str) -> None:
     with pytest.raises(DPIncompatibleError, match=named):
@@ -149,7 +149,7 @@ def test_a_network_without_gradients_by_example_is_found_by_trying() -> None:
             return super().forward(x.flatten(1) * torch.rand_like(x.flatten(1)))
 
     for network in (Branching(64, 3), Drawing(64, 3)):
-        with pytest.raises(DPIncompatibleError, match="the network itself: no gradients by example"):
+        with pytest.raises(DPIncompatibleError, match="the network itself: no per-example gradients"):
             check(network, "it", example_inputs(SHAPE))
 
 

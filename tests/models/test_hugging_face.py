@@ -87,7 +87,7 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     spec = save(tmp_path)
-    with pytest.raises(ModelError, match="knows 9 tokens and the data have 8193"):
+    with pytest.raises(ModelError, match="has 9 tokens and the data have 8193"):
         build(spec, vocabulary=8193)
     with pytest.raises(ModelError, match=r"takes 8 tokens and texts have 64 \(expected data\.length = 8"):
         build(spec, length=64)
@@ -131,6 +131,6 @@ def test_a_classifier_of_images_is_named_or_given_and_its_labels_are_found(
     expected = theirs(pixel_values=x).logits.flip(1)
     to = Interface(ClassificationConfig().make(classes), classes, (1, 8, 8))
     for said in (ModelConfig(name=f"hf:{tmp_path}"), CustomModel(source=theirs)):
-        model = custom_model.make(said, to, Path(), 0).eval()
+        model = custom_model.build_model(said, to, Path(), 0).eval()
         torch.testing.assert_close(model(x), expected)
         assert models.carries_gradient(model, (1, 8, 8))

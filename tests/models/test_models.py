@@ -185,7 +185,7 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
     with pytest.raises(ArgumentError) as caught:
         build(spec, IMAGE, 3, 0)
     line = str(caught.value)
-    assert (repr(spec) if spec else "model is empty") in line
+    assert (repr(spec) if spec else "invalid model = ''") in line
     assert "one of small-cnn, lenet5, bn-lenet, sigmoid-lenet, resnet8" in line
     assert "\n" not in line
 
@@ -193,10 +193,10 @@ def test_what_cannot_be_built_is_named(spec: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("resnet8:0", "resnet8:WIDTH, a whole number from 1 up$"),
-        ("resnet8:wide", "resnet8:WIDTH, a whole number from 1 up$"),
-        ("resnet8:-1", "resnet8:WIDTH, a whole number from 1 up$"),
-        ("linear:8", "linear, which has no width$"),
+        ("resnet8:0", "resnet8:WIDTH, an integer >= 1"),
+        ("resnet8:wide", "resnet8:WIDTH, an integer >= 1"),
+        ("resnet8:-1", "resnet8:WIDTH, an integer >= 1"),
+        ("linear:8", "linear, which has no width"),
         ("resnet", "one of small-cnn, .*; did you mean 'resnet8'"),
     ],
 )
@@ -266,5 +266,5 @@ class Spectrum(nn.Module):
 def test_refuses_complex_weights_and_complex_outputs() -> None:
     with pytest.raises(ModelError, match="mine has complex numbers in 'weight'"):
         check_module(Spectrum(True), IMAGE, (3,), "mine")
-    with pytest.raises(ModelError, match="mine gives outputs of complex64"):
+    with pytest.raises(ModelError, match="mine returns outputs of complex64"):
         check_module(Spectrum(False), IMAGE, (3,), "mine")

@@ -86,7 +86,7 @@ def test_classes_are_found_by_name_whatever_their_order() -> None:
     estimator = LogisticRegression().fit(FLAT[:100], names)  # sorted: one, zero
     logits = Predictor(estimator, of("zero", "one"))(IMAGES[:50])
     assert logits.argmax(1).eq(0).tolist() == (LABELS[:50] == 0).tolist()
-    with pytest.raises(ModelError, match=r"has learned a class 'one' \(expected zero, two"):
+    with pytest.raises(ModelError, match=r"unknown class 'one' of the model \(expected zero, two"):
         Predictor(estimator, of("zero", "two"))
 
 
@@ -174,13 +174,13 @@ def test_onnxruntime_itself_gives_the_figures_of_the_model_that_was_exported(tmp
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        (3, r"the invalid model = a int \(expected a torch.nn.Module, an estimator"),
-        (lambda images: images, r"gives \(2, 1, 8, 8\) for 2 inputs \(expected \(2, 10\)"),
-        (lambda images: images[:, 0, 0, 0], r"gives \(2,\) for 2 inputs \(expected \(2, 10\)"),
+        (3, r"the model is a int \(expected a torch.nn.Module, an estimator"),
+        (lambda images: images, r"returns shape \(2, 1, 8, 8\) for 2 inputs \(expected \(2, 10\)"),
+        (lambda images: images[:, 0, 0, 0], r"returns shape \(2,\) for 2 inputs \(expected \(2, 10\)"),
         (lambda images: images["x"], "cannot take these inputs"),
         (lambda images: [["a"] * 10] * 2, "cannot take these inputs: could not convert string"),
-        (lambda images: images[:, 0, 0, :1].repeat(10, 1) + 1j, "gives complex numbers"),
-        (Session(["N", 64], outputs="none"), r"gives no floats \(B, classes\)"),
+        (lambda images: images[:, 0, 0, :1].repeat(10, 1) + 1j, "returns complex numbers"),
+        (Session(["N", 64], outputs="none"), r"returns no floats \(B, classes\)"),
     ],
 )
 def test_what_is_no_classifier_is_one_line(source: Any, line: str) -> None:
@@ -192,7 +192,7 @@ def test_no_gradient_goes_through_and_none_is_made_up(regression: Any) -> None:
     predictor = Predictor(regression, DIGITS)
     assert predictor.differentiable is False
     x = IMAGES[:2].clone().requires_grad_()
-    with pytest.raises(ModelError, match="a Pipeline predicts only: no gradient goes through it"):
+    with pytest.raises(ModelError, match="a Pipeline predicts only: no gradient passes through it"):
         predictor(x)
     with torch.no_grad():
         assert not predictor(x).requires_grad
@@ -246,7 +246,7 @@ def test_forests_teach_a_student_by_predictions_alone() -> None:
     assert outcome.result["local"]["accuracy"]["mean"] == pytest.approx(teachers)
     assert outcome.result["accuracy"] > 60
     assert set(outcome.result["leaves"]) <= {"label counts", "logit range", "logits"}
-    with pytest.raises(MethodRefused, match="its model is frozen, and every round trains it"):
+    with pytest.raises(MethodRefused, match="its model is frozen"):
         fedstill.distil(
             [(IMAGES[:400], targets[:400])],
             [Predictor(forests[0], DIGITS)],

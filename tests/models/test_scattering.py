@@ -98,7 +98,7 @@ def test_what_a_node_is_asked_for_gradients_of_is_counted_whole() -> None:
 
 
 def test_images_smaller_than_what_is_averaged_over_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"images of 3 x 28 \(expected 4 and more a side"):
+    with pytest.raises(ModelError, match=r"invalid image size 3 x 28 \(expected 4 or more"):
         build("scattering", (1, 3, 28), 3, 0)
 
 

@@ -100,5 +100,5 @@ def knows_none(shape: tuple[int, ...], classes: int) -> nn.Module:
 def test_ones_own_network_is_told_how_many_tokens_there_are() -> None:
     model = models.build(f"{__name__}:own", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)
     models.check_module(model, (LENGTH,), (CLASSES,), "model", "texts")
-    with pytest.raises(ModelError, match="cannot be made"):
+    with pytest.raises(ModelError, match="cannot be built"):
         models.build(f"{__name__}:knows_none", (LENGTH,), CLASSES, 0, vocabulary=VOCABULARY)

@@ -138,10 +138,10 @@ def test_a_new_file_says_every_option_and_reads_back_to_the_defaults(tmp_path: P
     ]
     assert bare == []
     assert max(map(len, lines)) <= 100
-    assert "# Passes over the node's own data. Allowed: 0 or more and finite.\nepochs = 30.0\n" in text
-    assert "Allowed: one of adam, sgd." in text
+    assert "# Passes over the node's own data. Expected: 0 or more and finite.\nepochs = 30.0\n" in text
+    assert "Expected: one of adam, sgd." in text
     assert (
-        "Refuse once so many bytes have left the node, over all runs; 0 is no limit. Allowed: 0 (no" in text
+        "Refuse once so many bytes have left the node, over all runs; 0 is no limit. Expected: 0 (no" in text
     )
 
 
@@ -322,9 +322,9 @@ def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
         ),
         (
             "my_models:narrow",
-            r"model.name 'my_models:narrow' gives outputs of shape \(9,\) .*\(10,\)",
+            r"model.name 'my_models:narrow' returns outputs of shape \(9,\) .*\(10,\)",
         ),
-        ("my_models:fails", "model 'my_models:fails' cannot be made for inputs .*: no such disk"),
+        ("my_models:fails", "model 'my_models:fails' cannot be built for inputs .*: no such disk"),
         ("my_models:number", r"the invalid model = a int \(expected a torch.nn.Module"),
     ],
 )
@@ -344,11 +344,11 @@ def test_the_wrong_weights_are_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "there is no file" in said()
+    assert "file not found" in said()
     path.write_bytes(b"no tensors here")
-    assert "model.weights 'first.safetensors' is no safetensors file" in said()
+    assert "model.weights 'first.safetensors' is not a safetensors file" in said()
     save_file(models.build("mlp:8", (1, 8, 8), 10, 0).state_dict(), path)
-    assert "model.weights 'first.safetensors' are of another model: 0.weight is missing, and " in said()
+    assert "model.weights 'first.safetensors' do not fit the model: 0.weight is missing, and " in said()
     save_file(models.build("small-cnn:8", (1, 8, 8), 9, 0).state_dict(), path)
     assert "12.weight is float32 (9, 64), and in this model float32 (10, 64), and 1 more" in said()
     state = models.build("small-cnn:8", (1, 8, 8), 10, 0).state_dict()
@@ -433,7 +433,7 @@ def test_what_a_fault_has_spoilt_is_no_second_fault(tmp_path: Path) -> None:
     assert owner_folder.check_folder(folder).faults == ("invalid data.path = 3 (expected a text",)
     found = owner_folder.check_folder(folder, DIGITS).faults
     assert len(found) == 2
-    assert "gives outputs of shape (9,)" in found[1]
+    assert "returns outputs of shape (9,)" in found[1]
     (folder / "node.toml").write_text("data = 3\nonline = false\n", encoding="utf-8")
     assert owner_folder.check_folder(folder).faults == (
         "invalid name = '' (expected a text",

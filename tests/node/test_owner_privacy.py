@@ -39,7 +39,15 @@ def folder_of(path: Path, privacy: str = "", rest: str = MODEL, groups: bool = F
 def charge(folder: Path, events: dict[str, int], *, guarantee: bool = True, unit: str = "") -> None:
     audit = AuditLog(folder / "audit.sqlite")
     entry = Entry(
-        "old", NODE_DATA, "clinic", 0, "q", "answer", cost=events, no_guarantee=int(not guarantee), unit=unit
+        "old",
+        NODE_DATA,
+        "clinic",
+        0,
+        "q",
+        "response",
+        cost=events,
+        no_guarantee=int(not guarantee),
+        unit=unit,
     )
     audit.charge(entry)
     audit.close()
@@ -107,7 +115,7 @@ def test_every_layer_that_cannot_learn_privately_is_named() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.LSTM(8, 4))
     config = DPSGD(epsilon=3.0)
     (fault,) = privacy_faults(config, None, model)
-    assert "privacy.mechanism dp-sgd: the model cannot learn privately" in fault
+    assert "privacy.mechanism dp-sgd: the model cannot be trained with DP-SGD" in fault
     assert "1: BatchNorm2d -> GroupNorm(" in fault
     assert "3: LSTM -> " in fault
     assert privacy_faults(PATE(epsilon=3.0), None, model) == []

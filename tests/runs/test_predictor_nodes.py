@@ -85,7 +85,7 @@ def test_a_forest_a_graph_and_an_endpoint_teach_a_student_above_each_of_them(tmp
 
 def test_fediod_asks_forests_for_answers_alone_and_says_so_where_it_wants_more() -> None:
     quick = {"steps": 3, "batch": 8}
-    with pytest.raises(QueryRefused, match=r"no gradient goes through it"):
+    with pytest.raises(QueryRefused, match=r"no gradient passes through it"):
         distil([forest()], fedstill.FedIOD(**quick))
     results = distil([forest()], fedstill.FedIOD(**quick, through=False)).results
     assert "gradients" not in results["bytes"]["by_kind"]
@@ -107,7 +107,7 @@ def test_a_module_around_a_forest_is_found_out_before_anything_is_trained() -> N
             return torch.from_numpy(np.eye(3)[forest_of.predict(x.detach().numpy())]).float()
 
     forest_of = forest()
-    with pytest.raises(QueryRefused, match="no gradient goes through it"):
+    with pytest.raises(QueryRefused, match="no gradient passes through it"):
         distil([Wrapped()], fedstill.FedIOD(steps=3, batch=8), local=LocalConfig(epochs=1))
 
 
@@ -132,8 +132,8 @@ def test_a_run_names_a_model_by_its_file_and_so_does_each_nodes_own_file(tmp_pat
     said = tmp_path / "graph.toml"
     said.write_text(f'name = "graph.onnx"\nclasses = [{names}]', encoding="utf-8")
     config = run([str(said), "mlp:8"])
-    simulation, _ = build.prepare(config)
-    plain, _ = build.prepare(run([str(tmp_path / "graph.onnx"), "mlp:8"]))
+    simulation, _ = build.build_simulation(config)
+    plain, _ = build.build_simulation(run([str(tmp_path / "graph.onnx"), "mlp:8"]))
     mapped, own = (each.nodes[0].model(TEST[0]) for each in (simulation, plain))
     torch.testing.assert_close(mapped, own.flip(1))
     write_nodes(config, simulation, tmp_path / "nodes")
@@ -153,9 +153,9 @@ def test_deployed_nodes_that_only_predict_refuse_gradients_and_else_answer_as_a_
     answering = changed(config, method={"through": False})
     there = hosts(answering, tmp_path)
     link = Heard(there)
-    with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient goes through it"):
+    with pytest.raises(QueryRefused, match=r"'node-2' refuse .* no gradient passes through it"):
         live(config, link, tmp_path).run()
-    simulation, _ = build.prepare(answering)
+    simulation, _ = build.build_simulation(answering)
     simulation.run()
     server = live(answering, link, tmp_path)
     server.run()
@@ -173,9 +173,9 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     draw = np.random.default_rng(0)
     write_onnx(path, draw.normal(size=(13, 3)))
     config = run([str(path), "mlp:8"])
-    begun, _ = build.prepare(config)
+    begun, _ = build.build_simulation(config)
     kept = begun._node_state()
-    here, _ = build.prepare(config)
+    here, _ = build.build_simulation(config)
     here._prepare_nodes(kept)
     write_nodes(config, begun, tmp_path / "nodes")
     folder = tmp_path / "nodes" / begun.nodes[0].name
@@ -183,7 +183,7 @@ def test_a_file_that_was_replaced_is_noticed_where_the_run_goes_on(tmp_path: Pat
     spec = InputSpec.from_data(config.task, WINE)
     first = file_fingerprint(owner_model.make_model(owner, folder, spec))
     write_onnx(path, draw.normal(size=(13, 3)))
-    replaced, _ = build.prepare(config)
+    replaced, _ = build.build_simulation(config)
     with pytest.raises(ModelError, match=f"{begun.nodes[0].name}: another model than the run began"):
         replaced._prepare_nodes(kept)
     write_onnx(Path(folder / owner.model.name), draw.normal(size=(13, 3)))
@@ -194,11 +194,11 @@ def test_a_run_asks_only_addresses_of_this_machine() -> None:
     with pytest.raises(
         ArgumentError, match=r"invalid nodes\.models = 'http://192\.0\.2\.1/' \(expected an address on"
     ):
-        build.prepare(run(["http://192.0.2.1/"]))
+        build.build_simulation(run(["http://192.0.2.1/"]))
 
 
 def test_the_state_of_an_earlier_version_is_one_line() -> None:
-    begun, _ = build.prepare(run(["mlp:8"]))
+    begun, _ = build.build_simulation(run(["mlp:8"]))
     kept = {key: value for key, value in begun._node_state().items() if key != "models"}
     with pytest.raises(RunFolderError, match=r"^the run began under an earlier fedstill"):
         begun._prepare_nodes(kept)
@@ -208,10 +208,10 @@ def test_the_state_of_an_earlier_version_is_one_line() -> None:
 def test_data_and_layers_that_were_replaced_are_noticed_where_the_run_goes_on(part: str) -> None:
     """A file of one's own may be another by then, of the same shape, and so may a module."""
     config = run(["mlp:8"])
-    begun, _ = build.prepare(config)
+    begun, _ = build.build_simulation(config)
     kept = begun._node_state()
-    build.prepare(config)[0]._prepare_nodes(kept)
-    replaced, _ = build.prepare(config)
+    build.build_simulation(config)[0]._prepare_nodes(kept)
+    replaced, _ = build.build_simulation(config)
     if part == "layers":
         model = replaced.nodes[1].model
         name, _ = next(
