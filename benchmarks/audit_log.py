@@ -47,7 +47,7 @@ def entry(number: int) -> Entry:
 
 
 def measured(path: Path, rows: int, charges: int, durable: bool) -> dict[str, Any]:
-    """Charge on top of some rows, then open the file anew."""
+    """Charge on top of some rows, then open the file again."""
     with closing(AuditLog(path, durable=False)) as audit, audit._database.write_transaction():
         for number in range(rows):  # all in one transaction: only what comes after is timed
             audit._apply_entry(*audit._insert_entry(entry(number)))

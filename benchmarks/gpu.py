@@ -222,7 +222,7 @@ def vector(networks: list[nn.Module]) -> torch.Tensor:
 def check(chosen: Chosen) -> list[dict[str, Any]]:
     """How far each method's networks on the device end from those on the CPU, over the way that they went.
 
-    Beside it, how far rounding alone takes them: stacked on the CPU from one by one on the CPU.
+    Next to it, how far rounding alone takes them: stacked on the CPU from one by one on the CPU.
     """
     rows = []
     names = [
@@ -407,14 +407,14 @@ def waits(chosen: Chosen) -> list[tuple[str, int]]:
     with tempfile.TemporaryDirectory() as folder:
         turn = distillation(options, "resnet8:16", "float32", "stacked", Path(folder))[0]
         turn()
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as record:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 turn()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-    found = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in told)
+    found = Counter(f"{Path(each.filename).name}:{each.lineno}" for each in record)
     return found.most_common()
 
 
@@ -429,7 +429,7 @@ def local(chosen: Chosen) -> list[dict[str, Any]]:
 
 
 def run(chosen: Chosen) -> list[dict[str, Any]]:
-    """CIFAR-10, 20 nodes, alpha 1, seed 0: as far as the seconds go; the next call goes on."""
+    """CIFAR-10, 20 nodes, alpha 1, seed 0: as far as the seconds go; the next call continues."""
     if not chosen.data.root:
         raise ArgumentError("data.root", "", "the folder with CIFAR-10, for the stage run")
     out = chosen.out / "gpu-run"
@@ -453,13 +453,13 @@ def run(chosen: Chosen) -> list[dict[str, Any]]:
         process.wait()
         file = out / "metrics.jsonl"  # not there before anything is trained
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        metrics = [told for told in map(json.loads, lines) if "accuracy" in told]
+        metrics = [record for record in map(json.loads, lines) if "accuracy" in record]
         last = {key: metrics[-1][key] for key in ("step", "accuracy", "seconds")} if metrics else {}
         return [{"run": str(out), "done": False, **last}]
     if process.returncode:
         raise FedstillError(f"the run ended with {process.returncode}")
-    told = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    return [{"run": str(out), "done": True, "accuracy": told["accuracy"], "seconds": told["seconds"]}]
+    record = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    return [{"run": str(out), "done": True, "accuracy": record["accuracy"], "seconds": record["seconds"]}]
 
 
 # --- all of it --------------------------------------------------------------------------------------

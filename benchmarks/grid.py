@@ -98,8 +98,8 @@ def main(options: Options) -> int:
             times = times_the_quickest(timings, way)
             slower += times > options.slower
             medians = {each: 1e3 * statistics.median(timings[each].seconds) for each in step_time.ENGINES}
-            told = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
-            print(f"| {model} | {nodes} | {batch} | {phase} | {told} | {way} | {times:.2f} |", flush=True)
+            record = " | ".join(f"{medians[each]:.1f}" for each in step_time.ENGINES)
+            print(f"| {model} | {nodes} | {batch} | {phase} | {record} | {way} | {times:.2f} |", flush=True)
             place = {"model": model, "nodes": nodes, "batch": batch, "phase": phase}
             found.append({**place, "way": way, "milliseconds": medians, "times_the_quickest": times})
     print(f"\nMore than {options.slower:g} times the quickest: {slower} of {len(found)}.")

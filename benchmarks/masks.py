@@ -99,9 +99,9 @@ def main() -> None:
                     print(json.dumps({key: round(value, 2) for key, value in row.items()}), flush=True)
     if save_it:
         about = {"processor": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
-        told = {"date": date.today().isoformat(), "machine": about, "rows": rows}
-        path = Path(__file__).parent / "results" / f"masks-cpu-{told['date']}.json"
-        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        record = {"date": date.today().isoformat(), "machine": about, "rows": rows}
+        path = Path(__file__).parent / "results" / f"masks-cpu-{record['date']}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Our steps beside those of published code, which is written down here pass by pass.
+"""Our steps next to those of published code, which is written down here pass by pass.
 
 *FedIOD's authors* (github.com/lsl001006/FedIOD at ef74ac8, mosaic_core/pipeline/FL.py): critics learn all in
 one step; the generator's loss goes back through teachers and critics whose weights get gradients that nobody
@@ -54,7 +54,7 @@ Precision = Literal["float32", "auto"]
 
 @dataclass(frozen=True)
 class Options:
-    """Our steps beside those of published code."""
+    """Our steps next to those of published code."""
 
     rounds: int = 5
     """Timed rounds; in each, every way has its turn."""

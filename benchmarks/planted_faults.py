@@ -71,7 +71,7 @@ def typed_spans(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def import_lines(source: str) -> set[int]:
-    """The lines of a file outside of functions' bodies, run once, by whoever imports it first."""
+    """The lines of a file outside of functions' bodies, run once, by anyone who imports it first."""
     lines = set(range(1, source.count("\n") + 2))
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef):

@@ -1,6 +1,6 @@
 """What a FedIOD step is made of: processor time of its parts, one thread, as often as a step has them.
 
-The parts are the networks' own work, in plain torch; what the whole step takes beside them is the library's
+The parts are the networks' own work, in plain torch; what the whole step takes next to them is the library's
 (``overhead.py``) and the memory's.
 """
 

@@ -2,7 +2,7 @@
 
 Two things are timed for K nodes of equal size, on random data: one FedIOD distillation step, and local
 training. The plain loop is Algorithm 1 written down with torch modules alone: no federation, no gate, no
-stacking. See the README beside this file.
+stacking. See the README next to this file.
 """
 
 from __future__ import annotations
@@ -473,11 +473,11 @@ def work(options: Options, make: Make, model: str, precision: Precision) -> floa
 def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[str, dict[str, Any]]:
     """Figures of each way: seconds a step, ratio to the plain loop, share of the peak."""
     plain = timings["plain"].seconds
-    told = {}
+    record = {}
     for way, timing in timings.items():
         ratios = [mine / base for mine, base in zip(timing.seconds, plain, strict=True)]
         median = statistics.median(timing.seconds)
-        told[way] = {
+        record[way] = {
             "median": median,
             "min": min(timing.seconds),
             "max": max(timing.seconds),
@@ -485,17 +485,17 @@ def summary(timings: Mapping[str, Timing], gflop: float, gflops: float) -> dict[
             "share_of_peak": gflop / median / gflops,
             "rounds": timing.seconds,
         }
-    return told
+    return record
 
 
 HEAD = """| model | phase | precision | way | seconds a step | min - max | over plain | share of peak |
 |---|---|---|---|---:|---:|---:|---:|"""
 
 
-def rows(model: str, phase: str, precision: str, told: Mapping[str, Mapping[str, Any]]) -> str:
+def rows(model: str, phase: str, precision: str, record: Mapping[str, Mapping[str, Any]]) -> str:
     """Lines of the Markdown table."""
     lines = []
-    for way, metrics in told.items():
+    for way, metrics in record.items():
         lines.append(
             f"| {model} | {phase} | {precision} | {way} | {metrics['median']:.4f} "
             f"| {metrics['min']:.4f} - {metrics['max']:.4f} "
@@ -549,12 +549,12 @@ def main(options: Options) -> int:
         for model in options.models:
             for phase, make in PHASES.items():
                 gflop = work(options, make, model, precision)
-                told = summary(measure(options, make, model, precision), gflop, gflops)
-                print(rows(model, phase, precision, told), flush=True)
+                record = summary(measure(options, make, model, precision), gflop, gflops)
+                print(rows(model, phase, precision, record), flush=True)
                 notes.append(f"{model}, {phase}, {precision}: {gflop:.1f} GFLOP a step.")
                 default = "stacked" if torch.device(options.device).type == "cuda" else "at-once"
-                least = min(metrics["median"] for metrics in told.values())
-                times = told[default]["median"] / least
+                least = min(metrics["median"] for metrics in record.values())
+                times = record[default]["median"] / least
                 if times > (options.assert_not_slower or float("inf")):
                     slow.append(f"{model}, {phase}, {precision}: {default} takes {times:.2f} times the least")
                 results.append(
@@ -565,7 +565,7 @@ def main(options: Options) -> int:
                         "precision": precision,
                         "gflop": gflop,
                         "peak_gflops": gflops,
-                        "ways": told,
+                        "ways": record,
                     }
                 )
     costs = overhead.times(overhead.Options(options.nodes, options.batch), lambda: now(options))

@@ -101,8 +101,8 @@ def compared(folder: Path, name: str, times: float) -> None:
             (folder / f"{way}-{seed}").write_text((out / "schema.toml").read_text())
             out.rename(folder / f"asked-{way}-{seed}")
             figures.setdefault(way, []).append(accuracy(folder, name, f"{way}-{seed}", seed))
-    told = (f"{way} {np.mean(each):.1f} \u00b1 {np.std(each, ddof=1):.1f}" for way, each in figures.items())
-    print(f"{name:14} ranges x {times:g}: {', '.join(told)}", flush=True)
+    record = (f"{way} {np.mean(each):.1f} \u00b1 {np.std(each, ddof=1):.1f}" for way, each in figures.items())
+    print(f"{name:14} ranges x {times:g}: {', '.join(record)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path, methods: list[str]
             folder = runs / ComparisonRun(setting, method, seed).folder
             if (folder / "student.safetensors").exists():
                 outputs[method] = predicted(given, first.student.model, folder)
-        told = portray(given.task, given.test, outputs, given.mean, given.std)
-        if told is None:
+        record = portray(given.task, given.test, outputs, given.mean, given.std)
+        if record is None:
             continue
-        tensors, cases = told
+        tensors, cases = record
         name = f"pictures{f'-{setting}' if setting else ''}.png"
         plots.pictures(out / name, [row for at, case in enumerate(cases) for row in drawn(tensors, at, case)])
         for case in cases:

@@ -5,7 +5,7 @@
 20 nodes, alpha 0.1, trained once for all rows. "Inception score" is here by a ResNet-8 taught by the training
 images that no node holds (the paper: ImageNet's InceptionNet, so that its figures are on another scale); the
 adapted score is the mean over the nodes' models. Of the last inputs that the server sent. Held-out real
-images stand beside them.
+images stand next to them.
 
 The paper's columns, as we read the table, are the first five rows: answers by Eq. 9, weighed by Eq. 8 as
 printed, S at tau = inf, L_conf and L_unique of weight 1, as in Table 6. Without the class balance, which the

@@ -3,7 +3,7 @@
     fedstill reproduce fedmd-cg-fig2 --data.root FOLDER
 
 LeNet-5 on MNIST; all features on the teacher's two principal axes. Gives, for each diversity loss, how well
-the teacher's head knows the generated features, and how they are spread within a class beside the real ones.
+the teacher's head knows the generated features, and how they are spread within a class next to the real ones.
 About a minute on one core.
 """
 
@@ -85,7 +85,7 @@ def reproduce(*, root: str, out: Path, seed: int, examples: int, epochs: float) 
     for form in ("none", "div0", "div1", "div2"):
         method, nodes = FedMDCG(diversity=form), NodeGroup([node]).for_query(setting)
         method.prepare([node], setting)
-        method.train_generators(nodes, FULL_TRAINING, method.generator_work(nodes, 0))
+        method.train_generators(nodes, FULL_TRAINING, method.make_generator_step(nodes, 0))
         z = torch.randn(len(labels), method.noise, generator=torch_generator(seed, "z"))
         made = local_training.predict(
             node.modules["generator"], append_one_hot(z, labels, task.classes), compute

@@ -12,7 +12,7 @@ from fedstill.compare.comparison_file import read_folder
 
 
 def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, Any]]:
-    """Draw one seed, and give what each method had after a fifth of its rounds beside what it ended with."""
+    """Draw one seed, and give what each method had after a fifth of its rounds next to what it ended with."""
     comparison, rows = read_folder(runs), []
     curves: dict[str, dict[str, Any]] = {}
     ends: dict[str, dict[str, Any]] = {"local accuracy over omega": {}, "accuracy over omega": {}}

@@ -29,7 +29,7 @@ from fedstill.runs.config import from_dict
 METHODS = ("fedavg", "fedper", "lg-fedavg", "fedcg", "fedmd-cg")
 ATTACKS = {"lenet5": ("dlg", "layers"), "sigmoid-lenet": ("dlg",)}
 PACKS = {"cifar10": "packs.cifar:CIFAR10"}  # of data sets by another name
-PRESETS = Path(__file__).parent / "presets"  # packs are beside them
+PRESETS = Path(__file__).parent / "presets"  # packs are next to them
 LATER = 5  # of ten rounds
 
 

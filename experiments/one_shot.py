@@ -34,13 +34,13 @@ def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
 
 def apart(setting: ComparedSetting, one: ComparedMethod) -> str:
     """A method less each other."""
-    told = []
+    record = []
     for other in setting.entries:
         if other is not one and other.runs and one.runs:
             gap = setting.above(one, other, setting.metric)
             half = "" if gap.half is None else f" \u00b1 {gap.half:.1f}"
-            told.append(f"{other.name} {gap.mean:+.1f}{half}{'*' if gap.told else ''}")
-    return f"{one.name} less {', '.join(told)}"
+            record.append(f"{other.name} {gap.mean:+.1f}{half}{'*' if gap.told else ''}")
+    return f"{one.name} less {', '.join(record)}"
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
 Each of three nodes has its part of a table (Dirichlet, alpha 0.5) and a model that learned there before: a
 forest of scikit-learn, a logistic regression as an ONNX graph, and boosted trees behind an address of this
 machine. None is a torch module, none is trained here, and no gradient passes through them. The test rows are
-nobody's. With --validation all is measured on a part of the training rows instead, to choose options by.
+no one's. With --validation all is measured on a part of the training rows instead, to choose options by.
 
 It needs onnx, and fedstill's extra "onnx".
 """
@@ -73,8 +73,8 @@ def serve(model: Any, classes: tuple[str, ...]) -> ThreadingHTTPServer:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             known = [classes[number] for number in model.classes_]
-            told = {"probabilities": model.predict_proba(asked["inputs"]).tolist(), "classes": known}
-            body = json.dumps(told).encode()
+            record = {"probabilities": model.predict_proba(asked["inputs"]).tolist(), "classes": known}
+            body = json.dumps(record).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

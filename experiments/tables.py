@@ -1,4 +1,4 @@
-"""Marks beside experiments/tables.toml: models of scikit-learn on the rows of all nodes, pooled.
+"""Marks next to experiments/tables.toml: models of scikit-learn on the rows of all nodes, pooled.
 
     python experiments/tables.py
 
@@ -36,5 +36,5 @@ if __name__ == "__main__":
         }
         for called, models in marks.items():
             reached = [100 * model.fit(x, y.ravel()).score(u, v.ravel()) for model in models]
-            told = f"{np.mean(reached):.1f} \u00b1 {np.std(reached, ddof=1) if len(reached) > 1 else 0:.1f}"
-            print(f"{name:14} {called:7} {told} {'accuracy' if classes else 'R2'}, {len(u)} test rows")
+            record = f"{np.mean(reached):.1f} \u00b1 {np.std(reached, ddof=1) if len(reached) > 1 else 0:.1f}"
+            print(f"{name:14} {called:7} {record} {'accuracy' if classes else 'R2'}, {len(u)} test rows")

@@ -1,5 +1,5 @@
 """
-A method of one's own
+A method of your own
 =====================
 
 A method is one frozen dataclass. Its fields are its options, functions marked with ``@query`` run at the
@@ -29,7 +29,7 @@ class State:
     """What changes at the server from epoch to epoch."""
 
     adam: torch.optim.Optimizer
-    told: torch.Tensor  # the nodes' mean answer, (N, C)
+    means: torch.Tensor  # the nodes' mean answer, (N, C)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class MeanTeacher(Method):
 
 
 # %%
-# Beside two methods that come with fedstill, on the same data, with the same local training. What a method
+# Next to two methods that come with fedstill, on the same data, with the same local training. What a method
 # that is not fedstill's own releases, the nodes' owners have to allow by name, as they have to allow
 # FedAvg's parameters.
 

@@ -20,7 +20,7 @@ from fedstill.models import MLP
 
 # %%
 # 569 rows of thirty measurements. Two nodes have few of one kind, the third few rows at all; 150 rows
-# are public, without labels, and 219 nobody's, to be judged by.
+# are public, without labels, and 219 no one's, to be judged by.
 
 cells = load_breast_cancer()
 x, y = torch.tensor(cells.data).float(), torch.tensor(cells.target)

@@ -3,7 +3,7 @@ The student, taken away
 =======================
 
 What a run leaves is one model, in a file that says what it takes. ``fedstill.load`` gives it back with its
-preprocessing: pixels go in as a camera has them, and whoever gives it what was prepared already is told so.
+preprocessing: pixels go in as a camera has them, and anyone who gives it what was prepared already is told so.
 Here it is asked about digits that are turned more and more, which nobody had: how sure it is, and how often
 it is right.
 """
@@ -51,9 +51,9 @@ student = fedstill.load(home / "run")
 angles, right, sure = range(0, 91, 10), [], []
 for angle in angles:
     turned = rotate(pixels[1300:].numpy(), angle, axes=(2, 3), reshape=False, order=1)
-    told = student.probabilities(torch.as_tensor(turned))
-    right.append(100 * (told.argmax(1) == y[1300:]).float().mean().item())
-    sure.append(100 * told.amax(1).mean().item())
+    means = student.probabilities(torch.as_tensor(turned))
+    right.append(100 * (means.argmax(1) == y[1300:]).float().mean().item())
+    sure.append(100 * means.amax(1).mean().item())
 
 # %%
 # It learned from softened answers, and is modest where it is right. From forty degrees on it is surer than it

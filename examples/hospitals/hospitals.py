@@ -126,16 +126,16 @@ def bring_data(home: Path) -> None:
 
 def describe(path: Path, hospital: str) -> None:
     """What an owner does with an editor: say in node.toml where the data are and which model it is."""
-    told = tomllib.loads(path.read_text(encoding="utf-8"))
-    told["data"] |= {
+    means = tomllib.loads(path.read_text(encoding="utf-8"))
+    means["data"] |= {
         "north": {"source": "npz", "path": "../scans.npz"},
         "east": {"source": "folder", "path": "../pictures"},
         "west": {"source": "csv", "path": "../table.csv", "label": "digit"},
     }[hospital]
-    told["model"]["name"] = MODELS[hospital]
-    told["local"]["epochs"] = 15.0
-    told["compute"]["threads"] = 1  # four parties share this machine
-    path.write_text(tomli_w.dumps(told), encoding="utf-8")
+    means["model"]["name"] = MODELS[hospital]
+    means["local"]["epochs"] = 15.0
+    means["compute"]["threads"] = 1  # four parties share this machine
+    path.write_text(tomli_w.dumps(means), encoding="utf-8")
 
 
 def wait_for_nodes(university: Path) -> None:
@@ -165,7 +165,7 @@ def fedstill(folder: Path, *words: str) -> None:
 
 
 def begin(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Type a command that goes on by itself; what it says is in its own log."""
+    """Type a command that continues by itself; what it says is in its own log."""
     print(f"\n{folder.name}$ fedstill {shlex.join(words)} &", flush=True)
     quiet = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     log = (folder / f"{words[0]}.out").open("wb")
@@ -173,7 +173,7 @@ def begin(folder: Path, *words: str) -> subprocess.Popen[bytes]:
 
 
 def say(text: str) -> None:
-    """A line for whoever watches."""
+    """A line for anyone who watches."""
     print(f"\n# {text}", flush=True)
 
 

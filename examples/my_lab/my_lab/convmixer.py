@@ -13,7 +13,7 @@ DEPTH, PATCH, KERNEL = 4, 2, 3
 
 
 class Block(nn.Module):
-    """A convolution within each channel beside a shortcut, then one within each place."""
+    """A convolution within each channel next to a shortcut, then one within each place."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ class CsvTracker(Tracker):
     """Writes ``tracked.csv`` into the run's folder."""
 
     def start(self, folder: Path, about: Mapping[str, Any]) -> None:
-        self.file = (folder / "tracked.csv").open("w", newline="")  # anew, also where a run goes on
+        self.file = (folder / "tracked.csv").open("w", newline="")  # again, also where a run continues
         self.csv = csv.writer(self.file)
         self.csv.writerow(["step", "metric", "value"])
 

@@ -96,7 +96,7 @@ class FedDistill(Method):
         return Shared(torch.zeros(server.task.classes, server.task.classes, device=server.device))
 
     def step(self, server: Server, state: Shared, t: int) -> Mapping[str, float]:
-        told = server.query("train_locally", shared=state.logits, round=t)["mean"]  # (K, C, C)
-        held = (told != 0).any(2).sum(0).clamp_min(1)  # nodes that have each class  (C,)
-        before, state.logits = state.logits, told.sum(0) / held.unsqueeze(1)
+        means = server.query("train_locally", shared=state.logits, round=t)["mean"]  # (K, C, C)
+        held = (means != 0).any(2).sum(0).clamp_min(1)  # nodes that have each class  (C,)
+        before, state.logits = state.logits, means.sum(0) / held.unsqueeze(1)
         return {"moved": (state.logits - before).norm().item()}

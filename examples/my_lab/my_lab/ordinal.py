@@ -54,4 +54,4 @@ class OrdinalConfig(TaskConfig):
     task_class = Ordinal
 
     emd: float = 1.0
-    """Weight of the earth mover's distance beside the cross-entropy."""
+    """Weight of the earth mover's distance next to the cross-entropy."""

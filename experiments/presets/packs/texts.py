@@ -26,7 +26,7 @@ class SST2(TextData):
 
 @dataclass(frozen=True, kw_only=True)
 class AGNews(TextData):
-    """AG News: the beginnings of news on four subjects, as numbers of words with the words beside."""
+    """AG News: the beginnings of news on four subjects, as numbers of words with the words next to."""
 
     title: ClassVar[str] = "ag-news"
     note: ClassVar[str] = "official split; two thirds of the words, all rare, are known by number"
@@ -43,6 +43,6 @@ class AGNews(TextData):
         words = vocabulary.tobytes().decode("utf-8").split("\n")
         # A token that a tokenizer does not know is its unknown one, so any rare mark will do.
         rare = "\ufffd" if self.vocabulary.startswith(HF_PREFIX) else "#{}"
-        told = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
-        texts = [text.tolist() for text in np.split(told[numbers], np.cumsum(lengths)[:-1])]
+        record = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
+        texts = [text.tolist() for text in np.split(record[numbers], np.cumsum(lengths)[:-1])]
         return LabeledTexts(texts, labels.astype(np.int64), tuple(map(str, names)), split == 1)
