@@ -1,4 +1,4 @@
-"""How long the code is, room by room: lines, and those that are code and not docstring, comment or blank.
+"""How long the code is, package by package: lines, and those that are code and not docstring, comment or blank.
 
 python benchmarks/lines.py [TREE]
 """
@@ -44,17 +44,17 @@ def main() -> None:
     """Print the table of package and tests."""
     tree = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
     for top in ("fedstill", "tests"):
-        rooms: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        packages: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         longest = (0, "")
         for path in sorted((tree / top).rglob("*.py")):
             lines, code = counted(path.read_text(encoding="utf-8"))
             within = path.relative_to(tree / top)
-            room = rooms[within.parts[0] if len(within.parts) > 1 else "loose"]
-            room[:] = [room[0] + lines, room[1] + code, room[2] + 1]
+            package = packages[within.parts[0] if len(within.parts) > 1 else "loose"]
+            package[:] = [package[0] + lines, package[1] + code, package[2] + 1]
             longest = max(longest, (lines, str(within)))
-        whole = [sum(column) for column in zip(*rooms.values(), strict=True)]
+        whole = [sum(column) for column in zip(*packages.values(), strict=True)]
         print(f"{top}: {whole[0]} lines, {whole[1]} of code, {whole[2]} files; longest {longest}")
-        for name, (lines, code, files) in rooms.items():
+        for name, (lines, code, files) in packages.items():
             print(f"  {name:12} {lines:6} {code:6} {files:4}")
 
 

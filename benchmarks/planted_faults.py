@@ -5,7 +5,7 @@
     python benchmarks/planted_faults.py --times times.xml --out faults.jsonl
 
 cosmic-ray makes the faults (a comparison turned, a number off by one, ``not`` added, a loop left out, a
-decorator removed and the like); ``--each`` of them are drawn for each room by ``--seed``, first a place,
+decorator removed and the like); ``--each`` of them are drawn for each package by ``--seed``, first a place,
 then what becomes of it, so that places with many variants do not count more. Types are left alone: nothing
 reads them at run time. For each fault the tests run that pass by its line, quickest first, until one fails
 or ``--seconds`` of tests have run; of what runs at import, those of all declarations come first. A fault that
@@ -96,19 +96,19 @@ def places(path: Path) -> Iterator[tuple[tuple[int, int], str, int]]:
                 yield start, name, occurrence
 
 
-def drawn(tree: Path, rooms: list[str], each: int, seed: int) -> list[dict[str, Any]]:
-    """The faults to plant: so many in each room."""
+def drawn(tree: Path, packages: list[str], each: int, seed: int) -> list[dict[str, Any]]:
+    """The faults to plant: so many in each package."""
     faults = []
-    for room in rooms:
-        pick = random.Random(f"{seed} {room}")
+    for package in packages:
+        pick = random.Random(f"{seed} {package}")
         found: dict[tuple[str, int, int], list[tuple[str, int]]] = defaultdict(list)
-        for path in sorted((tree / "fedstill" / room).rglob("*.py")):
+        for path in sorted((tree / "fedstill" / package).rglob("*.py")):
             for (line, column), name, occurrence in places(path):
                 found[str(path.relative_to(tree)), line, column].append((name, occurrence))
         for file, line, column in pick.sample(sorted(found), min(each, len(found))):
             name, occurrence = pick.choice(found[file, line, column])
             faults.append(
-                {"room": room, "file": file, "line": line, "operator": name, "occurrence": occurrence}
+                {"package": package, "file": file, "line": line, "operator": name, "occurrence": occurrence}
             )
     return faults
 
@@ -200,14 +200,14 @@ def planted(copy: Path, fault: dict[str, Any], tests: list[str], limit: float) -
 
 
 def main() -> None:
-    """Plant faults and print what share is found, by room."""
+    """Plant faults and print what share is found, by package."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--tree", type=Path, default=Path())
     parser.add_argument("--coverage", type=Path, default=Path(".coverage"))
     parser.add_argument("--times", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rooms", nargs="+", default=list(ROOMS))
+    parser.add_argument("--packages", nargs="+", default=list(ROOMS))
     parser.add_argument("--each", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=120.0, help="of tests for each fault")
@@ -229,7 +229,7 @@ def main() -> None:
                 shutil.copytree(tree / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
             elif (tree / name).exists():
                 shutil.copy(tree / name, copy / name)
-        for fault in drawn(tree, chosen.rooms, chosen.each, chosen.seed)[part - 1 :: parts]:
+        for fault in drawn(tree, chosen.packages, chosen.each, chosen.seed)[part - 1 :: parts]:
             if (fault["file"], fault["operator"], fault["occurrence"]) in known:
                 continue
             tests = passing.tests(fault["file"], fault["line"])
@@ -240,9 +240,9 @@ def main() -> None:
             done.append(fault)
             with chosen.out.open("a") as file:
                 file.write(json.dumps(fault) + "\n")
-    for room in chosen.rooms:
-        counts = Counter(fault["result"] for fault in done if fault["room"] == room)
-        print(room, dict(counts), f"{(counts['found'] + counts['hung']) / counts.total():.1%}")
+    for package in chosen.packages:
+        counts = Counter(fault["result"] for fault in done if fault["package"] == package)
+        print(package, dict(counts), f"{(counts['found'] + counts['hung']) / counts.total():.1%}")
     found = sum(fault["result"] in ("found", "hung") for fault in done)
     print(f"{found} of {len(done)}: {found / len(done):.1%}")
 

@@ -2,7 +2,7 @@
 
     python benchmarks/precision_accuracy.py --root DIR --out runs/precision
 
-Goes on where it was stopped. Presets whose images are small are left out: ``engine.precision = "auto"`` takes
+Resumes where it was stopped. Presets whose images are small are left out: ``engine.precision = "auto"`` takes
 float32 for them. A preset's own figure (accuracy, Dice, AUC, SSIM) is of test data; no option is chosen here.
 """
 

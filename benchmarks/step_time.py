@@ -205,9 +205,9 @@ class PlainDistillation:
             self.G.parameters(), config.generator_lr, betas=(0.5, 0.999), fused=True
         )
         self.s_adam = torch.optim.Adam(self.S.parameters(), config.student_lr, fused=True)
-        room = config.batch * options.steps * (options.rounds + 1)
-        self.remembered_x = torch.empty(room, *shape, device=compute.device)
-        self.remembered_z = torch.empty(room, CLASSES, device=compute.device)
+        capacity = config.batch * options.steps * (options.rounds + 1)
+        self.remembered_x = torch.empty(capacity, *shape, device=compute.device)
+        self.remembered_z = torch.empty(capacity, CLASSES, device=compute.device)
         self.done = 0
 
     def step(self) -> list[float]:

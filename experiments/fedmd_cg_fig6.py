@@ -22,7 +22,7 @@ def reproduce(*, root: str, out: Path, seed: int, runs: Path) -> list[dict[str, 
         if run is not None:
             weight = label.partition("-")[0]
             own = run.result.local["share"].mean
-            boxes["accuracy"].setdefault(weight, []).append(run.result.reached["accuracy"] or 0.0)
+            boxes["accuracy"].setdefault(weight, []).append(run.result.metric_values["accuracy"] or 0.0)
             boxes["local accuracy"].setdefault(weight, []).append(own or 0.0)
     with plotting.plot_style():
         figure = Figure(figsize=(9, 3.6), layout="constrained")

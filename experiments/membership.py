@@ -1,4 +1,4 @@
-"""Who was among the training records, told from the students of a finished comparison: docs/one_shot.md.
+"""Membership inference on the students of a finished comparison: docs/one_shot.md.
 
     python experiments/membership.py RUNS [--shadows 16] [--seeds 0]
 
@@ -108,8 +108,8 @@ def main() -> None:
         MembershipInference(shadows=given.shadows)  # refuses numbers that make no attack
         for place, areas in record(given.runs, given.shadows, given.seeds):
             reached.setdefault((place.setting, place.label), []).append(areas)
-            told_of = [f"{TITLES[name]} {in_percent(area)}" for name, area in areas.items()]
-            print(f"{place.folder}: {', '.join(told_of)}", flush=True)
+            parts = [f"{TITLES[name]} {in_percent(area)}" for name, area in areas.items()]
+            print(f"{place.folder}: {', '.join(parts)}", flush=True)
     except FedstillError as error:
         parser.error(str(error))
     if not reached:

@@ -24,12 +24,12 @@ HEAD = ("method", "student", "its ensemble", "what left the nodes", "up", "down"
 
 def row(entry: ComparedMethod, metric: str) -> tuple[str, ...]:
     """A method's cells."""
-    ensemble = "" if entry.central == "ensemble" else entry.shown(f"ensemble {metric}") or ""
+    ensemble = "" if entry.central == "ensemble" else entry.format_metric(f"ensemble {metric}") or ""
     costs = [entry.spread(name) for name in ("bytes up", "bytes down", "queries")]
     up, down, queries = (round(each.mean) if each else 0 for each in costs)
     left = ", ".join(entry.leaves) or "nothing"
     sent = (format_bytes(up), format_bytes(down), str(queries))
-    return (entry.name, entry.shown(metric) or "", ensemble, left, *sent)
+    return (entry.name, entry.format_metric(metric) or "", ensemble, left, *sent)
 
 
 def apart(setting: ComparedSetting, one: ComparedMethod) -> str:

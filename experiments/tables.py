@@ -1,4 +1,4 @@
-"""Marks next to experiments/tables.toml: models of scikit-learn on the rows of all nodes, pooled.
+"""External references for experiments/tables.toml: models of scikit-learn on the rows of all nodes, pooled.
 
     python experiments/tables.py
 
@@ -30,11 +30,11 @@ if __name__ == "__main__":
         classes = task == "tabular"
         linear = LogisticRegression(max_iter=5000) if classes else LinearRegression()
         forest = RandomForestClassifier if classes else RandomForestRegressor
-        marks = {
+        references = {
             "linear": [make_pipeline(StandardScaler(), linear)],
             "forest": [forest(300, random_state=seed) for seed in range(SEEDS)],
         }
-        for called, models in marks.items():
+        for called, models in references.items():
             reached = [100 * model.fit(x, y.ravel()).score(u, v.ravel()) for model in models]
             record = f"{np.mean(reached):.1f} \u00b1 {np.std(reached, ddof=1) if len(reached) > 1 else 0:.1f}"
             print(f"{name:14} {called:7} {record} {'accuracy' if classes else 'R2'}, {len(u)} test rows")

@@ -63,12 +63,12 @@ class MeanTeacher(Method):
         """At the server, an epoch."""
         if t == 0:
             z = server.query("answer")["logits"]  # (K, N, C)
-            state.told = (z / self.temperature).softmax(2).mean(0)
+            state.targets = (z / self.temperature).softmax(2).mean(0)
         server.student.train()
         draw = torch_generator(server.seed, "order", t)
-        for rows in torch.randperm(len(state.told), generator=draw).split(32):
+        for rows in torch.randperm(len(state.targets), generator=draw).split(32):
             z = server.student(server.public.inputs[rows]) / self.temperature
-            loss = F.kl_div(z.log_softmax(1), state.told[rows], reduction="batchmean")
+            loss = F.kl_div(z.log_softmax(1), state.targets[rows], reduction="batchmean")
             state.adam.zero_grad()
             loss.backward()
             state.adam.step()

@@ -3,7 +3,7 @@ The student, taken away
 =======================
 
 What a run leaves is one model, in a file that says what it takes. ``fedstill.load`` gives it back with its
-preprocessing: pixels go in as a camera has them, and anyone who gives it what was prepared already is told so.
+preprocessing: it takes raw pixels, and refuses inputs that are already normalized.
 Here it is asked about digits that are turned more and more, which nobody had: how sure it is, and how often
 it is right.
 """

@@ -58,7 +58,7 @@ class Flipped(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Flip(PrivacyConfig):
-    about: ClassVar[str] = "the class that its network answers is told by randomized response"
+    about: ClassVar[str] = "the predicted class is released by randomized response"
     assumes: ClassVar[tuple[str, ...]] = ("nothing of the model but its flipped classes leaves", COUNTED)
     flip: FlipConfig = field(default_factory=FlipConfig)
 

@@ -34,6 +34,6 @@ class Plates(ArrayData):
         table = np.loadtxt(place, dtype=str, delimiter=",", skiprows=1, ndmin=2)  # (N, 2 + side * side)
         side = isqrt(table.shape[1] - 2)
         if side * side != table.shape[1] - 2:
-            raise DataError(f"{place}: has {table.shape[1] - 2} pixels a plate: allowed is a square number")
+            raise DataError(f"{place}: has {table.shape[1] - 2} pixels a plate (expected a square number)")
         pixels = table[:, 2:].astype(np.float32) / np.float32(self.white)
         return {"images": pixels.reshape(-1, side, side), "labels": table[:, 0], "site": table[:, 1]}

@@ -1,4 +1,4 @@
-"""Nuclei under the microscope, each told apart: MoNuSeg 2018 and Data Science Bowl 2018, from their packs."""
+"""Instances of nuclei under the microscope: MoNuSeg 2018 and Data Science Bowl 2018, from their packs."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class AGNews(TextData):
         )
         numbers, lengths = low.astype(np.int64) + (high.astype(np.int64) << 16), lengths.astype(np.int64)
         words = vocabulary.tobytes().decode("utf-8").split("\n")
-        # A token that a tokenizer does not know is its unknown one, so any rare mark will do.
+        # A token that a tokenizer does not know is its unknown one, so any rare sign will do.
         rare = "\ufffd" if self.vocabulary.startswith(HF_PREFIX) else "#{}"
         record = np.array([word or rare.format(number) for number, word in enumerate(words)], dtype=object)
         texts = [text.tolist() for text in np.split(record[numbers], np.cumsum(lengths)[:-1])]
