@@ -120,9 +120,9 @@ def test_flip_rate_matches_privacy_cost(monkeypatch: pytest.MonkeyPatch) -> None
     best = scores.argmax(1)
     rule = Flipped(1 / 1.5)
     assert rule.cost((7, 4)) == {Event("pure", 1 / 1.5): 7}
-    told = rule.noise(rule.bound(scores), seeded(0, "flip"))
-    assert torch.equal(told.sum(1), torch.full((20_000,), 10.0))
-    moved = (told.argmax(1) - best) % 4
+    output = rule.noise(rule.bound(scores), seeded(0, "flip"))
+    assert torch.equal(output.sum(1), torch.full((20_000,), 10.0))
+    moved = (output.argmax(1) - best) % 4
     shares = torch.bincount(moved, minlength=4) / 20_000
     other = 1 / (math.exp(1.5) + 3)
     assert shares.tolist() == pytest.approx([math.exp(1.5) * other, other, other, other], abs=0.012)
@@ -143,7 +143,7 @@ def test_custom_mechanism_reports_epsilon_and_assumptions(lab: Lab) -> None:
     assert "noisy-outputs, flip" in lab("list")
     page = lab.text("flipped/report.html")
     for words in (
-        "flip: the class that its network answers is told by randomized response",
+        "flip: the predicted class is released by randomized response",
         "the best class of each row by randomized response",
         "as my_lab claims of its own mechanism: nothing here proves that its costs are right",
     ):
@@ -167,9 +167,9 @@ def test_only_the_owner_chooses_the_mechanism(lab: Lab) -> None:
     toml = '[data]\npath = "data.npz"\n[model]\nname = "mlp:8"\n[local]\nepochs = 2\n'
     toml += '[privacy]\nmechanism = "flip"\nepsilon = 20.0\n'
     lab.node("clinic", toml, (digits.images[:100] * 15).astype(np.uint8), digits.target[:100])
-    told = lab("node", "check", "clinic", "small.toml")
-    assert "flip, secure randomness; for one training record of this node" in told
-    assert "It can take part.\nIt would pay epsilon 19.9" in told
+    output = lab("node", "check", "clinic", "small.toml")
+    assert "flip, secure randomness; for one training record of this node" in output
+    assert "It can take part.\nIt would pay epsilon 19.9" in output
     lab("offline", "make", "small.toml", "--out", "queries.safetensors")
     lab("offline", "answer", "clinic", "queries.safetensors")
     assert f"{PUBLIC} x pure(" in lab("audit", "show", "clinic")
@@ -187,9 +187,9 @@ def test_rule_without_cost_gives_no_guarantee(lab: Lab, mechanism: str, rule: st
     """Whatever it says of itself, and though a price of nothing is asked for."""
     out = mechanism.rpartition(":")[2]
     lab.run(out, *under(mechanism))
-    told = lab.result(out)["privacy"]
-    assert (told["guarantee"], told["text"]) == (None, "no guarantee")
-    for node in told["nodes"]:
+    output = lab.result(out)["privacy"]
+    assert (output["guarantee"], output["text"]) == (None, "no guarantee")
+    for node in output["nodes"]:
         assert (node["guarantee"], node["epsilon"], node["releases_without_guarantee"]) == (False, None, 1)
         assert node["rules"] == [f"logits of predict: {rule}"]
     assert "There is no formal guarantee of privacy" in lab.text(f"{out}/report.html")
