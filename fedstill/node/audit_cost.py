@@ -1,4 +1,4 @@
-"""What releases have cost, and what is left to pay for more: one account, for the terminal and the page."""
+"""Cost of releases so far and the remaining budget, for the terminal and the report page."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from fedstill.privacy.events import cost_from_dict
 
 @dataclass(frozen=True)
 class AuditCost:
-    """What a run, or all runs of a payer, have cost.
+    """Privacy cost of a run, or of all runs of a payer.
 
     Args:
-        no_guarantee: releases without a guarantee.
-        events: and how often each was paid for; None: nothing is known, as of an edited entry, or where
-            prices were paid for units of two kinds, records and patients: they add up to nothing.
-        epsilon: that they come to; None: no guarantee, or not known.
-        remaining: of the owner's budget, at that budget's delta; None: there is none, or it is not known.
+        no_guarantee: number of releases without a guarantee.
+        events: number of charges of each event; None: not known, for example after an edited entry, or
+            charges in two units (records and patients), which cannot be added.
+        epsilon: epsilon of these events; None: no guarantee, or not known.
+        remaining: remaining epsilon of the owner's budget, at that budget's delta; None: no budget, or not
+            known.
     """
 
     no_guarantee: int
@@ -41,12 +42,16 @@ def compute_audit_cost(
     budget: PrivacyConfig | None = None,
     unit: str = "",
 ) -> AuditCost:
-    """What is paid in a run, or in all (:data:`~fedstill.node.audit_entries.ALL`).
+    """Return the cost of a run, or of all runs (:data:`~fedstill.node.audit_entries.ALL_RUNS`).
 
     Args:
-        delta: at which epsilon is told.
-        budget: the owner's, where they are held against one.
-        unit: the unit that would be charged now: what was paid for another leaves nothing.
+        audit: the audit log.
+        payer: whose charges count.
+        run: name of the run.
+        delta: delta of the returned epsilon.
+        accountant: accountant of the returned epsilon.
+        budget: the owner's budget; None: no remainder is computed.
+        unit: the privacy unit of current charges; after charges in another unit nothing remains.
     """
     spending = audit.totals.spending(payer, run)
     events, no_guarantee = (

@@ -1,4 +1,4 @@
-"""One SQLite file that several threads and processes read and write, whole transactions at a time."""
+"""A SQLite file that several threads and processes read and write in whole transactions."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ from pathlib import Path
 from fedstill.core import private_files
 from fedstill.core.errors import FedstillError
 
-APPLICATION_ID = 0x6665_6473  # "feds": this SQLite file is an audit log
+APPLICATION_ID = 0x6665_6473  # "feds": marks SQLite files of audit logs
 VERSION = 4
 TABLE = "CREATE TABLE entries (entry INTEGER PRIMARY KEY, line TEXT NOT NULL, hash TEXT NOT NULL)"
 SCHEMA = (TABLE, f"PRAGMA application_id = {APPLICATION_ID}", f"PRAGMA user_version = {VERSION}")
-LOCK_TIMEOUT = 120.0  # seconds to wait for another process, which may be computing what its budget allows
+LOCK_TIMEOUT = 120.0  # seconds to wait for another process, which may be computing its budget
 
 
 class AuditError(FedstillError):
-    """An audit log cannot be trusted or used; nothing is charged to it, so nothing leaves."""
+    """An audit log is damaged or cannot be used; nothing is charged to it, so nothing is released."""
 
     def __init__(self, location: object, fault: str) -> None:
         super().__init__(f"{location}: {fault}")
 
 
 class Database:
-    """A connection to a file, which is made if it is not there; None: in memory. It raises
-    :class:`AuditError`.
+    """Connection to a file, which is created if missing; None: in memory.
+
+    All methods raise :class:`AuditError` if the file cannot be used.
 
     Args:
-        durable: wait at the end of each transaction until the disk has it. False survives a kill, not a
-            power failure.
-        read_only: the file must be there, and is not changed.
+        path: the file, or None.
+        durable: wait at the end of each transaction until the data are on disk. False survives a kill, but
+            not a power failure.
+        read_only: the file must exist and is not changed.
     """
 
     def __init__(self, path: Path | None, *, durable: bool, read_only: bool) -> None:
@@ -57,7 +59,7 @@ class Database:
             if self._path is not None and not read_only:
                 if not self._path.exists():
                     _create_atomically(self._path.resolve())
-                # SQLite gives its own further files the same rights.
+                # SQLite copies these rights to its own further files.
                 private_files.create_empty(self._path.resolve())
             connection = sqlite3.connect(
                 target + mode,
@@ -74,8 +76,8 @@ class Database:
             if not mode:
                 _retry_while_locked(lambda: connection.execute("PRAGMA journal_mode = WAL"))
             connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-            connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves it in the disk's cache
-            # Bytes that are no UTF-8 stay what they are, so that the entry is found damaged and not the file.
+            connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync alone leaves data in the disk's cache
+            # Keep bytes that are not UTF-8, so that the entry counts as damaged and not the file.
             connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
             return connection
         except sqlite3.Error as error:
@@ -83,8 +85,11 @@ class Database:
             raise self._audit_error(error) from error
 
     def require_format(self) -> None:
-        """Refuse what is no audit log, or one to which somebody has added what changes entries, as a trigger
-        does; an empty file becomes one. Within a transaction."""
+        """Refuse files that are not audit logs, or that have additional tables or triggers; an empty file
+        becomes an audit log.
+
+        Call it within a transaction.
+        """
         (application_id,) = self.execute("PRAGMA application_id").fetchone()
         (version,) = self.execute("PRAGMA user_version").fetchone()
         objects = self.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
@@ -101,26 +106,27 @@ class Database:
             raise AuditError(self.location, f"{message}, or move it away and settle what its head says")
 
     def write_transaction(self) -> AbstractContextManager[None]:
-        """A transaction that no other process comes between, undone if anything is raised in it."""
+        """Return a context manager: an exclusive write transaction, rolled back on an exception."""
         return self._transaction("IMMEDIATE")
 
     def read_transaction(self) -> AbstractContextManager[None]:
-        """A transaction that sees one moment of the file."""
+        """Return a context manager: a transaction with one consistent view of the file."""
         return self._transaction("DEFERRED")
 
     def was_replaced(self) -> bool:
-        """Whether the path leads to another file by now, or to none: what is written here is lost then."""
+        """Return whether the path now leads to another file or to none; writes to this one would be lost."""
         try:
             return self._path is not None and os.stat(self._path).st_ino != self._inode
         except FileNotFoundError:
             return True
 
     def close(self) -> None:
-        """Close the connection; of a simulation's log one file stays, which can be read where it may not be
-        written."""
+        """Close the connection. A simulation's log is left as a single file, which is readable without
+        write access.
+        """
         with self.lock:
             if self._remove_wal:
-                with suppress(sqlite3.Error):  # somebody reads it, or it is closed
+                with suppress(sqlite3.Error):  # another reader, or already closed
                     self.execute("PRAGMA journal_mode = DELETE")
             self.connection.close()
 
@@ -139,16 +145,16 @@ class Database:
                 raise self._audit_error(error) from error
 
     def _audit_error(self, error: sqlite3.Error) -> AuditError:
-        if type(error) is not sqlite3.DatabaseError:  # which is a file full of something else
+        if type(error) is not sqlite3.DatabaseError:  # DatabaseError itself: not a SQLite file
             return AuditError(self.location, f"cannot be used: {error}")
         message = f"cannot be read any more ({error}): move it away, and settle what its head says"
         return AuditError(self.location, message)
 
 
 def _create_atomically(path: Path) -> None:
-    """Make an audit log under another name, so that nobody meets a half of it; who is quicker has made it."""
+    """Create an audit log under another name and link it, so that no process sees half of it."""
     if any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-journal")):
-        return  # of a log that is gone: SQLite gives them to the next file of that name, unless it is empty
+        return  # leftovers of a lost log: SQLite would apply them to a new file of that name
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         temporary = Path(folder) / path.name
         private_files.create_empty(temporary)
@@ -161,12 +167,12 @@ def _create_atomically(path: Path) -> None:
                 "COMMIT",
             ):
                 connection.execute(statement)
-        with suppress(OSError):  # it is there by now; or this disk has no links: then it is made in its place
+        with suppress(OSError):  # it exists by now, or the disk has no links: then SQLite creates it
             os.link(temporary, path)
 
 
 def _retry_while_locked(action: Callable[[], object]) -> None:
-    """Try again while another process has the file: SQLite does not always wait by itself."""
+    """Retry while another process locks the file: SQLite does not always wait by itself."""
     end = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One query as it reached a node, and one entry of the node's audit log with its canonical text."""
+"""A received query, and an entry of the audit log with its canonical text."""
 
 from __future__ import annotations
 
@@ -12,67 +12,81 @@ from fedstill.core.errors import ArgumentError
 from fedstill.privacy.events import Event
 from fedstill.protocol.digests import chain_digest
 
-RESPONSE, GRADIENT = "answer", "gradient"  # parts of a query: each that is answered has the first
-TRAINING = "training"  # what networks learn from the records before something is released
-TRAINING_RESULT = "learned"  # what came of that, by its fingerprint: nothing is paid, and nothing leaves
-RESPONSE_FILE = "kept"  # which file of answers was let out, and may leave again
-REFUSED = "refused"  # a query that was refused, by which rule
-SETTLED = "settled"  # the owner has accepted a log with which something was wrong
+RESPONSE, GRADIENT = "response", "gradient"  # parts of a query
+TRAINING = "training"  # private training before a release
+TRAINING_RESULT = "learned"  # hash of the trained weights; costs nothing
+RESPONSE_FILE = "kept"  # released file of responses, which may be repeated
+REFUSED = "refused"  # refused query, with the rule
+SETTLED = "settled"  # the owner accepted a log with a fault
 RELEASES = (RESPONSE, GRADIENT)
 
 NODE_DATA = "these data"
-"""Who pays at a real node: its data, whatever the node is called, so that no other name has another total."""
+"""Payer at a real node: its data, whatever the node's name, so that another name does not get another
+total."""
 
 ALL_RUNS, NO_GUARANTEE = (
     "",
     "",
-)  # among totals: the run that stands for all runs, the event that is no guarantee
-QUERIES, BYTES = "queries", "bytes"  # there too, beside events: what a policy's limits count
-UNIT_PREFIX = "unit: "  # and, before its name, each unit that was paid for
+)  # in totals: all runs together; releases without a guarantee
+QUERIES, BYTES = "queries", "bytes"  # in totals: counts for a policy's limits
+UNIT_PREFIX = "unit: "  # in totals: prefix of each charged privacy unit
 
 MAX_COUNT = 2**53 - 1
-"""The largest count, in an entry and of a total: up to this all who read JSON read the same number."""
+"""Largest count of an entry and of a total; all JSON readers read integers up to this exactly."""
 
 Counts = Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class ReceivedQuery:
-    """One query as it reached the node."""
+    """One query as it reached the node.
+
+    Attributes:
+        number: the server's number of the query.
+        query: its name.
+        content_hash: digest of the tensors that came with it.
+        history_hash: hash of the node's history before it, on which the response depends.
+        received_bytes: bytes by payload kind.
+        pretraining_hash: hash of private training before the first query.
+        training_hash: hash of private training for this query.
+    """
 
     number: int
     query: str
-    content_hash: str  # digest of the tensors that came with it
-    history_hash: str  # fingerprint of all that the node had answered before: its answer depends on that, too
-    received_bytes: Mapping[str, int]  # bytes by kind
-    pretraining_hash: str = ""  # fingerprint of what it had learned privately before the first query
-    training_hash: str = ""  # and of what it has learned privately for this one
+    content_hash: str
+    history_hash: str
+    received_bytes: Mapping[str, int]
+    pretraining_hash: str = ""
+    training_hash: str = ""
 
     @property
     def next_history_hash(self) -> str:
-        """A fingerprint of all that its answer follows from, and so of what comes after it."""
+        """Hash of the node's history including this query. Equal hashes mean equal state."""
         return chain_digest(self.history_hash, f"{self.number} {self.content_hash} {self.training_hash}")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What happened to one query, or what was paid for it.
+    """One release, refusal or charge in the audit log.
 
     Args:
-        payer: whose totals it counts in: :data:`DATA`, or a simulation's node.
-        node: that releases or refuses.
-        number: of the query; -1 for what comes before the first.
-        part: one of those above.
-        content_hash: digest of what was asked.
-        history_hash: fingerprint of what the node had answered before.
-        release_hash: fingerprint of what leaves, and of what that was before the noise.
-        down, up: bytes that came with the query, and that leave, by kind.
-        rule: what is done to it, or by which rule it is refused, in one line.
-        cost: events as text (:func:`fedstill.privacy.events.cost_to_dict`) and how often each.
-        no_guarantee: releases without any guarantee that it stands for.
-        unit: what its price protects (:meth:`.PrivacyConfig.unit`); empty: nothing was paid.
-        training_cost: what was charged before for this release, with which the server is told of it.
-        queries: as how many it counts for a policy's limit.
+        run: name of the run.
+        payer: whose totals it counts in: :data:`NODE_DATA`, or a simulation's node.
+        node: the node that releases or refuses.
+        number: number of the query; -1 before the first.
+        query: name of the query.
+        part: one of the constants above, for example ``"response"``.
+        content_hash: digest of the query.
+        history_hash: hash of the node's history before the query.
+        release_hash: sealed hash of the release, with and without its noise.
+        down, up: received and released bytes, by payload kind.
+        mechanism: name of the privacy mechanism.
+        rule: protection of the release, or rule of the refusal, in one line.
+        cost: number of charges of each event, by its text (:func:`fedstill.privacy.events.cost_to_dict`).
+        no_guarantee: number of releases without any guarantee for which it stands.
+        unit: privacy unit of the cost (:meth:`.PrivacyConfig.unit`); empty: nothing was charged.
+        training_cost: earlier charges for this release, which the server learns with it.
+        queries: number of queries for a policy's limit.
     """
 
     run: str
@@ -95,7 +109,7 @@ class Entry:
     queries: int = 0
 
     def to_line(self, time: str) -> str:
-        """The canonical text of an entry written at a time: JSON, without what it does not have."""
+        """Return the canonical text of an entry: JSON without empty fields."""
         fields = {name: value for name, value in vars(self).items() if value or name in REQUIRED}
         return json.dumps({"at": time, **fields}, separators=(",", ":"), sort_keys=True)
 
@@ -107,7 +121,7 @@ ENTRY_DEFAULTS = {
 
 
 def is_text(value: object) -> bool:
-    """Whether a value is text that can be written."""
+    """Return whether a value is text that can be encoded."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -115,13 +129,13 @@ def is_text(value: object) -> bool:
 
 
 def is_count(value: object, minimum: int = 0) -> bool:
-    """Whether a value is a whole number from the least to the largest count."""
+    """Return whether a value is an integer from ``minimum`` to :data:`MAX_COUNT`."""
     return type(value) is int and minimum <= value <= MAX_COUNT
 
 
 @lru_cache(maxsize=10_000)
 def is_event(name: str) -> bool:
-    """Whether a name is an event's."""
+    """Return whether a name is the text of an event."""
     try:
         Event.parse(name)
     except ArgumentError:
@@ -139,22 +153,22 @@ def _is_cost(value: object) -> bool:
 
 FIELD_CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(("at", *ENTRY_DEFAULTS, *REQUIRED), (is_text, "text")),
-    "number": (lambda value: is_count(value, -MAX_COUNT), "a whole number within 2**53"),
-    **dict.fromkeys(("no_guarantee", "queries"), (is_count, "a whole number from 0, below 2**53")),
+    "number": (lambda value: is_count(value, -MAX_COUNT), "an integer within 2**53"),
+    **dict.fromkeys(("no_guarantee", "queries"), (is_count, "an integer from 0, below 2**53")),
     **dict.fromkeys(
-        ("down", "up", "training_cost"), (_is_counts, "names, and a whole number below 2**53 of each")
+        ("down", "up", "training_cost"), (_is_counts, "names, and an integer below 2**53 of each")
     ),
     "cost": (_is_cost, "events as text, and from 1 to below 2**53 of each"),
 }
-"""What each field of a line may be, and the same in words."""
+"""Check of each field of a line, and its description."""
 
 
 def parse_line(line: object) -> dict[str, Any] | None:
-    """All fields of a line, with ``at``; None for what no node could have written.
+    """Return all fields of a line, with ``at``; None if no node could have written it.
 
-    >>> parsed(Entry("r", "n", "n", 3, "predict", "response", up={"logits": 8}).line("now"))["up"]
+    >>> parse_line(Entry("r", "n", "n", 3, "predict", "response", up={"logits": 8}).to_line("now"))["up"]
     {'logits': 8}
-    >>> parsed("[1]")
+    >>> parse_line("[1]")
     """
     if not isinstance(line, str) or not is_text(line):
         return None
@@ -171,7 +185,11 @@ def parse_line(line: object) -> dict[str, Any] | None:
 
 
 def check_entry(entry: Entry) -> None:
-    """Refuse an entry whose line would not give it back, with :class:`ArgumentError`."""
+    """Refuse an entry that its line would not restore.
+
+    Raises:
+        ArgumentError: with the field's name.
+    """
     for name, value in vars(entry).items():
         is_allowed, expected = FIELD_CHECKS[name]
         if not is_allowed(value):

@@ -1,4 +1,4 @@
-"""The audit log of a node's folder: where it is, whether it is gone, and what it says was spent."""
+"""The audit log of a node's folder: its path, its faults and its totals."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedstill.protocol.run_plan import PLAN_FILE
 
 
 def audit_path(file: NodeFile, folder: Path) -> Path:
-    """Where a node's audit log is."""
+    """Return the path of a node's audit log."""
     return folder / Path(file.privacy.audit_log).expanduser()
 
 
 def open_audit(file: NodeFile, folder: Path, *, read_only: bool = False) -> AuditLog:
-    """A node's audit log, which may be in trouble.
+    """Open a node's audit log, which may have a fault.
 
     Raises:
-        AuditError: it cannot be read, or it is gone.
+        AuditError: it cannot be read, or it is missing.
     """
     path = audit_path(file, folder)
     if (fault := missing_log_fault(path, folder)) is not None:
@@ -32,8 +32,12 @@ def open_audit(file: NodeFile, folder: Path, *, read_only: bool = False) -> Audi
 
 
 def missing_log_fault(path: Path, folder: Path | None) -> str | None:
-    """That an audit log (of a node's folder, if it has one) is not there, and how that is known, or None: it
-    is there, or there never was one."""
+    """Return the evidence that an audit log existed and is missing; None: it exists, or never existed.
+
+    Args:
+        path: path of the log.
+        folder: the node's folder, or None.
+    """
     if path.exists():
         return None
     if path.with_name(f"{path.name}.head").exists():
@@ -43,18 +47,26 @@ def missing_log_fault(path: Path, folder: Path | None) -> str | None:
 
 
 def unwritable_reason(path: Path) -> str:
-    """Why an audit log cannot be written, without which nothing leaves; empty: it can."""
+    """Return the reason why an audit log cannot be written; empty: it can. Without the log nothing is
+    released.
+    """
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
-    paths = [path.parent, *([path] if path.exists() else [])]  # SQLite has files of its own beside it
+    paths = [path.parent, *([path] if path.exists() else [])]  # SQLite creates further files there
     unwritable = [path_ for path_ in paths if not os.access(path_, os.W_OK)]
     return f"{unwritable[0]} cannot be written to" if unwritable else ""
 
 
 @dataclass(frozen=True)
 class TotalSpent:
-    """What a node's data have cost so far, over all runs: events as text, releases without guarantee, the
-    units that were paid for, and what is wrong with the audit log."""
+    """Charges of a node's data over all runs.
+
+    Attributes:
+        events: number of charges of each event, by its text.
+        no_guarantee: number of releases without a guarantee.
+        units: charged privacy units.
+        fault: fault of the audit log, or None.
+    """
 
     events: Mapping[str, int]
     no_guarantee: int = 0
@@ -63,7 +75,7 @@ class TotalSpent:
 
 
 def read_total_spent(file: NodeFile, folder: Path) -> TotalSpent:
-    """What the audit log of a folder says; nothing where nothing has been charged yet.
+    """Return the totals of a folder's audit log; zero if nothing has been charged yet.
 
     Raises:
         AuditError: the log cannot be read.

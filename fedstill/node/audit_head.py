@@ -1,9 +1,9 @@
-"""The head of an audit log: a small file beside it that says how far the log had come, and at which totals.
+"""The head of an audit log: a small file with the log's last entry and totals.
 
-Hashes show that nothing in a log was changed, and cannot show that its end is gone: an older copy is a sound
-log. The head is written after the entry that it tells of is durable, by renaming a finished file over the old
-one: a kill at any moment leaves a whole head, at worst an older one. So it need not be synced to the disk: a
-power failure can undo no more than how new it is.
+Hashes show that no entry of a log was changed, but not that its end is missing: an older copy is a valid
+log. The head is written after its entry is durable, by renaming a finished file over the old one. A kill at
+any moment leaves a whole head, at worst an older one. So it need not be synced to the disk: a power failure
+can only leave an older head.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from pathlib import Path
 from fedstill.core.hashing import write_head
 from fedstill.node.audit_entries import BYTES, NO_GUARANTEE, QUERIES, UNIT_PREFIX, is_count, is_event, is_text
 
-MAX_ENTRY_NUMBER = 2**62  # no entry has a higher number
+MAX_ENTRY_NUMBER = 2**62  # largest number of an entry
 
 Totals = Mapping[tuple[str, str], Counter[str]]  # by payer and run
 
 
 @dataclass(frozen=True)
 class Head:
-    """How far a log had come: its last entry (0 before the first), that one's hash, and what was spent by
-    then."""
+    """State of a log: number (0 before the first) and hash of its last entry, and the totals by then."""
 
     number: int = 0
     hash: str = ""
@@ -33,7 +32,11 @@ class Head:
 
     @classmethod
     def read(cls, path: Path) -> Head | None:
-        """The head in a file, or None if there is no file; OSError or ValueError where it cannot be read."""
+        """Return the head in a file, or None if there is no file.
+
+        Raises:
+            OSError, ValueError: the file cannot be read.
+        """
         try:
             table = json.loads(path.read_text(encoding="utf-8"))
             rows = [(payer, run, dict(counts)) for payer, run, counts in table["totals"]]
@@ -50,13 +53,14 @@ class Head:
 
 
 def write_audit_head(path: Path, number: int, hash_: str, rows: Iterable[str]) -> None:
-    """Put a new head in the place of the one in a file, which stays where that fails (OSError); its totals as
-    :func:`row` makes them."""
+    """Replace the head in a file; the old one stays if that fails (OSError). ``rows`` as :func:`head_row`
+    makes them.
+    """
     write_head(path, number, hash_, f',"totals":[{",".join(rows)}]')
 
 
 def head_row(payer: str, run: str, counts: Mapping[str, int]) -> str:
-    """One total as a head has it."""
+    """Return one total as the text of a head."""
     return json.dumps([payer, run, counts], separators=(",", ":"))
 
 

@@ -1,17 +1,16 @@
-"""The audit log of a node: everything that left it, was refused or was paid for, written before it leaves.
+"""The audit log of a node: every release, refusal and charge, written before the release.
 
-One SQLite file holds an entry for each, over all runs.
+One SQLite file holds the entries of all runs.
 
-- *Durable.* An entry that was charged survives a kill and a power failure.
-- *Never less, never twice.* Whoever charges reads what was spent, asks whether the budget allows more, and
-  writes, all in one transaction that no other process comes between. The same release again, after a stop, is
-  the same entry; one that differs in a single bit is another.
-- *Whole.* Each entry has a hash over the one before and itself, and a head beside the file
-  (:mod:`fedstill.node.audit_head`), which has their totals too, tells an older copy from the newest. That
-  shows damage, and copies that somebody has put back; who can write to the folder can write another log
-  with another head.
-- *Trouble stops the node.* While anything is wrong nothing is charged, so nothing leaves, until the owner has
-  settled it; then what the head says was spent, and the entries do not, is charged again.
+- *Durable.* A charged entry survives a kill and a power failure.
+- *Never less, never twice.* A charge reads the totals, checks the budget and writes in one transaction,
+  which no other process interrupts. The same release after a resume is the same entry; one that differs in
+  a single bit is another.
+- *Whole.* Each entry has a hash over the one before and itself. A head (:mod:`fedstill.node.audit_head`)
+  with the totals distinguishes an older copy from the newest. That reveals damage and restored copies; a
+  person who can write to the folder can write another log with another head.
+- *A fault stops the node.* While anything is wrong nothing is charged, so nothing is released, until the
+  owner has accepted it. Totals of the head that the entries do not show are then charged again.
 """
 
 from __future__ import annotations
@@ -42,26 +41,27 @@ from fedstill.node.audit_totals import EntryTotals, Spending
 
 __all__ = ["FILE", "AuditError", "AuditLog", "Spending"]
 
-FILE = "audit.sqlite"  # in a run's folder; a node's owner may name another
+FILE = "audit.sqlite"  # in a run's folder; a node's owner may choose another name
 
 
 class AuditLog:
     """Entries in a file or, without one, in memory.
 
-    Several threads may use it, and several processes the file, which has to be on a disk of this machine
-    (SQLite's write-ahead log needs that). In trouble, it can still be read; ``fault`` says what is wrong.
+    Several threads may use it, and several processes the file, which has to be on a local disk (required by
+    SQLite's write-ahead log). A log with a fault can still be read.
 
     Args:
-        path: of the file; it and its head (``path`` + ``.head``) are made if neither is there.
+        path: the file; it and its head (``path`` + ``.head``) are created if both are missing.
         durable: wait at each entry until the disk has it, and write the head with each. False survives a
-            kill, not a power failure, and the head is as new as the last opening or closing.
+            kill, but not a power failure, and the head is updated only when the log is opened or closed.
         read_only: change nothing, not even the head.
 
     Attributes:
-        totals: what the entries add up to.
+        totals: totals of the entries.
+        fault: description of a fault, or None.
 
     Raises:
-        AuditError: the file cannot be read, or is no audit log.
+        AuditError: the file cannot be read, or is not an audit log.
     """
 
     def __init__(self, path: Path | None = None, *, durable: bool = True, read_only: bool = False) -> None:
@@ -78,7 +78,7 @@ class AuditLog:
         self._open_database(path)
 
     def open(self, path: Path | None) -> None:
-        """Go on with the entries of another file."""
+        """Continue with the entries of another file."""
         self.close()
         self._open_database(path)
         self._is_open = True
@@ -86,19 +86,21 @@ class AuditLog:
     # --- writing --------------------------------------------------------------------------------------
 
     def charge(self, entry: Entry, check: Callable[[Spending], None] = lambda spent: None) -> int:
-        """Write a release down before it is handed over, or what it costs before it happens.
+        """Write a release before it is handed over, or a charge before its cause.
 
         Args:
-            check: is given what the payer has spent before and may raise to refuse; then nothing is written.
-                Nobody else can spend in between. It is not asked about what is written already.
+            entry: the entry.
+            check: gets the payer's earlier spending and may raise an error to refuse; then nothing is
+                written. No other process can charge in between. It is not called if the entry exists
+                already.
 
         Returns:
-            The entry's number: where the same (of the same run, node, number, part, content, after and left)
-            was written before, which costs nothing more, that one's.
+            Number of the entry. If the same entry (run, node, number, part, and all hashes) exists, its
+                number, at no further cost.
 
         Raises:
-            AuditError: the log is in trouble, in use for too long, or cannot be written.
-            ArgumentError: the entry cannot be one.
+            AuditError: the log has a fault, is locked for too long, or cannot be written.
+            ArgumentError: an invalid entry.
         """
         if not entry.run:
             raise ArgumentError("run of an entry", entry.run, "its name")
@@ -107,7 +109,7 @@ class AuditLog:
         return self._write_entry(entry, check, skip_repeated=True)
 
     def append(self, entry: Entry) -> None:
-        """Write down what costs nothing, also if it was written before: a refusal."""
+        """Write an entry that costs nothing, also if the same exists: a refusal."""
         self._write_entry(entry, lambda spent: None, skip_repeated=False)
 
     def _write_entry(self, entry: Entry, check: Callable[[Spending], None], skip_repeated: bool) -> int:
@@ -123,23 +125,22 @@ class AuditLog:
             if inserted is not None:
                 self._apply_entry(*inserted)
                 number = inserted[0]
-            if number > self._head_number:  # as after a head that could not be written
+            if number > self._head_number:  # for example after a failed write of the head
                 self._write_head()
         return number
 
     def settle(self, reason: str, *, is_lost: bool = False) -> None:
-        """The owner accepts the log as it is: write that down, with the reason.
+        """Accept the log as it is: write that down, with the owner's reason.
 
-        What the head says was spent beyond what the entries show is charged again, to the same payers and
-        runs.
+        Totals of the head that the entries do not show are charged again, to the same payers and runs.
 
         Args:
             reason: the reason, in words.
-            is_lost: whether the file was lost, so that it is sound for being new.
+            is_lost: whether the file was lost, so that a new one is expected.
 
         Raises:
             ArgumentError: no reason.
-            AuditError: nothing is wrong, the log cannot be written, or no number is left for an entry.
+            AuditError: the log has no fault, cannot be written, or has no number left for an entry.
         """
         if not reason.strip() or not is_text(reason):
             raise ArgumentError("because", reason, "the reason, in words")
@@ -153,7 +154,7 @@ class AuditLog:
                     for names, counts in head.totals.items()
                     if (difference := counts - self.totals.events.get(names, Counter()))
                 }
-                # Numbers that were used are not used again: the gap shows what is lost.
+                # Used numbers are not used again: the gap shows the lost entries.
                 self._last_number = max(self._last_number, head.number)
                 for (payer, run), cost in (missing or {("", ""): Counter[str]()}).items():
                     no_guarantee, queries, byte_count = (
@@ -179,30 +180,36 @@ class AuditLog:
                     )
                     self._apply_entry(*self._insert_entry(entry))
                 self._verify_all()
-            self.fault = None  # the head, which is older than the settlement, is all that may be left
+            self.fault = None  # only an outdated head may remain
             self._write_head(always=True)
 
     # --- reading --------------------------------------------------------------------------------------
 
     def spending(self, payer: str, run: str) -> Spending:
-        """What a payer has spent so far, in one run and in all, also by what other processes have written."""
+        """Return a payer's spending so far, in one run and in all, including other processes' entries."""
         if self._is_open and self.fault is None:
             with self._database.read_transaction():
                 self._read_new_entries()
         return self.totals.spending(payer, run)
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
-        """Bytes and queries of one run, or of all: :meth:`fedstill.node.audit_totals.Sums.summary`."""
+        """Return bytes and queries of one run, or of all:
+        :meth:`fedstill.node.audit_totals.EntryTotals.summary`.
+        """
         return self.totals.summary(run)
 
     def entry(self, number: int) -> dict[str, Any]:
-        """One entry, as :meth:`entries` gives them."""
+        """Return one entry, as :meth:`entries` does."""
         return next(self.entries(number, 1))
 
     def entries(self, first: int = -(2**62), limit: int = -1) -> Iterator[dict[str, Any]]:
-        """Entries from a number on, oldest first; so many, -1 is all. What cannot be read is left out.
+        """Yield entries from a number on, oldest first, without unreadable ones.
 
-        Each has ``entry``, its number, ``at`` (UTC), what :class:`Entry` has, and ``hash``.
+        Each holds ``entry`` (its number), ``at`` (UTC), the fields of :class:`Entry`, and ``hash``.
+
+        Args:
+            first: number of the first entry.
+            limit: maximum number of entries; -1: all.
         """
         query = "SELECT entry, line, CAST(hash AS TEXT) FROM entries WHERE entry >= ? ORDER BY entry LIMIT ?"
         with self._database.read_transaction():
@@ -212,20 +219,19 @@ class AuditLog:
                 yield {"entry": number, **fields, "hash": hash_}
 
     def verify(self) -> None:
-        """Check every entry and the head; :class:`AuditError` says what is wrong first, and with which
-        entry."""
+        """Check every entry and the head; :class:`AuditError` names the first fault and its entry."""
         with self._database.read_transaction():
             self._verify_all()
         self.require_sound()
 
     def require_sound(self) -> None:
-        """Refuse a log in trouble, as every charge does, with :class:`AuditError`."""
+        """Refuse a log with a fault, as every charge does, with :class:`AuditError`."""
         if self.fault is not None:
             message = f"{self.fault}; nothing leaves until its owner has settled it (`fedstill audit accept`)"
             raise AuditError(self._database.location, message)
 
     def close(self) -> None:
-        """Close the file; what the entries add up to can still be read."""
+        """Close the file; totals can still be read."""
         try:
             if self._is_open and not self._durable and self.fault is None:
                 self._write_head(always=True)
@@ -242,16 +248,16 @@ class AuditLog:
         try:
             with transaction():
                 self._database.require_format()
-            with transaction():  # a reader's view of the file begins after it has read the head
+            with transaction():  # a reader's view of the file begins after reading the head
                 head = self._verify_all()
             if self.fault is None and (head is None or head.number < self._last_number):
-                self._write_head(always=True)  # somebody was killed before it was written
+                self._write_head(always=True)  # a process was killed before writing it
         except AuditError:
             self._database.close()
             raise
 
     def _verify_all(self) -> Head | None:
-        """Take up all entries anew and say what is wrong; the head. Within a transaction."""
+        """Read all entries again, set ``fault``, and return the head. Call it within a transaction."""
         head, damage = None, None
         if self._head_path is not None:
             try:
@@ -264,7 +270,7 @@ class AuditLog:
         self.fault = self.fault or damage
         if self.fault is None and self._head_path is not None and head is None and self._last_number:
             self.fault = f"its head {self._head_path.name} is missing"
-        # A head older than the last settlement was settled with it.
+        # A head older than the last settlement is covered by it.
         if self.fault is None and head is not None and head.number >= self._settled_number:
             if head.number > self._last_number:
                 ends = f"it ends at entry {self._last_number}, and its head at {head.number}"
@@ -276,10 +282,10 @@ class AuditLog:
         return head
 
     def _read_entries(self, after: int, head_number: int = 0) -> Head:
-        """Take up the entries after a number, each checked against the one before.
+        """Read the entries after a number, and check each against the one before.
 
         Returns:
-            What a head that names a wanted one has to say, over all entries as they are.
+            The head that the entries imply at ``head_number``.
         """
         fault: str | None = None
         expected = Head()
@@ -290,7 +296,7 @@ class AuditLog:
                 fault = fault or f"entry {self._last_number + 1} is missing"
             if fields is None or stored_hash != hash_:
                 fault = fault or f"entry {number} is not as it was written"
-            elif fields["part"] == SETTLED:  # by which everything before it, as it stands here, is accepted
+            elif fields["part"] == SETTLED:  # the owner accepted everything before it
                 fault, self._settled_number = None, number
             self._apply_entry(number, hash_, fields)
             if number == head_number:
@@ -299,8 +305,8 @@ class AuditLog:
         return expected
 
     def _sync_before_write(self) -> None:
-        """Take up what other processes have written since; refuse what does not follow from what was here."""
-        if self.fault is not None:  # the owner may have settled it meanwhile
+        """Read entries of other processes; refuse entries that do not follow from the known ones."""
+        if self.fault is not None:  # the owner may have accepted it meanwhile
             self._verify_all()
         self.require_sound()
         if self._database.was_replaced():
@@ -348,7 +354,7 @@ class AuditLog:
             self.totals.add(number, fields)
 
     def _write_head(self, always: bool = False) -> None:
-        """Write the head, as new as the log, to which another process may have written since."""
+        """Write a head for the newest entry, possibly of another process."""
         if self._head_path is None or self._read_only or not (always or self._durable):
             return
         with self._database.write_transaction():

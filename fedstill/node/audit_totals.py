@@ -1,4 +1,4 @@
-"""What the entries of an audit log add up to."""
+"""Totals of the entries of an audit log."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ from fedstill.node.audit_entries import (
 
 @dataclass(frozen=True)
 class Spending:
-    """What somebody has paid, in one run and in all: events as text and how often each.
+    """Spending of one payer, in one run and in all: number of charges of each event, by its text.
 
-    ``bare`` are releases without guarantee. Each answer is a query, and each further gradient of it;
-    ``total_bytes`` have left in all runs.
+    Attributes:
+        run_events, total_events: charges in this run and in all runs.
+        run_no_guarantee, total_no_guarantee: releases without a guarantee.
+        run_queries, total_queries: queries; each response counts, and each further gradient of it.
+        total_bytes: released bytes in all runs.
     """
 
     run_events: Mapping[str, int]
@@ -41,14 +44,14 @@ class Spending:
 
 
 class EntryTotals:
-    """What entries add up to, in memory: a charge looks up and adds, however many there are.
+    """Totals of entries, in memory: a charge takes constant time, however many entries there are.
 
     Attributes:
-        events: by payer and run (:data:`ALL` is all of them): events, and what limits count; up to
-            :data:`~fedstill.node.audit_entries.LARGEST` of each.
-        bytes: by run, node, way ("down" or "up") and kind, of what has left.
-        response_counts: by run, node and query, how often it was answered (again, where a bit of that is another
-            one), and further gradients of the same answer.
+        events: by payer and run (:data:`ALL_RUNS` is all of them): number of events, and counts for limits;
+            each up to :data:`~fedstill.node.audit_entries.MAX_COUNT`.
+        bytes: bytes of releases, by run, node, way ("down" or "up") and payload kind.
+        response_counts: number of responses and of further gradients, by run, node and query; a repeated
+            response counts again if a bit differs.
     """
 
     def __init__(self) -> None:
@@ -56,13 +59,13 @@ class EntryTotals:
         self.bytes: Counter[tuple[str, str, str, str]] = Counter()
         self.response_counts: Counter[tuple[str, str, str]] = Counter()
         self._entry_numbers: dict[tuple[Any, ...], dict[tuple[str, str], int]] = defaultdict(dict)
-        self._query_names: dict[tuple[str, int, str], str] = {}  # run, number and content -> the query's name
+        self._query_names: dict[tuple[str, int, str], str] = {}  # run, number and content hash -> query name
         self._unreported: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)  # by run and node
         self._charged_runs: set[str] = set()  # runs
-        self._head_rows: dict[tuple[str, str], str] = {}  # of a head; empty where more was spent since
+        self._head_rows: dict[tuple[str, str], str] = {}  # texts of the head; empty if outdated
 
     def add(self, number: int, entry: Mapping[str, Any]) -> None:
-        """Count one entry, as :func:`parsed` gives it."""
+        """Add one entry, as :func:`parse_line` returns it."""
         run, node, part = entry["run"], entry["node"], entry["part"]
         if part == REFUSED:
             return
@@ -98,7 +101,7 @@ class EntryTotals:
                 self.bytes[run, node, way, kind] += size
 
     def spending(self, payer: str, run: str) -> Spending:
-        """What a payer has spent, in one run and in all."""
+        """Return a payer's spending, in one run and in all."""
         run_events, total_events = (
             Counter(
                 {
@@ -127,7 +130,9 @@ class EntryTotals:
         )
 
     def units(self, payer: str, run: str = ALL_RUNS) -> set[str]:
-        """What a payer's prices protect, in one run or in all: events of two units add up to nothing."""
+        """Return the privacy units of a payer's charges, in one run or in all; events of two units cannot
+        be added.
+        """
         return {
             name.removeprefix(UNIT_PREFIX)
             for name in self._events_of(payer, run)
@@ -138,37 +143,38 @@ class EntryTotals:
         return self.events.get((payer, run), {})
 
     def entry_number(self, entry: Mapping[str, Any]) -> int:
-        """The entry that says the same of the same release; 0 if there is none."""
+        """Return the number of the entry with equal run, node, number, part and hashes; 0 if there is none."""
         return self._entry_numbers.get(_query_key(entry), {}).get(
             (entry["content_hash"], entry["release_hash"]), 0
         )
 
     def sibling_contents(self, entry: Mapping[str, Any]) -> list[str]:
-        """What was asked in the entries that differ from one, if at all, in what was asked and what left."""
+        """Return the content hashes of entries that differ from this one at most in content and release."""
         return [content_hash for content_hash, _ in self._entry_numbers.get(_query_key(entry), ())]
 
     def unreported(self, run: str, node: str) -> dict[str, int]:
-        """What was charged for learning, and no server was told of yet."""
+        """Return charges for training that no reply has reported to a server yet."""
         return {name: min(count, MAX_COUNT) for name, count in (+self._unreported[run, node]).items()}
 
     def run_totals(self) -> dict[tuple[str, str], Counter[str]]:
-        """What was spent by now, by payer and run, as a head has it."""
+        """Return the totals by payer and run, as a head holds them."""
         return {names: Counter(counts) for names, counts in self.events.items() if names[1] != ALL_RUNS}
 
     def head_rows(self) -> Iterable[str]:
-        """The same as text. A node has seen thousands of runs, and spends in one."""
+        """Yield the totals as texts. Only the rows of changed runs are computed again."""
         for names, text in self._head_rows.items():
             if not text:
                 self._head_rows[names] = audit_head.head_row(*names, self.events[names])
         return self._head_rows.values()
 
     def has_charged(self, run: str) -> bool:
-        """Whether anything of a run has left or is paid for."""
+        """Return whether a run has entries other than refusals."""
         return run in self._charged_runs
 
     def summary(self, run: str | None = None) -> dict[str, Any]:
-        """Bytes ``up`` and ``down``, in all, ``by_kind`` and ``by_node``, and queries asked: in one run, or
-        in all."""
+        """Return bytes ``up`` and ``down``, total, ``by_kind`` and ``by_node``, and numbers of queries: of
+        one run, or of all.
+        """
         by_kind: dict[str, dict[str, int]] = {}
         by_node: dict[str, dict[str, int]] = {}
         total = {"up": 0, "down": 0}
@@ -182,7 +188,7 @@ class EntryTotals:
             **total,
             "by_kind": by_kind,
             "by_node": by_node,
-            "queries": len(names),  # one to K nodes, answered in parts, is one
+            "queries": len(names),  # a query to K nodes counts once
             "queries_by_name": dict(sorted(Counter(names).items())),
         }
 

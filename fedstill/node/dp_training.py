@@ -1,6 +1,6 @@
-"""DP-SGD at a node: the steps by which its networks learn privately (:mod:`fedstill.privacy.dpsgd`).
+"""DP-SGD at a node: private training steps of its networks (:mod:`fedstill.privacy.dpsgd`).
 
-What training reports of its losses is for the node's owner alone.
+Reported losses are for the node's owner only.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from fedstill.privacy.per_example import PerExample
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task
 
-# Inputs (B, C, H, W), each changed by itself, as it is and as the draws of the step say.
+# Inputs (B, C, H, W), each augmented by itself, given the step's random numbers.
 Augment = Callable[[torch.Tensor, torch.Tensor, NoiseSampler], tuple[torch.Tensor, torch.Tensor]]
-Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes still at work, steps done, losses
-MAX_CACHED_NUMBERS = 2**27  # numbers of all examples' features that are kept while a network learns (512 MiB)
-FEATURE_BATCH = 250  # examples whose features are computed at once
+Report = Callable[[Sequence[Node], int, torch.Tensor], None]  # nodes in training, steps done, losses
+MAX_CACHED_NUMBERS = 2**27  # cached features of all examples (512 MiB)
+FEATURE_BATCH = 250  # examples per batch of features
 
 
 def private_step(
@@ -54,29 +54,34 @@ def private_step(
     public_loss: PublicLoss | None = None,
     augment: Augment | None = None,
 ) -> float:
-    """One private step of a node's network, with its optimizer, on the node's own data.
+    """Take one DP-SGD step of a node's network, with its optimizer, on the node's own data.
 
     An empty sample is a step like any other: noise alone.
 
     Args:
-        rate: at which each record is drawn.
-        purpose: names the step's draws, together with what the node is being asked.
-        batch: how many are drawn on average; the noisy sum of gradients is divided by it.
-        public_loss: is added to the mean of the private one; costs nothing.
-        augment: changes inputs and targets; what it does to one must not depend on others, nor on its place.
+        node: the node.
+        role: role of the network.
+        dp: clipping, noise and random streams.
+        rate: sampling rate of each record.
+        purpose: names of the step's random streams, in addition to the current query.
+        private_loss: loss of each example.
+        batch: mean sample size; the noisy sum of gradients is divided by it.
+        public_loss: loss added to the mean of the private one; costs nothing.
+        augment: augmentation of inputs and targets; it must treat each example by itself, whatever its
+            position.
 
     Returns:
-        The mean private loss of the drawn records, 0 if there are none. Not protected: for the owner alone.
+        Mean private loss of the sampled records, 0 if there are none. Not protected: for the owner only.
 
     Raises:
-        ArgumentError: a query is answered, and it has not declared this step, or not of so many records.
+        ArgumentError: the current query has not declared this step, or not for so many records.
     """
     _consume_step(node, role, rate)
     module, optimizer = node.modules[role], node.optimizers[role]
     names = (
         node.query_context_hash,
         *purpose,
-    )  # what is asked again otherwise is another release, with other noise
+    )  # a query with other content is another release, with other noise
     batch_ = poisson_sample(node.data, rate, dp.sampler(*names, "sample"))
     trained = {
         name: parameter for name, parameter in module.named_parameters() if name not in node.frozen[role]
@@ -88,8 +93,8 @@ def private_step(
     with in_mode(module, True):
         total, loss = clipped_sum(module, trained, private_loss, inputs, targets, dp.clip, rows)
         if dp.noise:
-            # Named by the sum, too: should a sum ever differ where the names do not, say in its last digits
-            # on another machine, then so does all of its noise, and no difference of two steps is without.
+            # The stream depends on the sum, too: if a sum ever differs under equal names, say in its last digits
+            # on another machine, all of its noise differs, and no difference of two steps is free of noise.
             noise = dp.sampler(*names, "noise", tensor_digest(total)).normal(tuple(total.shape))
             total = add_noise(total, noise, dp.noise * dp.clip)
         gradient = total.float() / batch
@@ -104,7 +109,7 @@ def private_step(
 
 
 def _consume_step(node: Node, role: str, sampling_rate_: float) -> None:
-    """Take a step off those that are charged for the query that is answered."""
+    """Subtract a step from those that are charged for the current query."""
     if node.remaining_private_steps is None:
         return
     batch, remaining = node.remaining_private_steps.get(role, (0, 0))
@@ -127,13 +132,13 @@ def train_privately(
     report: Report | None = None,
     purpose: str = "local",
 ) -> int:
-    """Train a node's model privately: :func:`fedstill.node.local_training.train`, one node, one private step
-    each; a batch is an average here.
+    """Train a node's model with DP-SGD: as :func:`fedstill.node.local_training.train`, for one node; batch
+    sizes are means.
 
-    Each step's draws follow from its number, so a training that was stopped goes on as if it had not been.
+    Random numbers of each step follow from its number, so a resumed training equals an uninterrupted one.
 
     Returns:
-        Steps of the span done in all.
+        Number of steps of the span done in total.
     """
     total = max(config.steps(len(node.data)), span.parts)
     numbers = span.steps(total)
@@ -162,10 +167,11 @@ def train_privately(
 
 
 def _with_precomputed_features(node: Node) -> Node:
-    """The node with its network's layers from the first that learns on, and for data what the layers before
-    make of its inputs, which is computed once; as it is, where layers do not simply follow one another.
+    """Return the node with the trained layers only, and with the fixed layers' features as its data,
+    computed once.
 
-    Each example is a batch of one here too, whatever the layers.
+    The node is unchanged if layers do not simply follow one another. Each example is a batch of one, as in
+    a step.
     """
     model, data = node.model, node.data
     if not isinstance(model, nn.Sequential) or type(model).forward is not nn.Sequential.forward:
@@ -184,7 +190,7 @@ def _with_precomputed_features(node: Node) -> Node:
         return [functional_call(fixed, leaves, (x.unsqueeze(0),))[0]]
 
     with torch.no_grad():
-        fixed.train()  # as in a step
+        fixed.train()
         fits = (
             first_trained > 0
             and len(data) * features_of(leaves, data.inputs[0])[0].numel() <= MAX_CACHED_NUMBERS
@@ -209,7 +215,7 @@ def _with_precomputed_features(node: Node) -> Node:
 
 
 def _example_losses(task: Task, config: LocalConfig) -> PrivateLoss:
-    """The task's loss of each example: each is a batch of one."""
+    """Return the task's loss of each example; each is a batch of one."""
 
     def losses(module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return task.loss(module(inputs).float().unsqueeze(1), targets.unsqueeze(1), config.smoothing)

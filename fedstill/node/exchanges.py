@@ -1,4 +1,4 @@
-"""Keeps what was asked and answered last, for a server that asks again because a reply was lost."""
+"""Recent queries and responses, kept for a server that repeats a query because a reply was lost."""
 
 from __future__ import annotations
 
@@ -14,41 +14,53 @@ from fedstill.protocol.queries import Query
 from fedstill.protocol.secure_aggregation import SumRequest
 from fedstill.protocol.wire_format import Tensors, tensor_bytes
 
-MAX_EXCHANGES = 4  # answers
-MAX_BYTES = 2**26  # fewer where they are large: only the last one, if need be
+MAX_EXCHANGES = 4
+MAX_BYTES = 2**26  # fewer if they are large, but at least one
 
 
 @dataclass
 class Exchange:
-    """One query and what is answered, from its arrival until it is forgotten."""
+    """One query and its response, from arrival until it is dropped.
+
+    Attributes:
+        query: the declaration.
+        content_hash: digest of the query.
+        received: the query as received, one per node in the group's order.
+        tensors: tensors that came with it, until all responses are released.
+        differentiable: whether the graph is kept.
+        inputs: ``(G, ...)``, leaves of the graph.
+        outputs: ``(G, ...)``, with the graph until the next query; lists if they cannot be stacked.
+        releases: released tensors, one per node in the group's order.
+        received_gradients: output gradients as received, by node.
+        input_gradients: ``(G, ...)``, one per differentiable input.
+        released_gradients: released input gradients, by node.
+        is_graph_freed: whether graph and outstanding responses were dropped.
+        query_history_hash: hash of this and all earlier queries; empty without secure aggregation.
+        sum_request, gradient_sum_request: requested sums of responses and of gradients; None: no sum.
+    """
 
     query: Query
-    content_hash: str  # digest of the query
-    received: list[ReceivedQuery]  # one a node, in the group's order
-    tensors: Tensors  # that came down, until all answers are out
+    content_hash: str
+    received: list[ReceivedQuery]
+    tensors: Tensors
     differentiable: bool
-    inputs: Tensors = field(default_factory=dict)  # (G, ...) leaves of the graph
-    # (G, ...), with the graph until the next query; a list of what is apart
+    inputs: Tensors = field(default_factory=dict)
     outputs: Mapping[str, Any] = field(default_factory=dict)
-    releases: list[Tensors] = field(default_factory=list)  # one a node, in the group's order
-    received_gradients: dict[str, ReceivedQuery] = field(
-        default_factory=dict
-    )  # what came to be pulled back, by node
-    input_gradients: list[torch.Tensor] = field(default_factory=list)  # (G, ...), one a differentiable input
-    released_gradients: dict[str, Tensors] = field(default_factory=dict)  # by node
-    is_graph_freed: bool = False  # the graph, and answers that are not out yet
-    query_history_hash: str = (
-        ""  # where answers are summed: a fingerprint of the query, and of what was asked before
-    )
-    sum_request: SumRequest | None = None  # of which nodes a sum is made of the answers,
-    gradient_sum_request: SumRequest | None = None  # and of the gradients; None: each node's by itself
+    releases: list[Tensors] = field(default_factory=list)
+    received_gradients: dict[str, ReceivedQuery] = field(default_factory=dict)
+    input_gradients: list[torch.Tensor] = field(default_factory=list)
+    released_gradients: dict[str, Tensors] = field(default_factory=dict)
+    is_graph_freed: bool = False
+    query_history_hash: str = ""
+    sum_request: SumRequest | None = None
+    gradient_sum_request: SumRequest | None = None
 
 
 class RecentExchanges(OrderedDict[int, Exchange]):
-    """The last exchanges, by the number of their query."""
+    """The last exchanges, by query number."""
 
     def keep(self, number: int, exchange: Exchange) -> None:
-        """Keep one more; the graphs of those before go, and what is too old."""
+        """Add an exchange; free the graphs of earlier ones and drop the oldest."""
         for older in self.values():
             older.inputs, older.outputs, older.is_graph_freed = {}, {}, True
         self[number] = exchange

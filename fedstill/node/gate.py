@@ -1,4 +1,4 @@
-"""The gate of a node: nothing leaves except through it, under the policy of the node's owner."""
+"""The gate of a node: every release passes it, under the policy of the node's owner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedstill.core.errors import QueryRefused
-from fedstill.node.audit_entries import NO_GUARANTEE, RESPONSE, Entry, ReceivedQuery
+from fedstill.node.audit_entries import GRADIENT, NO_GUARANTEE, RESPONSE, Entry, ReceivedQuery
 from fedstill.node.audit_log import AuditLog, Spending
 from fedstill.node.policy import PolicyConfig
 from fedstill.node.replies import ReleaseCost
@@ -31,13 +31,24 @@ PARAMETER_KINDS = frozenset(
 COMPRESSED_WIRE = WireConfig(
     inputs="int8", gradients="int8"
 )  # a form with scales for every kind that can have them
+# Names of noise streams by part: another name gives other noise.
+NOISE_PARTS = {RESPONSE: "answer", GRADIENT: "gradient"}
 
 
 class Gate:
     """Checks the policy, then bounds, noises, charges and audits each release, in this order.
 
-    What leaves is written in the audit log under the run's name, and counts in the budgets and limits of the
-    payer; None: of the node itself.
+    Args:
+        node: name of the node.
+        policy: the owner's rules.
+        audit: the log in which releases are entered and charged before they are handed over.
+        run: name of the run.
+        payer: whose budgets and limits count; None: the node itself.
+
+    Attributes:
+        approved: description that the owner approved; None: policy alone decides.
+        output_shape: shape of the outputs for one input; None: any.
+        budgets: privacy mechanism and budgets; None: no privacy accounting.
     """
 
     def __init__(
@@ -45,31 +56,30 @@ class Gate:
     ) -> None:
         self.node, self.policy, self.audit, self.run = node, policy, audit, run
         self.payer = node if payer is None else payer
-        # All that the owner wants asked; None: whatever policy allows.
         self.approved: RunDescription | None = None
-        self.output_shape: tuple[int, ...] | None = None  # of one input, by the task; None: any
-        self.budgets: RunBudgets | None = None  # privacy: what protects its releases, and pays for them
-        self._entry_numbers: dict[
-            tuple[int, str], int
-        ] = {}  # the entry of what left last under a number and part
+        self.output_shape: tuple[int, ...] | None = None
+        self.budgets: RunBudgets | None = None
+        self._entry_numbers: dict[tuple[int, str], int] = {}  # last entry, by query number and part
 
     def refusal_reason(self, query: Query) -> str | None:
-        """The rule by which this query could never be answered, or None. Asks nothing, counts nothing."""
+        """Return the rule that forbids this query in general, or None. Nothing is computed or charged."""
         rule = policy_refusal(self.policy, query)
         return rule if rule is not None or self.budgets is None else self.budgets.refusal_reason(query)
 
     def check_tensors(
         self, query: str, tensors: Tensors, sends: Mapping[str, str], input_shape: Sequence[int]
     ) -> None:
-        """Refuse a query that no sound server asks, before anything is computed.
+        """Refuse a malformed query before anything is computed.
 
         Args:
-            sends: the kind of each tensor that comes with it.
-            input_shape: of one of the node's own inputs.
+            query: name of the query.
+            tensors: tensors that came with the query.
+            sends: declared payload kind of each tensor.
+            input_shape: shape of one of the node's inputs.
 
         Raises:
-            QueryRefused: other tensors than declared, inputs of another shape or type, too many of them,
-                or numbers that are not finite.
+            QueryRefused: undeclared tensors, inputs of another shape or type, too many rows, or numbers
+                that are not finite.
         """
         for rule in self._faults(query, tensors, sends, input_shape):
             raise QueryRefused(self.node, query, rule)
@@ -77,7 +87,7 @@ class Gate:
     def _faults(
         self, query: str, tensors: Tensors, sends: Mapping[str, str], input_shape: Sequence[int]
     ) -> Iterator[str]:
-        """The rules that a query breaks; each is looked at only where those before it hold."""
+        """Yield the rules that a query breaks; each is checked only if those before it hold."""
         names = {name.removesuffix(SCALE) for name in tensors}
         if names != set(sends):
             yield f"tensors: exactly {sorted(sends)}, not {sorted(names)}"
@@ -86,7 +96,7 @@ class Gate:
                 rule := self._tensor_fault(query, name, tensor, wire_kind(name, sends), input_shape)
             ) is not None:
                 yield rule
-        # What came in a shorter form grows to four bytes a number.
+        # Compressed tensors grow to four bytes per number.
         float32_bytes = sum(
             4 * tensor.numel() for name, tensor in tensors.items() if f"{name}{SCALE}" in tensors
         )
@@ -103,7 +113,7 @@ class Gate:
     def _tensor_fault(
         self, query: str, name: str, tensor: torch.Tensor, kind: str, input_shape: Sequence[int]
     ) -> str | None:
-        """The rule that one tensor breaks by its form or its number of rows."""
+        """Return the rule that one tensor breaks by its dtype, shape or number of rows."""
         max_rows, row_count = self.policy.max_rows or math.inf, tensor.shape[:1].numel()
         if name.endswith(SCALE):
             has_scale = COMPRESSED_WIRE.wire_dtype(kind) != "float32"
@@ -131,11 +141,12 @@ class Gate:
         return None
 
     def read_values(self, query: Query, tensors: Tensors) -> None:
-        """Refuse JSON values that are too large or are none, before anything is charged for the query.
+        """Refuse invalid or too large JSON values, before anything is charged for the query.
 
         Raises:
-            QueryRefused: a value of more bytes than a header may have: read, it takes fifty times as much.
-            DataError: it is no JSON value.
+            QueryRefused: a value has more bytes than a header may have; parsing takes fifty times as much
+                memory.
+            DataError: a value is not JSON.
         """
         max_bytes = self.policy.max_header
         for name in query.json_values:
@@ -145,16 +156,15 @@ class Gate:
         query.decode_inputs(tensors)
 
     def admit(self, received: ReceivedQuery, query: Query, sent: Tensors) -> None:
-        """Let a query in, or refuse it before anything is computed.
+        """Admit a query, or refuse it before anything is computed.
 
         Raises:
-            QueryRefused: by the policy's list, its refusal of parameters, a limit reached, or a budget
-                that the answer would pass.
+            QueryRefused: the policy forbids it, a limit is reached, or the response would exceed a budget.
         """
         rule = self.refusal_reason(query)
         if rule is not None:
             raise QueryRefused(self.node, received.query, rule)
-        # What was answered once may be again; other content under the same number is another query.
+        # A repeated query is admitted; other content under the same number is another query.
         if received.content_hash not in self.audit.totals.sibling_contents(
             vars(self._entry(received, RESPONSE))
         ):
@@ -164,9 +174,10 @@ class Gate:
                 self.budgets.require_affordable(received, query, sent)
 
     def charge_training(self, received: ReceivedQuery, query: Query, sent: Tensors) -> None:
-        """Charge what a query that is admitted follows from, before anything is computed for it.
+        """Charge the private training on which the response of an admitted query depends, before it is
+        computed.
 
-        A failure, too, tells of what was learned; and learning is paid for whatever comes of it.
+        A failure depends on the training, too; so training is charged whatever its outcome.
         """
         if self.budgets is None:
             return
@@ -177,7 +188,7 @@ class Gate:
     def _require_within_limits(
         self, query: str, spending: Spending, extra_queries: int, extra_bytes: int
     ) -> None:
-        """Refuse what would pass a limit of the policy, with what has left already, in all runs."""
+        """Refuse a release that would exceed a limit of the policy, over all runs."""
         max_queries, max_bytes = self.policy.max_queries, self.policy.max_bytes
         if max_queries and extra_queries and spending.total_queries + extra_queries > max_queries:
             raise QueryRefused(self.node, query, f"max_queries: {max_queries}")
@@ -187,8 +198,9 @@ class Gate:
     def _require_approved(
         self, query: str, byte_count: int = 0, extra_queries: int = 1, is_changed: bool = False
     ) -> None:
-        """Refuse what goes beyond what the owner has approved: another query, one more (be it the same one
-        again, with another answer), or more bytes."""
+        """Refuse a query beyond the approved description: another query, one more (also a repeated query
+        with another response), or more bytes.
+        """
         if self.approved is None:
             return
         max_times, max_bytes = self._approved_limit(query, "times"), self._approved_limit(query, "bytes")
@@ -209,11 +221,11 @@ class Gate:
             raise QueryRefused(self.node, query, rule)
 
     def _approved_limit(self, query: str, limit: str) -> int:
-        """A limit of an approved query; 0: none."""
+        """Return a limit of an approved query; 0: none."""
         approved = {} if self.approved is None else self.approved.queries.get(query, {})
         return int(approved.get(limit, 0))
 
-    # --- what leaves ----------------------------------------------------------------------------------
+    # --- releases -------------------------------------------------------------------------------------
 
     def release(
         self,
@@ -225,26 +237,29 @@ class Gate:
         wire: WireConfig | None = None,
         contribution: SumContribution | None = None,
     ) -> Tensors:
-        """Hand over tensors: bound, noise, charge and audit on disk, then release.
+        """Release tensors: bound, add noise, charge and audit on disk, then hand over.
 
         Args:
+            received: the query as received.
             part: ``"response"`` or ``"gradient"``.
+            tensors: tensors to release.
+            query: declaration of the query.
             sent: the tensors that came with the query.
-            wire: the form in which they travel; None is float32.
-            contribution: how they become a part of a sum, where the server is to see sums only.
+            wire: number formats of the message; None is float32.
+            contribution: conversion into a contribution to a sum under secure aggregation; None: no sum.
 
         Raises:
-            QueryRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers
-                that cannot be added (without masks), more bytes than the policy allows, or more privacy than
-                the budget.
-            NodeDataError: rows of another width than the query declares, where their price follows from it.
-            AuditError: the log is in trouble, or cannot be written; nothing is released then.
+            QueryRefused: a tensor of undeclared kind, scores of another shape than the task's, numbers that
+                cannot be added (without masks), more bytes than the policy allows, or more privacy than the
+                budget.
+            OwnDataError: rows of another width than the query declares, if their cost depends on it.
+            AuditError: the log has a fault or cannot be written; nothing is released then.
         """
         kinds = query.released_kinds()
         undeclared = sorted(set(tensors) - set(kinds))
         if undeclared:
             raise QueryRefused(self.node, received.query, f"undeclared: {', '.join(undeclared)}")
-        # Inputs that came were counted when they did; of public ones a query says which in its own way.
+        # Received inputs were counted on arrival; public rows are named in other ways.
         scores = [tensor for name, tensor in tensors.items() if kinds[name].category == "scores"]
         rows = max([0, *(tensor.shape[:1].numel() for tensor in scores)])
         if 0 < (approved_rows := self._approved_limit(received.query, "rows")) < rows:
@@ -257,10 +272,10 @@ class Gate:
         if part == RESPONSE and query.postprocess is not None:
             postprocessed = query.postprocess(noised, sent)
         outgoing = (wire or WireConfig()).compress(postprocessed, kinds)
-        # Without budgets nothing is paid for, and what is asked again after a stop counts once.
+        # Without budgets nothing is charged, and a query repeated after a stop counts once.
         release_hash = ""
         if self.budgets is not None:
-            # Named after its query, so that no two are seen to have had the same answer.
+            # The hash includes the query, so that equal responses to two queries are not recognizable.
             context = f"{received.number} {part} {received.content_hash} {received.history_hash} {digest(part, outgoing)}"
             release_hash = self.budgets.seal(chain_digest(context, bounded_digest))
         unmasked = outgoing
@@ -269,13 +284,13 @@ class Gate:
         entry = self._entry(
             received,
             part,
-            left=release_hash,  # of what it is before masks, which are others each time
+            release_hash=release_hash,  # hash before masks, which differ each time
             down=received.received_bytes,
             up=bytes_by_kind(outgoing, kinds),
             mechanism="none" if self.budgets is None else self.budgets.mechanism.name,
             rule=rule,
-            price=cost_to_dict(cost or PrivacyCost()),
-            bare=int(cost is None),
+            cost=cost_to_dict(cost or PrivacyCost()),
+            no_guarantee=int(cost is None),
             unit=self.budgets.mechanism.unit if self.budgets is not None and cost else "",
         )
         self._entry_numbers[received.number, part] = self._charge(received, entry, max_cost)
@@ -284,7 +299,7 @@ class Gate:
         return {name: tensor.detach() for name, tensor in outgoing.items()}
 
     def _check_scores(self, query: Query, tensors: Tensors, sent: Tensors) -> None:
-        """Refuse scores that are not those of the task, one row for each input that was sent."""
+        """Refuse scores that do not have the task's shape, with one row per received input."""
         kinds = query.released_kinds()
         inputs = [len(sent[name]) for name, kind in query.sends.items() if kind == INPUTS and name in sent]
         rows = inputs[0] if inputs else None
@@ -299,17 +314,18 @@ class Gate:
                 raise QueryRefused(self.node, query.name, f"outputs: {fault}")
 
     def _charge(self, received: ReceivedQuery, entry: Entry, max_cost: PrivacyCost | None) -> int:
-        """Write a release, after the training behind it; its entry's number.
+        """Enter a release in the audit log, after the training on which it depends; return the entry's
+        number.
 
         Args:
-            max_cost: its price at most, which follows from shapes. What it turned out to cost follows from what
-                leaves, and so would a refusal of that: nothing would be paid for it.
+            max_cost: upper bound of the cost, which depends on shapes only. The actual cost depends on the
+                released values, and so would a refusal because of it, which would be an uncharged release.
         """
         if self.budgets is not None:
             self.budgets.charge_initial_training(received)
-        # A gradient belongs to its answer, and each further one of that is a query by itself.
-        # And so is an answer to what was answered before, if a bit of it is another one: as of inputs that
-        # lie otherwise in memory, or of another processor.
+        # A gradient belongs to its response, and each further gradient is a query by itself.
+        # So is another response to the same query if a bit differs, for example because inputs
+        # have another memory layout, or the processor changed.
         is_changed = bool(self.audit.totals.sibling_contents(vars(entry)))
         query_count = int(entry.part == RESPONSE or is_changed)
 
@@ -328,10 +344,15 @@ class Gate:
         return Entry(*keys, content_hash=received.content_hash, history_hash=received.history_hash, **fields)
 
     def release_cost(self, number: int, part: str, is_masked: bool = False) -> ReleaseCost:
-        """Under which mechanism, at which price and after what the last release under a number left, and by
-        which sealed fingerprint it is known again where it is masked.
+        """Return mechanism, cost and history hash of the last release of a query's part.
 
-        The price is with what was learned for it, and before the first one, which was charged by itself.
+        The cost includes training for this release, and training before the first release, which was
+        charged by itself.
+
+        Args:
+            number: number of the query.
+            part: ``"response"`` or ``"gradient"``.
+            is_masked: add the sealed hash of the release, by which repeated masked releases are recognized.
         """
         entry = self.audit.entry(self._entry_numbers[number, part])
         cost = Counter(entry["cost"]) + Counter(entry["training_cost"])
@@ -346,19 +367,21 @@ class Gate:
     def _protect(
         self, received: ReceivedQuery, part: str, tensors: Tensors, query: Query
     ) -> tuple[Tensors, PrivacyCost | None, PrivacyCost | None, str, str]:
-        """Tensors as they may leave, what that costs and would cost at most, what was done, and a stamp of
-        what they were."""
+        """Return the protected tensors, their actual and maximum cost, a description, and a digest of the
+        bounded tensors.
+        """
         if self.budgets is None:
             return tensors, None, None, "none", ""
         mechanism = self.budgets.mechanism
         rules = {name: mechanism.rule(query, name) for name in tensors}
         bounded = {name: rule.bound(tensors[name]) for name, rule in rules.items()}
-        # Noise is named after all that it hides, to the last digit: equal noise on two answers would cancel.
-        bounded_digest = digest(part, bounded)
+        # The noise stream depends on all bits that it hides: equal noise on two responses would cancel.
+        noise_part = NOISE_PARTS[part]
+        bounded_digest = digest(noise_part, bounded)
         noise_names = (
             "gate",
             received.number,
-            part,
+            noise_part,
             received.content_hash,
             received.history_hash,
             bounded_digest,
@@ -378,7 +401,7 @@ class Gate:
 
 
 def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
-    """The rule of a policy by which a query is never answered, whatever is left of budgets, or None."""
+    """Return the rule of a policy that forbids a query whatever remains of budgets, or None."""
     allowed, kinds = policy.queries, query.released_kinds()
     if "*" not in allowed and query.name not in allowed:
         return f"queries: {', '.join(allowed) or 'none'}"
@@ -403,7 +426,9 @@ def policy_refusal(policy: PolicyConfig, query: Query) -> str | None:
 
 
 def _is_releasable(policy: PolicyConfig, kind: PayloadKind) -> bool:
-    """Whether "outputs only" lets a kind out: an output, or what the owner allows by name."""
+    """Return whether ``outputs_only`` allows a payload kind: outputs, and kinds that the owner allows by
+    name.
+    """
     if kind in policy.kinds:
         return True
     return not kind.package and (kind.is_output or (kind.from_label_maps and policy.label_maps))

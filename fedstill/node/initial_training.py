@@ -1,4 +1,4 @@
-"""The local training before the first query, a few steps at a time: a node can be stopped in it."""
+"""Local training before the first query, a few steps at a time, so that a node can be stopped in between."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from fedstill.node.node import Node
 from fedstill.protocol.local_config import LocalConfig, Span
 from fedstill.tasks import Task
 
-STEPS_PER_CHUNK = 20  # local steps between two looks at the clock
+STEPS_PER_CHUNK = 20  # steps between two checks of the time
 
 
 class InitialTraining:
-    """How far a node has come with a span of its local training; None: nothing is trained.
+    """Progress of a node's local training before the first query.
+
+    Args:
+        node: the node.
+        span: part of the local training; None: nothing is trained.
+        task: the task.
+        local: options of local training.
+        compute: device and precision.
 
     Attributes:
-        steps: that were taken, by all who learn from its data, one after the other.
+        steps: steps done, of all learners together.
         is_done: whether nothing is left to do.
     """
 
@@ -31,29 +38,30 @@ class InitialTraining:
         if span is not None:
             local_training.make_optimizers(node.learners, local)
             if not any("model" in learner.optimizers for learner in node.learners):
-                span = None  # used as it is: its owner lets nothing of it be trained
+                span = None  # frozen by its owner
         self._span, self._is_interrupted = span, False
         self.steps, self.is_done = 0, span is None
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to train at all."""
+        """True if there is anything to train."""
         return self._span is not None
 
     @property
     def percent(self) -> int:
-        """How far it has come, in tens: more would tell how many examples there are."""
+        """Progress in tens of percent; more digits would reveal the number of examples."""
         return 100 if self.is_done else 10 * (10 * self.steps // self._total_steps())
 
     def run(self, deadline: float, after_chunk: Callable[[], None]) -> bool:
-        """Train until a time (``time.monotonic()``), or the end, and call ``after_chunk`` after every few
-        steps.
+        """Train until a deadline (``time.monotonic()``), or to the end; call ``after_chunk`` after every
+        few steps.
 
         Returns:
-            Whether all steps are taken. It is ``done`` once that is kept: it would not come out the same.
+            Whether all steps are done. The caller sets ``is_done`` after saving the state, since repeated
+                training would differ.
 
         Raises:
-            NodeFault: an earlier call failed: what it learned would be learned, and told, on top.
+            NodeFault: an earlier call failed: its steps would be repeated on top.
         """
         total = self._total_steps()
         while self._span is not None and self.steps < total and time.monotonic() < deadline:
@@ -62,12 +70,12 @@ class InitialTraining:
         return self.steps >= total
 
     def drop_optimizers(self) -> None:
-        """Nothing is trained any more."""
+        """Drop the optimizers after training."""
         for learner in self._node.learners:
             learner.optimizers.pop("model", None)
 
     def resume(self, steps: Any, is_done: Any) -> None:
-        """Go on from where an earlier process stopped; ValueError where nobody could have stopped there."""
+        """Continue from a saved state; ValueError if it is impossible."""
         if type(steps) is not int or type(is_done) is not bool or not 0 <= steps <= self._total_steps():
             raise ValueError(f"{steps!r} steps of {self._total_steps()}, done: {is_done!r}")
         self.steps, self.is_done = steps, is_done
@@ -83,7 +91,7 @@ class InitialTraining:
         return sum(len(self._steps_of(learner)) for learner in self._node.learners)
 
     def _train_chunk(self, span: Span) -> None:
-        """A few steps of the learner whose turn it is."""
+        """Take a few steps of the current learner."""
         if self._is_interrupted:
             raise NodeFault(
                 self._node.name, "train_locally", "its training failed half-way: start the node again"

@@ -1,4 +1,6 @@
-"""Gradients that reach answers are pulled back, through each node's networks, to what was asked about."""
+"""Gradients with respect to a query's inputs, computed at a node from the server's gradients of the
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,19 @@ from fedstill.protocol.wire_format import Tensors, decompress
 
 
 def check_output_gradients(exchange: Exchange, node: str, gradients: Tensors) -> None:
-    """Refuse gradients that do not belong to an answer, before anything is computed with them.
+    """Refuse output gradients that do not belong to a response, before anything is computed with them.
 
-    All that it goes by is known to the server: names and shapes of what the node has let out. Whether the
-    numbers are finite is checked where they arrive (:meth:`~fedstill.node.gate.Gate.inspect`).
+    Only facts that the server knows are used: names and shapes of the released tensors. Whether the numbers
+    are finite is checked on arrival (:meth:`~fedstill.node.gate.Gate.check_tensors`).
 
     Args:
-        exchange: the query, with answers and their graph.
-        gradients: the gradients that reached this node's answer, as they travel.
+        exchange: the query, with outputs and their graph.
+        node: name of the node.
+        gradients: output gradients of this node, as they were sent.
 
     Raises:
-        QueryRefused: they are of none or of other parts than were answered, not in float32, or of another
-            shape than the part; or the query has no input to pull them back to.
+        QueryRefused: names that were not released, dtypes other than float32, other shapes, or a query
+            without differentiable inputs.
     """
     decompressed, rule = decompress(gradients), None
     outputs = {name: part for name, part in exchange.outputs.items() if isinstance(part, torch.Tensor)}
@@ -37,7 +40,7 @@ def check_output_gradients(exchange: Exchange, node: str, gradients: Tensors) ->
         rule = f"gradients: of some of {sorted(outputs)}, not of {sorted(decompressed)}"
     else:
         for name, tensor in decompressed.items():
-            shape = tuple(outputs[name].shape[1:])  # one part a node
+            shape = tuple(outputs[name].shape[1:])  # without the node axis
             if tensor.dtype != torch.float32 or tuple(tensor.shape) != shape:
                 received = f"{tensor.dtype} {tuple(tensor.shape)}"
                 rule = f"gradients: of {name} they are torch.float32 {shape}, not {received}"
@@ -48,14 +51,16 @@ def check_output_gradients(exchange: Exchange, node: str, gradients: Tensors) ->
 def compute_input_gradients(
     exchange: Exchange, nodes: Sequence[Node], output_gradients: Mapping[str, Tensors]
 ) -> list[torch.Tensor]:
-    """The gradients of the inputs of a query, ``(G, ...)`` each, zero for nodes that were given none.
+    """Compute the gradients of a query's inputs, ``(G, ...)`` each, zero for nodes without output
+    gradients.
 
     Args:
-        exchange: the query, its inputs, and answers with their graph.
-        output_gradients: the gradients that reached the answers, by node and name.
+        exchange: the query, its inputs, and outputs with their graph.
+        nodes: the nodes of the group.
+        output_gradients: output gradients, by node and name.
 
     Returns:
-        One a differentiable input; none where nothing that was pulled depends on them.
+        One tensor per differentiable input; an empty list if no output with a gradient depends on them.
     """
     weighted = {
         node.name: _apply_sum_weights(node, exchange.query, gradients)
@@ -63,7 +68,7 @@ def compute_input_gradients(
         if (gradients := output_gradients.get(node.name))
     }
     sample = next(iter(weighted.values()), {})
-    # What does not depend on the inputs (a mean over the node's own examples) has no way back.
+    # Outputs that do not depend on the inputs (a mean over the node's examples) have no gradient.
     outputs = {key: out for key, out in exchange.outputs.items() if isinstance(out, torch.Tensor)}
     names = [key for key, out in outputs.items() if out.requires_grad and key in sample]
     if not names:
@@ -79,7 +84,7 @@ def compute_input_gradients(
 
 
 def _apply_sum_weights(node: Node, query: Query, gradients: Tensors) -> dict[str, torch.Tensor]:
-    """What is pulled back through a node: its answer's share of it, where that was weighed in a sum."""
+    """Multiply output gradients by the node's weight in the sum."""
     weighted = decompress(gradients)
     for name, weighting in query.sums.items():
         weight = node_weight(weighting, node.released_counts)

@@ -1,4 +1,4 @@
-"""What is wrong with a node's startup kit, by which it joins a live federation."""
+"""Faults of a node's startup kit, with which it joins a live federation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedstill.node.policy import PolicyConfig
 
 
 def server_faults(policy: PolicyConfig, authority: str) -> list[str]:
-    """The fault of a policy that lets in no run of the kit's own server; none: it does."""
+    """Return the fault of a policy that admits no run of the kit's own server; empty if it does."""
     try:
         require_server("", policy, authority)
     except QueryRefused:
@@ -22,7 +22,7 @@ def server_faults(policy: PolicyConfig, authority: str) -> list[str]:
 
 
 def kit_faults(folder: Path, name: str | None) -> list[str]:
-    """What is wrong with the kit in a node's folder; the node's name, if it is known, must be the kit's."""
+    """Return the faults of the kit in a node's folder; the node's name, if known, must be the kit's."""
     if importlib.util.find_spec("nvflare") is None:
         return ["NVIDIA FLARE is not installed: pip install 'fedstill[flare]'"]
     kit = StartupKit(folder / KIT_FOLDER)

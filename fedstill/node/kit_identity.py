@@ -1,7 +1,7 @@
-"""A node's identity, in its startup kit: it signs what the node claims, and checks what others claim.
+"""A node's identity from its startup kit: it signs the node's claims and verifies those of others.
 
-Who may claim a name is for the authority to say, whose certificate is in every kit of a federation: each node
-has a certificate for its own name, and the key to it.
+The authority whose certificate is in every kit of a federation decides who may use a name: each node has a
+certificate for its own name, and the key to it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedstill.core.startup_kit import StartupKit, is_issued_by
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-MAX_CARD_BYTES = 20_000  # bytes of a card
+MAX_CARD_BYTES = 20_000
 
 
 class KitIdentity:
-    """The certificate, key and authority of a node's startup kit.
+    """Certificate, key and authority of a node's startup kit.
 
     Raises:
-        NodeDataError: the folder holds no such kit.
+        OwnDataError: the folder holds no such kit.
     """
 
     def __init__(self, kit: Path) -> None:
@@ -41,7 +41,7 @@ class KitIdentity:
             raise NodeDataError(f"{kit} holds no certificate, key and authority: {error}") from error
 
     def sign(self, claim: bytes, value: bytes) -> bytes:
-        """A card: a value, this node's certificate, and its signature of the claim."""
+        """Return a card: a value, this node's certificate, and its signature of the claim."""
         from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
         from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -55,15 +55,15 @@ class KitIdentity:
         return json.dumps(card).encode()
 
     def verify(self, card: bytes, name: str, claim: Callable[[bytes], bytes]) -> bytes:
-        """The value of a card that the node of this name has signed.
+        """Return the value of a card signed by the node of this name.
 
         Args:
-            card: what somebody showed.
-            name: whose it is to be.
-            claim: what must have been signed, by the value.
+            card: the received card.
+            name: the expected node.
+            claim: returns the claim that must have been signed, given the value.
 
         Raises:
-            ValueError: it is no card; or it is not proved.
+            ValueError: it is not a card, or the signature is not valid.
         """
         from cryptography import x509
 
@@ -95,7 +95,7 @@ class KitIdentity:
         ]
         if names != [name]:
             raise ValueError(f"its certificate is of {names}")
-        # The authority signs these as well, and the server has both.
+        # The authority signs these as well, and the server holds both.
         if name in self._servers or certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME):
             raise ValueError("its certificate is a server's or an administrator's, and no node's")
 

@@ -1,8 +1,8 @@
-"""Local training: every model of a group trained on its own node's data, G steps at a time.
+"""Local training: the models of a group of nodes, each trained on its own node's data, G steps at a time.
 
-One loop serves every method, every task and both engines. Nodes of unequal size take their own
-number of steps, each on its own cosine schedule; those with more to do come first in the stack, so
-that the ones that are done simply fall off its end.
+One loop serves every method, task and engine. Nodes of unequal size take their own number of steps, each
+with its own cosine schedule. Nodes with more steps come first in the stack, so that finished nodes fall off
+its end.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from fedstill.node.node_group import NodeGroup, stack_tensors
 from fedstill.protocol.local_config import FULL_TRAINING, LocalConfig, Span, cosine_lr, set_lr
 from fedstill.tasks import Task
 
-# One step of the nodes still at work: group, the step's number, inputs (G, B, ...) and targets (G, B, ...)
-# to the losses (G,) that it has stepped on.
+# One step of the nodes still in training: group, step number, inputs (G, B, ...) and targets (G, B, ...)
+# to the losses (G,) whose gradients it has used.
 TrainStep = Callable[[NodeGroup, int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-MIN_STEPS_TO_CAPTURE = 50  # steps that repay what it takes to record one
+MIN_STEPS_TO_CAPTURE = 50  # steps from which capturing a CUDA graph pays off
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: LocalConfig) -> torch.optim.Optimizer:
-    """The optimizer of one network's parameters, as local training has it."""
+    """Return the optimizer of local training for one network's parameters."""
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
     return torch.optim.SGD(
@@ -45,7 +45,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], config: LocalConfig) -> t
 def make_optimizers(nodes: Sequence[Node], config: LocalConfig) -> None:
     """Give each node a new optimizer for its model.
 
-    A node whose model is frozen as a whole has nothing to train and gets none.
+    A node whose model is frozen as a whole gets none.
     """
     for node in nodes:
         parameters, frozen = node.model.named_parameters(), node.frozen["model"]
@@ -69,21 +69,24 @@ def train(
     roles: Sequence[str] = ("model",),
     purpose: str = "local",
 ) -> int:
-    """Train networks of nodes of equal architecture on their own data. Every method's local training.
+    """Train networks of nodes with equal architecture on their own data.
 
     Args:
-        nodes: computed together as one group; give one for a plain loop. Each needs an optimizer for
-            each of the roles: :func:`prepare` makes the model's.
-        span: the part of each node's steps that is taken; the learning rate falls over all of them.
-        start: steps of the span done before, to go on after a stop.
-        steps: at most so many steps now, or None for all that are left.
-        report: called after each step.
-        train_step: what one step does; None is a step of the model on the task's loss.
-        roles: the networks that ``train_step`` trains. All others stand still, as in use.
-        purpose: names the random draws of the steps, apart from those of the batches.
+        nodes: nodes computed together as one group; a single node gives a plain loop. Each needs an
+            optimizer for each of the roles; :func:`make_optimizers` makes the model's.
+        task: the task, which defines loss and augmentation.
+        config: options of local training.
+        compute: device and precision.
+        span: the part of each node's steps to take; the learning rate decays over all steps.
+        start: number of steps of the span done before, to resume.
+        steps: maximum number of steps now; None: all that are left.
+        report: called after each step with nodes, steps done and losses.
+        train_step: one training step; None: a step of the model on the task's loss.
+        roles: roles of the networks that ``train_step`` trains. All others stay in evaluation mode.
+        purpose: name of the steps' random streams.
 
     Returns:
-        Steps of the span done in all.
+        Number of steps of the span done in total.
     """
     private = nodes[0].private_steps.get("model")
     if private is not None:
@@ -95,7 +98,7 @@ def train(
         return dp_training.train_privately(*arguments, dp=private, report=report, purpose=purpose, **position)
     totals = {node.name: max(config.steps(len(node.data)), span.parts) for node in nodes}
     spans = {node.name: span.steps(totals[node.name]) for node in nodes}
-    nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable: most work first
+    nodes = sorted(nodes, key=lambda node: -len(spans[node.name]))  # stable sort, longest first
     lengths = [len(spans[node.name]) for node in nodes]
     first_steps = [spans[node.name].start for node in nodes]
     streams = [_BatchStream(node, task, config) for node in nodes]
@@ -123,7 +126,7 @@ def train(
             for role in roles:
                 set_lr(node.optimizers[role], rate)
         number = first_steps[0] + step
-        # The nodes of a group draw nothing from the global generator unless each stands alone.
+        # Stacked nodes do not use the global generator.
         with torch.enable_grad(), compute.step(nodes[0].seed, nodes[0].name, purpose, number):
             losses = train_step(group, number, inputs, targets)  # (active,)
         if report is not None:
@@ -136,7 +139,7 @@ def train(
 
 
 def capture_train_step(node: Node, compute: Compute, train_step: TrainStep) -> TrainStep:
-    """A step of one node's model that a GPU records, for as long as its training lasts."""
+    """Return a training step of one node's model as a CUDA graph, kept until its training ends."""
     optimizer = node.optimizers["model"]
     make_capturable(optimizer)
     if node.captured_step is None:
@@ -152,7 +155,7 @@ def capture_train_step(node: Node, compute: Compute, train_step: TrainStep) -> T
 
 
 def task_loss_step(task: Task, config: LocalConfig) -> TrainStep:
-    """A step of each model on the task's own loss."""
+    """Return a training step of each model on the task's loss."""
 
     def train_step(group: NodeGroup, step: int, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         losses = task.loss(group.module("model")(inputs), targets, config.smoothing)  # (G,)
@@ -163,14 +166,14 @@ def task_loss_step(task: Task, config: LocalConfig) -> TrainStep:
 
 
 class _BatchStream:
-    """Batches from one endless sequence of shuffled passes; which batch, follows from its number."""
+    """Batches of a node's data from a sequence of shuffled epochs; each batch follows from its number."""
 
     def __init__(self, node: Node, task: Task, config: LocalConfig) -> None:
         self.node, self.task, self.size, self.augment = node, task, config.batch, config.augment
         self._passes: dict[int, torch.Tensor] = {}
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs ``(batch, C, H, W)`` and targets ``(batch, ...)`` of one batch."""
+        """Return inputs ``(batch, C, H, W)`` and targets ``(batch, ...)`` of one batch."""
         total = len(self.node.data)
         start, end = number * self.size, (number + 1) * self.size
         indices = [
@@ -195,12 +198,12 @@ class _BatchStream:
 
 
 def inference_batch_size(inputs: torch.Tensor) -> int:
-    """How many of some inputs are computed at once: 1000, and fewer where they are large pictures.
+    """Return the batch size for inference: 1000, and less for large images.
 
-    On a CPU so few that what layers make of them stays in the cache: a thousand images of 32 x 32 may take
-    twice as long as a dozen times 85 (``benchmarks/at_once.py``).
+    On a CPU the batch is so small that activations stay in the cache: a thousand 32 x 32 images at once may
+    take twice as long as a dozen batches of 85 (``benchmarks/at_once.py``).
 
-    >>> at_once(torch.empty(1, 3, 32, 32)), at_once(torch.empty(1, 3, 256, 256))
+    >>> inference_batch_size(torch.empty(1, 3, 32, 32)), inference_batch_size(torch.empty(1, 3, 256, 256))
     (85, 1)
     """
     max_numbers = 2**18 if inputs.device.type == "cpu" else 2**22
@@ -208,16 +211,30 @@ def inference_batch_size(inputs: torch.Tensor) -> int:
 
 
 def predict(model: nn.Module, inputs: torch.Tensor, compute: Compute) -> torch.Tensor:
-    """A model's outputs on many inputs, in evaluation mode, without gradients: ``(N, ...)`` float32."""
+    """Return a model's outputs for many inputs, in evaluation mode, without gradients: ``(N, ...)``
+    float32.
+    """
     with in_mode(model, False), torch.no_grad(), compute.autocast():
         return torch.cat([model(part).float() for part in torch.split(inputs, inference_batch_size(inputs))])
 
 
 def train_round(nodes: NodeGroup, round: int, rounds: int, train_step: TrainStep | None = None) -> None:
-    """One round's part of the local training of a group's models; ``train_step`` is a step, if not on the task's
-    loss.
+    """Train a group's models for one round of local training.
 
-    The optimizer starts anew, since what it remembers belongs to weights that were replaced.
+    The optimizer starts with a new state, since the old state belongs to weights that were replaced.
+
+    Args:
+        nodes: the nodes, during a query.
+        round: index of the round, from 0.
+        rounds: number of rounds.
+        train_step: one training step; None: on the task's loss.
+
+    Example::
+
+        def train(self, nodes, parameters, round):
+            nodes.load_parameters("model", parameters.expand(len(nodes), -1))
+            train_round(nodes, round, self.rounds)
+            return {"parameters": nodes.parameter_vectors("model")}
     """
     setting = nodes.setting
     make_optimizers(nodes.nodes, setting.local)

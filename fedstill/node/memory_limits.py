@@ -1,7 +1,7 @@
-"""How much memory a run may take at a node, what it will take, and a ceiling above which there is none.
+"""Memory of a run at a node: estimates and limits.
 
-What a plan or a query will take is worked out on torch's meta device, which has no memory, before
-anything is made. What that cannot foresee (an owner's own code, say) meets the ceiling of the process.
+The memory of a plan or query is estimated on torch's meta device, before anything is allocated. Other code,
+for example the owner's, is stopped by the limit of the process.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fedstill.data.input_spec import (
 from fedstill.models import FORWARD_ERRORS, example_inputs
 from fedstill.models.module_utils import in_mode
 
-DEFAULT_SHARE = 0.75  # of a machine's memory, where its owner says nothing
-COPIES_IN_TRAINING = 4  # of each parameter: its weight, its gradient and what Adam remembers of it, twice
+DEFAULT_SHARE = 0.75  # of a machine's memory, by default
+COPIES_IN_TRAINING = 4  # per parameter: weight, gradient and two moments of Adam
 OUT_OF_MEMORY = re.compile("can't allocate memory|not enough memory|bad_alloc|out of memory", re.IGNORECASE)
 
 
 def memory_limit(limit: int | None, device: torch.device) -> int:
-    """Bytes that a run may take on a device under policy ``max_memory``; 0 is no limit."""
+    """Return the bytes that a run may take on a device under policy ``max_memory``; 0 is no limit."""
     if limit is not None:
         return limit
     machine = int(DEFAULT_SHARE * _machine_memory())
@@ -44,21 +44,20 @@ def memory_limit(limit: int | None, device: torch.device) -> int:
 
 
 def _machine_memory() -> int:
-    """Bytes of memory that this machine has, or the container that this process is in."""
+    """Return the memory of this machine, or of this process's container, in bytes."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         if Path(path).is_file():
             text = Path(path).read_text().strip()
-            found += [int(text)] if text.isdecimal() else []  # "max" is none
+            found += [int(text)] if text.isdecimal() else []  # "max": no limit
     return min(found)
 
 
 def limit_process(limit: int, device: torch.device) -> None:
-    """Let this process have ``limit`` bytes (0: no limit) beside what it has now: what asks for more is
-    refused.
+    """Limit this process to ``limit`` bytes (0: no limit) in addition to its current memory.
 
-    The system sees to it on Linux (``RLIMIT_DATA``), and torch on a GPU. On other systems only what is worked
-    out beforehand is refused.
+    Enforced by the system on Linux (``RLIMIT_DATA``), and by torch on a GPU. On other systems only
+    estimates are checked.
     """
     if not limit:
         return
@@ -77,8 +76,8 @@ def limit_process(limit: int, device: torch.device) -> None:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is that there was no more memory."""
-    seen: list[BaseException] = []  # an error may be named as its own cause
+    """Return whether an error, or its cause, is a lack of memory."""
+    seen: list[BaseException] = []  # an error may be its own cause
     while error is not None and error not in seen:
         seen.append(error)
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -89,24 +88,24 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-# --- what things take -----------------------------------------------------------------------------------
+# --- estimates ----------------------------------------------------------------------------------------
 
 
 def training_bytes(model: nn.Module) -> int:
-    """Bytes of a network that is trained."""
+    """Return the bytes of a network in training."""
     return COPIES_IN_TRAINING * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
 
 
 def bytes_per_input(model: nn.Module, shape: tuple[int, ...], form: Form = "images") -> int:
-    """Bytes that a network keeps of one input of a shape until its gradients are known, with its output.
+    """Return the bytes that a network keeps for the gradients of one input, with its output.
 
-    Found on the meta device; of a network that cannot be computed there, with inputs of zeros.
+    Computed on the meta device; if a network does not support that, with inputs of zeros.
 
-    >>> of_input(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 2, 2))
+    >>> bytes_per_input(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (1, 2, 2))
     36
     """
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    x = example_inputs(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm takes no row alone
+    x = example_inputs(shape, form, 2 if form == "rows" else 1)  # a critic's batch norm needs two rows
     with in_mode(model, False):
         try:
             return _saved_bytes(model, x, torch.device("meta")) // len(x)
@@ -115,7 +114,7 @@ def bytes_per_input(model: nn.Module, shape: tuple[int, ...], form: Form = "imag
 
 
 def _saved_bytes(model: nn.Module, x: torch.Tensor, device: torch.device) -> int:
-    """Bytes of all that is kept for the way back from inputs, and of what comes out."""
+    """Return the bytes of all tensors saved for the backward pass, and of the output."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(tensor, device=device) if device.type == "meta" else tensor.detach()
@@ -123,7 +122,7 @@ def _saved_bytes(model: nn.Module, x: torch.Tensor, device: torch.device) -> int
     tensors = {name: moved(own).requires_grad_() for name, own in model.named_parameters()}
     tensors |= {name: moved(own) for name, own in model.named_buffers()}
     own_storages = {_storage_id(leaf) for leaf in tensors.values()}
-    saved: dict[int, torch.Tensor] = {}  # by where they lie, so that none is counted twice
+    saved: dict[int, torch.Tensor] = {}  # by storage, so that none is counted twice
 
     def save(tensor: torch.Tensor) -> torch.Tensor:
         if _storage_id(tensor) not in own_storages:
@@ -131,7 +130,7 @@ def _saved_bytes(model: nn.Module, x: torch.Tensor, device: torch.device) -> int
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        # Gradients may be asked of it, but through a model that only predicts, which has no parameters.
+        # Inputs need gradients, except for models without parameters.
         x = x.to(device).requires_grad_(x.is_floating_point() and any(True for _ in model.parameters()))
         save(functional_call(model, tensors, (x,)))
     return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
@@ -142,10 +141,10 @@ def _storage_id(tensor: torch.Tensor) -> int:
 
 
 def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, limit: int) -> None:
-    """Refuse a network of ours, with what a batch of so many inputs keeps, before it has any memory.
+    """Refuse a built-in network, with the activations of a batch, before it is allocated.
 
     Raises:
-        MemoryLimitExceeded: it would take more than ``limit`` bytes; 0 is no limit.
+        TooLarge: it would take more than ``limit`` bytes; 0 is no limit.
     """
     if not limit:
         return
@@ -163,10 +162,10 @@ def check_model(build: Callable[[], nn.Module], spec: InputSpec, batch: int, lim
 
 
 def check_run(model: nn.Module, spec: InputSpec, examples: int, batch: int, public: int, limit: int) -> None:
-    """Refuse a run whose network, examples, a batch of these, and public inputs are too large together.
+    """Refuse a run whose network, examples, batch and public inputs are too large together.
 
     Raises:
-        MemoryLimitExceeded: they take more than ``limit`` bytes; 0 is no limit.
+        TooLarge: they take more than ``limit`` bytes; 0 is no limit.
     """
     if not limit:
         return

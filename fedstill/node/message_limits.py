@@ -1,4 +1,4 @@
-"""Limits of time, memory and rows on one message at a node: what passes them is refused."""
+"""Limits of time, memory and rows for one message at a node."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ JOIN = "join"
 
 @contextmanager
 def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
-    """Refuse what a node computes for a query once it takes more than ``seconds`` (0: no limit), or more
-    memory than there is.
+    """Refuse a computation that takes more than ``seconds`` (0: no limit), or more memory than there is.
 
     Raises:
-        QueryRefused: naming the policy's rule. A server may know what of its own was too large, and not
-            how much data or memory there are.
+        QueryRefused: with the policy's rule. A server may know which of its own requests was too large, but
+            not the amount of data or memory.
     """
     refusal = QueryRefused(node, query, f"max_seconds: {seconds}, and it takes longer")
     try:
@@ -45,7 +44,7 @@ def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
         ):
             raise
         subject = error.what if isinstance(error, MemoryLimitExceeded) else "it"
-        if query == JOIN:  # which of its parts is too large would tell how many records there are
+        if query == JOIN:  # the size of the parts would reveal the number of records
             logger.error("refused, as max_memory allows less: %s", error)
             subject = "the run"
         rule = f"max_memory: {subject} would take more than the node's owner allows"
@@ -53,24 +52,24 @@ def enforce_limits(node: str, query: str, seconds: int = 0) -> Iterator[None]:
 
 
 class QuerySizeLimits:
-    """What one node can be asked about at once, in ``most`` bytes; 0 is no limit."""
+    """Limits of one node's queries in ``limit`` bytes of memory; 0 is no limit."""
 
     def __init__(self, node: Node, public: PublicData | None, spec: InputSpec, limit: int) -> None:
         self._node, self._public, self._spec, self._most = node, public, spec, limit
 
     def require(self, query: Query, tensors: Tensors) -> None:
-        """Refuse what is too much, or does not fit the run.
+        """Refuse a query that is too large or does not fit the run.
 
         Raises:
-            QueryRefused: rows that the public data do not have, or tensors of another form than the run's.
-            MemoryLimitExceeded: more inputs at once than the node's networks have memory for.
+            QueryRefused: rows outside the public data, or tensors of another shape than the run's.
+            TooLarge: more inputs at once than the memory limit allows.
         """
         self._require_shapes(query, tensors)
         row_count = 0 if self._public is None else len(self._public)
         indices = [name for name, kind in query.sends.items() if kind == INDICES]
         for name in indices:
             rows = tensors[name]
-            # Two of them may be a range, which stops before its second: that may be the end, which is no row.
+            # Two numbers may be a range with an exclusive end, which may equal the number of rows.
             end = row_count if len(rows) == 2 and bool(rows[0] <= rows[1]) else row_count - 1
             if rows.numel() and not (row_count and 0 <= int(rows.min()) <= int(rows.max()) <= end):
                 rule = f"rows: {name} names rows outside the {row_count} of the public data"
@@ -80,21 +79,21 @@ class QuerySizeLimits:
             need = input_count * self._bytes_per_input
             require_memory(f"a query about {input_count} inputs at once", need, self._most)
         row_total = sum(tensors[name].numel() for name in indices)
-        if row_total and self._public is not None:  # one may be named often, and is copied each time
+        if row_total and self._public is not None:  # a row may occur several times, and is copied each time
             bytes_per_row = tensor_bytes(self._public.inputs[0]) + 2 * 4 * math.prod(self._spec.outputs)
             require_memory(
                 f"a query about {row_total} public inputs at once", row_total * bytes_per_row, self._most
             )
 
     def _require_shapes(self, query: Query, tensors: Tensors) -> None:
-        """Refuse counts, logits and schedules that are none of this run's, by what its plan says alone."""
+        """Refuse counts, logits and schedules that do not fit the run, using its plan only."""
         indices = next((tensors[name] for name, kind in query.sends.items() if kind == INDICES), None)
         for name, kind in query.sends.items():
             tensor, rule = tensors[name], None
             expected: tuple[int, ...] | None = None
             if kind == LABEL_COUNTS:
                 expected = (self._task.classes,)
-            elif kind == LOGITS and indices is not None:  # of the rows that come with them
+            elif kind == LOGITS and indices is not None:  # one row per index
                 expected = (len(indices), *self._spec.outputs)
             elif kind == SCHEDULE and (tensor.ndim or tensor.dtype != torch.int64 or int(tensor) < 0):
                 rule = f"schedule: {name} is one whole number from 0 up, int64"
@@ -110,13 +109,13 @@ class QuerySizeLimits:
 
     @cached_property
     def _bytes_per_input(self) -> int:
-        """Bytes that the node's networks keep of one input that they are asked about."""
+        """Bytes that the node's networks keep for one input of a query."""
         shape, modules = tuple(self._node.data.inputs.shape[1:]), self._node.modules
         form = self._spec.task.task_class.form
         total = memory_limits.bytes_per_input(modules["model"], shape, form)
         weight = next(modules["critic"].parameters()) if "critic" in modules else None
-        if weight is not None and weight.ndim == 4:  # it learns on as many real ones before it answers
+        if weight is not None and weight.ndim == 4:  # it also trains on as many real inputs
             total += 2 * memory_limits.bytes_per_input(modules["critic"], (weight.shape[1], *shape[1:]))
-        elif weight is not None and weight.ndim == 2:  # of rows of a table
+        elif weight is not None and weight.ndim == 2:  # table rows
             total += 2 * memory_limits.bytes_per_input(modules["critic"], shape, form)
         return total

@@ -1,6 +1,6 @@
-"""How large the networks are that a plan may ask a node to make beside its own model: critics, generators.
+"""Size limits of the networks that a plan makes a node create (critics, generators).
 
-A server names their widths, and memory grows with the square of them.
+A server sets their widths, and memory grows with the square of these.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fedstill.protocol.queries import Handler, NodeSide, Query
 
 
 class _ParameterLimit(TorchFunctionMode):
-    """Refuses layers with more parameters than so many, in this thread, before they have any memory.
+    """Refuses layers beyond a number of parameters, in this thread, before they are allocated.
 
-    All layers of torch take theirs from ``torch.empty``, called here on the meta device first.
+    All layers of torch allocate with ``torch.empty``, which is called here on the meta device first.
     """
 
     def __init__(self, limit: int, node: str, query: str) -> None:
@@ -46,19 +46,19 @@ class _ParameterLimit(TorchFunctionMode):
 
 
 def _count_numbers(*args: Any, **given: Any) -> float:
-    """How many numbers ``torch.empty`` is asked for; inf where that is more than it could ever count."""
+    """Return the number of elements of a ``torch.empty`` call; inf if it overflows."""
     try:
         return torch.empty(*args, **{**given, "device": "meta"}).numel()
-    except (RuntimeError, TypeError, OverflowError, ValueError):  # an overflow, as torch calls it by its size
+    except (RuntimeError, TypeError, OverflowError, ValueError):  # an overflow; its type depends on its size
         return float("inf")
 
 
 def limit_parameters(side: NodeSide, limit: int, node: str) -> NodeSide:
-    """A method's part at a node, which makes no networks of more than ``limit`` parameters at once; 0: no
+    """Return a method's node side that cannot create networks of more than ``limit`` parameters; 0: no
     limit.
 
-    The new side refuses where networks are made: before anything else, and with each query that brings
-    one, with :class:`QueryRefused`.
+    The returned side refuses with :class:`QueryRefused` where networks are created: in its preparation, and
+    in each query that brings one.
     """
 
     def limiting(query: str) -> AbstractContextManager[object]:

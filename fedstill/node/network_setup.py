@@ -1,4 +1,4 @@
-"""A network as a method needs it: on the device, whole or in two parts, and what tells kinds apart."""
+"""Preparation of a network for a method: on the device, whole or split; and fingerprints of architectures."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def prepare_network(
     split_: bool,
     vocabulary: int = 0,
 ) -> nn.Module:
-    """A network on the device; in extractor and head, if a method needs these.
+    """Return a network on the device, split into extractor and head if the method needs that.
 
     Raises:
-        ModelError: it cannot be parted.
+        ModelError: it cannot be split.
     """
     placed = compute.to_device(model)
     if not split_:
@@ -49,10 +49,10 @@ def prepare_network(
 def check_local_batch(
     model: nn.Module, local: LocalConfig, shape: tuple[int, ...], form: Form, label: str
 ) -> None:
-    """Refuse local training by single examples of a network that cannot learn from one.
+    """Refuse a local batch size of one if the network cannot be trained with it.
 
     Raises:
-        ArgumentError: naming the batch's option.
+        ArgumentError: with the batch's option.
     """
     is_trained = any(parameter.requires_grad for parameter in model.parameters())
     if local.batch == 1 and is_trained and needs_two_examples(model, shape, form):
@@ -60,9 +60,10 @@ def check_local_batch(
 
 
 def architecture_hash(model: nn.Module) -> str:
-    """A fingerprint of a network's layers and tensors, equal in every process; not of its weights.
+    """Return a fingerprint of a network's layers and tensor shapes, equal in every process; weights do not
+    count.
 
-    >>> architecture(nn.Linear(2, 3)) == architecture(nn.Linear(2, 3)) != architecture(nn.Linear(2, 4))
+    >>> architecture_hash(nn.Linear(2, 3)) == architecture_hash(nn.Linear(2, 3)) != architecture_hash(nn.Linear(2, 4))
     True
     """
     hashed = hashlib.blake2b(digest_size=16)

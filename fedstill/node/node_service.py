@@ -1,6 +1,6 @@
-"""A node as its owner started it: data, model and policy from its own folder, and what a server may ask.
+"""A node as a service: data, model and policy from its owner's folder, and replies to a server's messages.
 
-Every wire (FLARE, files, loopback) ends here; what a run is at a node, is in ``session.py``.
+Every transport (FLARE, files, loopback) calls it; ``session.py`` holds one run.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ from fedstill.protocol.wire_format import Tensors, header_size, pack, unpack
 
 logger = logging.getLogger("fedstill.node")
 
-MAX_JOINS = 1000  # of runs by one process, or of one again and again
+MAX_JOINS = 1000  # joins per process
 
 
 class NodeService:
-    """One node, ready to be asked.
+    """One node, ready for messages of a server.
 
     Args:
-        folder: its owner's, with ``node.toml`` and ``secret``.
+        folder: the owner's folder, with ``node.toml`` and ``secret``.
 
     Attributes:
-        server_fingerprint: the fingerprint of what proves who asks: the authority of the server's certificate, or the key
-            that signed a file; empty: nothing does.
+        server_fingerprint: fingerprint of the server's proof of identity: the authority of its certificate,
+            or the key that signed a file; empty: no proof.
 
     Raises:
-        FedstillError: the folder does not describe a node, or its security log is not sound.
+        FedstillError: the folder does not describe a node, or its security log is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,31 +107,31 @@ class NodeService:
         self._server, self._last_message = (
             "",
             -1,
-        )  # the server process that asks, and the last of its messages
-        self._former_servers: deque[str] = deque(maxlen=1000)  # server processes before it
+        )  # current server process and its last message
+        self._former_servers: deque[str] = deque(maxlen=1000)  # earlier server processes
         self._joins = 0
 
     @property
     def name(self) -> str:
-        """The node's name."""
+        """Name of the node."""
         return self.file.name
 
     def limit_process(self) -> None:
-        """Let this process, from now on, take no more memory than the owner's policy allows."""
+        """Limit the memory of this process, from now on, to the policy's ``max_memory``."""
         device = self.compute.device
         limit_process(memory_limit(self.file.policy.max_memory, device), device)
 
     # --- messages -----------------------------------------------------------------------------------
 
     def serve(self, message: bytes) -> bytes:
-        """Answer one message, with an error if need be: what a wire carries in and out.
+        """Reply to one message, with an error if it fails; transports carry both as bytes.
 
-        One at a time: a server that asks again while an answer is still computed waits for that one.
+        One message at a time: a repeated message waits while the first one is computed.
         """
         header: dict[str, Any] = {}
-        try:  # out of turn: many large ones would wait in memory
+        try:  # before the lock: many large messages would wait in memory
             self._refuse_large(message)
-        except Exception as error:  # as below; of what is no bytes, too
+        except Exception as error:  # as below; also if it is not bytes
             return pack(
                 {"error": self.refusals.error_reply(header, error, self.server_fingerprint, self.session)}
             )
@@ -143,21 +143,21 @@ class NodeService:
                 with enforce_limits(self.name, clip_text(header.get("operation"))):
                     body, released = self._serve(header, tensors)
                     return self._reply(body, released, start)
-            except Exception as error:  # the node goes on serving, and says no more than it may
+            except Exception as error:  # the node keeps serving, and the reply holds public text only
                 return pack(
                     {"error": self.refusals.error_reply(header, error, self.server_fingerprint, self.session)}
                 )
 
     def _reply(self, body: ReplyPayload, released: Tensors, start: float) -> bytes:
-        """What a node tells and lets out, with the seconds that it took itself."""
+        """Pack a reply and its released tensors, with the node's own computing time."""
         seconds = time.perf_counter() - start
-        session = self.session  # records are drawn in secret, or their number is not to be told
+        session = self.session  # exact times could reveal sampled records or their number
         if session is not None and (session.node.private_steps or session.plan.secure_aggregation):
             seconds = math.ceil(10 * seconds) / 10
         return pack({"body": {} if body is None else asdict(body), "seconds": seconds}, released)
 
-    def _refuse_large(self, message: size) -> None:
-        """Refuse a message by its size or its header's, before anything of it is parsed."""
+    def _refuse_large(self, message: bytes) -> None:
+        """Refuse a message by its size or its header's size, before it is parsed."""
         policy = self.file.policy
         for rule, size in (("max_message", len(message)), ("max_header", header_size(message))):
             limit = getattr(policy, rule)
@@ -165,7 +165,7 @@ class NodeService:
                 raise QueryRefused(self.name, "message", f"{rule}: {limit}, and it has {size} bytes")
 
     def _serve(self, header: Mapping[str, Any], tensors: Tensors) -> tuple[ReplyPayload, Tensors]:
-        """What the node tells in reply to a message, and what leaves."""
+        """Return the reply to a message, and the released tensors."""
         message, envelope = read_message(header)
         match message:
             case IdentifyNode():
@@ -174,7 +174,7 @@ class NodeService:
                 return self._join_run(message, envelope.server, tensors), {}
         session = self.session
         if session is None or session.plan.run != envelope.run:
-            if isinstance(message, LeaveRun):  # of a run that was not let in
+            if isinstance(message, LeaveRun):  # the run was not admitted
                 return None, {}
             raise ArgumentError("run", envelope.run, "a run that this node has joined")
         if isinstance(message, SaveCheckpoint | LoadCheckpoint | LeaveRun) and self._is_duplicate(envelope):
@@ -208,16 +208,14 @@ class NodeService:
         return None, {}
 
     def _join_run(self, message: JoinRun, server: str, public_tensors: Tensors) -> NodeStatus:
-        """What a server process gets to know as it joins this node to a run."""
-        if server in self._former_servers:  # its run may be another than the one that goes on here
+        """Join a run for a server process; return the node's status."""
+        if server in self._former_servers:  # its run may differ from the current one
             raise ArgumentError("server", server, "a server process that none has followed")
         policy = self.file.policy
-        admission.require_server(
-            self.name, policy, self.server_fingerprint
-        )  # before a plan of any size is read
+        admission.require_server(self.name, policy, self.server_fingerprint)  # before the plan is parsed
         admission.require_hour(self.name, policy, "join")
         status = self.join(RunPlan.from_dict(message.plan, policy.methods, policy.tasks), public_tensors)
-        if server != self._server:  # the one before it is over, and messages are counted anew
+        if server != self._server:  # the earlier process ended; restart the message counter
             self._former_servers.append(self._server)
             self._server, self._last_message = server, -1
         return status
@@ -226,7 +224,7 @@ class NodeService:
     def _serve_secure_aggregation(
         session: Session, message: SendKeys | ReceiveKeys | ConfirmSurvivors | RevealMasks, tensors: Tensors
     ) -> tuple[ReplyPayload, Tensors]:
-        """What nodes whose answers are summed say to each other by way of the server."""
+        """Serve a message of secure aggregation, which nodes exchange through the server."""
         masks = session.masks
         if masks is None:
             raise ArgumentError("operation", message.operation, "no sums: the plan of this run has none")
@@ -246,34 +244,34 @@ class NodeService:
                 return AgreementCodes(masks.reveal(message.sum, message.words)), {}
 
     def _is_duplicate(self, envelope: Envelope) -> bool:
-        """Whether a message that changes a state has come before, or after a later one: it was sent twice."""
+        """Return whether a message that changes a state came before, or after a later one."""
         if envelope.server != self._server:
             return True
         number = self._last_message + 1 if envelope.message is None else envelope.message
         previous, self._last_message = self._last_message, max(self._last_message, number)
         return previous >= self._last_message
 
-    # --- the same from Python ------------------------------------------------------------------------
+    # --- Python interface -----------------------------------------------------------------------------
 
     def versions(self) -> NodeVersions:
-        """Who this is."""
+        """Return the versions of software and protocol."""
         python = platform.python_version()
         versions = {"fedstill": __version__, "torch": torch.__version__, "python": python}
         return NodeVersions(versions, PROTOCOL)
 
     def join(self, plan: RunPlan, public: Tensors | None = None) -> NodeStatus:
-        """Make ready for a run, or for its going on; nothing is trained, asked or released.
+        """Prepare a run or resume it; nothing is trained, queried or released.
 
         Args:
-            public: the public data as named tensors; without them, where the plan needs some that are not
-                in this node's folder, nothing is made ready and ``wants_public`` is true.
+            plan: the server's plan of the run.
+            public: public data as named tensors. If the plan needs some that are not in this node's folder,
+                nothing is prepared and ``needs_public_data`` is true.
 
         Returns:
-            What the server may know: the kind of model, and which queries will be refused by which rule.
+            The node's status: kind of model, and refused queries with their rules.
 
         Raises:
-            FedstillError: the plan asks for more than the owner's policy allows, or data or model do not have
-            its spec.
+            FedstillError: the plan exceeds the owner's policy, or data or model do not fit it.
         """
         with enforce_limits(self.name, "join", self.file.policy.max_seconds):
             public_data = self._public_cache.read(plan, public or {})
@@ -283,14 +281,12 @@ class NodeService:
             approved = self.require_approved(plan, public_data)
             if public:
                 self._public_cache.store(plan, public)
-                public_data = self._public_cache.read(
-                    plan, {}
-                )  # laid out in memory as it will be after a stop
+                public_data = self._public_cache.read(plan, {})  # same memory layout as after a resume
             if self.session is None or (self.session.plan, self.session.server) != (
                 plan,
                 self.server_fingerprint,
             ):
-                if self._joins >= MAX_JOINS:  # each is a line of the security log
+                if self._joins >= MAX_JOINS:  # each join is a line of the security log
                     raise QueryRefused(self.name, "join", f"a process joins {MAX_JOINS} runs, and no more")
                 self.leave()
                 arguments = (
@@ -317,16 +313,16 @@ class NodeService:
             return self.session.status()
 
     def _record_expected_refusals(self, session: Session, run: str) -> None:
-        """Write down what a server is told beforehand that it is refused, as it will not ask."""
+        """Log the refusals that the status announces, since the server will not send these queries."""
         for query, rule in session.refused_queries().items():
             logger.warning("run %s: %s will be refused: %s", run, query, clip_text(rule, 1000))
             self.refusals.record(self.server_fingerprint, query, QueryRefused(self.name, query, rule), run)
 
     def require_still_allowed(self, session: Session, query: str) -> None:
-        """Refuse what comes outside the owner's hours, or after the owner has taken an approval back.
+        """Refuse messages outside the owner's hours, or after the owner withdrew an approval.
 
         Raises:
-            QueryRefused: naming the rule.
+            QueryRefused: with the rule.
         """
         admission.require_hour(self.name, self.file.policy, query)
         if session.approved is not None:
@@ -335,7 +331,7 @@ class NodeService:
             )
 
     def require_admission(self, plan: RunPlan) -> None:
-        """Refuse servers, hours, schemas, classes, too few nodes, before anything of a run is kept."""
+        """Refuse servers, hours, schemas, classes and too few nodes, before anything of a run is stored."""
         admission.require_server(self.name, self.file.policy, self.server_fingerprint)
         admission.require_hour(self.name, self.file.policy, "join")
         admission.require_schema(self.name, self.schema, plan.spec.schema)
@@ -343,13 +339,13 @@ class NodeService:
         admission.require_nodes(self.name, self.file.policy, plan.min_nodes)
 
     def require_approved(self, plan: RunPlan, public: PublicData | None) -> RunDescription | None:
-        """Refuse a run that the owner's policy does not let in, or that waits for the owner's approval.
+        """Refuse a run that the policy does not admit, or that waits for the owner's approval.
 
         Returns:
-            What was approved, to which the run is held; None: policy alone decides.
+            The approved description, which limits the run; None: policy alone decides.
 
         Raises:
-            QueryRefused: naming the rule.
+            QueryRefused: with the rule.
         """
         self.require_admission(plan)
         if not requires_approval(self.file):
@@ -359,7 +355,7 @@ class NodeService:
         return description
 
     def leave(self) -> None:
-        """End with a run; its files stay."""
+        """Leave the current run; its files stay."""
         if self.session is not None:
             logger.info("left run %s", self.session.plan.run)
             self.session.close()
@@ -367,7 +363,7 @@ class NodeService:
 
 
 def unavailable_reply(error: Exception) -> bytes:
-    """What a node answers to all messages while its own folder lets it serve none; its log says why."""
+    """Return the reply to all messages while the node's folder is invalid; its log holds the reason."""
     logger.error("no run can begin here: %s", error)
     body = {"kind": NodeDataError.__name__, "text": public_text(NodeDataError()), "query": "join"}
     return pack({"error": body})

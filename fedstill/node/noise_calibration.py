@@ -1,4 +1,4 @@
-"""How much noise each part of a mechanism draws: as its owner gives it, or as much as the budgets ask for."""
+"""Noise levels of a mechanism: as configured, or calibrated to the budgets."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from fedstill.privacy.accounting import calibrate_noise
 from fedstill.privacy.config import Accountant, PrivacyConfig
 from fedstill.privacy.events import CostBreakdown, PrivacyCost, total_cost
 
-NoiseLevels = Mapping[str, float]  # noise as it is drawn, by the mechanism's table; 0 is none
-RunCosts = Callable[[NoiseLevels], CostBreakdown]  # what the whole run costs at most
+NoiseLevels = Mapping[str, float]  # noise level by option; 0 is none
+RunCosts = Callable[[NoiseLevels], CostBreakdown]  # maximum costs of the whole run
 
 
 def placeholder_noise(config: PrivacyConfig) -> NoiseLevels:
-    """Noise as given, and some wherever it is to be found."""
+    """Return the configured noise levels, and 1 for those to be calibrated."""
     return {part: 1.0 if table.noise is None else table.noise for part, table in config.noise_tables.items()}
 
 
 def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseLevels:
-    """Noise as given; where none is given, as much as the budgets ask for over the whole run.
+    """Return the configured noise levels; where none is given, the smallest that keep the run within its
+    budgets.
 
-    Where several parts have none, each gets its share of epsilon; since all together cost less than the sum
-    of what each costs alone, all of them are then lowered alike.
+    If several levels are not given, each gets its share of epsilon. All together cost less than the sum of
+    their separate costs, so all of them are then lowered by one factor.
 
     Raises:
-        ArgumentError: no noise is enough.
+        ArgumentError: no noise level is enough.
     """
     parts, costs = config.noise_tables, run_costs(placeholder_noise(config))
     given = {part: table.noise or 0.0 for part, table in parts.items()}
     uncalibrated = [part for part, table in parts.items() if table.noise is None and costs.get(part)]
-    # The run must stay within both; what stays within less stays within more.
+    # The run must stay within both budgets.
     limits = {(config.epsilon, config.delta), config.total_budget}
     budgets = [
         (epsilon, d) for epsilon, d in sorted(limits) if math.isfinite(epsilon) and d <= min(limits)[1]
@@ -47,7 +48,9 @@ def calibrate_noise_levels(config: PrivacyConfig, run_costs: RunCosts) -> NoiseL
         by: Accountant,
         only: str = "",
     ) -> float:
-        """By which factor the base must be multiplied for a run (or one part of it) to cost ``max_epsilon``."""
+        """Return the factor of the relative levels at which a run (or one option's part of it) costs
+        ``max_epsilon``.
+        """
 
         def spent(factor: float) -> PrivacyCost:
             bill = run_costs({**levels, **{part: factor * level for part, level in relative.items()}})

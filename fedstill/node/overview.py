@@ -1,6 +1,6 @@
-"""What a node's owner looks at: requests, what left, what is left of budgets, the state of the logs.
+"""Overview of a node for its owner: requests, releases, remaining budgets, state of the logs.
 
-Everything is read; nothing is locked, so that no node waits for whoever looks.
+Everything is read without locks, so that no node waits for a reader.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from fedstill.node.requests import ApprovalRequest, ApprovalRequests
 from fedstill.node.security_log import SecurityLog, SecurityLogError
 from fedstill.privacy.config import PrivacyConfig
 
-MAX_RUNS = 20  # whose budgets are worked out, the latest
-MAX_LINES = 50  # of the security log
+MAX_RUNS = 20  # latest runs with computed budgets
+MAX_LINES = 50  # last lines of the security log
 
 
 @dataclass
 class DailyReleases:
-    """What left in one run on one day: bytes by kind, queries, releases without any guarantee, refusals."""
+    """Releases of one run on one day: bytes by payload kind, queries, releases without a guarantee,
+    refusals.
+    """
 
     bytes_by_kind: Counter[str] = field(default_factory=Counter)
     queries: set[int] = field(default_factory=set)
@@ -38,16 +40,18 @@ class DailyReleases:
 
 @dataclass(frozen=True)
 class Overview:
-    """A node as it is now.
+    """State of a node.
 
     Args:
         file: its ``node.toml``.
-        requests: of all servers, the latest first.
+        requests: requests of all servers, the latest first.
         releases: by day (UTC) and run, the latest first.
-        costs: by run: of all (:data:`~fedstill.node.audit_entries.ALL`), then of each, the latest first.
-        audit_fault: what is wrong with the audit log, or None.
+        costs: by run: of all (:data:`~fedstill.node.audit_entries.ALL_RUNS`), then of each, the latest
+            first.
+        audit_fault: fault of the audit log, or None.
+        entry_count: number of entries of the audit log.
         security_lines: last lines of the security log, the latest first.
-        security_fault: what is wrong with the security log, or None.
+        security_fault: fault of the security log, or None.
     """
 
     file: NodeFile
@@ -61,7 +65,7 @@ class Overview:
 
 
 def read_overview(folder: Path) -> Overview:
-    """The node in a folder.
+    """Return the overview of the node in a folder.
 
     Raises:
         FedstillError: its ``node.toml`` or a request cannot be read.
@@ -95,7 +99,7 @@ def read_overview(folder: Path) -> Overview:
 
 
 def _add_entries(audit: AuditLog, releases: dict[tuple[str, str], DailyReleases]) -> int:
-    """Add up all entries by day and run; how many there are."""
+    """Add all entries to the releases by day and run; return the number of entries."""
     count = 0
     for entry in audit.entries():
         count += 1

@@ -1,6 +1,6 @@
-"""The folder of a node's owner: ``node.toml``, the data, the model and the secret that it names.
+"""Folder of a node's owner: ``node.toml``, and the data, model and secret that it names.
 
-No server can set anything that is read here.
+No server can change these files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedstill.core.table_schema import NO_SCHEMA, Schema
 from fedstill.data import node_data
 from fedstill.data.input_spec import InputSpec
 from fedstill.models import PREDICTION_ONLY
-from fedstill.node.audit_path import audit_file, read_total_spent, unwritable_reason
+from fedstill.node.audit_file import audit_path, read_total_spent, unwritable_reason
 from fedstill.node.gate import policy_refusal
 from fedstill.node.kit_faults import kit_faults, server_faults
 from fedstill.node.node_file import NodeFile
@@ -39,18 +39,18 @@ from fedstill.tasks import TaskConfig
 T = TypeVar("T")
 
 FILE, SECRET = "node.toml", "secret"
-MIN_SECRET = 2**96  # below which a number of 128 random bits is once in four thousand million times
-REHEARSAL_PREFIX = "rehearsal "  # before a secret that follows from a run's seed, and keeps nothing secret
+MIN_SECRET = 2**96  # a number of 128 random bits is lower with probability 2**-32
+REHEARSAL_PREFIX = "rehearsal "  # prefix of a secret derived from a run's seed, which is not secret
 
 
 # --- reading ------------------------------------------------------------------------------------------
 
 
 def read_node_file(folder: Path) -> NodeFile:
-    """The ``node.toml`` of a folder.
+    """Return the ``node.toml`` of a folder.
 
     Raises:
-        FedstillError: there is none, or it says something that is not known or not allowed.
+        FedstillError: there is none, or it holds unknown keys or invalid values.
     """
     with searching_in(folder):
         return read_table(NodeFile, _read_table(folder))
@@ -69,11 +69,11 @@ def _read_table(folder: Path) -> dict[str, Any]:
 
 
 def read_secret(folder: Path) -> int:
-    """The number that seeds the noise at this node's gate.
+    """Return the number that seeds the noise at this node's gate.
 
     Raises:
-        FedstillError: there is none, it is no number or one that can be guessed, or others of this machine
-            may read it.
+        FedstillError: there is none, it is not a number or can be guessed, or others of this machine may
+            read it.
     """
     path = folder / SECRET
     try:
@@ -95,7 +95,7 @@ def read_secret(folder: Path) -> int:
 
 
 def make_compute(file: NodeFile) -> Compute:
-    """The node's device and precision; :class:`ArgumentError` where this machine has no such device."""
+    """Return the node's device and precision; :class:`ArgumentError` if this machine has no such device."""
     config = file.compute
     engine = EngineConfig("one-by-one", config.device, config.precision, config.channels_last, config.threads)
     try:
@@ -115,17 +115,17 @@ HEAD = """\
 
 
 def init_folder(folder: Path, name: str | None = None) -> bool:
-    """Write a ``node.toml`` with every option at its default, and a secret; or one that is lost anew.
+    """Write a ``node.toml`` with every option at its default, and a secret; or only a lost secret.
 
     Args:
-        folder: made here if it does not exist.
-        name: of the node; None is the folder's name.
+        folder: created if it does not exist.
+        name: name of the node; None: the folder's name.
 
     Returns:
-        False if ``node.toml`` was there and is as it was: only the secret was missing, and is a new one.
+        False if ``node.toml`` existed and is unchanged: only the secret was missing, and is new.
 
     Raises:
-        FedstillError: the folder has both already, or the name cannot be one.
+        FedstillError: the folder has both already, or the name is invalid.
     """
     if (folder / FILE).exists():
         if (folder / SECRET).exists():
@@ -151,9 +151,11 @@ def _write_secret(folder: Path) -> None:
 
 
 def require_valid(file: NodeFile, data: TensorData, model: nn.Module) -> None:
-    """Refuse to answer with a policy or protection that `fedstill node check` calls a fault, naming all.
+    """Refuse to serve with a policy or protection that `fedstill node check` calls a fault, naming all
+    faults.
 
-    But for a budget without a mechanism: with that, the gate refuses each query that releases anything.
+    A budget without a mechanism is not refused here: the gate then refuses each query that releases
+    anything.
     """
     faults = policy_faults(file.policy)
     if file.privacy.protects:
@@ -164,14 +166,17 @@ def require_valid(file: NodeFile, data: TensorData, model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class FolderCheck:
-    """What can be made of a folder, and all that is wrong with it. What a fault spoils is None.
+    """Contents and faults of a folder. Parts with a fault are None.
 
     Args:
-        file: the folder's ``node.toml``; what is wrong in it has its default.
-        spec: the server's, or that of the node's own data where none was given.
+        file: the folder's ``node.toml``; invalid values have their defaults.
+        spec: the server's input spec, or that of the node's own data.
+        data: the node's data.
+        model: the node's model.
+        compute: device and precision.
         faults: one line each.
-        unreported: why the data were not looked at, though nothing is wrong with them; empty: they were.
-        schema: the only one that a run may have; without columns: any.
+        unreported: reason why the data were not examined, though they have no fault; empty: they were.
+        schema: the only schema that a run may have; without columns: any.
     """
 
     file: NodeFile | None
@@ -187,12 +192,13 @@ class FolderCheck:
 def check_folder(
     folder: Path, spec: InputSpec | None = None, *, task: TaskConfig | None = None, quick: bool = False
 ) -> FolderCheck:
-    """Load all that a folder names, and train nothing.
+    """Load everything that a folder names, without training.
 
     Args:
-        spec: what a server declares; without it shape and classes are taken from the data.
-        task: what a run is about, where its spec is not known; None is classification.
-        quick: load neither data nor model, only see that they are there.
+        folder: the node's folder.
+        spec: a server's input spec; None: shape and classes are taken from the data.
+        task: task of a run whose spec is not known; None: classification.
+        quick: only check that data and model exist, without loading them.
     """
     with searching_in(folder):
         return _check_folder(folder, spec, task, quick)
@@ -242,13 +248,13 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
     if "privacy" not in invalid:
         found += privacy_faults(file.privacy, data, model, file.data)
         spent = attempt("audit log", lambda: read_total_spent(file, folder))
-        if spent is not None and spent.trouble is not None:
+        if spent is not None and spent.fault is not None:
             settle = f"nothing leaves until `fedstill audit accept {folder}`"
-            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {spent.trouble}; {settle}")
+            found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {spent.fault}; {settle}")
         reason = (
             None
             if spent is None
-            else attempt("audit log", lambda: unwritable_reason(audit_file(file, folder)))
+            else attempt("audit log", lambda: unwritable_reason(audit_path(file, folder)))
         )
         if reason:
             found.append(f"privacy.audit_log {file.privacy.audit_log!r}: {reason}")
@@ -265,7 +271,7 @@ def _check_folder(folder: Path, spec: InputSpec | None, task: TaskConfig | None,
 
 
 def _read_with_defaults(table: dict[str, Any]) -> tuple[NodeFile, list[str], set[str]]:
-    """What a table says, its faults, and the sections with wrong values, which say nothing any more."""
+    """Return a table's configuration, its faults, and the sections with invalid values, which get defaults."""
     faults: list[str] = []
     invalid: set[str] = set()
     while True:
@@ -279,22 +285,24 @@ def _read_with_defaults(table: dict[str, Any]) -> tuple[NodeFile, list[str], set
                 path = error.name.partition("[")[0]
                 invalid.add(path.partition(".")[0])
             if not _remove_key(table, path.split(".")) and path != "name":
-                table = {}  # it would be found for ever
+                table = {}  # avoid an endless loop
             table.setdefault("name", "unnamed")
 
 
 def _remove_key(table: Any, path: list[str]) -> bool:
-    """Take one value out of a table; whether it was there."""
+    """Remove one value from a table; return whether it existed."""
     for section in path[:-1]:
         table = table.get(section) if isinstance(table, dict) else None
     return isinstance(table, dict) and table.pop(path[-1], None) is not None
 
 
 def refused_queries(file: NodeFile, passes_gradients: bool, queries: Mapping[str, Query]) -> dict[str, str]:
-    """The rule by which this node would refuse each of some queries that it does not answer, by name.
+    """Return the rule that refuses each query that this node never accepts, by name.
 
     Args:
-        passes_gradients: whether gradients go through its model.
+        file: the node's configuration.
+        passes_gradients: whether gradients pass through its model.
+        queries: declared queries.
     """
     rules = {}
     for name, query in queries.items():

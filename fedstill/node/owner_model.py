@@ -1,4 +1,4 @@
-"""The model of a node's owner, made from what ``node.toml`` says of it."""
+"""Model of a node's owner, as ``node.toml`` describes it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ MODEL_OPTION = "model.name"
 
 
 def make_model(file: NodeFile, folder: Path, spec: InputSpec, limit: int = 0) -> nn.Module:
-    """The node's model with its first weights; nothing of it has gradients if it is not to be trained.
+    """Return the node's model with its first weights; a frozen model has no gradients.
 
     Args:
-        folder: from which paths count.
-        limit: bytes that it may take; 0 is no limit. What is the owner's own is not foreseen.
+        file: the node's configuration.
+        folder: base of relative paths.
+        spec: shape and classes of the run.
+        limit: bytes that it may take; 0 is no limit. Custom models are not estimated.
 
     Raises:
-        MemoryLimitExceeded: it would take more.
-        FedstillError: it cannot be made, does not fit the spec, or its weights are another model's.
+        TooLarge: it would take more.
+        FedstillError: it cannot be created, does not fit the spec, or its weights belong to another model.
     """
     name, interface = file.model.name, spec.interface()
-    if name.partition(":")[0] in models.MODELS.builtin:  # of another no one can foresee what it takes
+    if name.partition(":")[0] in models.MODELS.builtin:  # custom models cannot be estimated
         _check_memory(name, file, spec, limit)
     return custom_model.build_model(
         file.model, interface, folder, file.seed, "model", file.name, option=MODEL_OPTION
@@ -50,7 +52,7 @@ def _check_memory(name: str, file: NodeFile, spec: InputSpec, limit: int) -> Non
 
 
 def load_perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module | None:
-    """The node's VGG features of images as the spec normalizes them, if it has any."""
+    """Return the node's VGG features for images normalized by the spec, or None."""
     from fedstill.models.vgg import load_vgg
 
     path = file.model.perceptual
@@ -58,9 +60,9 @@ def load_perceptual(file: NodeFile, folder: Path, spec: InputSpec) -> nn.Module 
 
 
 def check_name_and_weights(file: NodeFile, folder: Path) -> None:
-    """Refuse what can be refused of a model (its name, its weights) while inputs and classes are not known.
+    """Check a model's name and weights while inputs and classes are not known.
 
-    Nothing is made: a network for texts has nothing to be made for without their length and vocabulary.
+    No model is created, since networks for texts need length and vocabulary.
     """
     custom_model.check_name(file.model.name, folder, MODEL_OPTION)
     if file.model.weights:
@@ -68,7 +70,7 @@ def check_name_and_weights(file: NodeFile, folder: Path) -> None:
 
 
 def unfit_reason(model: nn.Module, needs: Needs, spec: InputSpec, compute: Compute) -> str | None:
-    """Why a method with such needs cannot work with this node's model, or None."""
+    """Return the reason why a method with such needs cannot use this node's model, or None."""
     if needs.trainable and not any(parameter.requires_grad for parameter in model.parameters()):
         return "nothing of its model is trained here, and every round trains it"
     if needs.split_models:

@@ -1,9 +1,9 @@
-"""Who may read what fedstill keeps in a node's folder: its owner alone.
+"""Check that only the owner can read fedstill's files in a node's folder.
 
-Files are made so (:mod:`fedstill.core.private_files`). Those of an earlier time, or of a copy, may lie
-open. They are not closed in silence: whoever could read them may have done so, and their owner is to know.
-Nor does the node stop for them, as it does for a secret or a key that others can read: refusing would take
-back nothing.
+Files are created so (:mod:`fedstill.core.private_files`). Older or copied files may be readable by others.
+They are not closed silently: others may have read them already, and the owner should know. The node does
+not stop for them, as it does for a secret or a key that others can read, since refusing would not undo
+that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-OTHERS_RIGHTS = 0o077  # rights of the group and of everybody
+OTHERS_RIGHTS = 0o077  # rights of group and others
 PRIVATE_FILES = (
     "node.key",
     "node.log",
@@ -24,13 +24,14 @@ PRIVATE_FILES = (
     "salt",
     "summed.json",
 )
-AUDIT_SUFFIXES = ("", "-wal", "-shm", ".head", ".head.part")  # ends of the names of an audit log's files
+AUDIT_SUFFIXES = ("", "-wal", "-shm", ".head", ".head.part")  # suffixes of an audit log's files
 
 
 def find_open_files(folder: Path, audit: Path) -> str | None:
-    """What others of this machine may get at, with the command that ends it, in one line; None: nothing.
+    """Return files that others of this machine can read, and the command that closes them, in one line;
+    None: none.
 
-    What the folder holds of its owner's (node.toml, data, model) is the owner's to open.
+    The owner decides about ``node.toml``, data and model.
     """
     files = [folder / name for name in PRIVATE_FILES] + sorted(folder.glob("security*"))
     files += [audit.with_name(audit.name + end) for end in AUDIT_SUFFIXES]
@@ -53,5 +54,5 @@ def _walk(path: Path) -> Iterator[Path]:
 def _is_open(path: Path) -> bool:
     try:
         return bool(path.stat().st_mode & OTHERS_RIGHTS)
-    except FileNotFoundError:  # there is none, or not any more: a node may be at work
+    except FileNotFoundError:  # it does not exist, or not any more while a node works
         return False

@@ -18,7 +18,7 @@ _TIME_PATTERN = "([01][0-9]|2[0-3]):[0-5][0-9]"
 HOURS_PATTERN = f"{_TIME_PATTERN}-{_TIME_PATTERN}"
 
 
-Limit = Annotated[int, Ge(0), "0 (no limit) or more, a whole number"]
+Limit = Annotated[int, Ge(0), "0 (no limit) or more, an integer"]
 
 
 @dataclass(frozen=True)

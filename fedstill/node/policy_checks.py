@@ -1,4 +1,4 @@
-"""What is wrong with an owner's policy and privacy, though each value by itself is allowed: one line each."""
+"""Faults of an owner's policy and privacy options that single values do not show, one line each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from fedstill.tasks import TASKS
 
 
 def policy_faults(policy: PolicyConfig) -> list[str]:
-    """Methods and tasks that are not installed here; and queries that no method asks, being misspelt."""
+    """Return methods and tasks that are not installed, and queries that no method declares (misspelled, for
+    example).
+    """
     faults = []
     for option, registry in (("methods", METHODS), ("tasks", TASKS)):
         for name in getattr(policy, option):
@@ -31,19 +33,19 @@ def policy_faults(policy: PolicyConfig) -> list[str]:
     if faults:
         return faults
     names = [name for name in policy.queries if name != "*"]
-    if not names:  # all queries of all methods are not quickly found
+    if not names:  # finding all queries of all methods takes time
         return faults
     if any(
         name not in METHODS.builtin and METHODS[name].queries is not Method.queries for name in policy.methods
     ):
-        return faults  # it may ask what nobody has declared
+        return faults  # a custom method may declare others
     known = known_queries(policy.methods)
     unknown = [name for name in names if name not in known]
     return [str(UnknownName("query of policy.queries", name, sorted(known))) for name in unknown]
 
 
 def known_queries(methods: Iterable[str] = ()) -> frozenset[str]:
-    """The names of all queries that one of the package's own methods, or of some others, declares."""
+    """Return the names of all queries of the package's own methods, and of the given ones."""
     return frozenset().union(*(query_names(METHODS[name]) for name in (*METHODS.builtin, *methods)))
 
 
@@ -53,11 +55,11 @@ def privacy_faults(
     model: nn.Module | None,
     data_config: NodeDataConfig | None = None,
 ) -> list[str]:
-    """What keeps a mechanism from protecting anything, or from working with these data or this model, as far
-    as they could be read.
+    """Return reasons why a mechanism protects nothing, or does not work with these data or this model, if
+    known.
 
-    Slices of NIfTI volumes are scaled by what the whole volume has, so that one of them by itself is no
-    record: without it all others of its volume would be other ones.
+    Slices of NIfTI volumes are scaled by their whole volume, so one slice by itself is not a record:
+    without it all others of its volume would differ.
     """
     if not config.protects:
         if math.isinf(config.budget):

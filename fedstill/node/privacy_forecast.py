@@ -1,4 +1,4 @@
-"""What a run will cost a node, line by line, before anything is trained: as its mechanism will charge it."""
+"""Privacy cost of a run at a node, computed before any training, in the same way as it will be charged."""
 
 from __future__ import annotations
 
@@ -22,8 +22,15 @@ MAX_STEPS = 1_000_000
 
 @dataclass(frozen=True)
 class CostLine:
-    """One thing that costs: a query or local training, the part of the node's protection that it pays for,
-    how often, and its price of one time; None: no guarantee. ``part``: of a query, what leaves."""
+    """One source of cost.
+
+    Args:
+        label: name of the query, or local training.
+        charged_to: part of the node's protection whose noise covers it.
+        times: number of repetitions.
+        cost: cost of one repetition; None: no guarantee.
+        part: released part of the query.
+    """
 
     label: str
     charged_to: str
@@ -34,9 +41,13 @@ class CostLine:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will cost a node, at most: in lines, and all of them; None where something has no guarantee.
+    """Maximum cost of a run at a node; None if something has no guarantee.
 
-    ``pld`` is epsilon of that, composed, and ``rdp`` the same by its Rényi bound, as a check.
+    Args:
+        lines: the sources of cost.
+        cost: total cost.
+        pld: epsilon of the composition.
+        rdp: epsilon by the Rényi bound, as a check.
     """
 
     lines: tuple[CostLine, ...]
@@ -45,14 +56,14 @@ class Forecast:
     rdp: float | None
 
     def epsilon_by(self, accountant: Accountant) -> float | None:
-        """Epsilon as a budget counts it."""
+        """Return epsilon as the budget's accountant computes it."""
         return self.rdp if accountant == "rdp" else self.pld
 
 
 def forecast(mechanism: PrivacyMechanism) -> Forecast:
-    """What the run that a mechanism was made for will be charged, as its method declares it.
+    """Return the maximum cost of a mechanism's run, as its method declares it.
 
-    Training is paid for with the first release that follows from it: where nothing is asked, nothing is paid.
+    Training is charged with the first release that depends on it: without queries nothing is charged.
     """
     if not mechanism.side.queries:
         return Forecast((), PrivacyCost(), 0.0, 0.0)
@@ -64,8 +75,13 @@ def forecast(mechanism: PrivacyMechanism) -> Forecast:
 
 
 def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = None) -> str | None:
-    """Why a node with a budget would refuse something of its run, whatever is left of it; or None. ``config``
-    is the owner's, where the mechanism's has noise in the place of what is to be found."""
+    """Return the reason why a node with a budget would refuse part of its run, whatever remains of it; or
+    None.
+
+    Args:
+        mechanism: the node's mechanism.
+        config: the owner's options, if the mechanism has placeholder noise instead of calibrated levels.
+    """
     config, queries = config or mechanism.config, mechanism.side.queries
     if not queries or math.isinf(config.budget):
         return None
@@ -87,19 +103,19 @@ def refusal_reason(mechanism: PrivacyMechanism, config: PrivacyConfig | None = N
 
 
 def paid_parts(mechanism: PrivacyMechanism) -> list[str]:
-    """Which parts of a protection a run pays for, with the noise that the mechanism supposes."""
+    """Return the parts of a protection that a run is charged to, with the placeholder noise."""
     supposed = mechanism.with_placeholder_noise()
     parts = {part for part, cost in supposed.run_costs().items() if cost}
-    for query in mechanism.side.queries.values():  # also where nobody says how often it is asked
+    for query in mechanism.side.queries.values():  # also if the number of repetitions is unknown
         parts |= {option for _, option, cost in supposed.single_query_costs(query) if cost}
     return [part for part in mechanism.config.noise_tables if part in parts]
 
 
 def cost_lines(mechanism: PrivacyMechanism) -> Iterator[CostLine]:
-    """The parts of the mechanism's schedule, each with what it costs; what is free is left out."""
+    """Yield the sources of cost in a mechanism's run, without free ones."""
     training = mechanism.run_costs().get(mechanism.training, PrivacyCost())
     if training is None or training:
-        # Rounds part it among their queries, but it is the same steps.
+        # Rounds divide the same steps among their queries.
         times = 1 if training is None else sum(training.values())
         yield CostLine(
             TRAINING, mechanism.training, times, None if training is None else PrivacyCost(list(training))
@@ -112,13 +128,13 @@ def cost_lines(mechanism: PrivacyMechanism) -> Iterator[CostLine]:
 
 @dataclass(frozen=True)
 class RunLength:
-    """By what a run can be made longer: an option of its method (dotted), or how long a node trains."""
+    """Option that makes a run longer: of its method (with a dot in its name), or of local training."""
 
     name: str
     value: float
 
     def with_length(self, method: Any, local: LocalConfig, length: int) -> tuple[Any, LocalConfig]:
-        """Options of the method and of local training with another length."""
+        """Return options of method and local training with another length."""
         if self.name == EPOCHS:
             return method, replace(local, epochs=float(length))
         if self.name == MIN_STEPS:
@@ -129,17 +145,17 @@ class RunLength:
 def find_run_length(
     method: Any, local: LocalConfig, run_cost: Callable[[Any, LocalConfig], PrivacyCost | None]
 ) -> RunLength:
-    """The first option by which a longer run costs more.
+    """Return the first option for which a longer run costs more.
 
     Raises:
-        FedstillError: there is none; it says why.
+        FedstillError: there is none.
     """
     names = [name for name in method.length_options if hasattr(method, name)]
     options = [RunLength(f"method.{name}", getattr(method, name)) for name in names]
     options += [
         RunLength(EPOCHS, local.epochs),
         RunLength(MIN_STEPS, local.least_steps),
-    ]  # the latter where epochs are short
+    ]  # the latter applies if epochs are short
     current = run_cost(method, local)
     for option in options:
         if run_cost(*option.with_length(method, local, 2 * math.ceil(option.value) + 1)) != current:
@@ -150,8 +166,12 @@ def find_run_length(
 
 
 def max_affordable_steps(mechanism_of: Callable[[int], PrivacyMechanism], max_epsilon: float) -> int:
-    """The longest run that costs at most epsilon ``max_epsilon``; 0 where none does. Mechanisms are given by
-    steps."""
+    """Return the length of the longest run with epsilon at most ``max_epsilon``; 0 if there is none.
+
+    Args:
+        mechanism_of: returns the mechanism of a run of a length.
+        max_epsilon: limit of epsilon.
+    """
 
     def run_cost(steps: int) -> PrivacyCost:
         return (total_cost(mechanism_of(steps).run_costs()) or PrivacyCost()) if steps else PrivacyCost()
@@ -161,9 +181,9 @@ def max_affordable_steps(mechanism_of: Callable[[int], PrivacyMechanism], max_ep
 
 
 def round_noise_up(level: float) -> float:
-    """A noise level to four digits, and no lower.
+    """Round a noise level up to four digits.
 
-    >>> rounded_up(4.08014), rounded_up(1547.139), rounded_up(0.5)
+    >>> round_noise_up(4.08014), round_noise_up(1547.139), round_noise_up(0.5)
     (4.081, 1548.0, 0.5)
     """
     digits = 3 - math.floor(math.log10(level))

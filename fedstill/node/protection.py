@@ -1,4 +1,4 @@
-"""A node under its owner's protection: mechanism, private networks or teachers, and its gate's budgets."""
+"""Privacy protection of a node: mechanism, private networks or teachers, and the gate's budgets."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ from fedstill.protocol.digests import digest, keyed_digest
 from fedstill.protocol.method import method_name
 from fedstill.protocol.queries import NodeSetting, NodeSide
 
-# Options that change no answer.
+# Options that do not change responses.
 BUDGET_OPTIONS = ("epsilon", "delta", "total_epsilon", "total_delta", "accountant", "audit_log")
 
 
 def needs_mechanism(config: PrivacyConfig) -> bool:
-    """Whether there is anything to protect with, or a budget to keep."""
+    """Return whether a configuration has a privacy mechanism or a budget."""
     return config.protects or math.isfinite(config.budget)
 
 
 def unit_notes(parts: Sequence[TensorData], configs: Sequence[PrivacyConfig]) -> tuple[str, ...]:
-    """What to say where an epsilon is of one record, and records belong together: of a patient, say.
+    """Return a note if epsilon holds for one record, but several records belong to one group (a patient,
+    for example).
 
-    The number is the nodes' own: a simulation may tell it, a node tells a server only that there are several.
+    The note holds a count of the nodes' data: a simulation may print it, a node tells a server only that
+    groups exist.
     """
     per_record = [config.protects and config.group_size == 1 for config in configs]
     largest_group = max(
@@ -67,24 +69,27 @@ def protect(
     salt: str = "",
     group: str = "",
 ) -> None:
-    """Give a node's gate its budgets, and the node what its mechanism needs. Before anything is trained.
+    """Give a node its privacy mechanism and its gate the budgets, before any training.
 
     Args:
-        node: with its data and its first weights.
-        side: the part at the nodes of ``method``, which has not prepared the node yet.
-        secret: keys the noise.
-        salt: of the run: a real node makes one up for each; a simulation, which can be repeated, has none.
-        group: the column by which records belong together.
+        node: the node, with data and first weights.
+        config: the owner's privacy options.
+        side: the node's part of ``method``, before it has prepared the node.
+        method: the method.
+        setting: task, local options and public data.
+        secret: key of the noise.
+        salt: random text of the run at a real node; empty in a simulation, which can be repeated.
+        group: column of the records' group.
 
     Raises:
-        FedstillError: mechanism, model and method do not go together, or no noise is enough.
+        FedstillError: mechanism, model and method do not fit together, or no noise level is enough.
     """
     data = node.data
     if config.group_size > 1 and data.groups is None:
         raise ArgumentError("privacy.group_size", config.group_size, "1 where records have no data.group")
-    has_groups = data.groups is not None  # not whether one has: one record would decide that
+    has_groups = data.groups is not None  # declared groups, whatever their sizes: sizes depend on records
     if data.groups is not None:
-        # Where each record is protected by itself, whose it is plays no part in anything.
+        # Groups are dropped if each record is protected by itself.
         data = limit_groups(data, config.group_size)
         node.data = data = data if config.group_size > 1 else replace(data, groups=None)
     if config.needs_training and node.is_frozen:
@@ -116,18 +121,18 @@ def protect(
 def _setup_hash(
     node: Node, mechanism: PrivacyMechanism, method: Any, setting: NodeSetting, secret: int
 ) -> str:
-    """A fingerprint of all that a node's answers follow from: its budgets are no part of it."""
+    """Return a hash of all that a node's responses depend on, without its budgets."""
     data = node.data
     tensors = {"inputs": data.inputs, "targets": data.targets, "weights": to_vector(node.model)}
     if data.groups is not None:
         tensors["groups"] = data.groups
-    if setting.public is not None:  # queries about them only say which rows they mean
+    if setting.public is not None:  # queries refer to their rows by index
         tensors["public"] = setting.public.inputs
         if setting.public.labels is not None:
             tensors["public labels"] = setting.public.labels
     if setting.perceptual is not None:
         tensors["perceptual"] = to_vector(setting.perceptual)
-    compute = (setting.compute.device.type, setting.compute.precision)  # other last digits
+    compute = (setting.compute.device.type, setting.compute.precision)  # affects the last digits
     protection = {
         name: value for name, value in to_table(mechanism.config).items() if name not in BUDGET_OPTIONS
     }
@@ -141,8 +146,9 @@ def _setup_hash(
 
 
 def prepare_uncharged(side: NodeSide, nodes: Sequence[Node]) -> None:
-    """What a method does at nodes before anything else, of which nothing is charged: no network of a node
-    that learns privately takes a step in it (ArgumentError), or it would learn for free."""
+    """Run a method's preparation of nodes, which is not charged: networks with private training may not
+    take a step in it (ArgumentError).
+    """
     for node in nodes:
         node.remaining_private_steps = {} if node.private_steps else None
     side.prepare(nodes)
@@ -151,7 +157,7 @@ def prepare_uncharged(side: NodeSide, nodes: Sequence[Node]) -> None:
 
 
 def require_unchanged_data(node: Node) -> None:
-    """Refuse a node whose data a method has changed since its protection was priced."""
+    """Refuse a node whose data a method has changed since its costs were computed."""
     budgets = node.gate.budgets
     if budgets is not None and budgets.mechanism.protects and len(node.data) != budgets.mechanism.examples:
         mechanism = budgets.mechanism.name
@@ -161,7 +167,7 @@ def require_unchanged_data(node: Node) -> None:
 
 
 def _install_teachers(node: Node, config: PrivacyConfig, parts: Sequence[torch.Tensor]) -> None:
-    """Copies of the node's model in its place, each with its own part of the records."""
+    """Replace a node's model by an ensemble of copies, each with its own part of the records."""
     networks = [deep_copy(node.model) for _ in parts]
     node.modules["model"] = config.ensemble(networks).to(node.data.inputs.device)
     node.frozen["model"] = frozen_parameter_names(node.model)
@@ -169,11 +175,11 @@ def _install_teachers(node: Node, config: PrivacyConfig, parts: Sequence[torch.T
 
 
 def make_teachers(node: Node, parts: Sequence[torch.Tensor]) -> list[Node]:
-    """The teachers of a node as nodes ``node-0/teacher-3``, each with its part of the records, to be trained
-    as any.
+    """Return a node's teachers as nodes ``node-0/teacher-3``, each with its part of the records, for
+    training.
 
-    Their networks are those in the node's model, so that training them trains it. Teachers without records
-    are left out, and abstain.
+    Their networks are submodules of the node's model, so training them trains it. Teachers without records
+    are left out and abstain.
     """
     model = cast(TeacherEnsemble, node.model)
     model.abstain(parts)

@@ -1,4 +1,4 @@
-"""Keeps the public data of a run in a node's folder, so that they need not come again after a stop."""
+"""Cache of a run's public data in a node's folder, so that they need not be sent again after a stop."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from fedstill.protocol.wire_format import Tensors, tensor_bytes
 
 
 class PublicDataCache:
-    """The public data in a node's folder: those of one run, or of several that have the same."""
+    """Public data in a node's folder, of one run or of several with the same data."""
 
     def __init__(self, folder: Path, file: NodeFile) -> None:
         self._folder, self._file = folder, file
 
     def read(self, plan: RunPlan, tensors: Tensors) -> PublicData | None:
-        """A plan's public data: given, or kept from an earlier time; None where it has none, or none is here.
+        """Return a plan's public data: received, or from the cache; None if the plan has none, or none are
+        here.
 
         Raises:
-            DataError: what was given is not the plan's, or such as no sound server sends.
+            DataError: the received data are not the plan's, or malformed.
         """
         if not plan.public:
             return None
@@ -35,10 +36,10 @@ class PublicDataCache:
         return read_public(plan, tensors, self._file.policy.max_rows)
 
     def store(self, plan: RunPlan, tensors: Tensors) -> None:
-        """Keep a plan's public data for a later time, in place of another's.
+        """Store a plan's public data in place of other ones.
 
         Raises:
-            QueryRefused: the owner's policy leaves no room for them.
+            QueryRefused: the owner's policy leaves no space for them.
         """
         path = self._path(plan)
         stored = {name: tensors[name] for name in ("inputs", "labels") if name in tensors}
@@ -46,7 +47,7 @@ class PublicDataCache:
             "join", sum(map(tensor_bytes, stored.values()))
         )
         private_files.make_folder(path.parent)
-        for other in path.parent.glob("*.safetensors"):  # a server could fill the disk with them
+        for other in path.parent.glob("*.safetensors"):  # one set only: a server could fill the disk
             other.unlink()
         save_state(path, stored)
 

@@ -1,4 +1,4 @@
-"""Calls the handlers of queries, on a GPU as steps that it has recorded."""
+"""Calls of query handlers, on a GPU as captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedstill.protocol.wire_format import Tensors
 
 
 class QueryHandlers:
-    """The handlers of one group of nodes, each recorded where its query and the networks allow it."""
+    """Query handlers of one group of nodes, captured as CUDA graphs if query and networks allow it."""
 
     def __init__(self, group: NodeGroup, compute: Compute) -> None:
         self.group, self.compute = group, compute
-        self._graphs: dict[str, CudaGraphStep | None] = {}  # by the query's name; None: called each time
+        self._graphs: dict[str, CudaGraphStep | None] = {}  # by query name; None: called without a graph
 
     def __call__(
         self, query: Query, number: int, inputs: Tensors, values: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """What a query's handler gives for tensors ``(G, ...)`` and plain values."""
+        """Return a handler's outputs for tensors ``(G, ...)`` and plain values."""
         sampled = {} if query.sampler is None else query.sampler(self.group, number, **inputs, **values)
         if query.name not in self._graphs:
             self._graphs[query.name] = self._capture(query, number)

@@ -1,4 +1,4 @@
-"""What a server may be told of an error."""
+"""Texts of errors that a server may see."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ INTERNAL_ERRORS = (
     PredictorError,
     RunFolderError,
     SecurityLogError,
-)  # whose texts are the owner's alone
+)  # their texts are for the owner only
 
 
 def public_text(error: Exception) -> str:
-    """What a server may be told of an error: of the node's own troubles only that there are some."""
+    """Return the text of an error that a server may see; internal errors get a fixed text."""
     if is_internal(error):
         return "its data or model fail here: its own log says more"
     if isinstance(error, OSError) and isinstance(error.errno, int):
@@ -36,10 +36,10 @@ def public_text(error: Exception) -> str:
 
 
 def is_internal(error: Exception) -> bool:
-    """Whether nobody but the node's owner may know what it is.
+    """Return whether only the node's owner may see an error.
 
-    That goes for all that no one foresaw: even of which type it is may follow from a record. What the system
-    says of a disk does not, but libraries raise the same error with words of their own.
+    All unexpected errors are internal: even the type may depend on a record. The operating system's texts
+    about disks do not, but libraries raise the same error with their own texts.
     """
     if isinstance(error, INTERNAL_ERRORS):
         return True
@@ -48,5 +48,5 @@ def is_internal(error: Exception) -> bool:
 
 
 def refusal_rule(error: Exception) -> str:
-    """Why something was refused, for a line of a log: the policy's rule, or what a server may know."""
+    """Return the reason of a refusal for a log line: the policy's rule, or the public text."""
     return clip_text(error.rule if isinstance(error, QueryRefused) else public_text(error))

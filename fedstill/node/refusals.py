@@ -1,4 +1,4 @@
-"""What a node refuses: what the server is told of it, and what stands in the owner's logs."""
+"""Refusals of a node: the reply to the server, and entries in the owner's logs."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ SECONDS_PER_HOUR = 3600.0  # seconds
 
 
 class Refusals:
-    """The refusals of one process at a node."""
+    """Refusals of one process of a node."""
 
     def __init__(self, security: SecurityLog) -> None:
         self._security = security
-        self._recorded: set[tuple[object, ...]] = set()  # of this process, that the audit log has
+        self._recorded: set[tuple[object, ...]] = set()  # refusals in the audit log, by this process
         self._hour, self._lines = time.monotonic(), 0
 
     def error_reply(
         self, header: Mapping[str, Any], error: Exception, server: str, session: Session | None
     ) -> dict[str, Any]:
-        """An error as a message carries it; in the owner's log it stands whole.
+        """Return an error as a message for the server; the owner's log gets the whole text.
 
-        The server is told what it did wrong, and of the node's own troubles only that there are some: their
-        texts may quote paths, columns of a table, or what an owner's own code says.
+        The server gets the details of its own faults. Internal errors get a fixed text, since theirs may
+        quote paths, columns of a table, or output of the owner's code.
 
         Args:
-            header: of the message that was refused, as it came; empty where it could not be read.
-            server: who asks, as :class:`~fedstill.node.node_service.Host` knows it.
-            session: the run that goes on.
+            header: header of the refused message; empty if it could not be read.
+            error: the error.
+            server: identity of the server, as in :class:`~fedstill.node.node_service.NodeService`.
+            session: the current run.
         """
         text = " ".join(str(error).split()) or type(error).__name__
         query = clip_text(header.get("query") or header.get("operation") or "message")
@@ -64,7 +65,7 @@ class Refusals:
         return body
 
     def _log(self, line: str) -> None:
-        """Write into the process's own log, so many lines an hour: a server could fill the disk with them."""
+        """Write into the process's log, up to a number of lines per hour: a server could fill the disk."""
         if time.monotonic() - self._hour > SECONDS_PER_HOUR:
             self._hour, self._lines = time.monotonic(), 0
         self._lines += 1
@@ -74,8 +75,9 @@ class Refusals:
             logger.warning("further refusals of this hour are not written here")
 
     def record(self, server: str, query: str, error: Exception, run: str) -> None:
-        """Write into the security log that something was refused, and why as far as a server may know; the
-        refusal stands all the same where that cannot be written."""
+        """Write a refusal and its public reason into the security log. The refusal holds even if the log
+        cannot be written.
+        """
         try:
             self._security.record_refusal(server, refusal_rule(error), run=run, query=query)
         except SecurityLogError as fault:
@@ -83,8 +85,9 @@ class Refusals:
 
 
 def record_in_audit_log(session: Session, query: str, number: int, error: Exception) -> None:
-    """Write into the audit log that a query was refused, and why as far as a server may know; the refusal
-    stands all the same where that cannot be written."""
+    """Write a refused query and its public reason into the audit log. The refusal holds even if the log
+    cannot be written.
+    """
     rule = refusal_rule(error)
     try:
         session.run_folder.require_space(query)

@@ -1,6 +1,6 @@
-"""What a node replies: a form for each reply, which the node fills in and the server reads.
+"""Replies of a node to the server's messages.
 
-How a server reads them, as nobody vouches for a node's word, is in :mod:`fedstill.federation.replies`.
+The server does not trust these values; it checks them in :mod:`fedstill.federation.replies`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from annotated_types import Ge, Interval, MaxLen
 from fedstill.core.options import CheckedOptions, NonNegativeInt
 from fedstill.privacy.statement import Statement
 
-MAX_ITEMS = 1000  # entries that a list or table of a reply may have
+MAX_ITEMS = 1000  # entries of a list or table
 
 
 @dataclass(frozen=True)
 class NodeVersions(CheckedOptions):
-    """Who a node is: versions of its software for the report, and the protocol that it speaks."""
+    """Versions of a node's software and of its protocol."""
 
     versions: Mapping[str, str]
     protocol: NonNegativeInt
@@ -27,18 +27,23 @@ class NodeVersions(CheckedOptions):
 
 @dataclass(frozen=True)
 class NodeStatus(CheckedOptions):
-    """A node that has joined: what it says of itself, and where it is.
+    """Status of a node that has joined a run.
 
     Args:
-        refused_queries: the rule by which each query will be refused, by the query's name.
-        max_queries: that it answers in this run, with those that it has answered; None: no limit.
-        checkpoints: that it could go back to.
-        last_query: number of the last query that it answered, -1 before the first.
-        architecture: a fingerprint of its model's.
-        needs_public_data: it cannot join before it gets the public data; then nothing else is known.
-        versions: of its software, as it said before.
-        privacy: how it says that it protects its records.
-        notes: what is switched off there, and why.
+        refused_queries: the rule that refuses a query, by the query's name.
+        max_queries: number of queries that it accepts in this run, including past ones; None: no limit.
+        is_trained: whether local training before the first query is done.
+        checkpoints: query numbers of its checkpoints.
+        last_query: number of the last query, -1 before the first.
+        model: class of its model.
+        parameters: number of the model's parameters.
+        architecture: fingerprint of the model's architecture.
+        is_frozen: whether no parameter is trained.
+        needs_public_data: whether it cannot join before it gets the public data; then nothing else is
+            known.
+        versions: versions of its software.
+        privacy: statement of its privacy mechanism.
+        notes: features that are switched off there, and why.
     """
 
     refused_queries: Mapping[str, str]
@@ -56,12 +61,12 @@ class NodeStatus(CheckedOptions):
     notes: Annotated[tuple[str, ...], MaxLen(10)] = ()
 
 
-NOT_JOINED = NodeStatus({}, None, False, (), -1)  # is known of a node that has not joined
+NOT_JOINED = NodeStatus({}, None, False, (), -1)  # status before joining
 
 
 @dataclass(frozen=True)
 class TrainingProgress(CheckedOptions):
-    """How far a node's local training has come."""
+    """Progress of a node's local training, in percent."""
 
     percent: Annotated[int, Interval(ge=0, le=100)]
     is_trained: bool
@@ -69,14 +74,14 @@ class TrainingProgress(CheckedOptions):
 
 @dataclass(frozen=True)
 class ReleaseCost(CheckedOptions):
-    """Under which mechanism a release left, and at which price, as far as the node says it.
+    """Mechanism and privacy cost of a release, as the node states them.
 
     Args:
-        mechanism: its name; empty: not said.
-        cost: events as text and how often each; None: no guarantee.
-        history_hash: a fingerprint of what the node had answered before: the same query after something else is
+        mechanism: name of the mechanism; empty: not stated.
+        cost: number of uses of each event, by the event's text; None: no guarantee.
+        history_hash: hash of the node's history before the release. The same query after another history is
             another release.
-        release_hash: of what left, before masks, sealed by the node's secret; empty: it is not told apart.
+        release_hash: sealed hash of the release before masks; empty: not given.
     """
 
     mechanism: str = ""
@@ -87,18 +92,18 @@ class ReleaseCost(CheckedOptions):
 
 @dataclass(frozen=True)
 class ReleaseReply:
-    """What a node tells with a release: how that left."""
+    """Reply to a query or to output gradients, in addition to the released tensors."""
 
     privacy: ReleaseCost = field(default_factory=ReleaseCost)
 
 
 @dataclass(frozen=True)
 class AgreementCodes(CheckedOptions):
-    """What a node tells each other survivor of a sum, or reveals to the server: digits, by name."""
+    """Codes of secure aggregation by node name: confirmations for other survivors, or revealed keys."""
 
     codes: Annotated[Mapping[str, str], MaxLen(MOST)]
 
 
 ReplyPayload = (
     NodeVersions | NodeStatus | TrainingProgress | ReleaseReply | AgreementCodes | None
-)  # None: nothing, beside what leaves
+)  # None: only released tensors

@@ -1,4 +1,4 @@
-"""The request handler of a group of nodes: a query comes in, answers go out through the gates."""
+"""Request handler of a group of nodes: queries come in, responses are released through the gates."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ from fedstill.protocol.wire_format import Tensors, WireConfig, bytes_by_kind, de
 
 
 class RequestHandler:
-    """Answers queries for a group of nodes, each node's part through its own gate.
+    """Responds to queries for a group of nodes, each node's part through its own gate.
 
-    Asking again under the same number gives the same answer: no handler runs, nothing is counted. That
-    holds too when a gate failed half-way, say on a full disk: what was computed is kept until the next
-    query, and asking again releases what is outstanding.
+    A repeated query with the same number gets the same response: no handler runs, and nothing is counted.
+    This holds too if a gate failed half-way, for example on a full disk: computed tensors are kept until
+    the next query, and a repeated query releases the rest.
 
     Args:
-        last: the last number that each node has served, by name; shared by all that may serve a node, so
-            that it takes none twice.
+        group: the nodes.
+        side: the method's part at the nodes.
+        compute: device and precision.
+        last_numbers: number of the last query of each node, by name; shared by all handlers of a node, so
+            that no number is used twice.
+        wire: number formats of messages; None is float32.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class RequestHandler:
         wire: WireConfig | None = None,
     ) -> None:
         self.group, self.side, self.compute = group, side, compute
-        # What is frozen learns nothing and draws nothing, so that no network that learns is like it.
+        # Frozen parameters are part of the key: frozen and trained networks are never stacked.
         first = group.nodes[0]
         self.stacking_key = tuple(
             (stacking_key(module), first.frozen[role]) for role, module in first.modules.items()
@@ -56,16 +60,16 @@ class RequestHandler:
         self._exchanges = RecentExchanges()
         self._pending: Exchange | None = None
         self._call_handler = QueryHandlers(group, compute)
-        self._failed_query = ""  # the query at which a network may have learned half of what it should
+        self._failed_query = ""  # query at which private training may have stopped half-way
 
     def require_complete_training(self, operation: str) -> None:
-        """Refuse to go on from networks that may have learned half of what they should.
+        """Refuse to continue from networks that may have been trained half-way.
 
-        Nor may such a state be kept: learning for the failed query is paid for once, and would be learned
-        once more on top of it.
+        Nor may such a state be saved: training for the failed query is charged once, and would be repeated
+        on top of it.
 
         Raises:
-            NodeFault: an earlier query failed while a network learned privately for it.
+            NodeFault: an earlier query failed during private training.
         """
         if self._failed_query:
             reason = f"it failed at query {self._failed_query}: the run goes on from an earlier mark"
@@ -73,7 +77,7 @@ class RequestHandler:
 
     @property
     def trains_privately(self) -> bool:
-        """Whether networks here learn privately, which is charged while they compute."""
+        """True if networks here train privately; their training is charged while they compute."""
         return bool(self.group.nodes[0].private_steps)
 
     def respond(
@@ -84,14 +88,16 @@ class RequestHandler:
         differentiable: bool,
         request: SumRequest | None = None,
     ) -> Sequence[Tensors]:
-        """Each node's answer, in the group's order.
+        """Return each node's response, in the group's order.
 
-        That is :meth:`receive`, :meth:`compute_answers` and :meth:`release_answers`.
+        Calls :meth:`receive`, :meth:`compute_responses` and :meth:`release_responses`.
 
         Args:
-            number: that the server gave it, rising from query to query.
-            differentiable: keep what :meth:`pull_back` needs.
-            request: of which nodes a sum is made, where the query is summed.
+            name: name of the query.
+            number: the server's number of the query; it rises from query to query.
+            tensors: tensors that came with the query.
+            differentiable: keep the graph for :meth:`backward`.
+            request: the requested sum if the query is summed.
         """
         self.receive(name, number, tensors, differentiable, request)
         self.compute_responses(number)
@@ -106,18 +112,18 @@ class RequestHandler:
         request: SumRequest | None = None,
         content_hash: str | None = None,
     ) -> None:
-        """Take a query, if it may be answered.
+        """Receive a query and admit it.
 
         Args:
-            content_hash: its fingerprint, where that was taken already.
+            content_hash: digest of the query, if already computed.
 
         Raises:
             ArgumentError: other tensors than the query declares.
-            QueryRefused: a gate's policy forbids it; then no node of the group has answered. What follows
-                from an answer itself may strike later, at its release: its bytes and rows, or its price.
+            QueryRefused: a gate's policy forbids it; then no node of the group has responded. Limits that
+                depend on the response itself (bytes, rows, cost) are checked later, at the release.
             QueryMismatch: the number was used for another query or other content.
-            NodeFault: an earlier query failed while a network learned privately for it, perhaps half of
-                what it should, and that is not paid for.
+            NodeFault: an earlier query failed during private training, which may be incomplete and is not
+                charged.
         """
         self.require_complete_training(name)
         wire_tensors, tensors = tensors, decompress(tensors)
@@ -140,9 +146,7 @@ class RequestHandler:
             node.gate.admit(received_query, query, tensors)
         history_hash = self._hash_history(name, number, wire_tensors, differentiable, request)
         request = self._admit_sum(query, request)
-        for node, received_query in zip(
-            self.group.nodes, received, strict=True
-        ):  # when no more refusal can come
+        for node, received_query in zip(self.group.nodes, received, strict=True):  # after all checks
             node.gate.charge_training(received_query, query, tensors)
         self._pending = Exchange(
             query,
@@ -155,19 +159,21 @@ class RequestHandler:
         )
 
     def compute_responses(self, number: int) -> None:
-        """Compute the answers to what was received, unless they are there already."""
+        """Compute the responses to the received query, unless they exist already."""
         if number in self._exchanges:
             return
         exchange, node = self._pending, self.group.nodes[0]
-        assert exchange is not None  # received before
+        assert exchange is not None
         budgets = node.gate.budgets if self.trains_privately else None
         try:
             if budgets is not None and (exchange.query.trains or exchange.query.span is not None):
                 self._compute_with_private_training(budgets, exchange)
             else:
                 self._compute_outputs(exchange)
-        except BaseException:  # it may have changed networks: no later answer passes for one without it
-            event = f"{number} {exchange.content_hash}{exchange.query_history_hash} failed"  # of which masks know more than its content
+        except (
+            BaseException
+        ):  # networks may have changed: later responses must differ from those without this query
+            event = f"{number} {exchange.content_hash}{exchange.query_history_hash} failed"  # masks depend on more than the content
             for member in self.group.nodes:
                 member.history_hash, member.query_history_hash = (
                     chain_digest(member.history_hash, event),
@@ -180,10 +186,10 @@ class RequestHandler:
         self._store_exchange(number, exchange)
 
     def release_responses(self, number: int) -> Sequence[Tensors]:
-        """Each node's answer, in the group's order, through its gate.
+        """Return each node's response, in the group's order, through its gate.
 
         Raises:
-            QueryMismatch: some are outstanding, and a later query has been answered meanwhile.
+            QueryMismatch: some responses are outstanding, and a later query was computed meanwhile.
         """
         exchange = self._exchanges[number]
         if exchange.is_graph_freed and len(exchange.releases) < len(self.group.nodes):
@@ -202,25 +208,27 @@ class RequestHandler:
         exchange.tensors = {}
         return exchange.releases
 
-    # What a node does more whose answers leave under masks (:mod:`fedstill.node.masked_handler`). In the
-    # server's own process there are none, and sums need nothing more.
+    # Overridden under secure aggregation (:mod:`fedstill.node.masked_handler`). In the
+    # server's own process there are no masks.
 
     def _hash_history(
         self, name: str, number: int, tensors: Tensors, differentiable: bool, request: SumRequest | None
     ) -> str:
-        """A fingerprint of a query and of what was asked before."""
+        """Return a hash of a query and of all earlier queries; empty without masks."""
         return ""
 
     def _admit_sum(
         self, query: Query, request: SumRequest | None, output_gradients: Iterable[Tensors] = ()
     ) -> SumRequest | None:
-        """The sum that an answer, or gradients pulled back, may become a part of."""
+        """Return the sum to which a response, or input gradients, may contribute."""
         return request
 
     def _sum_contribution(
         self, node: Node, request: SumRequest | None, exchange: Exchange, gradients: Tensors | None = None
     ) -> SumContribution | None:
-        """How a node's answer or gradient becomes a part of a sum; None: it leaves by itself."""
+        """Return the conversion of a node's response or gradient into a contribution to a sum; None: no
+        sum.
+        """
         if not exchange.query.sums or request is None:
             return None
         budgets = node.gate.budgets
@@ -230,12 +238,18 @@ class RequestHandler:
     def backward(
         self, number: int, output_gradients: Mapping[str, Tensors], request: SumRequest | None = None
     ) -> Mapping[str, Tensors]:
-        """Pull gradients that reached the answer, by node and name, back through each node's networks:
-        :meth:`compute_gradients` and :meth:`release_gradients`.
+        """Compute and release input gradients from gradients of the outputs.
+
+        Calls :meth:`compute_gradients` and :meth:`release_gradients`.
+
+        Args:
+            number: number of the query.
+            output_gradients: gradients of the loss with respect to the response, by node and name.
+            request: the requested sum if the query is summed.
 
         Returns:
-            By node, the gradients by the names of the query's inputs, ``(B, ...)``. Nodes of the group
-            that were given none release nothing.
+            Input gradients by node and by ``d/dNAME`` of the query's inputs, ``(B, ...)``. Nodes without
+                output gradients release nothing.
         """
         self.compute_gradients(number, output_gradients, request)
         return self.release_gradients(number, output_gradients)
@@ -247,21 +261,19 @@ class RequestHandler:
         request: SumRequest | None = None,
         content_hashes: Mapping[str, str] | None = None,
     ) -> None:
-        """Compute the gradients of the inputs, unless they are there already.
+        """Compute the input gradients, unless they exist already.
 
         Args:
-            content_hashes: fingerprints of what is pulled, by node, where they were taken already.
+            content_hashes: digests of the output gradients by node, if already computed.
 
         Raises:
-            QueryMismatch: the query was pulled with other gradients, or is not known any more: pull
-                one back before asking the next.
-            QueryRefused: gradients that do not belong to its answer.
+            QueryMismatch: other gradients came for this query before, or the query is no longer known. Send
+                gradients before the next query.
+            QueryRefused: gradients that do not belong to the response.
         """
         first = self.group.nodes[0].name
         exchange = self._exchanges.get(number)
-        if exchange is None or len(exchange.releases) < len(
-            self.group.nodes
-        ):  # refused: no gradient of it leaves
+        if exchange is None or len(exchange.releases) < len(self.group.nodes):  # refused: no gradients either
             raise QueryMismatch(first, "unknown", number)
         name = exchange.query.name
         queries = {node.name: query for node, query in zip(self.group.nodes, exchange.received, strict=True)}
@@ -278,21 +290,21 @@ class RequestHandler:
             if received != exchange.received_gradients or request != exchange.gradient_sum_request:
                 raise QueryMismatch(first, name, number)
             return
-        if not exchange.outputs:  # pulled only after the next query
+        if not exchange.outputs:  # the next query has freed the graph
             raise QueryMismatch(first, name, number)
         for node, gradients in output_gradients.items():
             check_output_gradients(exchange, node, gradients)
         request = self._admit_sum(exchange.query, request, output_gradients.values())
         exchange.input_gradients = compute_input_gradients(exchange, self.group.nodes, output_gradients)
-        if not exchange.input_gradients:  # asked without gradients, or of what no input reaches
+        if not exchange.input_gradients:  # no graph, or the outputs do not depend on the inputs
             raise QueryMismatch(first, name, number)
         exchange.received_gradients, exchange.gradient_sum_request = received, request
-        exchange.inputs, exchange.outputs = {}, {}  # the graph has done its work
+        exchange.inputs, exchange.outputs = {}, {}  # free the graph
 
     def release_gradients(
         self, number: int, output_gradients: Mapping[str, Tensors]
     ) -> Mapping[str, Tensors]:
-        """The gradients of those nodes that were given some, through their gates."""
+        """Return the input gradients of the nodes with output gradients, through their gates."""
         exchange = self._exchanges[number]
         input_names = exchange.query.differentiable
         for row, node in enumerate(self.group.nodes):
@@ -311,13 +323,16 @@ class RequestHandler:
         return {node: exchange.released_gradients[node] for node in output_gradients}
 
     def _compute_with_private_training(self, budgets: RunBudgets, exchange: Exchange) -> None:
-        """Compute where a network learns privately first, and that is charged.
+        """Compute a response that needs private training first, which is charged.
 
-        What was learned before, as before a stop, is learned again with the same draws, and costs nothing
-        if it comes out the same to the last bit. If it does not (other threads, another machine), no draw may
-        serve twice: it is another attempt, on other records with other noise, and charged as such.
+        Training that was interrupted is repeated with the same random numbers, and costs nothing if the
+        result is equal to the last bit. If it differs (other threads, another machine), no random number
+        may be used twice: it is another attempt, with other records and other noise, and charged as such.
         """
-        (node,), (received,) = self.group.nodes, exchange.received  # who learns privately is computed alone
+        (node,), (received,) = (
+            self.group.nodes,
+            exchange.received,
+        )  # nodes with private training form their own groups
         attempt, is_known = budgets.last_attempt(received, exchange.query, exchange.tensors)
         state_before = copy.deepcopy(node.state_dict()) if is_known else {}
         self._failed_query = f"{received.number} ({exchange.query.name})"
@@ -327,8 +342,8 @@ class RequestHandler:
                 self._compute_outputs(exchange, attempt)
             except Exception as error:
                 if any(remaining for _, remaining in (node.remaining_private_steps or {}).values()):
-                    raise  # half of it, which the whole will tell no less of
-                failure = error  # which tells of what was learned, too
+                    raise  # incomplete: the repeated attempt reveals no less
+                failure = error  # the failure depends on the training, too
             received = replace(received, training_hash=budgets.fingerprint("learned", node.private_state()))
             if budgets.is_reproduced(received, exchange.query, attempt):
                 break
@@ -341,7 +356,7 @@ class RequestHandler:
         exchange.received = [received]
 
     def _compute_outputs(self, exchange: Exchange, attempt: int = 0) -> None:
-        """A handler's inputs and outputs, ``(G, ...)`` each."""
+        """Compute a handler's inputs and outputs, ``(G, ...)`` each."""
         query, number = exchange.query, exchange.received[0].number
         values_by_name = query.decode_inputs(exchange.tensors)
         inputs = {
@@ -354,7 +369,7 @@ class RequestHandler:
             key: value.item() if isinstance(value, torch.Tensor) else value for key, value in scalars.items()
         }
         first_node = self.group.nodes[0]
-        # Of responses with few digits, such as bfloat16's, a sum reveals more than of those with many.
+        # Sums of responses with few digits, such as bfloat16's, reveal more than sums of precise ones.
         compute = self.compute.as_float32 if query.finite_differences or query.sums_outputs else self.compute
         for node in self.group.nodes:
             node.query_context_hash = chain_digest(
@@ -368,13 +383,15 @@ class RequestHandler:
             compute.step(first_node.seed, first_node.name, query.name, number),
             torch.set_grad_enabled(exchange.differentiable),
         ):
-            self.group.module("model").train(False)  # nodes answer with models as used, not as they learn
+            self.group.module("model").train(False)  # evaluation mode
             exchange.inputs = inputs
             outputs = self._call_handler(query, number, inputs, values)
             exchange.outputs = query.encode_response(outputs, len(self.group))
 
     def _copy_per_node(self, tensor: torch.Tensor, differentiable: bool) -> torch.Tensor:
-        """One copy a node, so that each node's gradient is its own: ``(B, ...)`` to ``(G, B, ...)``."""
+        """Return one copy per node, ``(B, ...)`` to ``(G, B, ...)``, so that each node has its own
+        gradient.
+        """
         copies = tensor.detach().unsqueeze(0).expand(len(self.group), *tensor.shape)
         return copies.requires_grad_() if differentiable else copies
 
@@ -392,7 +409,7 @@ def _receive(
     budgets = node.gate.budgets
     if budgets is not None and "model" in node.private_steps and not node.history_hash:
         node.pretraining_hash = budgets.fingerprint("origin", node.model.state_dict())
-        node.history_hash = node.pretraining_hash  # all that it will answer follows from this
+        node.history_hash = node.pretraining_hash  # all responses depend on this
     history_hash = "" if query.constant else node.history_hash
     return ReceivedQuery(
         number, query.name, content_hash, history_hash, received_bytes, node.pretraining_hash

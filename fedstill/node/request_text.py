@@ -1,4 +1,4 @@
-"""What a node's owner reads of a run that asks for approval."""
+"""Texts for a node's owner about a run that waits for approval."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstill.protocol.queries import NodeSetting, placeholder_public
 
 
 def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
-    """What is to be known of a request, in lines by what they are about."""
+    """Return the facts of a request as texts by topic."""
     description, run = request.requested, request.requested.table
     method, spec, public = dict(run["method"]), run["spec"], run["public"]
     planned_queries = []
@@ -65,8 +65,9 @@ def describe_request(request: ApprovalRequest) -> dict[str, str | list[str]]:
 
 
 def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str, str]:
-    """The rules of ``node.toml`` by which some of what was asked is refused whatever its owner approves, by
-    query; what its budgets or its model refuse is not among them."""
+    """Return the queries that ``node.toml`` refuses despite an approval, and their rules; without refusals
+    by budget or model.
+    """
     table = request.requested.table
     spec, method = read_table(InputSpec, table["spec"], "spec."), dict(table["method"])
     config = read_table(METHODS[method.pop("name")], method, "method.")
@@ -82,7 +83,7 @@ def always_refused_queries(request: ApprovalRequest, file: NodeFile) -> dict[str
 
 
 def describe_log_line(line: Mapping[str, Any]) -> str:
-    """What a line of the security log is about, and why it was written."""
+    """Return subject and reason of a line of the security log."""
     subject = " ".join(str(line[name]) for name in ("run", "query") if line.get(name))
     if line.get("server"):
         subject = f"{subject} of {line['server']}"

@@ -1,9 +1,9 @@
 """Requests for approval and the owner's decisions: one file per description and server, in ``requests/``.
 
-A server that asks for a run without approval is refused, and its description is kept for the owner to read.
-An approval is of one description, by its SHA-256, for one server, by its identity, and under the protection
-that ``node.toml`` had then: what differs in a single option is another description. The same description from
-another server is another request, which changes nothing of the first one and counts against other limits.
+A run without approval is refused, and its description is stored for the owner. An approval holds for one
+description (by its SHA-256), one server (by its identity) and the privacy configuration of that time. A
+single changed option makes another description. The same description from another server is another
+request, which does not change the first one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fedstill.protocol.run_plan import RunDescription
 
 FOLDER = "requests"
 WAITS, APPROVED, USED, REJECTED = "waits", "approved", "used", "rejected"
-MAX_WAITING_PER_SERVER = 20  # of one server, which could fill the owner's list with them
-MAX_WAITING = 500  # of all servers: one that changes its key could fill the disk with them
+MAX_WAITING_PER_SERVER = 20  # a server could fill the owner's list
+MAX_WAITING = 500  # of all servers: one with changing keys could fill the disk
 MAX_DESCRIPTION_BYTES = 1_000_000  # bytes of a description
 # Digits of a SHA-256 that name a request, and that approve it: a server can make a description that agrees
 # with another in few of them.
 MIN_DIGITS, MIN_DIGITS_TO_APPROVE = 8, 32
-UNPROVEN = "none"  # what names a server without a proven identity
+UNPROVEN = "none"  # name of a server without a proven identity
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class ApprovalRequest:
     """Request of one server, and the owner's decision.
 
     Args:
-        description: the run's, as canonical text.
-        run: the name of the latest that asked.
-        server: identity of the server that asked, as ``Host.asker`` has it; empty: nothing proves it.
-        requested_at: when, in UTC.
-        state: ``waits``, ``approved``, ``used`` (for the one run that it was good for) or ``rejected``.
-        protection: of ``node.toml`` when it was approved, as canonical text.
-        runs: names of those runs of this server that have begun under it.
+        description: the run's description, as canonical text.
+        run: name of the latest run with this description.
+        server: identity of the server, as in ``NodeService.server_fingerprint``; empty: no proof.
+        requested_at: time of the request, in UTC.
+        state: ``waits``, ``approved``, ``used`` (for its one run) or ``rejected``.
+        protection: privacy configuration at the time of approval, as canonical text.
+        runs: names of this server's runs under the approval.
     """
 
     description: str
@@ -63,24 +63,25 @@ class ApprovalRequest:
 
     @property
     def requested(self) -> RunDescription:
-        """What is asked for."""
+        """Description of the requested run."""
         return RunDescription(json.loads(self.description))
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the description."""
+        """SHA-256 of the description."""
         return self.requested.sha256
 
     @property
     def server_name(self) -> str:
-        """The server, in words."""
+        """The server as shown to the owner."""
         return server_label(self.server)
 
 
 class ApprovalRequests:
-    """The requests in a node's folder.
+    """Requests in a node's folder.
 
     Args:
+        folder: the node's folder.
         file: its ``node.toml``.
     """
 
@@ -91,10 +92,10 @@ class ApprovalRequests:
     # --- at the node -------------------------------------------------------------------------------------
 
     def require_approved(self, run: str, description: RunDescription, server: str) -> None:
-        """Refuse a run that the owner has not approved, and keep it for the owner to read.
+        """Refuse a run that the owner has not approved, and store its description for the owner.
 
         Raises:
-            QueryRefused: it waits, was rejected, or was approved under another protection.
+            QueryRefused: it waits, was rejected, or was approved under another privacy configuration.
         """
         sha256 = description.sha256
         with self._locked():
@@ -110,7 +111,7 @@ class ApprovalRequests:
         self._refuse("join", sha256, state)
 
     def require_still_approved(self, run: str, server: str, sha256: str, query: str) -> None:
-        """Refuse a query once the owner has taken back what was approved, with QueryRefused."""
+        """Refuse a query once the owner has withdrawn the approval, with QueryRefused."""
         with self._locked():
             state = self._state(self._read(_file_stem(sha256, server)), run)
         if state != APPROVED:
@@ -120,7 +121,7 @@ class ApprovalRequests:
         if request is None or request.state == REJECTED:
             return WAITS if request is None else REJECTED
         is_granted = request.state == APPROVED
-        if self._file.policy.approve == EACH_RUN:  # it was said of this one
+        if self._file.policy.approve == EACH_RUN:  # the approval holds for one run
             is_granted = is_granted and request.run == run
         if not is_granted and run not in request.runs:
             return WAITS
@@ -150,10 +151,10 @@ class ApprovalRequests:
             raise QueryRefused(self._file.name, "join", rule)
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         new = ApprovalRequest(description.text, run, server, now)
-        if previous is not None:  # under which other runs may be at work
+        if previous is not None:  # other runs may depend on the earlier approval
             new = replace(new, runs=previous.runs, protection=previous.protection)
         self._write(new)
-        earlier = "" if previous is None or previous.state == WAITS else previous.state  # it waits again
+        earlier = "" if previous is None or previous.state == WAITS else previous.state
         why = f"approve = {self._file.policy.approve!r}"
         self._log.write_once("waits", server, why, run=run, description=sha256, earlier=earlier)
 
@@ -163,7 +164,7 @@ class ApprovalRequests:
     # --- for the owner -----------------------------------------------------------------------------------
 
     def list_all(self) -> list[ApprovalRequest]:
-        """All requests, the latest first; no lock is taken."""
+        """Return all requests, the latest first, without a lock."""
         read = (self._read(path.stem) for path in sorted(self._folder.glob("*.json")))
         found = [request for request in read if request is not None]
         return sorted(found, key=lambda request: request.requested_at, reverse=True)
@@ -204,7 +205,7 @@ class ApprovalRequests:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """No other process decides or asks meanwhile."""
+        """Hold the lock of the requests; no other process decides or requests meanwhile."""
         private_files.make_folder(self._folder)
         with open(self._folder / "lock", "ab", opener=private_files.private_opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -229,27 +230,29 @@ class ApprovalRequests:
 
 
 def _file_stem(sha256: str, server: str) -> str:
-    """The file of a request, without its ending: one for each description and server."""
+    """Return the file name of a request, without its suffix: one per description and server."""
     return f"{sha256}-{hashlib.sha256(server.encode()).hexdigest()[:32]}"
 
 
 def server_label(server: str) -> str:
-    """An identity in words: its fingerprint, or that there is none."""
+    """Return a server's fingerprint, or a text if there is none."""
     return server or "a server that nothing proves"
 
 
 def requires_approval(file: NodeFile) -> bool:
-    """Whether a node's runs need its owner's approval."""
+    """Return whether a node's runs need its owner's approval."""
     return file.policy.approve != POLICY
 
 
 def find_description(
     requests: Sequence[ApprovalRequest], sha256: str, min_digits: int = MIN_DIGITS
 ) -> list[ApprovalRequest]:
-    """The requests of the one description whose SHA-256 begins so, one per server.
+    """Return the requests of the one description whose SHA-256 has this prefix, one per server.
 
     Args:
-        min_digits: digits that are needed.
+        requests: all requests.
+        sha256: first digits of the SHA-256.
+        min_digits: minimum number of digits.
 
     Raises:
         ArgumentError: there is no such description, or there are several.
@@ -268,14 +271,16 @@ def find_description(
 def find_request(
     requests: Sequence[ApprovalRequest], sha256: str, server: str | None, min_digits: int = MIN_DIGITS
 ) -> ApprovalRequest:
-    """The request of one description by one server.
+    """Return the request of one description by one server.
 
     Args:
-        server: its whole identity, empty or ``none`` for one that nothing proves; None: the only one.
-        min_digits: digits of the SHA-256 that are needed.
+        requests: all requests.
+        sha256: first digits of the SHA-256.
+        server: its whole identity, empty or ``none`` for a server without proof; None: the only one.
+        min_digits: minimum number of digits of the SHA-256.
 
     Raises:
-        ArgumentError: none fits, or several servers ask for the description and none is named.
+        ArgumentError: none fits, or there are several servers and none is given.
     """
     matches = find_description(requests, sha256, min_digits)
     servers = " or ".join(sorted(request.server or UNPROVEN for request in matches))

@@ -1,4 +1,4 @@
-"""What pays for a node's releases: budgets of a run and of its data, by what the audit log says was spent."""
+"""Budgets of a node: of one run and of its data, checked against the audit log's totals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,19 @@ from fedstill.protocol.wire_format import Tensors
 
 
 class RunBudgets:
-    """Budgets of one node in one run, held against what the audit log says of its payer.
+    """Privacy budgets of one node in one run, checked against the spending of its payer.
 
-    Nodes with one payer share its budgets, and what each of them releases is charged, however alike they are.
+    Nodes with one payer share its budgets. Each of their releases is charged, however equal they are.
+
+    Args:
+        mechanism: the node's privacy mechanism.
+        audit: the audit log.
+        run: name of the run.
+        payer: whose budgets are charged.
+
+    Attributes:
+        run_budget, total_budget: budgets of the run and of all runs.
+        initial_training_cost: cost of local training before the first query; None: no guarantee.
     """
 
     def __init__(self, mechanism: PrivacyMechanism, audit: AuditLog, run: str, payer: str) -> None:
@@ -30,27 +40,27 @@ class RunBudgets:
         self.total_budget = Budget(*config.total_budget, config.accountant)
         self.initial_training_cost = total_cost(mechanism.initial_training_costs())
         self._refusal_reasons: dict[str, str | None] = {}
-        self._charged_hashes: set[str] = set()  # what was learned before the first query, by fingerprint
+        self._charged_hashes: set[str] = set()  # charged training before the first query, by hash
 
     def seal(self, text: str) -> str:
-        """A fingerprint that differs from run to run, and that nobody can make without the node's secret."""
+        """Return a hash that differs from run to run and that requires the node's secret."""
         return self.mechanism.seal(text)
 
     def fingerprint(self, label: str, tensors: Tensors) -> str:
-        """A fingerprint of what a node has learned, sealed."""
+        """Return a sealed hash of trained weights."""
         return self.seal(digest(label, dict(tensors)))
 
     # --- before anything is computed --------------------------------------------------------------------
 
     def refusal_reason(self, query: Query) -> str | None:
-        """Why a query, or the run that its method declares, can never be paid for, or None."""
+        """Return the reason why a query, or the declared run, can never be paid, or None."""
         if query.name not in self._refusal_reasons:
             self._refusal_reasons[query.name] = no_guarantee_reason(self.mechanism, query)
         return self._refusal_reasons[query.name] or self.over_budget
 
     @cached_property
     def over_budget(self) -> str | None:
-        """Why the run as declared cannot be paid for; what can be, its budgets know from then on."""
+        """Reason why the declared run exceeds a budget, or None; computed once."""
         for query in self.mechanism.side.queries.values():
             if (reason := no_guarantee_reason(self.mechanism, query)) is not None:
                 return f"{reason}, in query {query.name}"
@@ -66,10 +76,10 @@ class RunBudgets:
         return None
 
     def require_affordable(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> None:
-        """Refuse a query whose answer could not be paid for, before anything is computed.
+        """Refuse a query whose response would exceed a budget, before anything is computed.
 
         Raises:
-            QueryRefused: saying what is left, and what it would have cost.
+            QueryRefused: with the remaining budget and the cost.
         """
         shapes = self.mechanism.expected_shapes(query, inputs)[RESPONSE]
         cost = total_cost(self.mechanism.query_costs(query, RESPONSE, shapes, inputs))
@@ -84,24 +94,28 @@ class RunBudgets:
             )
         training_cost = total_cost(self.mechanism.training_costs(query, inputs))
         if cost is not None and training_cost and self.charged_attempts(received, query, inputs):
-            cost = cost - training_cost  # the answer was lost, and is asked for again
+            cost = cost - training_cost  # repeated query: its training is charged already
         self.require_within_budget(self.audit.spending(self.payer, self.run), cost, query.name)
 
-    # --- what networks learn for a release --------------------------------------------------------------
+    # --- private training -------------------------------------------------------------------------------
 
     def charged_attempts(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> int:
-        """How often learning for this query has been charged: once for each result that differs."""
+        """Return how many times training for this query was charged: once for each different result."""
         if total_cost(self.mechanism.training_costs(query, inputs)) == PrivacyCost():
             return 0
         return self._siblings(self._training_entry(received, query, inputs, 0))
 
     def last_attempt(self, received: ReceivedQuery, query: Query, inputs: Tensors) -> tuple[int, bool]:
-        """The last attempt at learning for a query that is charged, and whether its result is known."""
+        """Return the index of the last charged attempt at training for a query, and whether its result is
+        known.
+        """
         attempt = max(self.charged_attempts(received, query, inputs) - 1, 0)
         return attempt, self._siblings(self._result_entry(received, query, 0)) > attempt
 
     def is_reproduced(self, received: ReceivedQuery, query: Query, attempt: int) -> bool:
-        """Whether an attempt came out as it did before, to the last bit; the first time, write that down."""
+        """Return whether an attempt gave the same result as before, to the last bit; the first result is
+        entered in the log.
+        """
         result = self._result_entry(received, query, attempt)
         if self._siblings(result) > attempt:
             return self._is_written(result)
@@ -109,20 +123,20 @@ class RunBudgets:
         return True
 
     def charge_training(self, received: ReceivedQuery, query: Query, inputs: Tensors, attempt: int) -> None:
-        """Charge what networks learn from the records for a query, before they do: on disk, or not at all.
+        """Charge private training for a query before it begins: on disk, or not at all.
 
-        Each ``attempt``, after others with other results, is paid for.
+        Each ``attempt`` after others with other results is charged.
 
         Raises:
-            QueryRefused: it cannot be paid for.
-            AuditError: the log is not what it was, and its owner has not settled that.
+            QueryRefused: it exceeds a budget.
+            AuditError: the log has a fault that its owner has not accepted.
         """
         if total_cost(self.mechanism.training_costs(query, inputs)) != PrivacyCost():
             self.charge_initial_training(received)
             self._charge(self._training_entry(received, query, inputs, attempt), query.name)
 
     def charge_initial_training(self, received: ReceivedQuery) -> None:
-        """Charge the training before the first query, from which all that leaves follows."""
+        """Charge training before the first query, on which all releases depend."""
         if (
             self.initial_training_cost != PrivacyCost()
             and received.pretraining_hash not in self._charged_hashes
@@ -131,7 +145,7 @@ class RunBudgets:
             self._charged_hashes.add(received.pretraining_hash)
 
     def has_trained(self) -> bool:
-        """Whether the training before the first query has been paid for, whatever it has given."""
+        """Return whether training before the first query was charged, with any result."""
         return self._siblings(self._initial_training_entry("")) > 0
 
     def _training_entry(self, received: ReceivedQuery, query: Query, inputs: Tensors, attempt: int) -> Entry:
@@ -193,10 +207,10 @@ class RunBudgets:
         cost = None if entry.no_guarantee else cost_from_dict(entry.cost)
         self.audit.charge(entry, lambda spending: self.require_within_budget(spending, cost, query))
 
-    # --- whether it can be paid -------------------------------------------------------------------------
+    # --- budget checks ----------------------------------------------------------------------------------
 
     def require_within_budget(self, spending: Spending, cost: PrivacyCost | None, query: str) -> None:
-        """Refuse what would pass a budget, with :class:`QueryRefused`."""
+        """Refuse a charge that would exceed a budget, with :class:`QueryRefused`."""
         try:
             self._require_same_unit(spending)
             self.run_budget.check(cost_from_dict(spending.run_events), cost)
@@ -205,8 +219,9 @@ class RunBudgets:
             raise QueryRefused(self.mechanism.node, query, f"privacy budget: {error}") from error
 
     def _require_same_unit(self, spending: Spending) -> None:
-        """What left without a guarantee has no price that a budget could have paid, and what was paid for
-        another unit, a record in the place of a patient, adds up with nothing."""
+        """Refuse further charges after releases without a guarantee, or after charges in another privacy
+        unit (records instead of patients): neither can be added to a budget.
+        """
         if spending.run_no_guarantee and self.run_budget.epsilon < math.inf:
             advice = "allowed is a new run, or privacy.epsilon = inf"
             raise UnprotectedReleases(

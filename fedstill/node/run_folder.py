@@ -1,7 +1,4 @@
-"""What a node keeps on disk of one run: with what it was begun, its salt, and states to go back to.
-
-And how much of the disk all runs may take.
-"""
+"""A node's files of one run: its setup, its salt and its checkpoints; and the disk space of all runs."""
 
 from __future__ import annotations
 
@@ -26,15 +23,23 @@ from fedstill.node.security_log import size as size_of_log
 from fedstill.protocol.run_plan import PLAN_FILE
 from fedstill.protocol.wire_format import tensor_bytes
 
-RUNS, PUBLIC = "runs", "public"  # folders of a node in which a server's messages leave something
+RUNS, PUBLIC = "runs", "public"  # folders that a server's messages can fill
 FREE_SPACE_ADVICE = "the node's owner moves folders of finished runs out of runs/"
 TRAINING_STATE, RELEASED_COUNTS, SALT = "learning.safetensors", "told.safetensors", "salt"
-MAX_CHECKPOINTS = 2  # kept: a server stopped between its nodes' marks and its own goes back to the one before
+MAX_CHECKPOINTS = 2  # a server stopped between its nodes' checkpoints and its own returns to the previous one
 
 
 class RunFolder:
-    """The folder of one run at a node; all other runs do not grow meanwhile. ``saved_at`` is when a state last
-    was.
+    """Folder of one run at a node; other runs do not grow meanwhile.
+
+    Args:
+        folder: the node's folder.
+        file: its ``node.toml``.
+        run: name of the run.
+
+    Attributes:
+        path: folder of the run.
+        saved_at: time of the last saved state.
 
     Raises:
         QueryRefused: it would be a new run, and there are too many, or too large ones, already.
@@ -42,7 +47,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, file: NodeFile, run: str) -> None:
         self.path, self.saved_at = folder / RUNS / run, time.monotonic()
-        self._salt = secrets.token_hex(16)  # of a run that has none yet
+        self._salt = secrets.token_hex(16)  # for a new run
         self._folder, self._node, self._policy = folder, file.name, file.policy
         self._audit = audit_file.audit_path(file, folder)
         runs = [path for path in (folder / RUNS).glob("*") if path.is_dir()]
@@ -56,9 +61,9 @@ class RunFolder:
             self.require_space("join")
 
     def require_space(self, query: str, extra_bytes: int = 0) -> None:
-        """Refuse what would write ``extra_bytes`` bytes for a query to a disk without room: QueryRefused."""
+        """Refuse a query that would write ``extra_bytes`` to a full disk, with QueryRefused."""
         limit = self._policy.max_disk
-        # What SQLite has not yet moved from its log of writes to the file is on the disk, too.
+        # SQLite's write-ahead log counts, too.
         files = (self._audit, self._audit.with_name(f"{self._audit.name}-wal"))
         logged = sum(file.stat().st_size for file in files if file.exists()) + size_of_log(self._folder)
         if limit and self._other_bytes + _bytes_on_disk(self.path) + logged + extra_bytes >= limit:
@@ -67,16 +72,17 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it has been begun here."""
+        """True if the run has begun here."""
         return (self.path / PLAN_FILE).exists()
 
     def salt(self) -> str:
-        """A run's own part of what names its noise: made up once, kept here by :meth:`bind`, told to nobody.
+        """Return the run's secret part of its noise names: generated once, stored by :meth:`bind`.
 
-        The nodes of a rehearsal have one for all runs in their folder: so it gives a simulation's figures.
+        The nodes of a rehearsal have one salt for all runs in their folder, so that they reproduce a
+        simulation's metrics.
 
         Raises:
-            RunFolderError: the run's own is damaged: its noise would be another, or anybody's.
+            RunFolderError: the run's salt is damaged: its noise would differ, or be predictable.
         """
         path = self._folder / SALT
         if not path.exists():
@@ -91,29 +97,30 @@ class RunFolder:
 
     @property
     def begun_by(self) -> str | None:
-        """The identity of the server that began it; None: it has not begun, or that was not written down.
+        """Identity of the server that began the run; None: it has not begun, or that was not recorded.
 
         Raises:
-            RunFolderError: what was kept is damaged.
+            RunFolderError: the record is damaged.
         """
         server = read_object(self.path / PLAN_FILE).get("server") if self.has_begun else None
         return None if server is None else str(server)
 
     def bind(self, facts: Mapping[str, Any], has_released: bool, server: str = "") -> str | None:
-        """Keep what a run was begun with. With other options, data or model the same query would have
-        another answer, which the audit log takes for one that has left already.
+        """Record the setup of a run. With other options, data or model the same query would have another
+        response, which the audit log takes for the earlier one.
 
-        What nothing has left of binds nothing: its owner may change options until the first answer. What was
-        learned by then, under the old ones, goes.
+        Before the first release the owner may change options; states trained with the old ones are deleted.
 
         Args:
-            server: the identity of the server that begins it; a run that is known keeps its first one.
+            facts: plan, data, model and options, as texts or hashes.
+            has_released: whether anything was released.
+            server: identity of the server that begins the run; a known run keeps its first one.
 
         Returns:
-            What is other than it was, where answers have left; else None.
+            The names of changed facts if anything was released; else None.
 
         Raises:
-            RunFolderError: what was kept is damaged.
+            RunFolderError: the record is damaged.
         """
         path = self.path / PLAN_FILE
         first_server, text = self.begun_by, json.dumps(facts, sort_keys=True)
@@ -138,37 +145,37 @@ class RunFolder:
         return None
 
     def save_state(self, name: str, state: Any) -> None:
-        """Keep a state; :class:`QueryRefused` where there is no room on the disk."""
+        """Save a state; :class:`QueryRefused` if the disk is full."""
         self.require_space("save_checkpoint", _state_bytes(state))
         save_state(self.path / name, state)
         self.saved_at = time.monotonic()
 
     def load_state(self, name: str) -> Any:
-        """A state that was kept; None if it was not."""
+        """Return a saved state; None if there is none."""
         path = self.path / name
         return load_state(path) if path.exists() else None
 
-    # --- marks: states before a query ----------------------------------------------------------------
+    # --- checkpoints: states before a query ---------------------------------------------------------------
 
     def checkpoints(self) -> list[int]:
-        """Before which queries a state is kept; :class:`RunFolderError` where a file is of none."""
+        """Return the query numbers of all checkpoints; :class:`RunFolderError` if a file has another name."""
         return checkpoints_in(self.path)
 
     def save_checkpoint(self, query_number: int, state: Any) -> None:
-        """Keep the state before a query, and of older ones only the last."""
+        """Save the state before a query; keep the last :data:`MAX_CHECKPOINTS`."""
         self.save_state(checkpoint_name(query_number), state)
         for old in self.checkpoints()[:-MAX_CHECKPOINTS]:
             (self.path / checkpoint_name(old)).unlink()
 
     def delete_checkpoints_after(self, query_number: int) -> None:
-        """Delete the states of a time that is undone."""
+        """Delete the checkpoints of later queries."""
         for later in self.checkpoints():
             if later > query_number:
                 (self.path / checkpoint_name(later)).unlink()
 
 
 def checkpoints_in(folder: Path) -> list[int]:
-    """See :meth:`RunFolder.marks`, of a folder of that run."""
+    """Return the query numbers of the checkpoints in a run's folder; see :meth:`RunFolder.checkpoints`."""
     numbers = []
     for path in folder.glob("mark-*.safetensors"):
         if (match := re.fullmatch(r"mark-([0-9]{1,10})\.safetensors", path.name)) is None:
@@ -178,7 +185,7 @@ def checkpoints_in(folder: Path) -> list[int]:
 
 
 def checkpoint_name(query_number: int) -> str:
-    """The file of the state before a query."""
+    """Return the file name of a checkpoint."""
     return f"mark-{query_number}.safetensors"
 
 
@@ -198,7 +205,7 @@ def _state_bytes(state: Any) -> int:
 
 
 def _bytes_on_disk(folder: Path) -> int:
-    """Bytes of all files in a folder and those below it; of a file that is deleted meanwhile none."""
+    """Return the bytes of all files below a folder, without files deleted meanwhile."""
     total = 0
     for directory, _, names in os.walk(folder):
         for name in names:

@@ -1,7 +1,7 @@
-"""What protects one node's records in one run: a rule for each tensor that leaves, noise, and prices.
+"""Privacy mechanism of one node in one run: a rule for each released tensor, noise, and costs.
 
-It follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and from what the method
-declares of its queries. It releases nothing and writes nothing: that is the gate's part.
+It follows from the owner's :class:`~fedstill.privacy.config.PrivacyConfig` and the method's declared
+queries. It releases and writes nothing; the gate does.
 """
 
 from __future__ import annotations
@@ -33,28 +33,34 @@ from fedstill.tasks import Task
 
 Shape = tuple[int, ...]
 
-MAP_COUNT_SENSITIVITY = (
-    1.01  # what an image's shares move all counts by: 1, and what rounding in float64 may add to it
-)
+MAP_COUNT_SENSITIVITY = 1.01  # L1 sensitivity of class shares of an image: 1, plus float64 rounding
 
 
 class PrivacyMechanism:
-    """Rules and prices of one node, of so many examples.
+    """Rules and costs of one node with a number of examples.
 
     Args:
-        secret: keys the noise.
-        salt: of the run, so that no two runs have equal noise, however alike they are.
-        group: the column by which records belong together, where more than one is protected at once.
+        node: name of the node.
+        config: the owner's privacy options.
+        side: the method's queries.
+        local: options of local training.
+        examples: number of the node's examples (groups count as configured).
+        task: the task.
+        secret: key of the noise.
+        salt: random text of the run, so that no two runs have equal noise.
+        group: column of the records' group (a patient, for example) if several records are protected
+            together.
 
     Attributes:
-        noise_levels: of noise, as it is drawn.
-        setup_hash: a fingerprint of all that its answers follow from (data, model, method, options), so that
-            equal noise is never on two different answers. To be set before anything is drawn.
-        unit: what a price protects together, as the audit log has it (:meth:`.PrivacyConfig.unit`).
-        has_groups: whether groups are declared though each record is protected by itself, which is then said.
+        noise_levels: noise multipliers or scales, by option.
+        setup_hash: hash of all that the responses depend on (data, model, method, options), so that equal
+            noise is never used for two different responses. Set it before any noise is drawn.
+        unit: privacy unit of the costs, for the audit log (:meth:`.PrivacyConfig.unit`).
+        has_groups: whether groups are declared though each record is protected by itself, which the
+            statement then says.
 
     Raises:
-        ArgumentError: no noise is enough for the epsilon that is asked for.
+        ArgumentError: no noise level reaches the requested epsilon.
         QueryRefused: the mechanism cannot protect a query of the method.
     """
 
@@ -78,7 +84,7 @@ class PrivacyMechanism:
         self.unit = config.unit(group)
         self.has_groups = False
         self._make_sampler = make_sampler(config.randomness)
-        self.training = config.dp_trained.get("model", "training")  # what local training is billed as
+        self.training = config.dp_trained.get("model", "training")  # option that local training is charged to
         self.name, self.protects = config.registered_name, config.protects
         for query in side.queries.values():
             self._check_query(query)
@@ -87,17 +93,19 @@ class PrivacyMechanism:
         )
 
     def _with_noise(self, noise_levels: NoiseLevels) -> PrivacyMechanism:
-        """The same with other noise."""
+        """Return a copy with other noise levels."""
         other = copy.copy(self)
         other.noise_levels = noise_levels
         return other
 
     def with_placeholder_noise(self) -> PrivacyMechanism:
-        """The same with some noise wherever it is to be found: what has no guarantee with it, never has."""
+        """Return a copy with placeholder noise for uncalibrated levels; releases without a guarantee here
+        never have one.
+        """
         return self._with_noise(placeholder_noise(self.config))
 
     def _check_query(self, query: Query) -> None:
-        """Refuse a query that the mechanism cannot protect, whatever the noise."""
+        """Refuse a query that the mechanism cannot protect at any noise level."""
         rule, unprotected = None, sorted(set(query.trains) - (set(self.config.dp_trained) - {"model"}))
         if self.protects and query.releases and query.depends_on_records is None:
             rule = f"mechanism {self.name} cannot protect it: it does not say what it reads of the records"
@@ -113,27 +121,27 @@ class PrivacyMechanism:
         if rule is not None:
             raise QueryRefused(self.node, query.name, f"privacy: {rule}")
 
-    # --- what is done to releases ---------------------------------------------------------------------
+    # --- rules for releases -----------------------------------------------------------------------------
 
     def rule(self, query: Query, name: str) -> Rule:
-        """What is done to one tensor of an answer, or of the gradients that follow it."""
+        """Return the rule for one tensor of a response, or of the gradients that follow it."""
         config, kind = self.config, query.released_kinds()[name]
-        is_input_gradient = name not in query.releases  # a gradient, whatever its kind is called
+        is_input_gradient = name not in query.releases  # an input gradient
         if not self.protects or query.depends_on_records is None:
             return Exact()
-        # Gradients of what is computed from the records carry them, whatever the networks learned with.
+        # Gradients of values computed from the records reveal these, whatever the networks were trained with.
         depends_on_records = name in query.depends_on_records or kind.category == "records"
         if is_input_gradient:
             depends_on_records = any(
                 each.category == "records" or (part in query.depends_on_records and each.category != "counts")
                 for part, each in query.releases.items()
             )
-        is_unstacked = name in query.unstacked  # its very size tells of the records, which no noise hides
-        # By how much a record moves a stranger's counts is not known.
+        is_unstacked = name in query.unstacked  # its size reveals the records, which no noise hides
+        # The sensitivity of counts of other packages is not known.
         if kind.category == "counts" and not (kind.package or is_unstacked):
             if not depends_on_records:
                 return Derived("counts that have left with noise")
-            # Who answers has a record: sizes of 0 everywhere would weigh nothing against nothing.
+            # A responding node has a record: with sizes of 0 everywhere there would be no weights.
             minimum = int(not kind.by_class)
             return NoisyCounts(config.counts_noise, config.group_size, self._count_sensitivity(kind), minimum)
         if kind.category == "moments" and depends_on_records and not (kind.package or is_unstacked):
@@ -142,55 +150,60 @@ class PrivacyMechanism:
             "model" in config.dp_trained
             or (kind.category == "critic" and not is_input_gradient and self._has_critics)
         ):
-            # What it costs that they learn is billed where they do.
+            # Their training is charged by itself.
             return Derived("networks that learn with DP-SGD")
         if is_unstacked:
             return Exact()
         rule = config.rule(Release(kind, is_input_gradient, depends_on_records), self.noise_levels)
-        # What follows from what is paid for is known here, and to no mechanism.
+        # Only this function knows what is derived from charged releases.
         return Exact() if isinstance(rule, Derived) else rule
 
     def describe_rule(self, query: Query, name: str, shape: Sequence[int]) -> str:
-        """What is done to one tensor, in words that never say more than its price."""
+        """Return the rule of one tensor as text, which never claims more than its cost covers."""
         rule = self.rule(query, name)
         is_unprotected = self._rule_cost(rule, shape, None) is None and NO_GUARANTEE not in rule.text
         return f"{rule.text}: {NO_GUARANTEE}" if is_unprotected else rule.text
 
     @staticmethod
     def _rule_cost(rule: Rule, shape: Sequence[int], released: torch.Tensor | None) -> PrivacyCost | None:
-        """What a rule asks for; something for nothing is no guarantee, but where it is paid for already."""
+        """Return the cost of a rule. A cost of zero is no guarantee, except for values derived from charged
+        releases.
+        """
         cost = rule.cost(shape) if released is None else rule.actual_cost(shape, released)
         is_free = cost is not None and not cost and math.prod(shape) > 0
         return None if is_free and not isinstance(rule, Derived) else cost
 
     @property
     def _has_critics(self) -> bool:
-        """Whether there are critics, which learn privately under every mechanism."""
+        """True if there are critics; they train privately under every mechanism."""
         return any("critic" in query.trains for query in self.side.queries.values())
 
     def _count_sensitivity(self, kind: PayloadKind) -> float:
-        """By how much one record can move counts of a kind, in L1."""
+        """Return the L1 sensitivity of counts of a payload kind to one record."""
         if not kind.by_class:
             return 1.0
         return MAP_COUNT_SENSITIVITY if self.task.kind == "map" else float(self.task.count_sensitivity)
 
     def noise_sampler(self, *names: str | int) -> NoiseSampler:
-        """Noise for one purpose: the same purpose gives the same noise.
+        """Return the noise sampler for one purpose; equal purposes give equal noise.
 
         Raises:
-            ArgumentError: what the answers follow from is not known.
+            ArgumentError: ``setup_hash`` is not set.
         """
         if not self.setup_hash:
             raise ArgumentError("binding", self.setup_hash, "a fingerprint, set before anything is drawn")
         return self._make_sampler(self._secret, self.node, self.setup_hash, self.salt, *names)
 
     def seal(self, text: str) -> str:
-        """A fingerprint of a text in this run, under the secret: binding and salt lie in files beside the
-        audit log, and whoever had these alone could try out what was not noised yet."""
+        """Return a hash of a text in this run, keyed by the secret.
+
+        ``setup_hash`` and salt are stored next to the audit log; with these alone, values without noise
+        could be guessed and checked.
+        """
         return keyed_digest(self._secret, f"seal {self.setup_hash} {self.salt} {text}")
 
     def private_steps(self) -> Mapping[str, DPParameters]:
-        """The networks that learn with DP-SGD, by role, and how."""
+        """Return the DP-SGD parameters of each network that trains privately, by role."""
         return {role: self._steps_of_role(role) for role in self.config.dp_trained}
 
     def _steps_of_role(self, role: str) -> DPParameters:
@@ -202,7 +215,7 @@ class PrivacyMechanism:
         return DPParameters(self.noise_levels[option], table.clip, noise_sampler, self.config.group_size)
 
     def statement(self) -> Statement:
-        """What is said of all this."""
+        """Return the statement of rules, noise levels and budgets."""
         rules = {
             f"{name} of {query.name}: {self.describe_rule(query, name, shape)}"
             for query in self.side.queries.values()
@@ -213,12 +226,12 @@ class PrivacyMechanism:
         levels = {part: level for part, level in self.noise_levels.items() if schedule.get(part)}
         return make_statement(self.config, levels, sorted(rules), has_groups=self.has_groups)
 
-    # --- what it costs --------------------------------------------------------------------------------
+    # --- costs ------------------------------------------------------------------------------------------
 
     def query_costs(
         self, query: Query, part: str, shapes: Mapping[str, Sequence[int]], inputs: Tensors
     ) -> CostBreakdown:
-        """What one release of a part costs at most, with what is learned for it: shapes by name."""
+        """Return the maximum costs of one release of a part, with its training; ``shapes`` by name."""
         costs = self.release_costs(query, shapes)
         for name, cost in (self.training_costs(query, inputs) if part == RESPONSE else {}).items():
             add_cost(costs, name, cost)
@@ -227,8 +240,9 @@ class PrivacyMechanism:
     def release_costs(
         self, query: Query, shapes: Mapping[str, Sequence[int]], released: Tensors | None = None
     ) -> CostBreakdown:
-        """What one release costs by itself: at most; or as it turned out, if ``released`` is what leaves, which
-        may say nothing in places, and cost less."""
+        """Return the costs of one release without training: the maximum, or with ``released`` the actual
+        costs, which may be lower.
+        """
         costs = CostBreakdown()
         for name, shape in shapes.items():
             rule = self.rule(query, name)
@@ -240,10 +254,10 @@ class PrivacyMechanism:
         return costs
 
     def require_width(self, query: Query, name: str, shape: Sequence[int]) -> None:
-        """Refuse rows that cost other than those that the query declares, as its plan does.
+        """Refuse rows whose cost differs from the declared one, which the plan assumes.
 
         Raises:
-            NodeDataError: to the server it tells no shape, which nobody has paid for.
+            OwnDataError: the server does not learn the shape, which nobody has paid for.
         """
         width = query.width or self.task.classes
         if name not in query.releases or query.releases[name].category != "rows" or not shape:
@@ -255,13 +269,14 @@ class PrivacyMechanism:
             raise NodeDataError(f"{description} (expected {expected})")
 
     def training_costs(self, query: Query, inputs: Tensors) -> CostBreakdown:
-        """What it costs that networks learn from the records before a query is answered."""
+        """Return the costs of private training before the response to a query."""
         steps = self.charged_steps(query, inputs).items()
         return {self.config.dp_trained[role]: self._dp_sgd_cost(role, *step) for role, step in steps}
 
     def charged_steps(self, query: Query, inputs: Tensors) -> dict[str, tuple[int, int]]:
-        """By role, of how many records on average, and how many, the steps are that a query declares: no
-        more are charged, and so no more may be taken."""
+        """Return mean sample size and number of the steps that a query declares, by role. No more are
+        charged, and so no more may be taken.
+        """
         steps = {}
         if self.protects and "critic" in query.trains:
             steps["critic"] = max(query.rows, 1), 1
@@ -270,19 +285,19 @@ class PrivacyMechanism:
         return steps
 
     def initial_training_costs(self) -> CostBreakdown:
-        """What the local training before the first query costs, whatever is asked about it later."""
+        """Return the costs of local training before the first query."""
         span = self.side.initial_training
         steps = 0 if span is None else len(span.steps(self._all_steps))
         return {self.training: self._local_training_cost(steps)}
 
     def run_costs(self) -> CostBreakdown:
-        """What the whole run costs at most, as its method declares it."""
+        """Return the maximum costs of the whole run, as its method declares it."""
         queries = self.side.queries.values()
         rounds = sum(query.times for query in queries if query.span is not None)
-        # Rounds part the whole of the local training, and each part takes a step at least.
+        # Rounds divide local training, and each part has at least one step.
         costs = self.initial_training_costs()
         if rounds:
-            first_inputs: Tensors = defaultdict(lambda: torch.tensor(0))  # in round 0, however that is called
+            first_inputs: Tensors = defaultdict(lambda: torch.tensor(0))  # zero for any name: round 0
             query_spans = (query.span(first_inputs) for query in queries if query.span is not None)
             spans = [span for span in (self.side.initial_training, *query_spans) if span is not None]
             parts = max(rounds, *(span.parts for span in spans))
@@ -293,17 +308,16 @@ class PrivacyMechanism:
         return costs
 
     def single_query_costs(self, query: Query) -> Iterator[tuple[str, str, PrivacyCost | None]]:
-        """What asking a query once costs, by the part that leaves and by what pays, without its share of
-        local training."""
+        """Yield part, option and cost of one query, without its share of local training."""
         without_span = replace(query, span=None)
         for part, shapes in self.expected_shapes(query).items():
             for option, cost in self.query_costs(without_span, part, shapes, {}).items():
                 yield part, option, cost
 
     def expected_shapes(self, query: Query, tensors: Tensors | None = None) -> dict[str, dict[str, Shape]]:
-        """The shapes of what leaves for a query, by part: as declared, or as what was sent asks for.
+        """Return the shapes of a query's released tensors by part: as declared, or for received tensors.
 
-        Of pictures only how many there are: no price follows from their size.
+        For images only their number counts, since no cost depends on their size.
         """
         counts = [len(tensor) for name, tensor in (tensors or {}).items() if query.sends.get(name) == INPUTS]
         rows = max([query.rows, 1, *counts])
@@ -318,7 +332,9 @@ class PrivacyMechanism:
         return {RESPONSE: response, GRADIENT: gradient} if gradient else {RESPONSE: response}
 
     def _local_training_cost(self, steps: int) -> PrivacyCost | None:
-        """Steps of local training: where the model learns without noise, releases are paid for instead."""
+        """Return the cost of local training steps; zero if the model trains without noise, since releases
+        are charged instead.
+        """
         if "model" not in self.config.dp_trained or not steps:
             return PrivacyCost()
         return self._dp_sgd_cost("model", self.local.batch, steps)
@@ -328,7 +344,7 @@ class PrivacyMechanism:
 
 
 def no_guarantee_reason(mechanism: PrivacyMechanism, query: Query) -> str | None:
-    """Why a query has no price that a budget could pay, or None."""
+    """Return the reason why a query has no finite cost under a budget, or None."""
     if math.isinf(mechanism.config.budget):
         return None
     without_span, supposed = replace(query, span=None), mechanism.with_placeholder_noise()

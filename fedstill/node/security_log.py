@@ -1,14 +1,14 @@
-"""The security log of a node: who joined, asked and was refused, what its owner approved and changed.
+"""Security log of a node: joins, refusals, approvals and changes of the owner's rules.
 
-JSON lines in ``security.jsonl``. Each has its number, the hash ``before`` it and one of its own; a head
-beside the file, as the audit log has one, says how far the log had come, so that a changed line, one that is
-missing and an end that was cut off are noticed. Whoever can write to the folder can write another log with
-another head. A full file is moved to ``security-NUMBER.jsonl``, named after its last line, and none is
-deleted here: its owner moves full ones away by :meth:`SecurityLog.archive`, of which a line tells, so that a
-beginning that was cut off is noticed, too.
+JSON lines in ``security.jsonl``. Each line has its number, the previous line's hash (``before``) and its
+own. A head next to the file, as for the audit log, holds the last number and hash, so that changed lines,
+missing lines and a missing end are noticed. A person who can write to the folder can write another log with
+another head. A full file is renamed to ``security-NUMBER.jsonl`` after its last line. Files are never
+deleted here: the owner moves full ones away with :meth:`SecurityLog.archive`, which writes a line, so that
+a missing beginning is noticed, too.
 
-What left the node stands in the audit log. Nothing private is in either: of the node's own troubles a line
-says only that there are some.
+Releases are in the audit log. Neither log holds private values: of the node's internal errors a line says
+only that they occurred.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ from fedstill.core.hashing import chain_hash, read_head, write_head
 from fedstill.core.text_format import clip_text
 
 FILE, HEAD, LOCK = "security.jsonl", "security.jsonl.head", "security.lock"
-MAX_FILE_BYTES = 1_000_000  # bytes of a file
-MAX_REFUSALS = 1000  # lines of refusals by one process: a server could fill the disk with them
-MAX_LETTERS = 1000  # letters of a reason
-TEXT_FIELDS = ("at", "before", "event", "hash", "who", "why")  # that each line has
+MAX_FILE_BYTES = 1_000_000
+MAX_REFUSALS = 1000  # lines of refusals per process: a server could fill the disk
+MAX_LETTERS = 1000
+TEXT_FIELDS = ("at", "before", "event", "hash", "who", "why")  # text fields of each line
 
 Event = Literal["joined", "waits", "approved", "rejected", "refused", "policy", "certificate", "archived"]
 
 
 class SecurityLogError(FedstillError):
-    """A node's security log is not as it was written, or cannot be written."""
+    """A node's security log is damaged or cannot be written."""
 
 
 class SecurityLog:
-    """The log in a node's folder, to which several processes may write.
+    """Log in a node's folder, to which several processes may write.
 
     Args:
-        most: bytes beyond which what a server causes is not written any more; 0 is no limit.
+        folder: the node's folder.
+        max_bytes: size from which lines caused by a server are no longer written; 0 is no limit.
     """
 
     def __init__(self, folder: Path, max_bytes: int = 0) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._written_keys: set[tuple[str, ...]] = (
-            set()
-        )  # what this process has written of what a server causes
+        self._written_keys: set[tuple[str, ...]] = set()  # lines caused by a server, written by this process
 
     def write(self, event: Event, actor: str, reason: str, **details: str) -> None:
-        """Write a line down, on the disk when this returns.
+        """Write a line, which is on disk on return.
 
         Args:
-            actor: had it happen: a server's fingerprint, or an account of this machine.
+            event: kind of the event.
+            actor: cause of the event: a server's fingerprint, or an account of this machine.
             reason: the reason or the rule, in words.
-            details: what else is known: ``run``, ``query``, ``description``.
+            details: further facts: ``run``, ``query``, ``description``.
 
         Raises:
-            SecurityLogError: the log does not end as its head says, or cannot be written.
+            SecurityLogError: the log does not match its head, or cannot be written.
         """
         line = {"event": event, "who": clip_text(actor, MAX_LETTERS), "why": clip_text(reason, MAX_LETTERS)}
         line |= {name: clip_text(value, MAX_LETTERS) for name, value in details.items() if value}
@@ -73,12 +73,13 @@ class SecurityLog:
             self._append(line)
 
     def record_refusal(self, actor: str, reason: str, **details: str) -> None:
-        """Write a refusal down, if this process has not written the same, or too many, already."""
+        """Write a refusal, unless this process has written the same, or too many, already."""
         self.write_once("refused", actor, reason, **details)
 
     def write_once(self, event: Event, actor: str, reason: str, **details: str) -> None:
-        """Write what a server can cause as often as it likes, if this process has not written the same, or
-        too many such lines, already."""
+        """Write an event that a server can cause any number of times, unless this process has written the
+        same, or too many such lines, already.
+        """
         key = (event, actor, reason, *details.values())
         if self._max_bytes and size(self._folder) >= self._max_bytes:
             return
@@ -93,10 +94,10 @@ class SecurityLog:
             self.write(event, actor, reason, **details)
 
     def record_policy(self, rules: Mapping[str, Any]) -> None:
-        """Write down which of the owner's rules are others than those that were written last.
+        """Write the owner's rules that differ from those written last.
 
         Raises:
-            SecurityLogError: as :meth:`write`.
+            SecurityLogError: as for :meth:`write`.
         """
         now = {name: json.dumps(value) for name, value in rules.items()}
         with self._locked():
@@ -108,26 +109,23 @@ class SecurityLog:
                 self._append({"event": "policy", "who": account(), "why": reason, "policy": now})
 
     def archive(self, folder: Path) -> list[Path]:
-        """Move all full files elsewhere, and write down up to which line.
+        """Move all full files to another folder, and record the last archived line.
 
         Args:
-            folder: where to; it is made if there is none.
+            folder: target folder; created if missing.
 
         Returns:
-            Where they are now, the oldest first.
+            The new paths, the oldest first.
 
         Raises:
-            SecurityLogError: the log is not as it was written, a file of that name is there, or one cannot be
-                moved.
+            SecurityLogError: the log is damaged, a file of that name exists, or one cannot be moved.
         """
         with self._locked():
             if (fault := self._fault()) is not None:
                 raise SecurityLogError(fault)
             full_files = [path for path in self._files() if path.name != FILE]
             targets = [folder / path.name for path in full_files]
-            for path, target in zip(
-                full_files, targets, strict=True
-            ):  # of an earlier time that was cut short
+            for path, target in zip(full_files, targets, strict=True):  # left by an interrupted call
                 if target.exists() and target.read_bytes() != path.read_bytes():
                     raise SecurityLogError(f"{target} is there already, and is another")
             if full_files:
@@ -141,17 +139,17 @@ class SecurityLog:
         return targets
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """All lines that can be read, oldest first."""
+        """Yield all readable lines, oldest first."""
         for path in self._files():
             for text in path.read_bytes().split(b"\n"):
                 if (line := _parse_line(text)) is not None:
                     yield line
 
     def verify(self) -> str | None:
-        """What is wrong with the log, with which line; None: nothing, or there is none.
+        """Return the log's fault and its line; None: no fault, or no log.
 
-        Nothing is locked, so that no node waits for whoever reads: what looks wrong while a file is moved
-        or a line is written is looked at again.
+        No lock is taken, so that no node waits for a reader. An apparent fault during a write or a move is
+        checked again.
         """
         if not self._files() and not (self._folder / HEAD).exists():
             return None
@@ -168,15 +166,16 @@ class SecurityLog:
         return fault
 
     def find_hash(self, hash_: str) -> int | None:
-        """The number of the line with a hash, which somebody noted elsewhere; None: there is none, or not any
-        more: the folder was put back to before it, or has another log."""
+        """Return the number of the line with a hash that was noted elsewhere; None: the folder was restored
+        from before it, or has another log.
+        """
         return next((line["line"] for line in self.lines() if line["hash"] == hash_), None)
 
     # --- the file ---------------------------------------------------------------------------------------
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """No other process reads or writes meanwhile; a full disk is a :class:`SecurityLogError`."""
+        """Hold the log's lock; a full disk is a :class:`SecurityLogError`."""
         try:
             with open(self._folder / LOCK, "ab", opener=private_files.private_opener) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -213,7 +212,7 @@ class SecurityLog:
         write_head(self._folder / HEAD, number + 1, hash_)
 
     def _last_line(self) -> tuple[int, str]:
-        """Number and hash of the last line. Half a line, of a process that was killed, goes."""
+        """Return number and hash of the last line; delete an incomplete line of a killed process."""
         for path in reversed(self._files()):
             with open(path, "rb+") as file:
                 content = file.read()
@@ -285,15 +284,15 @@ class SecurityLog:
 
 
 def account() -> str:
-    """Who works at this machine, as the system knows it."""
+    """Return the user name of this process."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # an account without a name
+    except (KeyError, OSError):  # no user name
         return f"account {os.getuid()}"
 
 
 def _parse_line(text: bytes) -> dict[str, Any] | None:
-    """A line, or None for what no node could have written."""
+    """Return a line as a dictionary, or None if no node could have written it."""
     try:
         line = json.loads(text.decode())
         is_valid = type(line["line"]) is int and all(isinstance(line[name], str) for name in TEXT_FIELDS)
@@ -303,21 +302,21 @@ def _parse_line(text: bytes) -> dict[str, Any] | None:
 
 
 def _last_line_of(path: Path) -> int:
-    """The last line of a full file, by which it is named."""
+    """Return the number of a full file's last line, from its name."""
     return int(path.stem.partition("-")[2])
 
 
 def _archived_through(line: Mapping[str, Any]) -> int:
-    """Up to which line a line says that older ones were archived."""
+    """Return the number of the last archived line, from a line about archiving."""
     text = str(line.get("through", ""))
     return int(text) if re.fullmatch("[0-9]{1,19}", text) else 0
 
 
 def _hash_suffix(hash_: str) -> str:
-    """How a line ends."""
+    """Return the end of a line with its hash."""
     return f',"hash":"{hash_}"}}'
 
 
 def size(folder: Path) -> int:
-    """Bytes of the security log in a folder, full files included."""
+    """Return the bytes of the security log in a folder, including full files."""
     return sum(path.stat().st_size for path in folder.glob("security*.jsonl"))

@@ -1,9 +1,9 @@
-"""One run at a node: what it takes up, learns, answers and remembers, in the node's own folder.
+"""One run at a node: joining, training, responding and checkpoints, in the node's folder.
 
-What a run needs to go on lies in ``runs/RUN/``: how far its local training has come, and the node's state at
-each mark that the server asked it to remember. A server that was stopped goes back to its last mark, and
-every node with it: so nothing is trained twice, and what was released already, as the audit log shows, is
-neither charged nor counted again.
+``runs/RUN/`` holds the state that a resumed run needs: progress of local training, and a checkpoint of the
+node for each query at which the server asked for one. A stopped server returns to its last checkpoint, and
+every node with it. So nothing is trained twice, and releases that the audit log already holds are neither
+charged nor counted again.
 """
 
 from __future__ import annotations
@@ -63,19 +63,24 @@ from fedstill.protocol.wire_format import SCALE, Tensors, tensor_bytes
 
 logger = logging.getLogger("fedstill.node")
 
-MAX_PARTS = 100_000  # of the local training before the first query
+MAX_PARTS = 100_000  # parts of local training
 SECONDS_BETWEEN_SAVES = 5.0  # between two saved states of local training
 
 
 class Session:
-    """One run at a node, of its folder and its owner's file.
+    """One run at a node, described by its folder and ``node.toml``.
 
     Args:
-        approved: all that its owner wants asked; None: policy alone decides.
-        server: the identity of the server that asks, as ``Host.asker`` has it.
+        folder: the node's folder.
+        file: the node's configuration.
+        compute: device and precision.
+        plan: the server's plan of the run.
+        public: public data, or None.
+        approved: description that the owner approved; None: policy alone decides.
+        server: identity of the server, as in ``NodeService.server_fingerprint``.
 
     Raises:
-        FedstillError: data or model do not have the plan's spec, or another process is at work on the run.
+        FedstillError: data or model do not fit the plan, or another process works on the run.
     """
 
     def __init__(
@@ -89,10 +94,10 @@ class Session:
         server: str = "",
     ) -> None:
         self.approved, self.server = approved, server
-        self._saved_counts: set[str] = set()  # which of the counts that weigh its answers are on disk
+        self._saved_counts: set[str] = set()  # released counts that are on disk
         self.plan, self.compute, self._file, self._folder = plan, compute, file, folder
-        with ExitStack() as resources:  # whatever fails, nothing stays open or locked
-            try:  # before anything of the run is read or changed
+        with ExitStack() as resources:  # release locks and files on any failure
+            try:
                 resources.enter_context(lock_folder(folder, "node"))
             except RunFolderError as error:
                 raise NodeFault(file.name, "join", "another run is at work here") from error
@@ -100,11 +105,11 @@ class Session:
             self._open_resources = resources.pop_all()
 
     def _prepare(self, folder: Path, public: PublicData | None, resources: ExitStack) -> None:
-        """Load all that the owner's file names, and take up the run with it."""
+        """Load everything that the configuration names, and start or resume the run."""
         file, plan, spec, compute = self._file, self.plan, self.plan.spec, self.compute
         self.run_folder = RunFolder(folder, file, plan.run)
         if self.approved is not None and self.run_folder.begun_by not in (None, self.server):
-            reason = "another server began it: allowed is a new run"  # whose state and answers these are
+            reason = "another server began it: allowed is a new run"
             raise NodeFault(file.name, "join", f"run {plan.run!r} is known here, and {reason}")
         self._max_memory = memory_limits.memory_limit(file.policy.max_memory, compute.device)
         method = plan.make_method()
@@ -127,7 +132,7 @@ class Session:
             )
             if method.trains_models:
                 check_local_batch(network, file.local, spec.shape, self.task.form, "model")
-        except (QueryRefused, MemoryLimitExceeded):  # what the plan asks for is too much
+        except (QueryRefused, MemoryLimitExceeded):  # the plan's own fault
             raise
         except FedstillError as error:
             raise NodeDataError(str(error)) from error
@@ -158,11 +163,11 @@ class Session:
         self._start_run(method, secret, run_facts)
 
     def _start_run(self, config: Any, secret: int, run_facts: Mapping[str, Any]) -> None:
-        """Put the node under its protection, and take up the run where it stopped."""
+        """Set up the node's privacy protection, and resume an earlier run."""
         file, run = self._file, self.plan.run
         privacy_arguments = (file.privacy, self.side, config, self.setting)
         part_count = 0 if self.side.initial_training is None else self.side.initial_training.parts
-        if part_count > MAX_PARTS:  # each takes a step at least: it would learn for ever
+        if part_count > MAX_PARTS:  # each takes at least one step
             rule = f"rounds: {MAX_PARTS} at most, and the plan parts local training into {part_count}"
             raise QueryRefused(file.name, "join", rule)
         try:
@@ -173,7 +178,7 @@ class Session:
                 salt=self.run_folder.salt(),
                 group=file.data.group,
             )
-        except (ArgumentError, ModelError) as error:  # they quote the owner's model and options
+        except (ArgumentError, ModelError) as error:  # the messages quote the owner's model and options
             raise NodeDataError(str(error)) from error
         prepare_uncharged(self.side, [self.node])
         require_unchanged_data(self.node)
@@ -187,7 +192,7 @@ class Session:
         self.masks = SumMasks.from_folder(*mask_arguments) if self.plan.secure_aggregation else None
         budgets = self.node.gate.budgets
         if self.masks is not None or (budgets is not None and budgets.mechanism.protects):
-            hide_failures(self.node.model)  # that it fails would leave beside them, unnoised and unmasked
+            hide_failures(self.node.model)  # a reported failure would bypass noise and masks
         self.size_limits = QuerySizeLimits(self.node, self.setting.public, self.plan.spec, self._max_memory)
         self.handler = self._new_handler()
         is_differentiable = any(query.differentiable for query in self.side.queries.values())
@@ -201,17 +206,17 @@ class Session:
         binding = "" if budgets is None else budgets.mechanism.setup_hash
         if difference := self.run_folder.bind({**run_facts, "options": binding}, has_released, self.server):
             logger.warning("run %s was begun with another %s", run, difference)
-            # No more is told: whether the records are what they were is the owner's to know.
+            # The server gets no details: only the owner may know whether the records changed.
             message = "it was begun otherwise: allowed is a new run"
             raise NodeFault(file.name, "join", f"run {run!r} is known here, and {message}")
         self._resume()
 
     def close(self) -> None:
-        """Let others at this run, and other runs at this node."""
+        """Release the locks of this run and node."""
         self._open_resources.close()
 
     def status(self) -> NodeStatus:
-        """What a server may know beforehand."""
+        """Return the node's status for the server."""
         gate = self.node.gate
         max_queries = gate.policy.max_queries
         return NodeStatus(
@@ -229,20 +234,20 @@ class Session:
         )
 
     def train_locally(self, seconds: float) -> TrainingProgress:
-        """Go on with the local training that the method wants first, for some seconds.
+        """Continue the local training before the first query for some seconds.
 
-        How well it goes is nobody's to know, nor how many steps there are, which would tell the number of
-        examples: only how far it has come, in tens of percent, is told.
+        The reply holds the progress in tens of percent only. Losses are private, and the number of steps
+        would reveal the number of examples.
         """
         if not self.training.is_done:
-            # So short that it counts steps, none is.
+            # A call lasts at least a second, so that calls do not count steps.
             max_seconds = min(60, self.node.gate.policy.max_seconds or 60)
             percent_before = self.training.percent
             if self.training.run(
                 time.monotonic() + min(max(seconds, 1.0), max_seconds), self._save_periodically
             ):
                 self.training.drop_optimizers()
-                # Before anything leaves: it would not come out the same.
+                # Save before any release: repeated training would differ.
                 self.run_folder.save_state(TRAINING_STATE, self._state(True))
                 self.training.is_done = True
                 logger.info("local training is done: %d steps", self.training.steps)
@@ -262,12 +267,12 @@ class Session:
         differentiable: bool,
         request: SumRequest | None = None,
     ) -> Tensors:
-        """What the gate lets out in answer to a query: named tensors.
+        """Return the released tensors of a response.
 
         Raises:
-            QueryRefused: by the owner's policy, or because no sound server asks this.
+            QueryRefused: the owner's policy forbids the query, or it is malformed.
             QueryMismatch: the number was used with other content.
-            NodeFault: the node's own training is not done yet.
+            NodeFault: local training is not done yet.
         """
         query = self.side.queries.get(name)
         if query is None:
@@ -287,18 +292,18 @@ class Session:
             (release,) = self.handler.respond(name, number, placed, differentiable, request)
             if (
                 set(self.node.released_counts) != self._saved_counts
-            ):  # on disk before it leaves: no process weighs by others
+            ):  # on disk before the release: all processes use the same weights
                 self.run_folder.save_state(RELEASED_COUNTS, self.node.released_counts)
                 self._saved_counts = set(self.node.released_counts)
         self._log_release(name, number, release, started)
         return release
 
     def backward(self, number: int, tensors: Tensors, request: SumRequest | None = None) -> Tensors:
-        """The gradients that the gate lets out, by the names of the query's inputs.
+        """Return the released input gradients for the server's output gradients.
 
         Raises:
             QueryRefused: gradients that are not finite.
-            QueryMismatch: the query was pulled with other gradients, or is not known any more.
+            QueryMismatch: other gradients came for this query before, or the query is no longer known.
         """
         start, name = time.perf_counter(), self.node.name
         self.run_folder.require_space("gradient")
@@ -312,11 +317,11 @@ class Session:
         return release
 
     def save_checkpoint(self, query_number: int) -> None:
-        """Keep the state as it is before query ``query_number``, on disk.
+        """Save the state before query ``query_number``, on disk.
 
         Raises:
-            NodeFault: the node is not there: still learning, or further already; or a query failed while
-                it learned for it.
+            NodeFault: the node is still training or further already, or a query failed during private
+                training.
         """
         self.handler.require_complete_training("save_checkpoint")
         if not self.training.is_done or not self._last_numbers[self.node.name] + 1 <= query_number:
@@ -324,10 +329,10 @@ class Session:
         self.run_folder.save_checkpoint(query_number, self._state(True))
 
     def load_checkpoint(self, query_number: int) -> None:
-        """Go back to the state before query ``query_number``; 0 is before the first one.
+        """Restore the state before query ``query_number``; 0 is before the first one.
 
         Raises:
-            NodeFault: that state is not kept.
+            NodeFault: there is no such checkpoint.
         """
         name = checkpoint_name(query_number) if query_number else TRAINING_STATE
         state = self.run_folder.load_state(name)
@@ -342,10 +347,10 @@ class Session:
         self.handler = self._new_handler()
         logger.info("back at query %d", query_number)
 
-    # --- the rest -----------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------------
 
     def refused_queries(self) -> dict[str, str]:
-        """The rule by which each query that will never be answered here is refused."""
+        """Return the rule that refuses each forbidden query, by name."""
         max_queries = self.node.gate.policy.max_queries
         if max_queries and self._queries_in_other_runs() >= max_queries:
             return dict.fromkeys(self.side.queries, f"max_queries: {max_queries}, over all runs")
@@ -359,7 +364,7 @@ class Session:
         return {**rules, **{name: rule for name, rule in gate_rules.items() if rule is not None}}
 
     def _queries_in_other_runs(self) -> int:
-        """Queries about these data that other runs have answered."""
+        """Return the number of queries about these data in other runs."""
         spending = self.audit.spending(NODE_DATA, self.plan.run)
         return spending.total_queries - spending.run_queries
 
@@ -375,7 +380,7 @@ class Session:
         return {"steps": self.training.steps, "is_trained": is_trained, "node": self.node.state_dict()}
 
     def _load(self, state: Any, name: str) -> None:
-        """Go on from a state that was kept under a name; :class:`RunFolderError` where it is damaged."""
+        """Restore a saved state; :class:`RunFolderError` if it is damaged."""
         try:
             self.training.resume(state["steps"], state["is_trained"])
             self.node.load_state_dict(state["node"])
@@ -386,18 +391,18 @@ class Session:
             ) from error
 
     def _resume(self) -> None:
-        """Where an earlier process stopped: in local training, or behind it. Marks are the server's."""
-        self.run_folder.checkpoints()  # a file that is none is told of before anything is answered
+        """Continue at the point where an earlier process stopped. The server decides about checkpoints."""
+        self.run_folder.checkpoints()  # an invalid file is reported before any response
         self.node.released_counts = self.run_folder.load_state(RELEASED_COUNTS) or {}
         self._saved_counts = set(self.node.released_counts)
         budgets = self.node.gate.budgets
         if (state := self.run_folder.load_state(TRAINING_STATE)) is not None:
             self._load(state, TRAINING_STATE)
         elif self.training.is_needed and budgets is not None and budgets.has_trained():
-            # Trained once more, it would be another model, with the same draws on other last digits.
+            # Repeated training would give another model, with the same noise on other last digits.
             message = (
                 f"answers of run {self.plan.run!r} have left, and their model ({TRAINING_STATE}) is gone"
             )
             raise NodeFault(self.node.name, "join", f"{message}: it can be asked in a new run alone")
-        elif self.training.is_done:  # to go back to: nothing is trained before the first query
+        elif self.training.is_done:  # state 0, for runs without training before the first query
             self.run_folder.save_state(TRAINING_STATE, self._state(True))

@@ -533,7 +533,7 @@ def test_an_approval_is_taken_back_while_the_run_is_at_work(tmp_path: Path) -> N
     decide(clinic, False)
     assert clinic.query(1)["rule"].endswith("is rejected by its owner")
     assert refused(clinic).endswith("is rejected by its owner")
-    assert clinic.left() == [(0, "answer")]
+    assert clinic.left() == [(0, "response")]
     decide(clinic)
     assert isinstance(clinic.query(1), tuple)
 
@@ -568,7 +568,7 @@ def test_what_was_approved_is_all_that_is_answered(tmp_path: Path) -> None:
     assert (refusal["kind"], refusal["query"], refusal["rule"]) == (
         "QueryRefused", "predict_logits", "approved: 6 times",
     )  # fmt: skip
-    lines = entries(clinic.folder, "answer", "gradient")
+    lines = entries(clinic.folder, "response", "gradient")
     limit = describe(PLAN, None).queries["predict_logits"]["bytes"]
     each = [sum(line["up"].values()) for line in lines]
     assert max(each) + min(each) <= limit

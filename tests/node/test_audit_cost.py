@@ -15,7 +15,7 @@ PRICE, OWNER = {"gaussian(4.0)": 1}, PrivacyConfig(epsilon=3.0, total_epsilon=5.
 
 
 def charged(log: AuditLog, run: str, unit: str = "a record", bare: int = 0) -> None:
-    about = (run, NODE_DATA, "clinic", 0, "predict_logits", "answer")
+    about = (run, NODE_DATA, "clinic", 0, "predict_logits", "response")
     assert log.charge(
         Entry(*about, content_hash=run, cost={} if bare else PRICE, no_guarantee=bare, unit=unit, queries=1)
     )
@@ -24,7 +24,7 @@ def charged(log: AuditLog, run: str, unit: str = "a record", bare: int = 0) -> N
 def test_what_is_left_by_hand(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.sqlite")
     charged(log, "records")
-    charged(log, "bare", unit="", bare=1)
+    charged(log, "bare", unit="", no_guarantee=1)
 
     def told(run: str, mine: str = "a record") -> AuditCost:
         return compute_audit_cost(log, NODE_DATA, run, OWNER.delta, OWNER.accountant, OWNER, mine)

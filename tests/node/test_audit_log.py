@@ -41,7 +41,7 @@ def entry(number: int = 0, **other: Any) -> Entry:
         "payer": other.get("node", "clinic"),
         "node": "clinic",
         "query": "predict_logits",
-        "part": "answer",
+        "part": "response",
         "content_hash": "c0",
         "history_hash": "a0",
         "queries": 1,
@@ -81,8 +81,8 @@ def copy(path: Path, to: Path) -> Path:
 def test_an_entry_says_all_of_a_release_and_totals_add_up(path: Path) -> None:
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry(0))
-        assert audit.charge(entry(1, price={"laplace(10.0)": 3}))
-        assert audit.charge(entry(2, run="second", price={}, bare=1))
+        assert audit.charge(entry(1, cost={"laplace(10.0)": 3}))
+        assert audit.charge(entry(2, run="second", cost={}, no_guarantee=1))
         assert audit.charge(entry(3, node="other"))
         assert audit.spending("clinic", "first") == Spending(
             {"laplace(10.0)": 5, "gaussian(1.1)": 1},
@@ -124,7 +124,7 @@ def test_the_same_release_is_charged_once_and_any_other_again(other: dict[str, A
     with closing(AuditLog(path)) as audit:
         assert audit.charge(entry())
         asked: list[Spending] = []
-        assert audit.charge(entry(rule="another", price={"laplace(1.0)": 9}), asked.append) == 1
+        assert audit.charge(entry(rule="another", cost={"laplace(1.0)": 9}), asked.append) == 1
         assert asked == []  # not even the budget is asked
         assert sum(1 for _ in audit.entries()) == 1
     with closing(AuditLog(path)) as audit:
@@ -193,7 +193,7 @@ def test_totals_are_those_of_a_slow_count(
     for node, run, number, price, sure in releases:
         fresh = (node, run, number) not in paid
         before = sum(1 for _ in audit.entries())
-        said = audit.charge(entry(number, node=node, run=run, price=price, bare=int(not sure)))
+        said = audit.charge(entry(number, node=node, run=run, cost=price, no_guarantee=int(not sure)))
         assert (said > before) == fresh
         paid.setdefault((node, run, number), (price, sure))
     audit.verify()
@@ -273,7 +273,7 @@ def _charge_until_killed(path: Path, released: Path) -> None:
         with released.open("ab", buffering=0) as file:
             number = len(released.read_bytes().split())
             while True:
-                audit.charge(entry(number, price={"laplace(1.0)": 1}))
+                audit.charge(entry(number, cost={"laplace(1.0)": 1}))
                 file.write(b"%d\n" % number)  # the reply
                 number += 1
     finally:
@@ -290,7 +290,7 @@ def spend(path: Path, run: str, told: Path) -> None:
     paid = 0
     with closing(AuditLog(path, durable=False)) as audit, suppress(OverflowError):
         for number in range(1000):
-            one = Entry(run, "n", "n", number, "q", "answer", cost={"laplace(1.0)": 3})
+            one = Entry(run, "n", "n", number, "q", "response", cost={"laplace(1.0)": 3})
             paid += audit.charge(one, check) > 0
     told.write_text(str(paid))
 
@@ -433,8 +433,8 @@ def test_rolling_back_gains_nothing(path: Path) -> None:
     old = copy(path, path.parent / "old")
     with closing(AuditLog(path)) as audit:
         audit.charge(entry(3))
-        audit.charge(entry(0, run="second", price={"laplace(2.0)": 5}))
-        audit.charge(entry(1, run="second", price={}, bare=1))
+        audit.charge(entry(0, run="second", cost={"laplace(2.0)": 5}))
+        audit.charge(entry(1, run="second", cost={}, no_guarantee=1))
         audit.charge(entry(0, node="other"))
         wanted = [audit.spending(node, run) for node in ("clinic", "other") for run in ("first", "second")]
     (old / path.name).replace(path)

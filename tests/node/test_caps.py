@@ -412,7 +412,7 @@ WILD: list[Any] = [True, -1, 1.5, float("nan"), "9" * 1000]
     "name", [part.name for part in dataclasses.fields(PolicyConfig) if part.name.startswith("most_")]
 )
 def test_a_limit_is_a_whole_number(name: str, value: Any) -> None:
-    with pytest.raises(ArgumentError, match=f"policy.{name} is .* 0 .no limit. or more, a whole number"):
+    with pytest.raises(ArgumentError, match=f"policy.{name} is .* 0 .no limit. or more, an integer"):
         PolicyConfig(**{name: value})
 
 
@@ -441,7 +441,7 @@ def test_an_answer_for_whose_bytes_there_is_no_memory_is_refused_and_can_be_aske
     with monkeypatch.context() as patch:
         patch.setattr("fedstill.node.node_service.pack", full)
         assert clinic.query(0)["rule"] == "max_memory: it would take more than the node's owner allows"
-    assert clinic.left() == [(0, "answer")], "it is charged"
+    assert clinic.left() == [(0, "response")], "it is charged"
     _, released = clinic.query(0)
     assert set(released) == {"logits", "critic"}
-    assert clinic.left() == [(0, "answer")], "and once"
+    assert clinic.left() == [(0, "response")], "and once"

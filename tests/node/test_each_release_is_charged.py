@@ -53,7 +53,7 @@ def learned(clinic: Clinic) -> int:
 
 def released(clinic: Clinic) -> int:
     """Rows of what has left."""
-    return sum(row["part"] in ("answer", "gradient") for row in clinic.rows())
+    return sum(row["part"] in ("response", "gradient") for row in clinic.rows())
 
 
 # --- a server that goes back and asks again under other numbers ----------------------------------------
@@ -106,7 +106,7 @@ def test_a_further_gradient_of_an_answer_is_a_further_query(tmp_path: Path, priv
     same(told[2][1], first)
     assert told[1][1], "the second query"
     assert "max_queries: 2" in told[3]["text"]
-    assert clinic.left() == [(0, "answer"), (0, "gradient"), (0, "gradient")]
+    assert clinic.left() == [(0, "response"), (0, "gradient"), (0, "gradient")]
 
 
 @pytest.mark.parametrize("change", ["a run's folder is gone", "another name", "another run"])

@@ -62,9 +62,9 @@ def release(
 class Journal:
     """A mechanism that writes down what is called, in order."""
 
-    node, name, text, binding, salt = "clinic", "journal", "written down", "b", ""
+    node, name, text, setup_hash, salt = "clinic", "journal", "written down", "b", ""
     pays, training, unit = "logits", "training", "a record"
-    levels: Mapping[str, float] = {}
+    noise_levels: Mapping[str, float] = {}
     config = NoPrivacy()
 
     def __init__(self) -> None:
@@ -79,10 +79,10 @@ class Journal:
     def seal(self, text: str) -> str:
         return text
 
-    def says(self, *given: Any) -> str:
+    def describe_rule(self, *given: Any) -> str:
         return self.text
 
-    def draws(self, *names: str | int) -> Any:
+    def noise_sampler(self, *names: str | int) -> Any:
         return None
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -96,26 +96,26 @@ class Journal:
     def require_width(self, *given: Any) -> None:
         pass
 
-    def release(self, *given: Any) -> CostBreakdown:
+    def release_costs(self, *given: Any) -> CostBreakdown:
         self.calls.append("price")
         return {"logits": PrivacyCost({Event("laplace", 4.0): 2})}
 
-    def due(self, *given: Any) -> dict[str, Any]:
+    def charged_steps(self, *given: Any) -> dict[str, Any]:
         return {}
 
-    def expected(self, *given: Any) -> dict[str, Any]:
-        return {"answer": {}}
+    def expected_shapes(self, *given: Any) -> dict[str, Any]:
+        return {"response": {}}
 
-    def bill(self, *given: Any) -> CostBreakdown:
+    def query_costs(self, *given: Any) -> CostBreakdown:
         return {}
 
-    def learning(self, *given: Any) -> CostBreakdown:
+    def training_costs(self, *given: Any) -> CostBreakdown:
         return self.learned
 
-    def first(self) -> CostBreakdown:
+    def initial_training_costs(self) -> CostBreakdown:
         return self.before
 
-    def schedule(self) -> CostBreakdown:
+    def run_costs(self) -> CostBreakdown:
         return {}
 
 
@@ -252,8 +252,8 @@ PAID = {"laplace(4.0)": 2}
 def test_a_release_is_bounded_noised_priced_and_charged_in_this_order() -> None:
     door, journal, audit = journaled()
     released = release(door)
-    assert journal.calls == ["bound", "bound", "noise", "noise", "price", "price", "charge answer"]
-    assert door.release_cost(0, "answer") == ReleaseCost(mechanism="journal", cost=PAID)
+    assert journal.calls == ["bound", "bound", "noise", "noise", "price", "price", "charge response"]
+    assert door.release_cost(0, "response") == ReleaseCost(mechanism="journal", cost=PAID)
     assert all((tensor == 1.5).all() for tensor in released.values()), "what leaves is bounded and noised"
     assert set(released) == set(ANSWER)
     assert (audit.last.up, audit.last.cost, audit.last.no_guarantee) == (
@@ -272,7 +272,7 @@ def test_what_the_method_finishes_is_noised_already_and_sees_what_was_sent() -> 
         return {name: tensor.sum() * sent["z"] for name, tensor in told.items()}
 
     released = release(door, query=replace(QUERY, postprocess=finish), sent={"z": torch.tensor(2.0)})
-    assert journal.calls[-3:] == ["price", "finish", "charge answer"]
+    assert journal.calls[-3:] == ["price", "finish", "charge response"]
     assert released == {"logits": torch.tensor(18.0), "critic": torch.tensor(12.0)}, "1.5 each, x 2"
     assert audit.last.up == {"logits": 4, "critic": 8}, "bytes are those that leave"
 
@@ -292,7 +292,7 @@ def test_what_cannot_be_paid_for_is_neither_written_nor_handed_over(monkeypatch:
     monkeypatch.setattr(door.budgets, "require_within_budget", refuse)
     with pytest.raises(QueryRefused, match="privacy budget: spent"):
         release(door)
-    assert "charge answer" not in journal.calls
+    assert "charge response" not in journal.calls
     assert list(audit.entries()) == []
 
 
@@ -300,19 +300,19 @@ def test_the_first_release_of_a_run_is_told_with_what_the_training_cost() -> Non
     door, journal, audit = journaled(before={"training": PrivacyCost({Event("gaussian", 2.0, rate=0.5): 30})})
     trained = {"gaussian(2.0, rate=0.5)": 30}
     release(door, asked(0))
-    assert journal.calls[-2:] == ["charge training", "charge answer"]
-    assert (audit.last.cost, door.release_cost(0, "answer").cost) == (PAID, PAID | trained)
+    assert journal.calls[-2:] == ["charge training", "charge response"]
+    assert (audit.last.cost, door.release_cost(0, "response").cost) == (PAID, PAID | trained)
     release(door, asked(1))
     assert door.release_cost(1, "answer").cost == PAID
     release(door, asked(0))
-    assert door.release_cost(0, "answer").cost == PAID | trained, "again as it was told"
+    assert door.release_cost(0, "response").cost == PAID | trained, "again as it was told"
     assert paid(audit, "clinic") == ({"laplace(4.0)": 4, **trained}, 0)
 
 
 def test_where_the_training_has_no_guarantee_nor_has_the_run() -> None:
     door, _, audit = journaled(before={"training": None})
     release(door)
-    assert door.release_cost(0, "answer").cost is None
+    assert door.release_cost(0, "response").cost is None
     assert paid(audit, "clinic") == (PAID, 1)
 
 
@@ -320,7 +320,7 @@ def test_a_release_is_told_with_what_was_learned_for_it_and_no_other_is() -> Non
     door, journal, audit = journaled(learned={"critic": PrivacyCost({Event("gaussian", 3.0, rate=0.5): 1})})
     door.charge_training(asked(0), QUERY, {})
     release(door, asked(0))
-    assert door.release_cost(0, "answer").cost == {**PAID, "gaussian(3.0, rate=0.5)": 1}
+    assert door.release_cost(0, "response").cost == {**PAID, "gaussian(3.0, rate=0.5)": 1}
     assert audit.last.cost == PAID, "it has been paid for by itself"
     release(door, asked(0), "gradient", {"d/dx": torch.ones(1)})
     assert door.release_cost(0, "gradient").cost == PAID
@@ -405,7 +405,7 @@ def rows_of(door: Gate) -> int:
     return len(list(door.audit.entries()))
 
 
-@pytest.mark.parametrize("part", ["answer", "gradient"])
+@pytest.mark.parametrize("part", ["response", "gradient"])
 def test_an_answer_that_differs_in_its_last_digit_is_noised_and_charged_anew(part: str) -> None:
     door, one = noisy(), torch.ones(2, 3)
     other = one.clone()

@@ -179,7 +179,7 @@ def test_what_a_broken_plug_in_says_stays_in_the_owners_log(
             assert secret in caplog.text
     told = clinic.say("join", plan={**PLAN.to_dict(), "method": {"name": "gone"}})
     assert told["text"] == (
-        "invalid method.name = 'gone' (expected one that is installed at the node, "
+        "invalid method.name = 'gone' (expected a name that is installed at the node: "
         "as policy.methods of it allows it"
     )
 
@@ -192,7 +192,7 @@ def test_a_task_that_the_owner_did_not_allow_is_refused_and_nothing_is_imported(
     plan = PLAN.to_dict()
     plan["spec"]["task"]["name"] = name
     told = clinic.say("join", plan=plan)
-    allowed = "expected one that policy.tasks of the node names, or one of classification, text,"
+    allowed = "expected a name that policy.tasks of the node allows, or one of classification, text,"
     assert f"task.name is {name!r}: {allowed}" in told["text"]
     assert "antigravity" not in sys.modules
     assert clinic.host.session is None

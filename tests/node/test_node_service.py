@@ -23,7 +23,7 @@ from PIL import UnidentifiedImageError
 
 from fedstill.core.errors import FedstillError, QueryRefused
 from fedstill.data.input_spec import InputSpec
-from fedstill.federation.replies import read
+from fedstill.federation.replies import parse_reply
 from fedstill.models.module_utils import to_vector
 from fedstill.node import dp_training, initial_training, local_training, run_folder
 from fedstill.node import session as at
@@ -119,7 +119,7 @@ class Clinic:
 
     def lines(self) -> list[dict[str, Any]]:
         """What has left or was refused."""
-        return entries(self.folder, "answer", "gradient", "refused")
+        return entries(self.folder, "response", "gradient", "refused")
 
     def rows(self) -> list[dict[str, Any]]:
         """What has left or was paid for."""
@@ -224,7 +224,7 @@ def test_asked_again_it_says_the_same_and_neither_counts_nor_trains_again(clinic
     same(clinic.query(0)[1], first[1])
     same(clinic.pull(0)[1], pulled[1])
     assert torch.equal(clinic.critic(), critic)
-    assert clinic.left() == [(0, "answer"), (0, "gradient")]
+    assert clinic.left() == [(0, "response"), (0, "gradient")]
 
 
 def test_short_forms_travel_both_ways(tmp_path: Path) -> None:
@@ -583,9 +583,9 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
     "other content": ({"number": 1}, {"x": image(9)}, "QueryMismatch", "again as number 1"),
     "an old number with other content": ({"number": 0}, {"x": image(9)}, "QueryMismatch", "number 0"),
     "a negative number": ({"number": -5}, {"x": image(0)}, "ArgumentError", "number is -5"),
-    "a number beyond all": ({"number": 10**30}, {"x": image(0)}, "ArgumentError", "a whole number"),
-    "a word for a number": ({"number": "six"}, {"x": image(0)}, "ArgumentError", "a whole number"),
-    "true for a number": ({"number": True}, {"x": image(0)}, "ArgumentError", "a whole number"),
+    "a number beyond all": ({"number": 10**30}, {"x": image(0)}, "ArgumentError", "an integer"),
+    "a word for a number": ({"number": "six"}, {"x": image(0)}, "ArgumentError", "an integer"),
+    "true for a number": ({"number": True}, {"x": image(0)}, "ArgumentError", "an integer"),
     "another run": ({"run": "two"}, {"x": image(0)}, "ArgumentError", "run is 'two'"),
     "pulled before asked": (
         {"operation": "compute_gradients"},
@@ -610,7 +610,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], str, str]] = {
         {"operation": "save_checkpoint", "checkpoint": "../x"},
         {},
         "ArgumentError",
-        "a whole number",
+        "an integer",
     ),
 }
 
@@ -645,7 +645,7 @@ def test_what_no_sound_server_asks_is_refused_and_written_down(
     if asked["operation"] in ("answer_query", "compute_gradients") and asked["run"] == "one":
         (refusal,) = refusals
         assert refusal["rule"] in reply["error"]["text"]
-        assert text != "a whole number" or refusal["number"] == -1  # of no query that there is
+        assert text != "an integer" or refusal["number"] == -1  # of no query that there is
     else:
         assert refusals == []
     # Nothing has left, nothing was trained, and it goes on as before; also after it was started again.
@@ -711,23 +711,23 @@ ASKED = {"query": "predict_logits", "number": 0, "differentiable": True}
             {"query": ["predict_logits"], "number": 0, "differentiable": True},
             "expected a text",
         ),
-        ("compute_gradients", {"number": "0"}, "invalid number = '0' (expected a whole number"),
+        ("compute_gradients", {"number": "0"}, "invalid number = '0' (expected an integer"),
         ("answer_query", {**ASKED, "sum": float("nan")}, "invalid sum = nan (expected a table"),
         (
             "answer_query",
             {**ASKED, "sum": {"number": 1, "members": ["a"], "more": 1}},
             "unknown key 'sum.more'",
         ),
-        ("load_checkpoint", {"checkpoint": 10**4000}, "...' (expected a whole number from 0 to 2147483647"),
+        ("load_checkpoint", {"checkpoint": 10**4000}, "...' (expected an integer from 0 to 2147483647"),
         (
             "save_checkpoint",
             {"checkpoint": 0, "message": float("nan")},
-            "invalid message = nan (expected a whole number",
+            "invalid message = nan (expected an integer",
         ),
         (
             "save_checkpoint",
             {"checkpoint": 0, "message": 2**31},
-            "expected a whole number from 0 to 2147483647",
+            "expected an integer from 0 to 2147483647",
         ),
         ("join", {"plan": PLAN.to_dict(), "server": "s" * 101}, "up to 100 letters"),
     ],
@@ -847,7 +847,7 @@ def test_with_a_full_disk_nothing_leaves_and_afterwards_everything_is_as_if_noth
             told = clinic.query(1)
             assert told["text"] == "its data or model fail here: its own log says more"
         assert "policy" not in clinic.query(2, torch.zeros(1))["text"]  # a refusal stands without its line
-    assert clinic.left() == [(0, "answer")]
+    assert clinic.left() == [(0, "response")]
     assert clinic.session.audit.spending(NODE_DATA, ALL_RUNS).total_bytes == 4 * B * (CLASSES + 4)
     same(clinic.query(1)[1], other.query(1)[1])
     same(clinic.pull(1)[1], other.pull(1)[1])
@@ -884,7 +884,7 @@ def test_public_data_come_once_and_are_those_of_the_plan(tmp_path: Path) -> None
     plan = replace(PLAN, method=method, public=public_fingerprint(public), public_note=("shared", "a note"))
     clinic = Clinic(tmp_path / "clinic", plan=plan)
     told, _ = clinic.say("join", plan=plan.to_dict())
-    assert read(NodeStatus, told) == replace(
+    assert parse_reply(NodeStatus, told) == replace(
         NOT_JOINED, needs_public_data=True
     )  # no more, before anything is approved
     other = replace(public, inputs=image(6))

@@ -22,7 +22,7 @@ def test_costs_are_shown_at_the_delta_of_their_own_budget(tmp_path: Path) -> Non
     about = {"run": "one", "payer": NODE_DATA, "node": "clinic", "number": 0, "query": "predict_logits"}
     with closing(AuditLog(tmp_path / "clinic" / FILE)) as audit:
         audit.charge(
-            Entry(**about, part="answer", cost={"laplace(2.0)": 1}, unit="a record", up={"counts": 40})
+            Entry(**about, part="response", cost={"laplace(2.0)": 1}, unit="a record", up={"counts": 40})
         )
         audit.append(Entry(**about, part=REFUSED))
     shown = read_overview(tmp_path / "clinic")

@@ -315,7 +315,10 @@ def test_a_factory_may_give_what_is_no_torch_module(tmp_path: Path) -> None:
     ("name", "line"),
     [
         ("small-cn", r"invalid model.name = 'small-cn' \(expected one of small-cnn"),
-        ("my_models:none", r"invalid model.name = 'my_models:none' \(expected one of .* which has no 'none'"),
+        (
+            "my_models:none",
+            r"invalid model.name = 'my_models:none' \(expected a name in .* which has no 'none'",
+        ),
         (
             "not_here:network",
             r"invalid model.name = 'not_here:network' \(expected one in .* or installed here",
